@@ -1,0 +1,27 @@
+# The two commands of a fresh clone: `make demo` and `make test`. Each sets up its own environment first.
+PYTHON ?= python3
+BIN := .venv/bin
+# Two processes of two threads each on a two-core machine would only get in each other's way.
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: demo test lint clean
+
+demo: .venv/ready
+	$(BIN)/gigamask demo
+
+test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs
