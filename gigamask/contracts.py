@@ -1,0 +1,228 @@
+"""The records that pass through the doors, from one image's annotation to the sums a step divides.
+
+Letters in shapes: B images in a batch, M masks in a batch (all images', flat), K masks an answer holds (1 or 3), N points of a prompt,
+G side of the low-resolution mask grid (four times the embedding's), S side of the square input. Frames: "original" is the stored pixels,
+"input" the S x S square the encoder sees, "truth" the grid that clicks and losses live on. `(H, W)` always. Points and boxes are `xy` and `xyxy`
+in pixel-index coordinates (0 is the centre of the first pixel), and boxes have inclusive ends, as SA-1B's do.
+
+Not here: the seams (`seams`), runs (`geometry.runs`), the transform between frames (`geometry.frame`).
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
+from torch import Tensor
+
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs, dense
+
+
+class Visit(NamedTuple):
+    """One sample of the endless sequence: the row `item` of the index, at `position` from the beginning of `epoch`."""
+
+    epoch: int
+    position: int
+    item: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one rank visits in one step, in micro-batches; `start` and `samples` count the global samples consumed before and after the step."""
+
+    micros: tuple[tuple[Visit, ...], ...]
+    start: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One annotated image as its json says: masks on the original grid, checked."""
+
+    name: str
+    size: tuple[int, int]
+    masks: Runs
+    predicted_iou: Float32[np.ndarray, "n"]
+    stability_score: Float32[np.ndarray, "n"]
+
+
+@dataclass(frozen=True)
+class Chance:
+    """How many random numbers each sample carries: `clicks` per mask, `blocks` of the encoder for drop path, and the `seed` that names them."""
+
+    seed: int
+    clicks: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform and normal numbers drawn when a sample is assembled and spent on the device.
+
+    `first` in [0, 1) chooses a mask's first prompt; `clicks` in [0, 1) chooses (row, then column) for each click; `box_noise` is standard
+    normal, one number for each side; `drop_path` in [0, 1) chooses the residual branches (attention, MLP) an image skips.
+    """
+
+    first: Float[Tensor, "M"]
+    clicks: Float[Tensor, "M R 2"]
+    box_noise: Float[Tensor, "M 4"]
+    drop_path: Float[Tensor, "B L 2"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image ready to be batched: uint8 pixels fitted to the input square, masks as runs of the G x G grid, its boxes and its chance."""
+
+    name: str
+    position: int
+    image: UInt8[Tensor, "3 h w"]
+    frame: Frame
+    masks: Runs
+    boxes_input: Float32[np.ndarray, "m 4"]
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where training stands in the endless sequence of samples: how many were consumed. This is the loader's whole state."""
+
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A sample that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one step of one rank (or a micro-batch of it), with all their masks on one flat axis.
+
+    `mask_image` tells each mask's image and is sorted. `pause` in [0, 1) chooses the round without a new point; it belongs to the global step,
+    so all ranks and micro-batches share it. `cursor` is where training stands once this batch has been trained on.
+    """
+
+    names: tuple[str, ...]
+    images: UInt8[Tensor, "B 3 S S"]
+    input_sizes: Int64[Tensor, "B 2"]
+    mask_image: Int64[Tensor, "M"]
+    boxes_input: Float[Tensor, "M 4"]
+    mask_bounds: Int[Tensor, "T"]
+    mask_starts: Int64[Tensor, "M1"]
+    grid: int
+    draws: Draws
+    pause: float
+    cursor: Cursor
+    rejected: tuple[Rejected, ...] = ()
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Moves every tensor to `device`."""
+        return _each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        """Pins every tensor; torch's loader calls this."""
+        return _each_tensor(self, lambda tensor: tensor.pin_memory())
+
+    def dense(self, start: int, stop: int) -> Bool[Tensor, "m G G"]:
+        """Returns masks `start` to `stop` as pixels of the G x G grid, on the batch's device."""
+        starts = self.mask_starts[start : stop + 1]
+        return dense(self.mask_bounds[starts[0] : starts[-1]], starts - starts[0], (self.grid, self.grid))
+
+
+def _each_tensor(record, function):
+    """Returns the record with `function` applied to each tensor in it, also in the records it holds."""
+    changes = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = function(value)
+        elif isinstance(value, Draws):
+            changes[field.name] = _each_tensor(value, function)
+    return replace(record, **changes)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the rounds are held against: masks on the truth grid and how that grid lies in the input square.
+
+    `masks` is bool, or the covered share of each cell in [0, 1] when targets are area-averaged; a cell is foreground above one half.
+    `valid` is False on padding. `cell_xy` is the width and height of one cell in input pixels.
+    """
+
+    masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
+    valid: Bool[Tensor, "M H W"]
+    boxes_input: Float[Tensor, "M 4"]
+    cell_xy: tuple[float, float]
+
+    @property
+    def foreground(self) -> Bool[Tensor, "M H W"]:
+        return self.masks if self.masks.dtype == torch.bool else self.masks > 0.5
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What one round is asked: the same number of point tokens for every mask.
+
+    Labels: 1 foreground, 0 background, -1 no point (padding, which the model attends to as SAM's does), 2 and 3 the top-left and bottom-right
+    corner of a box. `masks` are the logits fed back from an earlier round, or None. `several` asks for three masks instead of one.
+    """
+
+    points_xy_input: Float[Tensor, "M N 2"]
+    labels: Int64[Tensor, "M N"]
+    masks: Float[Tensor, "M G G"] | None
+    several: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The model's answer to one round: mask logits on the truth grid, predicted IoU, and the G x G logits that a later round is fed."""
+
+    logits: Float[Tensor, "M K H W"]
+    iou: Float[Tensor, "M K"]
+    low: Float[Tensor, "M K G G"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One question and its answer; `index` counts from 0. `chosen` is the answer of the highest predicted IoU, the one that goes on."""
+
+    index: int
+    prompts: Prompts
+    prediction: Prediction
+
+    @property
+    def chosen(self) -> Int64[Tensor, "M"]:
+        return self.prediction.iou.detach().argmax(1)
+
+    @property
+    def guess(self) -> Bool[Tensor, "M H W"]:
+        """The chosen mask, thresholded at a logit of 0."""
+        return _pick(self.prediction.logits.detach(), self.chosen) > 0
+
+    @property
+    def handed_on(self) -> Float[Tensor, "M G G"]:
+        """The chosen mask's logits, cut from the graph: what the next round is fed."""
+        return _pick(self.prediction.low.detach(), self.chosen)
+
+
+def _pick(stack: Float[Tensor, "M K h w"], index: Int64[Tensor, "M"]) -> Float[Tensor, "M h w"]:
+    return stack[torch.arange(len(stack), device=stack.device), index]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Sums and counts of one piece of the loss; only the step divides.
+
+    `loss` is the differentiable sum over masks; `count` how many masks it sums; `parts` sums by name for the log, each over `count`;
+    `by_mask` each mask's own loss, outside the graph, for whoever keeps book of single samples.
+    """
+
+    loss: Float[Tensor, ""]
+    count: Float[Tensor, ""]
+    parts: dict[str, Float[Tensor, ""]]
+    by_mask: Float[Tensor, "M"]

@@ -1,0 +1,12 @@
+"""The two errors that are the user's to mend rather than ours; anything else that escapes is a bug.
+
+A message is one line that names the thing, the value, the limit and the next act.
+"""
+
+
+class Fault(ValueError):
+    """What was asked or given cannot be used; the command line prints it as one line and exits with 2."""
+
+
+class BadSample(Fault):
+    """One sample of the data cannot be used (its jpg, json or a mask is broken); training leaves it out and counts it."""
