@@ -1,0 +1,50 @@
+"""Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test processes do not fight."""
+
+import importlib
+import os
+import pkgutil
+import typing
+from pathlib import Path
+
+import beartype  # noqa: F401
+import msgspec  # noqa: F401
+import pytest
+import rich.progress  # noqa: F401
+import safetensors.torch  # noqa: F401
+import torch
+import torch.utils.tensorboard
+import tyro  # noqa: F401
+import yaml  # noqa: F401
+from jaxtyping import install_import_hook
+
+torch.set_num_threads(1)
+
+# Modules that a recipe is made of import torch for annotations only, under TYPE_CHECKING; here those imports happen, so that beartype can check them.
+# Other packages are imported above, before the flag is set: theirs are not meant to happen.
+typing.TYPE_CHECKING = True
+with install_import_hook("gigamask", "beartype.beartype"):
+    import gigamask
+
+    for module in pkgutil.walk_packages(gigamask.__path__, "gigamask."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+typing.TYPE_CHECKING = False
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real photographs with real masks; tests that need it skip, and say so, where it is absent."""
+    folder = Path(os.environ.get("GIGAMASK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+    if not (folder / "bsds_val").is_dir():
+        pytest.skip(f"no real data at {folder}: set GIGAMASK_DATA to the folder that holds bsds_val")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one tar of twelve synthetic scenes."""
+    from gigamask.prepare import synthetic
+
+    folder = tmp_path_factory.mktemp("scenes")
+    synthetic.write(str(folder), 12, seed=7)
+    return folder

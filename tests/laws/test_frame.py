@@ -1,0 +1,99 @@
+"""Image, masks, points and boxes agree about where things are."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
+
+
+@st.composite
+def frames(draw) -> Frame:
+    """Frames of any crop, scale and flip; the crop keeps its shape only roughly, as rounding does."""
+    height, width = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    y0, x0 = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    y1, x1 = draw(st.integers(y0 + 1, height)), draw(st.integers(x0 + 1, width))
+    side = draw(st.sampled_from([16, 24, 64]))
+    resized = Frame.whole((y1 - y0, x1 - x0), side).resized
+    return Frame((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
+
+
+@given(frames(), st.integers(0, 2**32 - 1))
+def test_points_and_boxes_come_back(frame, seed):
+    points = np.random.default_rng(seed).uniform(-5, 65, (3, 7, 2))
+    assert np.allclose(frame.points_to_original(frame.points_to_input(points)), points)
+    assert np.allclose(frame.points_to_input(frame.points_to_original(points)), points)
+    corners = np.sort(points[:, :2], 1).reshape(3, 4)
+    assert np.allclose(frame.boxes_to_original(frame.boxes_to_input(corners)), corners)
+    boxes = frame.boxes_to_input(corners)
+    assert (boxes[:, :2] <= boxes[:, 2:]).all()
+
+
+@given(frames(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
+def test_a_cell_shows_the_pixel_at_its_centre(frame, grid, seed):
+    masks = np.random.default_rng(seed).random((3, *frame.original)) < 0.5
+    centres = (np.arange(grid) + 0.5) * frame.side / grid - 0.5
+    xy = np.stack(np.meshgrid(centres, centres), -1)
+    original = frame.points_to_original(xy)
+    # A centre on the border of two pixels may show either; the whole-number rule takes one, rounding in float perhaps the other.
+    x, y = (np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int) for i in (0, 1))
+    inside = (xy[..., 0] < frame.resized[1] - 0.5) & (xy[..., 1] < frame.resized[0] - 0.5)
+    shown = frame.masks(Runs.from_dense(masks), grid).to_dense()
+    assert not shown[:, ~inside].any()
+    y0, x0, y1, x1 = frame.crop
+    candidates = masks[:, np.clip(y, y0, y1 - 1)[:, None], np.clip(x, x0, x1 - 1)[None]]
+    assert (shown[:, None, None] == candidates).any((1, 2))[:, inside].all()
+
+
+@given(frames(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
+def test_soft_masks_are_means_of_the_crop(frame, grid, seed):
+    masks = np.random.default_rng(seed).random((2, *frame.original)) < 0.5
+    y0, x0, y1, x1 = frame.crop
+    fine = grid * 20
+    # Many samples a cell, taken where the points say the crop lies.
+    samples = (np.arange(fine) + 0.5) * frame.side / fine - 0.5
+    original = frame.points_to_original(np.stack([samples, samples], -1))
+    x, y = np.floor(original.T + 0.5).astype(int)
+    crop = np.zeros((2, *frame.original), bool)
+    crop[:, y0:y1, x0:x1] = masks[:, y0:y1, x0:x1]
+    seen = crop[:, np.clip(y, 0, frame.original[0] - 1)][:, :, np.clip(x, 0, frame.original[1] - 1)]
+    seen = seen & ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
+    expected = seen.reshape(2, grid, 20, grid, 20).mean((2, 4))
+    soft = frame.soft_masks(Runs.from_dense(masks), grid)
+    # Each border between pixels within a cell may put one of its 20 samples on the wrong side.
+    borders = sum(crop_length / length * frame.side / grid + 2 for crop_length, length in zip(frame.crop_size, frame.resized, strict=True))
+    assert np.abs(soft - expected).max() <= borders / 20
+
+
+@given(frames(), st.data())
+def test_a_marked_pixel_lands_where_points_say(frame, data):
+    y0, x0, y1, x1 = frame.crop
+    x, y = data.draw(st.integers(x0, x1 - 1)), data.draw(st.integers(y0, y1 - 1))
+    pixels = np.zeros((*frame.original, 3), np.uint8)
+    pixels[y, x] = 255
+    image = frame.image(pixels)
+    assert image.shape == (3, *frame.resized)
+    expected = frame.points_to_input(np.array([x, y], np.float64))
+    weight = image[0].double().numpy()
+    mask = np.zeros((1, *frame.original), bool)
+    mask[0, y, x] = True
+    soft = frame.soft_masks(Runs.from_dense(mask), frame.side)[0][: frame.resized[0], : frame.resized[1]].astype(float)
+    # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than a pixel of the input or of the crop.
+    reach = max(1.0, *(np.array(frame.resized) / frame.crop_size))
+    for seen in (weight, soft):
+        rows, columns = np.indices(seen.shape)
+        centre = np.array([(seen * columns).sum(), (seen * rows).sum()]) / seen.sum()
+        assert np.abs(centre - expected).max() <= reach
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([16, 24, 64]), st.integers(0, 2**32 - 1))
+def test_a_flip_mirrors_image_and_masks_alike(height, width, side, seed):
+    random = np.random.default_rng(seed)
+    plain, mirrored = (Frame.whole((height, width), side, flip) for flip in (False, True))
+    h, w = plain.resized
+    pixels = random.integers(0, 256, (height, width, 3), np.uint8)
+    assert np.array_equal(plain.image(pixels).numpy()[:, :, ::-1], mirrored.image(pixels).numpy())
+    runs = Runs.from_dense(random.random((2, height, width)) < 0.5)
+    assert np.array_equal(plain.masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1], mirrored.masks(runs, side).to_dense()[:, :h, :w])
+    assert np.allclose(plain.soft_masks(runs, side)[:, :h, :w][:, :, ::-1], mirrored.soft_masks(runs, side)[:, :h, :w], atol=1e-6)
