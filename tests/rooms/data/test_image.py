@@ -1,0 +1,125 @@
+"""JPEGs of every colour space, at full and half size, and those that are none."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from gigamask.data import image, tar
+from gigamask.faults import BadSample
+
+
+def gradient(height: int = 48, width: int = 64) -> Image.Image:
+    rows, columns = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([rows * 5, columns * 3, rows * 0 + 90], -1).astype(np.uint8))
+
+
+def saved(picture: Image.Image, **settings) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=95, **settings)
+    return file.getvalue()
+
+
+def odd_sampling() -> bytes:
+    """A grey JPEG whose luma is sampled 3x1, which libjpeg decodes and TurboJPEG's interface does not name."""
+    raw = bytearray(saved(Image.new("RGB", (48, 48), (128, 128, 128)), subsampling=0, optimize=True))
+    raw[raw.index(b"\xff\xc0") + 11] = 0x31
+    return bytes(raw)
+
+
+def test_size_comes_from_the_header_alone():
+    raw = saved(gradient(37, 64))
+    assert image.size(raw, "x") == (37, 64)
+    assert image.size(raw[:700], "x") == (37, 64)
+    assert image.size(odd_sampling(), "x") == (48, 48)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_any_colours_become_rgb(mode):
+    picture = gradient().convert(mode)
+    pixels = image.decode(saved(picture), "x", (48, 64))
+    assert pixels.shape == (48, 64, 3)
+    assert np.abs(pixels.astype(int) - np.array(picture.convert("RGB"))).max() <= 8
+
+
+def test_odd_chroma_subsampling_is_decoded():
+    assert (image.decode(odd_sampling(), "x") == 128).all()
+    assert image.decode(odd_sampling(), "x", half=True).shape == (24, 24, 3)
+
+
+def test_exif_orientation_is_not_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain, turned = saved(gradient()), saved(gradient(), exif=exif)
+    assert len(turned) > len(plain)
+    assert (image.decode(turned, "x") == image.decode(plain, "x")).all()
+
+
+def test_decode_is_what_pillow_decodes(real_data):
+    path = real_data / "sa1b_real" / "sa1b_images_only_000000.tar"
+    members = tar.scan(path)
+    raw = path.read_bytes()[members.offsets[0] :][: members.sizes[0]]
+    assert (image.decode(raw, "x") == np.array(Image.open(io.BytesIO(raw)))).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(48, 64), (37, 51), (1, 1), (16, 1)])
+def test_half_size_rounds_up_and_keeps_the_picture(height, width):
+    raw = saved(gradient(height, width), subsampling=0)
+    half = image.decode(raw, "x", (height, width), half=True)
+    assert half.shape == ((height + 1) // 2, (width + 1) // 2, 3)
+    expected = np.array(gradient(height, width).reduce(2)).astype(int)
+    assert np.abs(half - expected)[: height // 2, : width // 2].max(initial=0) <= 6
+
+
+def test_half_size_takes_no_longer_than_full_size_factors_allow(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda raw, space, **settings: seen.update(settings) or np.zeros((24, 32, 3), np.uint8))
+    image.decode(saved(gradient()), "x", half=True)
+    assert seen == {"min_height": 24, "min_width": 32, "min_factor": 2}
+
+
+@pytest.mark.parametrize("raw", [b"", b"text", b"\xff\xd8\xff", saved(gradient())[:100]])
+def test_what_is_no_jpeg_is_named(raw):
+    for read in (image.size, image.decode):
+        with pytest.raises(BadSample, match=rf"a.tar:sa_1: the {len(raw)} bytes are no JPEG that can be read; leave it out"):
+            read(raw, "a.tar:sa_1")
+
+
+def test_a_png_is_no_jpeg():
+    file = io.BytesIO()
+    gradient().save(file, "PNG")
+    with pytest.raises(BadSample, match="are no JPEG"):
+        image.decode(file.getvalue(), "x")
+
+
+def test_damaged_jpegs_are_named():
+    raw = saved(gradient())
+    middle = raw.index(b"\xff\xda") + 200
+    odd = odd_sampling()
+    for broken in (raw[:-20], raw[:middle] + b"\xff\xd9" + raw[middle + 2 :], odd[: odd.index(b"\xff\xda") + 14]):
+        with pytest.raises(BadSample, match=rf"a.tar:sa_1: the JPEG of {len(broken)} bytes cannot be decoded \(.*\); leave it out or fetch"):
+            image.decode(broken, "a.tar:sa_1")
+
+
+@pytest.mark.parametrize("raw", [saved(gradient()), odd_sampling()])
+def test_a_bomb_is_seen_in_the_header(raw):
+    at = raw.index(b"\xff\xc0") + 5
+    bomb = raw[:at] + struct.pack(">HH", 9000, 9000) + raw[at + 4 :]
+    for read in (image.size, image.decode):
+        with pytest.raises(BadSample, match=r"a.tar:sa_1: the JPEG states 9000 x 9000 pixels, at most 67108864 are decoded; leave it out"):
+            read(bomb, "a.tar:sa_1")
+
+
+def test_an_odd_bomb_beyond_pillows_own_limit_is_refused():
+    raw = odd_sampling()
+    at = raw.index(b"\xff\xc0") + 5
+    with pytest.raises(BadSample, match="are no JPEG that can be read"):
+        image.size(raw[:at] + struct.pack(">HH", 60000, 60000) + raw[at + 4 :], "x")
+
+
+def test_another_size_than_the_annotation_says_is_named():
+    with pytest.raises(BadSample, match=r"a.tar:sa_1: the JPEG has 48 x 64 pixels, its annotation says 64 x 48; leave it out"):
+        image.decode(saved(gradient()), "a.tar:sa_1", (64, 48))

@@ -1,0 +1,338 @@
+"""The index of whole, odd and broken tars; what is refused; and how entries are found again."""
+
+import json
+import os
+import pickle
+import resource
+
+import numpy as np
+import pytest
+
+from gigamask.data import index as indexes
+from gigamask.data import tar
+from gigamask.data.index import Index, build, merge, open_or_build, tars
+from gigamask.data.part import index_tar
+from gigamask.faults import Fault
+
+
+@pytest.fixture
+def two(tmp_path, entry):
+    """Two tars of two images each and their index."""
+    folder = tmp_path / "tars"
+    for number in (0, 1):
+        tar.write(folder / f"sa_{number:06d}.tar", [member for image in (1, 2) for member in entry(10 * number + image)])
+    return build(folder, tmp_path / "index")
+
+
+def test_columns_say_what_the_tars_hold(two, masks):
+    assert len(two) == 4
+    assert two.images["image_id"].tolist() == [1, 2, 11, 12]
+    assert two.images["name"].tolist() == [b"sa_1", b"sa_2", b"sa_11", b"sa_12"]
+    assert two.images["shard"].tolist() == [0, 0, 1, 1]
+    assert (two.images["width"][0], two.images["height"][0]) == (32, 24)
+    assert two.images["first_mask"].tolist() == [0, 3, 6, 9, 12]
+    assert two.images["masks"].tolist() == [3, 3, 3, 3]
+    rows = two.mask_rows(2)
+    assert rows == slice(6, 9)
+    assert two.masks["area"][rows].tolist() == masks.sum((1, 2)).tolist()
+    assert two.masks["box"][rows][:2].tolist() == [[5, 3, 19, 8], [31, 23, 31, 23]]
+    assert two.masks["predicted_iou"][rows] == pytest.approx([0.5, 2 / 3, 5 / 6])
+    assert two.masks["stability_score"][rows].tolist() == [1, 1, 1]
+    assert two.report() == {"images": 4, "masks": 12, "shards": 2, "without_json": 0, "without_jpg": 0, "other_members": 0, "rejected": []}
+    assert all(os.path.isabs(path) for path in two.shard_paths)
+
+
+def test_members_pair_by_stem_in_any_order_and_folder(tmp_path, entry, masks, record, jpg):
+    one, two = entry(1), entry(2)
+    members = [
+        (f"./{two[1][0]}", two[1][1]),
+        one[0],
+        ("sa_77.json", b"{}"),
+        ("deep/down/sa_2.JPG", two[0][1]),
+        ("notes.txt", b"hello"),
+        ("._sa_1.jpg", b"mac"),
+        ("photo.jpeg", jpg(7, 9)),
+        ("other/sa_1.json", one[1][1]),
+        ("set 12/img-0042.jpg", jpg(5, 6)),
+        ("e.jpg", jpg()),
+        (
+            "e.json",
+            json.dumps(record(np.concatenate([masks[:1], masks[:1] & False])) | {"image": {"image_id": 5, "width": 32, "height": 24}}).encode(),
+        ),
+    ]
+    tar.write(tmp_path / "a.tar", members)
+    index = build([tmp_path / "a.tar"], tmp_path / "index")
+    assert index.images["name"].tolist() == [b"sa_1", b"sa_2", b"photo", b"img-0042", b"e"]
+    assert index.images["image_id"].tolist() == [1, 2, -1, 42, 5]
+    assert index.images["masks"].tolist() == [3, 3, 0, 0, 2]
+    assert index.images["json_offset"].tolist()[2:4] == [-1, -1]
+    assert (index.images["height"][2], index.images["width"][2]) == (7, 9)
+    assert index.masks["box"][-1].tolist() == [1, 1, 0, 0]
+    raw = (tmp_path / "a.tar").read_bytes()
+    for row, (image, annotation) in enumerate((one, two)):
+        at, length = index.images["jpg_offset"][row], index.images["jpg_bytes"][row]
+        assert raw[at : at + length] == image[1]
+        at, length = index.images["json_offset"][row], index.images["json_bytes"][row]
+        assert raw[at : at + length] == annotation[1]
+    assert (index.report()["without_json"], index.report()["without_jpg"], index.report()["other_members"]) == (2, 1, 2)
+
+
+def test_real_tars(real_data, tmp_path):
+    index = build([real_data / "bsds_val", real_data / "coco128", real_data / "sa1b_real"], tmp_path / "index")
+    assert len(index) == 100 + 128 + 8
+    for folder in ("bsds_val", "coco128"):
+        stats = json.loads((real_data / folder / "stats.json").read_text())
+        of_folder = np.array([f"/{folder}/" in path for path in index.shard_paths])[index.images["shard"]]
+        assert (of_folder.sum(), index.images["masks"][of_folder].sum()) == (stats["images"], stats["masks"])
+    row = index.find("coco128_000001.tar:309")
+    with open(index.shard_paths[index.images["shard"][row]], "rb") as file:
+        stated = json.loads(os.pread(file.fileno(), index.images["json_bytes"][row], index.images["json_offset"][row]))["annotations"]
+    assert index.masks["area"][index.mask_rows(row)].tolist() == [each["area"] for each in stated]
+    assert index.report()["without_json"] == 8
+    assert (index.images["height"][-8:].min(), index.images["width"][-8:].max()) == (1500, 2250)
+    assert index.report()["rejected"] == []
+
+
+def test_broken_entries_are_left_out_and_named(tmp_path, entry, record, masks, jpg):
+    wrong = record(masks, 3)
+    wrong["annotations"][0]["segmentation"]["counts"] = [5]
+    members = [
+        *entry(1), ("sa_2.jpg", jpg()), ("sa_2.json", b"no json"), *entry(4), ("sa_3.jpg", jpg()), ("sa_3.json", json.dumps(wrong).encode()),
+        ("sa_5.jpg", jpg()), ("sa_5.json", json.dumps(record(masks, 6)).encode()), *entry(7), ("sa_8.jpg", b"none"), *entry(9),
+    ]  # fmt: skip
+    tar.write(tmp_path / "a.tar", members)
+    index = build(tmp_path / "a.tar", tmp_path / "index")
+    assert index.images["image_id"].tolist() == [1, 4, 7, 9]
+    assert index.images["first_mask"].tolist() == [0, 3, 6, 9, 12]
+    reasons = {each["name"]: each["reason"] for each in index.report()["rejected"]}
+    assert list(reasons) == ["a.tar:sa_2", "a.tar:sa_3", "a.tar:sa_5", "a.tar:sa_8"]
+    assert "a.tar:sa_2: its json of 7 bytes is not an SA-1B annotation" in reasons["a.tar:sa_2"]
+    assert "a.tar:sa_3: mask 0: run lengths sum to 5" in reasons["a.tar:sa_3"]
+    assert "a.tar:sa_5: its json says it describes 'sa_6.jpg'; put each json beside its own jpg" in reasons["a.tar:sa_5"]
+    assert "a.tar:sa_8: the 4 bytes are no JPEG" in reasons["a.tar:sa_8"]
+
+
+def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
+    raw = jpg(40, 50)
+    comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
+    tar.write(tmp_path / "a.tar", [("sa_1.jpg", raw[:2] + comment + comment + raw[2:])])
+    index = build(tmp_path / "a.tar", tmp_path / "index")
+    assert (index.images["height"][0], index.images["width"][0]) == (40, 50)
+    assert index.masks["box"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("sa_1.json", b"{}"), ("b.txt", b"")], "a.tar: holds no .jpg among its 2 files; give tars of .jpg and .json files as SA-1B's are"),
+        ([], "a.tar: holds no .jpg among its 0 files"),
+        ([("a/sa_1.jpg", b"1"), ("b/sa_1.jpg", b"2")], r"a.tar: two members are called sa_1.jpg \(a/sa_1.jpg, b/sa_1.jpg\); give each image a name"),
+        ([("sa_1.jpg", b"1"), ("sa_1.json", b"2"), ("sa_1.json", b"2")], "a.tar: two members are called sa_1.json"),
+        (
+            [("sa_1.jpg", b"1"), ("sa_1.json", b"2")],
+            r"a.tar: 1 of its 1 entries are unusable, at most half may be; .* \(the first: a.tar:sa_1: its json of 1",
+        ),
+    ],
+)
+def test_unusable_tars_are_named(tmp_path, members, message):
+    tar.write(tmp_path / "a.tar", members)
+    with pytest.raises(Fault, match=message):
+        build(tmp_path / "a.tar", tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_a_tar_cut_short_stops_the_build_and_leaves_nothing(tmp_path, entry):
+    tar.write(tmp_path / "a.tar", entry(1))
+    whole = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(whole[:1024])
+    with pytest.raises(Fault, match=r"a.tar: member 1 \(sa_1.jpg\) ends at \d+, the file has 1024 bytes"):
+        build(tmp_path / "a.tar", tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
+    folder = tmp_path / "tars"
+    first, second = str(folder / "sa_000000.tar"), str(folder / "sa_000001.tar")
+    assert tars(first) == [first]
+    assert tars(folder) == tars([folder, second]) == tars(tmp_path / "index") == tars(f"{tmp_path}/**/*.tar") == [first, second]
+    assert tars(f"{folder}/*1.tar") == [second]
+    monkeypatch.chdir(folder)
+    assert tars(["sa_000001.tar", "../tars/sa_000001.tar", "."]) == [second, first]
+    (folder / "odd[1].tar").write_bytes(b"")
+    assert tars("odd[1].tar") == [str(folder / "odd[1].tar")]
+    (folder / "manifest.json").write_text('{"made_by": "another program"}')
+    assert len(tars(folder)) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ("none", "none: no such path; give a tar, a folder of tars, a glob or an index"),
+        ("empty", "empty: the folder holds no .tar file; give the folder the tars are in, or a glob such as '.*empty/[*][*]/[*].tar'"),
+        ("*.tar", r"\*.tar: the glob matches no file; check it with 'ls', and quote it"),
+        (None, "no path was given; give a tar, a folder of tars, a glob or an index"),
+    ],
+)
+def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Fault, match=message):
+        build([] if paths is None else tmp_path / paths, tmp_path / "index")
+
+
+def test_build_replaces_an_index_and_nothing_else(two, tmp_path, entry):
+    tar.write(tmp_path / "tars" / "sa_000001.tar", entry(5))
+    assert len(build(tmp_path / "tars", tmp_path / "index")) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
+    (tmp_path / "empty").mkdir()
+    assert len(build(tmp_path / "tars", tmp_path / "empty")) == 3
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "manifest.json").write_text('{"made_by": "another program"}')
+    for out in (precious, tmp_path / "tars" / "sa_000000.tar"):
+        with pytest.raises(Fault, match=f"{out}: exists and is no index, so it is not overwritten; give another folder"):
+            build(tmp_path / "tars", out)
+    assert len(list(precious.iterdir())) == 1
+
+
+def test_a_failed_rebuild_keeps_the_index(two, tmp_path):
+    (tmp_path / "tars" / "sa_000002.tar").write_bytes(b"x" * 512)
+    with pytest.raises(Fault, match=r"sa_000002.tar: the 512 bytes at 0 are no tar header"):
+        build(tmp_path / "tars", tmp_path / "index")
+    assert len(Index.open(tmp_path / "index")) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
+
+
+def test_progress_counts_tars(two, tmp_path):
+    seen = []
+    build(tmp_path / "tars", tmp_path / "again", lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_parts_are_joined_in_the_order_given(two, tmp_path):
+    for number in (1, 0):
+        index_tar(two.shard_paths[number]).save(tmp_path / "parts" / str(number))
+    merge([tmp_path / "parts" / "1", tmp_path / "parts" / "0"], tmp_path / "joined")
+    joined = Index.open(tmp_path / "joined")
+    assert joined.shard_paths == two.shard_paths[::-1]
+    assert joined.images["name"].tolist() == [b"sa_11", b"sa_12", b"sa_1", b"sa_2"]
+    assert joined.images["first_mask"].tolist() == two.images["first_mask"].tolist()
+    for name, column in two.masks.items():
+        assert (joined.masks[name] == np.concatenate([column[6:], column[:6]])).all()
+
+
+def test_open_files_do_not_grow_with_the_tars(tmp_path, entry):
+    for number in range(30):
+        tar.write(tmp_path / "tars" / f"{number:02d}.tar", entry(number))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
+    try:
+        index = build(tmp_path / "tars", tmp_path / "index")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert index.images["image_id"].tolist() == list(range(30))
+
+
+def test_an_index_is_pickled_as_its_folder(two):
+    data = pickle.dumps(two)
+    assert len(data) < 300
+    again = pickle.loads(data)
+    assert (again.images["jpg_offset"] == two.images["jpg_offset"]).all()
+
+
+def test_columns_stay_on_disk(two):
+    assert all(isinstance(column.base, np.memmap) for table in (two.images, two.masks) for column in table.values())
+
+
+def damage(folder, name: str, data: bytes | None) -> None:
+    path = folder / name
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("manifest.json", lambda raw: None, "index: is no index, it holds no manifest.json of one; build one with 'gigamask index'"),
+        ("manifest.json", lambda raw: b'{"x": 1}', "index: is no index"),
+        ("manifest.json", lambda raw: raw[:90], "index/manifest.json: is no index's manifest .*; build it again with 'gigamask index'"),
+        ("manifest.json", lambda raw: raw.replace(b'"tars"', b'"jars"'), "index/manifest.json: is no index's manifest .*`tars`"),
+        ("manifest.json", lambda raw: raw.replace(b'_index":1', b'_index":2'), "index: the index has schema 2, this version reads 1; build it again"),
+        ("images_width.npy", lambda raw: None, r"images_width.npy: the index's column is missing or cut short \(.*\); build it again"),
+        ("masks_area.npy", lambda raw: raw[:-4], "masks_area.npy: the index's column is missing or cut short"),
+        ("masks_area.npy", lambda raw: b"", "masks_area.npy: the index's column is missing or cut short"),
+        ("masks_area.npy", lambda raw: raw.replace(b"(12,)", b"(11,)"), "masks_area.npy: the column has 11 rows of <i4, the manifest says 12 of <i4"),
+        ("images_width.npy", lambda raw: raw.replace(b"<i4", b"<u4"), "images_width.npy: the column has 4 rows of <u4, the manifest says 4 of <i4"),
+    ],
+)
+def test_broken_indexes_are_named(two, name, change, message):
+    damage(two.folder, name, change((two.folder / name).read_bytes()))
+    with pytest.raises(Fault, match=message):
+        Index.open(two.folder)
+
+
+def test_tars_that_changed_since_are_named(two):
+    path = two.shard_paths[1]
+    with open(path, "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(Fault, match=r"sa_000001.tar: has \d+ bytes, the index .*index was made when it had \d+; build it again"):
+        Index.open(two.folder)
+    os.unlink(path)
+    with pytest.raises(
+        Fault, match=r"sa_000001.tar: the index .*index was made of it, and it is gone \(No such file or directory\); put it back or build"
+    ):
+        Index.open(two.folder)
+
+
+def test_open_or_build_builds_once_and_again_when_a_tar_changes(two, tmp_path, entry, monkeypatch):
+    built = []
+    monkeypatch.setattr(indexes, "build", lambda *args, build=build: built.append(args) or build(*args))
+    folder, cache = tmp_path / "tars", tmp_path / "cache"
+    assert open_or_build(tmp_path / "index", cache).folder == open_or_build([tmp_path / "index"], cache).folder == two.folder
+    assert not built
+    index = open_or_build(folder, cache)
+    assert (index.folder.parent, len(built)) == (cache, 1)
+    assert open_or_build([f"{folder}/*.tar"], cache).folder == index.folder
+    assert len(built) == 1
+    assert open_or_build(two.shard_paths[:1], cache).folder != index.folder
+    assert len(built) == 2
+    os.utime(two.shard_paths[0], ns=(1, 1))
+    assert len(open_or_build(folder, cache)) == 4
+    assert len(built) == 3
+    (index.folder / "masks_area.npy").unlink()
+    assert open_or_build(folder, cache).masks["area"].shape == (12,)
+    assert len(built) == 4
+
+
+def test_entries_are_found_by_name_and_by_number(two):
+    for row in range(4):
+        assert two.find(two.entry_name(row)) == row
+    assert two.entry_name(2) == "sa_000001.tar:sa_11"
+    assert two.find("sa_000001.tar:12") == 3
+    assert two.find(f"{two.shard_paths[1]}:sa_12") == two.find("tars/sa_000001.tar:12") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sa_1", "'sa_1' names no entry; write TAR:IMAGE, such as sa_000000.tar:sa_1"),
+        ("sa_0.tar:sa_1", "'sa_0.tar:sa_1': no tar of the index ends in 'sa_0.tar'; the nearest: sa_00000[01].tar, sa_00000[01].tar"),
+        ("a_000001.tar:sa_11", "no tar of the index ends in"),
+        ("sa_000000.tar:sa_11", "'sa_000000.tar:sa_11': sa_000000.tar holds no image 'sa_11'; the nearest: sa_1, sa_2"),
+        ("sa_000000.tar:99", "sa_000000.tar holds no image '99'"),
+    ],
+)
+def test_what_is_not_found_comes_with_the_nearest(two, name, message):
+    with pytest.raises(Fault, match=message):
+        two.find(name)
+
+
+def test_two_tars_of_one_name_are_told_apart_by_their_folders(tmp_path, entry):
+    for folder in ("x", "y"):
+        tar.write(tmp_path / folder / "a.tar", entry(1))
+    index = build([tmp_path / "x", tmp_path / "y"], tmp_path / "index")
+    with pytest.raises(Fault, match=r"'a.tar:sa_1': 2 tars of the index end in 'a.tar'; give more of the path: .*x/a.tar, .*y/a.tar"):
+        index.find("a.tar:sa_1")
+    assert index.find("y/a.tar:sa_1") == 1
