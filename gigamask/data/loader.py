@@ -1,0 +1,247 @@
+"""From rows of the index to batches, in this process or in others, always the same ones.
+
+In: a source (an index, how samples are made, their chance) and the steps' visits. Out: for each step the tuple of its micro-batches.
+The loader keeps no state: what is delivered is a function of the visits alone, whatever the number of workers. A mask leaves a worker as runs of
+the target grid, a few hundred bytes, and becomes dense on the device.
+
+Not here: which rows are visited when (`samplers.split`), how a sample is made (`data.assemble`).
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch.utils.data import DataLoader, Dataset
+
+from gigamask.contracts import Batch, Chance, Cursor, Draws, Group, Rejected, Sample, Visit
+from gigamask.data.annotation import parse
+from gigamask.data.assemble import assemble
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.settings import Assembly
+from gigamask.data.shards import Shards
+from gigamask.draws import draw
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.runs import Runs
+from gigamask.seams import Items
+
+PREFETCH = 2
+IMAGES_AT_ONCE = 2**16
+NAMES_TOLD = 8
+
+
+@runtime_checkable
+class Job(NamedTuple):
+    """What a worker is asked for: one micro-batch of a step."""
+
+    visits: tuple[Visit, ...]
+    start: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from. It may be pickled: index and tars are opened by the process that first reads."""
+
+    folder: str
+    assembly: Assembly
+    chance: Chance
+
+    @cached_property
+    def index(self) -> Index:
+        return Index.open(self.folder)
+
+    @cached_property
+    def _shards(self) -> Shards:
+        return Shards(self.index.shard_paths)
+
+    def sample(self, visit: Visit) -> Sample:
+        """Reads, checks and assembles one sample; raises `BadSample` when it cannot be used."""
+        name = self.index.entry_name(visit.item)
+        jpg, json = self._shards.read_entry(self.index, visit.item)
+        if json is None:
+            raise BadSample(f"{name}: it has no json, training needs masks; leave it out")
+        return assemble(jpg, parse(json, name), visit.position, self.assembly, self.chance, visit.epoch)
+
+    def batch(self, job: Job) -> Batch:
+        """Makes one micro-batch; samples that cannot be used are left out and named in it."""
+        samples, rejected = [], []
+        for visit in job.visits:
+            try:
+                samples.append(self.sample(visit))
+            except BadSample as fault:
+                rejected.append(Rejected(self.index.entry_name(visit.item), str(fault)))
+        pause = float(draw(self.chance.seed, "pause", job.start).random())
+        return collate(samples, tuple(rejected), self.assembly, self.chance, pause, Cursor(job.samples))
+
+    def __reduce__(self) -> tuple:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+
+def items(index: Index, filters: Filters) -> tuple[Items, Int64[np.ndarray, "N"]]:
+    """Returns what can be sampled and each item's row: the images of which at least one mask passes the filters.
+
+    Columns: masks, width, height, shard.
+    """
+    first = index.images["first_mask"]
+    counts = np.diff(first)
+    rows = np.flatnonzero(counts > 0)
+    parts = [rows[:0]]
+    for start in range(0, len(rows), IMAGES_AT_ONCE):
+        block = rows[start : start + IMAGES_AT_ONCE]
+        # Most images pass by their first mask; only the others' masks are all looked at.
+        passes = _kept(index, filters, block, first[block])
+        rest = block[~passes]
+        many = counts[rest]
+        owner = np.repeat(np.arange(len(rest)), many)
+        masks = np.arange(len(owner)) + np.repeat(first[rest] - (np.cumsum(many) - many), many)
+        passes[~passes] = np.bincount(owner[_kept(index, filters, rest[owner], masks)], minlength=len(rest)) > 0
+        parts.append(block[passes])
+    rows = np.concatenate(parts)
+    columns = {"masks": counts[rows]} | {name: index.images[name][rows] for name in ("width", "height", "shard")}
+    return Items(len(rows), columns), rows
+
+
+def _kept(index: Index, filters: Filters, images: Int64[np.ndarray, "n"], masks: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """Says which rows of the mask table pass; `images` holds each one's image."""
+
+    def scores(name: str, least: float | None) -> Float32[np.ndarray, "n"]:
+        # A column that no filter reads is not fetched: each has a billion rows.
+        return np.ones(len(masks), np.float32) if least is None else index.masks[name][masks]
+
+    area = index.images["width"][images].astype(np.int64) * index.images["height"][images]
+    predicted_iou = scores("predicted_iou", filters.min_predicted_iou)
+    return filters.keep(index.masks["area"][masks], area, predicted_iou, scores("stability_score", filters.min_stability))
+
+
+def collate(
+    samples: list[Sample],
+    rejected: tuple[Rejected, ...],
+    assembly: Assembly,
+    chance: Chance,
+    pause: float,
+    cursor: Cursor,
+) -> Batch:
+    """Joins samples into one batch, masks on one flat axis; there may be no samples, and samples may have no masks."""
+    side, grid = assembly.side, assembly.grid
+    images = torch.zeros((len(samples), 3, side, side), dtype=torch.uint8)
+    for image, sample in zip(images, samples, strict=True):
+        height, width = sample.image.shape[1:]
+        image[:, :height, :width] = sample.image
+    nothing = Runs((grid, grid), np.zeros(0, np.int32), np.zeros(1, np.int64))
+    masks = Runs.concatenate([nothing, *(sample.masks for sample in samples)])
+    counts = torch.tensor([len(sample.masks) for sample in samples], dtype=torch.int64)
+    boxes = np.concatenate([np.zeros((0, 4), np.float32), *(sample.boxes_input for sample in samples)])
+    none = Draws(torch.zeros(0), torch.zeros((0, chance.clicks, 2)), torch.zeros((0, 4)), torch.zeros((0, chance.blocks, 2)))
+    drawn = [none, *(sample.draws for sample in samples)]
+    return Batch(
+        names=tuple(sample.name for sample in samples),
+        images=images,
+        input_sizes=torch.tensor([sample.frame.resized for sample in samples], dtype=torch.int64).reshape(-1, 2),
+        mask_image=torch.repeat_interleave(counts),
+        boxes_input=torch.from_numpy(boxes),
+        mask_bounds=torch.from_numpy(masks.bounds),
+        mask_starts=torch.from_numpy(masks.starts),
+        grid=grid,
+        draws=Draws(**{field.name: torch.cat([getattr(each, field.name) for each in drawn]) for field in fields(Draws)}),
+        pause=pause,
+        cursor=cursor,
+        rejected=rejected,
+    )
+
+
+class _Jobs(Dataset):
+    """Makes whatever it is asked for; a `Fault` is handed over rather than raised, so that it stays one line."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, index: Job) -> Batch | Fault:
+        try:
+            return self.source.batch(index)
+        except Fault as fault:
+            return fault
+
+
+def _as_is(made: Any) -> Any:
+    return made
+
+
+def batches(source: Source, groups: Iterable[Group], workers: int = 0, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
+    """Yields each step's micro-batches in order; `workers` processes prepare them ahead, 0 makes them here.
+
+    Raises `Fault` when a worker dies, naming it and the samples that were waited for. `pin` puts tensors into page-locked memory.
+    """
+    stream = _Stream(source, groups, workers, pin)
+    try:
+        for first in stream:
+            yield first, *islice(stream, len(stream.ahead[0].micros) - 1)
+            stream.ahead.popleft()
+    finally:
+        # Ends the workers now, also where a traceback still holds the stream.
+        stream.made = iter(())
+
+
+class _Stream:
+    """The batches of every step one after the other, and the steps that were begun but not yet delivered."""
+
+    def __init__(self, source: Source, groups: Iterable[Group], workers: int, pin: bool) -> None:
+        self.source = source
+        self.ahead: deque[Group] = deque()
+        self.made: Iterator[Batch | Fault] = iter(
+            DataLoader(
+                _Jobs(source),
+                batch_size=None,
+                sampler=_jobs(groups, self.ahead),
+                num_workers=workers,
+                collate_fn=_as_is,
+                pin_memory=pin,
+                prefetch_factor=PREFETCH if workers else None,
+                persistent_workers=workers > 0,
+                generator=torch.Generator(),  # torch draws a seed for its workers; from here it leaves the global generator alone
+            )
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Returns the next micro-batch; raises the `Fault` that a worker met, or that one is dead."""
+        try:
+            made = next(self.made)
+        except RuntimeError as error:
+            made = self._death(str(error))
+            if made is None:
+                raise
+        if isinstance(made, Fault):
+            raise made
+        return made
+
+    def _death(self, words: str) -> Fault | None:
+        """Returns the `Fault` that says which worker is dead; None when torch's words are about something else."""
+        # From its own check, or from its handler of SIGCHLD.
+        gone = re.match(r"DataLoader worker (.*?(?:exited unexpectedly|is killed by signal: [^.]*))", words)
+        if gone is None or not self.ahead:
+            return None
+        group = self.ahead[0]
+        names = [self.source.index.entry_name(visit.item) for visits in group.micros for visit in visits]
+        more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+        return Fault(
+            f"the loader worker {gone[1]} while samples from {group.start} on were waited for ({', '.join(names[:NAMES_TOLD])}{more}); often memory "
+            "ran out: run the same command again with fewer --loading.workers, training goes on from the last checkpoint"
+        )
+
+
+def _jobs(groups: Iterable[Group], ahead: deque[Group]) -> Iterator[Job]:
+    """Yields what workers are asked for, and notes each step that is begun."""
+    for group in groups:
+        ahead.append(group)
+        for visits in group.micros:
+            yield Job(visits, group.start, group.samples)

@@ -1,0 +1,31 @@
+"""How samples are made, as one value that recipes hold and loader processes are sent.
+
+Not here: the making (`data.assemble`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gigamask.data.augment import Augment, Plain
+from gigamask.data.choose import Filters, RandomChoice
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What decides a sample besides its image and its chance."""
+
+    side: int
+    """side of the input square in pixels"""
+    grid: int
+    """side of the square grid that masks are cut to"""
+    max_masks: int = 64
+    """most masks of an image that are trained on"""
+    filters: Filters = field(default_factory=Filters)
+    """which masks may be trained on"""
+    choice: RandomChoice = field(default_factory=RandomChoice)
+    """which of them are, when there are more than `max_masks`"""
+    augment: Augment = field(default_factory=Plain)
+    """how the image is laid into the square"""
+    half_scale: bool = False
+    """decode JPEGs at half scale where that is still no smaller than the input: 1.3x faster, about 42 dB from the exact route"""

@@ -1,0 +1,103 @@
+"""What a loader delivers depends on the visits alone: not on workers, ranks, micro-batches, or where training was interrupted."""
+
+from dataclasses import fields
+from itertools import islice
+
+import pytest
+import torch
+
+from gigamask.contracts import Batch, Chance, Draws
+from gigamask.data import index as indexes
+from gigamask.data.augment import Flip
+from gigamask.data.choose import Filters
+from gigamask.data.loader import Source, batches, items
+from gigamask.data.settings import Assembly
+from gigamask.prepare.synthetic import write
+from gigamask.samplers.split import groups
+from gigamask.samplers.uniform import Uniform
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def deliver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    index = indexes.build(write(folder, 7, shard_images=4), folder / "index")
+    source = Source(str(index.folder), Assembly(side=96, grid=24, max_masks=4, augment=Flip()), Chance(seed=1, clicks=2, blocks=2))
+    sampled, rows = items(index, Filters())
+
+    def run(steps=STEPS, samples=0, workers=0, **cut):
+        cut = {"batch": 6, "micro": 6} | cut
+        order = groups(lambda epoch: rows[Uniform().order(sampled, epoch, None)], len(rows), samples, **cut)
+        return list(islice(batches(source, order, workers=workers), steps))
+
+    return run
+
+
+def contents(batch):
+    """Everything in a batch, tensors as bytes with their shape."""
+    parts = [getattr(batch, field.name) for field in fields(Batch)] + [getattr(batch.draws, field.name) for field in fields(Draws)]
+    return [
+        (part.dtype, tuple(part.shape), part.numpy().tobytes()) if isinstance(part, torch.Tensor) else part
+        for part in parts
+        if not isinstance(part, Draws)
+    ]
+
+
+def join(micros):
+    """The micro-batches as one batch: names, images, and masks with everything that is theirs."""
+    names = [name for micro in micros for name in micro.names]
+    masks = [(names_of(micro, k), micro.dense(k, k + 1).numpy().tobytes()) for micro in micros for k in range(len(micro.mask_image))]
+    tensors = [
+        torch.cat([part(micro) for micro in micros])
+        for part in (lambda m: m.images, lambda m: m.boxes_input, lambda m: m.draws.clicks, lambda m: m.draws.drop_path)
+    ]
+    return names, masks, [tensor.numpy().tobytes() for tensor in tensors]
+
+
+def names_of(micro, mask):
+    return micro.names[int(micro.mask_image[mask])]
+
+
+# Where there are fewer cores than workers torch advises against it.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("micro", [6, 4])
+def test_workers_change_nothing(deliver, micro):
+    here = [[contents(batch) for batch in step] for step in deliver(micro=micro)]
+    for workers in (1, 3):
+        assert [[contents(batch) for batch in step] for step in deliver(micro=micro, workers=workers)] == here
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_micro_batches_are_one_batch(deliver, micro):
+    assert [join(step) for step in deliver(micro=micro)] == [join(step) for step in deliver()]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_partition_each_batch(deliver, world):
+    ranks = [deliver(rank=rank, world=world, micro=2) for rank in range(world)]
+    for step, whole in enumerate(deliver()):
+        names, masks, _ = join(whole)
+        parts = [join(rank[step]) for rank in ranks]
+        assert all(parts[rank][0] == names[rank::world] for rank in range(world))
+        assert sorted(mask for part in parts for mask in part[1]) == sorted(masks)
+        assert len({batch.pause for rank in ranks for batch in rank[step]}) == 1
+        assert {batch.cursor for rank in ranks for batch in rank[step]} == {whole[0].cursor}
+
+
+@pytest.mark.parametrize("taken", [1, 2, 4])
+def test_resuming_gives_the_same_rest(deliver, taken):
+    whole = deliver()
+    cursor = whole[taken - 1][-1].cursor
+    assert [[contents(batch) for batch in step] for step in deliver(STEPS - taken, cursor.samples, workers=1)] == [
+        [contents(batch) for batch in step] for step in whole[taken:]
+    ]
+
+
+def test_an_epoch_visits_every_image_once_and_draws_anew_in_the_next(deliver):
+    steps = deliver(steps=2, batch=7, micro=7)
+    first, second = (batch for (batch,) in steps)
+    assert sorted(first.names) == sorted(second.names)
+    assert len(set(first.names)) == 7
+    assert first.pause != second.pause
+    assert not torch.equal(first.draws.drop_path, second.draws.drop_path)

@@ -1,0 +1,171 @@
+"""Assembling one sample from bytes and annotation."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+
+from gigamask.contracts import Chance, Entry
+from gigamask.data.annotation import parse
+from gigamask.data.assemble import assemble
+from gigamask.data.augment import Flip
+from gigamask.data.choose import Filters
+from gigamask.data.settings import Assembly
+from gigamask.faults import BadSample
+from gigamask.geometry.runs import Runs
+from gigamask.prepare.synthetic import compose_scene, record
+
+CHANCE = Chance(seed=5, clicks=3, blocks=4)
+PLAIN = Assembly(side=128, grid=32, max_masks=8)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return compose_scene(0, 7)
+
+
+@pytest.fixture(scope="module")
+def jpg(scene):
+    return simplejpeg.encode_jpeg(scene.pixels, quality=95)
+
+
+@pytest.fixture(scope="module")
+def entry(scene):
+    return parse(json.dumps(record(scene, 7)).encode(), "sa_000000.tar:sa_7")
+
+
+def flat_jpg(size):
+    return simplejpeg.encode_jpeg(np.full((*size, 3), 90, np.uint8))
+
+
+def entry_of(masks):
+    runs = Runs.from_dense(masks)
+    scores = np.full(len(masks), 0.95, np.float32)
+    return Entry("x.tar:a", masks.shape[1:], runs, scores, scores)
+
+
+def test_a_sample_is_fitted_to_input_and_grid(scene, jpg, entry):
+    sample = assemble(jpg, entry, 3, replace(PLAIN, max_masks=100), CHANCE, epoch=1)
+    height, width = sample.frame.resized
+    assert (sample.name, sample.position) == ("sa_000000.tar:sa_7", 3)
+    assert sample.frame.original == scene.masks.size
+    assert sample.image.shape == (3, height, width)
+    assert max(height, width) == 128
+    assert len(sample.masks) == len(scene.masks)
+    # Every cell whose centre lies in the image shows the original pixel under it.
+    tall, wide = scene.masks.size
+    rows = [(2 * i + 1) * 128 * tall // (64 * height) for i in range(32) if (2 * i + 1) * 128 < 64 * height]
+    columns = [(2 * j + 1) * 128 * wide // (64 * width) for j in range(32) if (2 * j + 1) * 128 < 64 * width]
+    expected = np.zeros((len(scene.masks), 32, 32), bool)
+    expected[:, : len(rows), : len(columns)] = scene.masks.to_dense()[:, rows][:, :, columns]
+    assert np.array_equal(sample.masks.to_dense(), expected)
+
+
+def test_boxes_are_those_of_the_original_runs(scene, jpg, entry):
+    sample = assemble(jpg, entry, 3, replace(PLAIN, max_masks=100), CHANCE, epoch=1)
+    scale = np.array(sample.frame.resized)[[1, 0, 1, 0]] / np.array(scene.masks.size)[[1, 0, 1, 0]]
+    assert np.allclose(sample.boxes_input, (scene.masks.boxes() + 0.5) * scale - 0.5, atol=1e-4)
+
+
+def test_at_most_max_masks_are_taken_anew_each_epoch(jpg, entry):
+    assert len(entry.masks) > 8
+    samples = [assemble(jpg, entry, 3, PLAIN, CHANCE, epoch) for epoch in range(6)]
+    assert {len(sample.masks) for sample in samples} == {8}
+    assert len({sample.boxes_input.tobytes() for sample in samples}) > 1
+
+
+def test_filters_are_applied_before_the_choice():
+    masks = np.zeros((4, 40, 60), bool)
+    masks[0] = True
+    masks[1:, 10:30, 10:30] = True
+    entry = entry_of(masks)
+    settings = replace(PLAIN, max_masks=3)
+    assert len(assemble(flat_jpg((40, 60)), entry, 0, settings, CHANCE, 0).masks) == 3
+    assert len(assemble(flat_jpg((40, 60)), entry, 0, replace(settings, filters=Filters(min_area=401)), CHANCE, 0).masks) == 0
+
+
+def test_a_mask_without_a_cell_is_left_out():
+    masks = np.zeros((3, 400, 600), bool)
+    masks[0, 100:200, 100:200] = True
+    masks[1, 0, 0] = True
+    masks[2, 300:390, 50:80] = True
+    sample = assemble(flat_jpg((400, 600)), entry_of(masks), 0, PLAIN, CHANCE, 0)
+    assert len(sample.masks) == 2
+    assert (sample.masks.areas() > 0).all()
+    assert sample.boxes_input.shape == (2, 4)
+    assert sample.draws.clicks.shape == (2, 3, 2)
+
+
+def test_draws_have_their_shapes_and_ranges(jpg, entry):
+    draws = assemble(jpg, entry, 3, PLAIN, CHANCE, epoch=1).draws
+    shapes = {"first": (8,), "clicks": (8, 3, 2), "box_noise": (8, 4), "drop_path": (1, 4, 2)}
+    assert {name: tuple(getattr(draws, name).shape) for name in shapes} == shapes
+    assert {getattr(draws, name).dtype for name in shapes} == {torch.float32}
+    for name in ("first", "clicks", "drop_path"):
+        assert 0 <= getattr(draws, name).min() <= getattr(draws, name).max() < 1
+    assert draws.box_noise.min() < 0
+
+
+def test_chance_is_named_by_seed_epoch_and_position(jpg, entry):
+    settings = replace(PLAIN, augment=Flip())
+
+    def spent(seed, epoch, position):
+        sample = assemble(jpg, entry, position, settings, replace(CHANCE, seed=seed), epoch)
+        return b"".join(
+            tensor.numpy().tobytes() for tensor in (sample.draws.first, sample.draws.clicks, sample.draws.box_noise, sample.draws.drop_path)
+        )
+
+    names = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert len({spent(*name) for name in names}) == 4
+    assert spent(0, 1, 2) == spent(0, 1, 2)
+
+
+def test_a_flip_mirrors_image_masks_and_boxes_alike(jpg, entry):
+    settings = replace(PLAIN, max_masks=100)
+    plain = assemble(jpg, entry, 0, settings, CHANCE, 0)
+    mirrored = assemble(jpg, entry, 0, replace(settings, augment=Flip(1.0)), CHANCE, 0)
+    assert torch.equal(mirrored.image, plain.image.flip(2))
+    x0, _, x1, _ = plain.boxes_input.T
+    width = plain.frame.resized[1]
+    assert np.allclose(mirrored.boxes_input[:, [0, 2]], np.stack([width - 1 - x1, width - 1 - x0], 1), atol=1e-3)
+    light = [
+        [
+            float(sample.image[:, ::4, ::4][:, mask[: sample.image[0, ::4].shape[0], : -(-width // 4)]].float().mean())
+            for mask in sample.masks.to_dense()
+        ]
+        for sample in (plain, mirrored)
+    ]
+    assert np.corrcoef(light)[0, 1] > 0.9
+
+
+def test_half_scale_is_taken_only_where_nothing_is_enlarged():
+    big = compose_scene(0, 2, long_side=(600, 600))
+    jpg = simplejpeg.encode_jpeg(big.pixels, quality=95)
+    entry = parse(json.dumps(record(big, 2)).encode(), "x.tar:sa_2")
+    for side, same in ((300, False), (301, True)):
+        settings = Assembly(side=side, grid=32)
+        full, half = (assemble(jpg, entry, 0, replace(settings, half_scale=half), CHANCE, 0).image for half in (False, True))
+        assert half.shape == full.shape
+        assert torch.equal(half, full) == same
+        error = (half.float() - full.float()).square().mean()
+        assert 10 * torch.log10(255**2 / (error + 1e-9)) > 35
+
+
+def test_half_scale_follows_odd_sizes():
+    pixels = np.zeros((401, 601, 3), np.uint8)
+    pixels[:, 301:] = 255
+    masks = np.zeros((1, 401, 601), bool)
+    masks[0, :, 301:] = True
+    raw = simplejpeg.encode_jpeg(pixels, quality=95)
+    image = assemble(raw, entry_of(masks), 0, Assembly(side=100, grid=100, half_scale=True), CHANCE, 0).image
+    assert image.shape == (3, 67, 100)
+    assert image[:, :, :49].max() < 40
+    assert image[:, :, 52:].min() > 215
+
+
+def test_a_photograph_of_another_size_than_its_annotation_is_refused(entry):
+    with pytest.raises(BadSample, match=r"sa_000000.tar:sa_7: the JPEG has 100 x 200 pixels, its annotation says"):
+        assemble(flat_jpg((100, 200)), entry, 0, PLAIN, CHANCE, 0)

@@ -1,0 +1,270 @@
+"""Batches from an index, in this process and in others."""
+
+import gc
+import os
+import pickle
+import shutil
+import signal
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.contracts import Batch, Chance, Cursor
+from gigamask.data import index as indexes
+from gigamask.data import loader, tar
+from gigamask.data.choose import Filters
+from gigamask.data.loader import Source, batches, items
+from gigamask.data.settings import Assembly
+from gigamask.draws import draw
+from gigamask.faults import BadSample, Fault
+from gigamask.prepare.synthetic import compose_scene, write
+from gigamask.samplers.split import Group, Visit, groups
+
+ASSEMBLY = Assembly(side=128, grid=32, max_masks=6)
+CHANCE = Chance(seed=5, clicks=3, blocks=4)
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("scenes"), 12, shard_images=6)
+
+
+@pytest.fixture(scope="module")
+def index(tars, tmp_path_factory):
+    return indexes.build(tars, tmp_path_factory.mktemp("indexed") / "index")
+
+
+@pytest.fixture(scope="module")
+def source(index):
+    return Source(str(index.folder), ASSEMBLY, CHANCE)
+
+
+@pytest.fixture
+def swept():
+    """Lets go of loaders that a traceback or a closed generator still holds, before another test forks with them."""
+    yield
+    gc.collect()
+
+
+def step(*rows, samples=0):
+    """One step whose micro-batches hold these rows."""
+    visits = [tuple(Visit(0, row, row) for row in micro) for micro in rows]
+    return Group(tuple(visits), samples, samples + sum(map(len, rows)))
+
+
+def damage(tars, tmp_path, member, change):
+    """Copies a tar with one member's bytes changed in place, so that the index stays true of it."""
+    members = tar.scan(tars[0])
+    path = tmp_path / tars[0].name
+    shutil.copy(tars[0], path)
+    at = members.names.index(member)
+    with open(path, "r+b") as file:
+        file.seek(int(members.offsets[at]))
+        before = file.read(int(members.sizes[at]))
+        after = change(before)
+        assert len(after) == len(before)
+        file.seek(int(members.offsets[at]))
+        file.write(after)
+    return path
+
+
+def test_items_are_the_images_with_a_mask_that_passes(index):
+    every, rows = items(index, Filters())
+    assert every.count == len(rows) == 12
+    assert rows.dtype == np.int64
+    assert rows.tolist() == list(range(12))
+    assert every.columns["masks"].tolist() == np.diff(index.images["first_mask"]).tolist()
+    for name in ("width", "height", "shard"):
+        assert np.array_equal(every.columns[name], index.images[name])
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 2**16])
+@pytest.mark.parametrize(
+    "filters",
+    [Filters(max_area=0.0066), Filters(min_area=11_000), Filters(min_predicted_iou=0.995), Filters(min_stability=0.996), Filters(min_area=10**9)],
+)
+def test_items_equal_a_plain_loop(index, monkeypatch, filters, at_once):
+    monkeypatch.setattr(loader, "IMAGES_AT_ONCE", at_once)
+    expected = []
+    for row in range(len(index)):
+        masks = index.mask_rows(row)
+        size = int(index.images["width"][row]) * int(index.images["height"][row])
+        columns = [index.masks[name][masks] for name in ("area", "predicted_iou", "stability_score")]
+        if filters.keep(columns[0], size, columns[1], columns[2]).any():
+            expected.append(row)
+    if filters.min_area != 10**9:
+        assert 0 < len(expected) < 12
+    few, rows = items(index, filters)
+    assert rows.tolist() == expected
+    assert few.count == len(expected)
+    assert all(len(column) == len(expected) for column in few.columns.values())
+
+
+def test_images_without_masks_are_no_items(tars, tmp_path):
+    names = tar.scan(tars[0])
+    raw = tars[0].read_bytes()
+    pairs = [(name, raw[start : start + size]) for name, start, size in zip(names.names, names.offsets, names.sizes, strict=True)]
+    empty = b'{"image":{"image_id":9,"width":300,"height":200,"file_name":"sa_9.jpg"},"annotations":[]}'
+    tar.write(tmp_path / "a.tar", [pairs[0], *pairs[2:4], ("sa_9.json", empty), ("sa_9.jpg", pairs[2][1])])
+    index = indexes.build([tmp_path / "a.tar"], tmp_path / "index")
+    few, rows = items(index, Filters())
+    assert [index.entry_name(int(row)) for row in rows] == ["a.tar:sa_1"]
+    assert few.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
+    source = Source(str(index.folder), ASSEMBLY, CHANCE)
+    with pytest.raises(BadSample, match=r"a\.tar:sa_0: it has no json, training needs masks; leave it out"):
+        source.sample(Visit(0, 0, index.find("a.tar:sa_0")))
+
+
+def test_a_batch_holds_its_samples_side_by_side(source):
+    [(batch,)] = batches(source, [step([4, 0, 9])])
+    samples = [source.sample(Visit(0, row, row)) for row in (4, 0, 9)]
+    assert batch.names == tuple(sample.name for sample in samples) == ("sa_000000.tar:sa_4", "sa_000000.tar:sa_0", "sa_000001.tar:sa_9")
+    assert batch.images.shape == (3, 3, 128, 128)
+    assert batch.input_sizes.tolist() == [list(sample.frame.resized) for sample in samples]
+    assert batch.mask_image.tolist() == [i for i, sample in enumerate(samples) for _ in range(len(sample.masks))]
+    assert np.array_equal(batch.boxes_input.numpy(), np.concatenate([sample.boxes_input for sample in samples]))
+    assert np.array_equal(batch.dense(0, len(batch.mask_image)).numpy(), np.concatenate([sample.masks.to_dense() for sample in samples]))
+    assert np.array_equal(batch.dense(2, 8).numpy(), np.concatenate([sample.masks.to_dense() for sample in samples])[2:8])
+    for name in ("first", "clicks", "box_noise", "drop_path"):
+        assert torch.equal(getattr(batch.draws, name), torch.cat([getattr(sample.draws, name) for sample in samples]))
+    for image, sample in zip(batch.images, samples, strict=True):
+        height, width = sample.frame.resized
+        assert torch.equal(image[:, :height, :width], sample.image)
+        assert not image[:, height:].any()
+        assert not image[:, :, width:].any()
+    assert batch.grid == 32
+    assert batch.rejected == ()
+
+
+def test_a_step_shares_its_pause_and_its_cursor(source):
+    steps = list(batches(source, [step([0, 1], [2]), step([3], [4, 5], samples=3)]))
+    assert [len(micros) for micros in steps] == [2, 2]
+    assert [{micro.cursor for micro in micros} for micros in steps] == [{Cursor(3)}, {Cursor(6)}]
+    assert [{micro.pause for micro in micros} for micros in steps] == [{draw(5, "pause", start).random()} for start in (0, 3)]
+
+
+def test_an_empty_micro_batch_is_a_batch(source):
+    [(batch, other)] = batches(source, [step([0], [])])
+    assert len(batch.names) == 1
+    check_empty(other)
+
+
+def check_empty(batch):
+    assert isinstance(batch, Batch)
+    shapes = {"images": (0, 3, 128, 128), "input_sizes": (0, 2), "mask_image": (0,), "boxes_input": (0, 4), "mask_bounds": (0,), "mask_starts": (1,)}
+    assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
+    shapes = {"first": (0,), "clicks": (0, 3, 2), "box_noise": (0, 4), "drop_path": (0, 4, 2)}
+    assert {name: tuple(getattr(batch.draws, name).shape) for name in shapes} == shapes
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+def test_an_image_whose_masks_all_go_stays_without_masks(index):
+    source = Source(str(index.folder), replace(ASSEMBLY, filters=Filters(min_area=10**9)), CHANCE)
+    [(batch,)] = batches(source, [step([0, 1])])
+    assert len(batch.images) == 2
+    assert batch.mask_image.shape == (0,)
+    assert batch.draws.drop_path.shape == (2, 4, 2)
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_sample_is_left_out_and_named(tars, tmp_path, workers):
+    indexes.build([damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw)], tmp_path / "index")
+    damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw[:40] + bytes(len(raw) - 40))
+    os.utime(tmp_path / "sa_000000.tar", ns=(0, 0))
+    reindexed = indexes.build([tmp_path / "sa_000000.tar"], tmp_path / "index")
+    source = Source(str(reindexed.folder), ASSEMBLY, CHANCE)
+    rows = [reindexed.find(f"sa_000000.tar:sa_{n}") for n in (0, 1, 2)]
+    [(batch, other)] = batches(source, [step(rows, rows[1:2])], workers=workers)
+    assert batch.names == ("sa_000000.tar:sa_0", "sa_000000.tar:sa_2")
+    [rejected] = batch.rejected
+    assert rejected.name == "sa_000000.tar:sa_1"
+    assert rejected.reason.startswith("sa_000000.tar:sa_1: ")
+    assert "JPEG" in rejected.reason
+    assert batch.mask_image.unique().tolist() == [0, 1]
+    assert other.rejected == (rejected,)
+    check_empty(other)
+
+
+def test_a_source_travels_without_what_it_opened(source):
+    source.sample(Visit(0, 0, 0))
+    parcel = pickle.dumps(source)
+    assert len(parcel) < 2000
+    other = pickle.loads(parcel)
+    assert other == source
+    assert "index" not in vars(other)
+    assert torch.equal(other.sample(Visit(0, 1, 1)).image, source.sample(Visit(0, 1, 1)).image)
+
+
+def test_masks_leave_a_worker_small(tmp_path):
+    """64 masks of a large picture would take at most 64 KB, though these are ten times as large as SA-1B's."""
+    write(tmp_path, 3, long_side=(1500, 1500))
+    index = indexes.build([tmp_path], tmp_path / "index")
+    source = Source(str(index.folder), Assembly(side=1024, grid=256, max_masks=64), CHANCE)
+    for row in range(3):
+        [(batch,)] = batches(source, [step([row])])
+        assert (batch.mask_bounds.nbytes + batch.mask_starts.nbytes) * 64 / len(batch.mask_image) <= 64 * 1024
+
+
+def test_chance_outside_is_left_alone(source):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    for workers in (0, 1):
+        list(batches(source, [step([0])], workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+def test_steps_may_be_without_end(source, swept):
+    endless = batches(source, groups(lambda epoch: np.arange(12), 12, 0, batch=4, micro=4), workers=1)
+    taken = list(islice(endless, 5))
+    endless.close()
+    assert [micro.cursor.samples for (micro,) in taken] == [4, 8, 12, 16, 20]
+    assert taken[0][0].names == taken[3][0].names
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
+    source = Source(str(tmp_path / "nowhere"), ASSEMBLY, CHANCE)
+    with pytest.raises(Fault, match="nowhere") as caught:
+        next(batches(source, [step([0])], workers=workers))
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Deadly(Source):
+    def sample(self, visit):
+        if visit.item == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(visit)
+
+
+def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
+    source = Deadly(str(index.folder), ASSEMBLY, CHANCE)
+    steps = batches(source, [step([3, 4], samples=7)], workers=1)
+    told = r"the loader worker \(pid.* while samples from 7 on were waited for \(sa_000000.tar:sa_3, sa_000000.tar:sa_4\); often memory ran out"
+    with pytest.raises(Fault, match=told) as caught:
+        next(steps)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Wrong(Source):
+    def sample(self, visit):
+        raise RuntimeError("not of a worker's death")
+
+
+def test_a_bug_is_not_taken_for_a_fault(index):
+    with pytest.raises(RuntimeError, match="not of a worker's death"):
+        next(batches(Wrong(str(index.folder), ASSEMBLY, CHANCE), [step([0])]))
+
+
+def test_every_tensor_moves(source):
+    [(batch,)] = batches(source, [step([0])])
+    moved = batch.to("meta")
+    tensors = [getattr(moved, field.name) for field in fields(Batch) if isinstance(getattr(moved, field.name), torch.Tensor)]
+    tensors += [getattr(moved.draws, field.name) for field in fields(moved.draws)]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert len(tensors) == 10
