@@ -1,0 +1,128 @@
+"""Synthetic shards: SA-1B's exact format, determined by seed and number, and worth learning from."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as coco
+
+from gigamask.faults import Fault
+from gigamask.prepare.synthetic import compose_scene, record, write
+
+
+def read(path):
+    with tarfile.open(path) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("scenes"), 12, seed=3, shard_images=5)
+
+
+def test_shards_hold_numbered_pairs(shards):
+    assert [path.name for path in shards] == ["sa_000000.tar", "sa_000001.tar", "sa_000002.tar"]
+    names = [list(read(path)) for path in shards]
+    assert names == [[f"sa_{n}.{end}" for n in numbers for end in ("jpg", "json")] for numbers in (range(5), range(5, 10), range(10, 12))]
+
+
+# pycocotools passes numpy 2 no copy keyword.
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_json_is_as_sa1b_writes_it(shards):
+    for path in shards:
+        members = read(path)
+        for number, raw in [(int(name[3:-5]), raw) for name, raw in members.items() if name.endswith("json")]:
+            told = json.loads(raw)
+            picture = Image.open(io.BytesIO(members[f"sa_{number}.jpg"]))
+            assert picture.format == "JPEG"
+            assert picture.mode == "RGB"
+            assert told["image"] == {"image_id": number, "width": picture.width, "height": picture.height, "file_name": f"sa_{number}.jpg"}
+            assert list(told) == ["image", "annotations"]
+            assert len({each["id"] for each in told["annotations"]}) == len(told["annotations"]) > 0
+            for each in told["annotations"]:
+                check_annotation(each, picture.size)
+
+
+def check_annotation(each, picture_size):
+    keys = ["bbox", "area", "segmentation", "predicted_iou", "point_coords", "crop_box", "id", "stability_score"]
+    assert list(each) == keys
+    assert each["segmentation"]["size"] == [picture_size[1], picture_size[0]]
+    assert each["crop_box"] == [0.0, 0.0, *picture_size]
+    pixels = coco.decode(each["segmentation"])
+    assert pixels.sum() == each["area"] >= 0.004 * pixels.size
+    ys, xs = np.nonzero(pixels)
+    assert each["bbox"] == [xs.min(), ys.min(), xs.max() - xs.min(), ys.max() - ys.min()]
+    assert 0.88 <= each["predicted_iou"] <= 1
+    assert 0.92 <= each["stability_score"] <= 1
+    [[x, y]] = each["point_coords"]
+    assert pixels[int(y), int(x)] == 1
+
+
+def test_bytes_depend_on_seed_and_number_alone(shards, tmp_path):
+    again = write(tmp_path / "again", 12, seed=3, shard_images=5)
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in shards]
+    [later] = write(tmp_path / "later", 5, seed=3, shard_images=5, first=5)
+    assert later.name == "sa_000001.tar"
+    assert later.read_bytes() == shards[1].read_bytes()
+    [other] = write(tmp_path / "other", 5, seed=4, shard_images=5)
+    assert read(other)["sa_0.jpg"] != read(shards[0])["sa_0.jpg"]
+
+
+def test_scenes_are_worth_learning_from():
+    scenes = [compose_scene(0, number) for number in range(40)]
+    assert {max(scene.masks.size) for scene in scenes} <= set(range(256, 321))
+    assert min(min(scene.masks.size) for scene in scenes) >= 192
+    assert len({scene.masks.size for scene in scenes}) > 30
+    counts = [len(scene.masks) for scene in scenes]
+    assert min(counts) >= 3
+    assert 8 <= np.median(counts) <= 20
+    shares = np.concatenate([scene.masks.areas() / np.prod(scene.masks.size) for scene in scenes])
+    assert 0.03 <= np.median(shares) <= 0.07
+    # A click is ambiguous: most of what lies in any mask lies in a second one nested with it.
+    nested = [
+        np.triu(scene.masks.intersections(scene.masks) == np.minimum.outer(scene.masks.areas(), scene.masks.areas()), 1).any() for scene in scenes
+    ]
+    assert np.mean(nested) > 0.9
+
+
+def test_masks_follow_what_can_be_seen():
+    """Along a mask's border colours change more than inside it: on average over scenes, most objects can be told from what is around them."""
+    ratios = []
+    for number in range(12):
+        scene = compose_scene(1, number)
+        light = scene.pixels.astype(np.float64)
+        step = np.abs(np.diff(light, axis=1)).sum(2)
+        for mask in scene.masks.to_dense():
+            border = mask[:, 1:] != mask[:, :-1]
+            inside = mask[:, 1:] & mask[:, :-1]
+            ratios.append(step[border].mean() / (step[inside].mean() + 1))
+    assert np.median(ratios) > 2
+    assert np.quantile(ratios, 0.1) > 0.9
+
+
+def test_any_size_can_be_made(tmp_path):
+    scene = compose_scene(0, 0, long_side=(1000, 1000))
+    assert max(scene.masks.size) == 1000
+    assert max(compose_scene(0, 1, long_side=(32, 40)).masks.size) <= 40
+    assert record(scene, 7)["image"]["image_id"] == 7
+
+
+def test_progress_counts_the_images(tmp_path):
+    told = []
+    write(tmp_path, 3, first=4, shard_images=5, progress=lambda done, images: told.append((done, images)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("wrong", [{"images": 0}, {"images": 1, "shard_images": 0}, {"images": 1, "first": -1}])
+def test_counts_that_are_none_are_refused(tmp_path, wrong):
+    with pytest.raises(Fault, match="counts start at 1 and numbers at 0; give such"):
+        write(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("long_side", [(8, 20), (300, 200), (100, 9000)])
+def test_sizes_out_of_bounds_are_refused(tmp_path, long_side):
+    with pytest.raises(Fault, match=rf"long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192"):
+        write(tmp_path, 1, long_side=long_side)
