@@ -1,0 +1,24 @@
+"""The quality of an answer: logits and targets enter, actual IoU and the regression onto it leave.
+
+Not here: IoU of masks as runs (`geometry.runs`).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def actual_iou(logits: Float[Tensor, "M K H W"], truth: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"]) -> Float[Tensor, "M K"]:
+    """Returns the IoU of the logits above 0 with the truth over valid pixels, outside the graph; 1 where both are empty."""
+    inside = (truth & valid).unsqueeze(1)
+    guess = (logits.detach() > 0) & valid.unsqueeze(1)
+    intersection, union = (guess & inside).sum((2, 3)), (guess | inside).sum((2, 3))
+    return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
+
+
+def regression(predicted: Float[Tensor, "M K"], actual: Float[Tensor, "M K"], kind: Literal["mse", "l1"]) -> Float[Tensor, "M K"]:
+    """Returns the squared (SAM) or absolute (SAM 2) error of the predicted IoU, in float32 or float64."""
+    error = predicted.to(torch.promote_types(predicted.dtype, torch.float32)) - actual
+    return error.square() if kind == "mse" else error.abs()

@@ -1,0 +1,233 @@
+"""The schedules: the previous round and the truth enter, the next round's prompts leave. Values, so torch is imported only when they act.
+
+Tokens: a point prompt is the points and one padding point of label -1, as SAM's own predictor sends; a box is two points of labels 2 and 3.
+Three masks are asked for a single prompt (one point or one box), the single-mask token for more.
+
+Not here: how a click or a noisy box is drawn (`clicks`, `boxes`), playing the rounds (`rounds`), the numbers spent (`data.assemble`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigamask.faults import Fault
+from gigamask.seams import Policy
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+    from gigamask.contracts import Draws, Prompts, Round, Truth
+
+
+@dataclass(frozen=True)
+class InteractiveSchedule(Policy):
+    """SAM's training schedule: a point or a box, then clicks in the error region, then twice only the mask (Kirillov et al. 2023, appendix A)."""
+
+    clicks: int = 8
+    """How many rounds add a click."""
+    pauses: bool = True
+    """Whether two more rounds feed the mask back without a new point: one directly before a click chosen at random, one last."""
+    box_share: float = 0.5
+    """The probability that a mask's first prompt is a box; otherwise it is a point."""
+    box_noise: float = 0.1
+    """The standard deviation of each side of a box as a share of its width or height."""
+    box_noise_limit_px: float = 20.0
+    """The farthest a side of a box moves, in input pixels."""
+
+    def __post_init__(self) -> None:
+        _check("InteractiveSchedule.clicks", self.clicks, 1 if self.pauses else 0, None)
+        _check("InteractiveSchedule.box_share", self.box_share, 0, 1)
+        _check("InteractiveSchedule.box_noise", self.box_noise, 0, None)
+        _check("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
+
+    @property
+    def rounds(self) -> int:
+        return 1 + self.clicks + 2 * self.pauses
+
+    @property
+    def draws(self) -> int:
+        """How many click draws a mask needs: the first point and each later one."""
+        return 1 + self.clicks
+
+    def next(self, previous: Round | None, truth: Truth, draws: Draws | None, pause: float) -> Prompts | None:
+        """Returns a point or a box for each mask, then every earlier token with a new click, or without one in a pause."""
+        if draws is None or draws.clicks.shape[1] < self.draws:
+            given = 0 if draws is None else draws.clicks.shape[1]
+            raise Fault(f"InteractiveSchedule: {given} click draws for each mask, {self.draws} are spent; set Chance.clicks to the policy's draws")
+        index = 0 if previous is None else previous.index + 1
+        if previous is None:
+            return self._first(truth, draws)
+        if index >= self.rounds:
+            return None
+        place = 1 + int(pause * self.clicks) if self.pauses else self.rounds
+        if index == place or index > self.clicks + self.pauses:
+            return _again(previous)
+        return _with_click(previous, truth, draws.clicks[:, index - (index > place)])
+
+    def _first(self, truth: Truth, draws: Draws) -> Prompts:
+        import torch
+
+        from gigamask.contracts import Prompts
+        from gigamask.prompts.boxes import noisy_box
+        from gigamask.prompts.clicks import cell_to_input, next_click
+
+        foreground = truth.foreground
+        xy, label = next_click(torch.zeros_like(foreground), foreground, draws.clicks[:, 0], truth.valid)
+        point = cell_to_input(xy, truth.cell_xy)
+        points = torch.stack([point, torch.zeros_like(point)], 1)
+        labels = torch.stack([label, torch.full_like(label, -1)], 1)
+        boxes = noisy_box(truth.boxes_input, draws.box_noise, self.box_noise, self.box_noise_limit_px, _largest_xy(truth))
+        boxed = draws.first < self.box_share
+        corners = boxes.to(points.dtype).unflatten(1, (2, 2))
+        return Prompts(
+            points_xy_input=torch.where(boxed[:, None, None], corners, points),
+            labels=torch.where(boxed[:, None], _corner_labels(label), labels),
+            masks=None,
+            several=True,
+        )
+
+
+@dataclass(frozen=True)
+class CentreClicks(Policy):
+    """Evaluation's clicks: each at the pixel deepest inside the errors, found exactly (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021).
+
+    Misses and false alarms are measured apart, with the picture's border as a boundary; the click is positive only where the miss is strictly
+    deeper. No pixel is clicked twice: where the deepest was clicked already, clicked pixels count as boundary. Without an error left the click
+    confirms: deepest in the truth, then in the background, and where that is used up too the token is padding.
+    """
+
+    clicks: int = 9
+    """How many clicks, one each round."""
+    feed_mask: bool = True
+    """Whether the previous mask's logits are fed back, as in training."""
+
+    def __post_init__(self) -> None:
+        _check("CentreClicks.clicks", self.clicks, 1, None)
+
+    @property
+    def rounds(self) -> int:
+        return self.clicks
+
+    def next(self, previous: Round | None, truth: Truth, draws: Draws | None, pause: float) -> Prompts | None:
+        """Returns every earlier click, a new one, and the padding point; nothing is random."""
+        if previous is not None and previous.index + 1 >= self.clicks:
+            return None
+        import torch
+
+        from gigamask.contracts import Prompts
+        from gigamask.prompts.clicks import cell_to_input, input_to_cell
+
+        foreground = truth.foreground
+        points = torch.zeros(len(foreground), 0, 2, device=foreground.device)
+        labels = torch.zeros(len(foreground), 0, dtype=torch.int64, device=foreground.device)
+        guess = torch.zeros_like(foreground)
+        if previous is not None:
+            points, labels = previous.prompts.points_xy_input[:, :-1], previous.prompts.labels[:, :-1]
+            guess = previous.guess
+        asked = (foreground, guess, truth.valid, input_to_cell(points, truth.cell_xy))
+        found = [_centre_click(*each) for each in zip(*(tensor.cpu().numpy() for tensor in asked), strict=True)]
+        click = torch.tensor(found, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
+        new = cell_to_input(click[:, :2], truth.cell_xy)
+        return Prompts(
+            points_xy_input=torch.cat([points, new[:, None], torch.zeros_like(new)[:, None]], 1),
+            labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
+            masks=previous.handed_on if previous is not None and self.feed_mask else None,
+            several=previous is None,
+        )
+
+
+@dataclass(frozen=True)
+class BoxPrompt(Policy):
+    """Evaluation's box: one round with each mask's exact box."""
+
+    @property
+    def rounds(self) -> int:
+        return 1
+
+    def next(self, previous: Round | None, truth: Truth, draws: Draws | None, pause: float) -> Prompts | None:
+        """Returns the two corners of each box; there is no second round."""
+        if previous is not None:
+            return None
+        import torch
+
+        from gigamask.contracts import Prompts
+
+        corners = truth.boxes_input.float().unflatten(1, (2, 2))
+        labels = _corner_labels(torch.zeros(len(corners), dtype=torch.int64, device=corners.device))
+        return Prompts(points_xy_input=corners, labels=labels, masks=None, several=True)
+
+
+def _check(name: str, value: int | float, least: int, most: int | None) -> None:
+    """Raises a fault unless `least <= value <= most`."""
+    if not (least <= value and (most is None or value <= most)):
+        limits = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise Fault(f"{name} is {value}, it must be {limits}; give another value")
+
+
+def _largest_xy(truth: Truth) -> tuple[float, float]:
+    """Returns the last pixel of the input that the truth grid covers."""
+    height, width = truth.valid.shape[1:]
+    return width * truth.cell_xy[0] - 1, height * truth.cell_xy[1] - 1
+
+
+def _corner_labels(like: Int64[Tensor, " M"]) -> Int64[Tensor, "M 2"]:
+    import torch
+
+    return torch.stack([torch.full_like(like, 2), torch.full_like(like, 3)], 1)
+
+
+def _again(previous: Round) -> Prompts:
+    """Returns the previous round's tokens with its mask fed back."""
+    from gigamask.contracts import Prompts
+
+    asked = previous.prompts
+    return Prompts(points_xy_input=asked.points_xy_input, labels=asked.labels, masks=previous.handed_on, several=False)
+
+
+def _with_click(previous: Round, truth: Truth, uniforms: Float[Tensor, "M 2"]) -> Prompts:
+    """Returns the previous round's tokens and a click in its error region, with its mask fed back."""
+    import torch
+
+    from gigamask.contracts import Prompts
+    from gigamask.prompts.clicks import cell_to_input, next_click
+
+    xy, label = next_click(previous.guess, truth.foreground, uniforms, truth.valid)
+    return Prompts(
+        points_xy_input=torch.cat([previous.prompts.points_xy_input, cell_to_input(xy, truth.cell_xy)[:, None]], 1),
+        labels=torch.cat([previous.prompts.labels, label[:, None]], 1),
+        masks=previous.handed_on,
+        several=False,
+    )
+
+
+def _centre_click(
+    truth: Bool[np.ndarray, "H W"], guess: Bool[np.ndarray, "H W"], valid: Bool[np.ndarray, "H W"], clicked: Int64[np.ndarray, "n 2"]
+) -> tuple[int, int, int]:
+    """Returns x, y and label of one mask's next click."""
+    free = np.ones_like(valid)
+    free[clicked[:, 1], clicked[:, 0]] = False
+    inside, outside = truth & valid, ~truth & valid
+    miss, alarm = _deepest(inside & ~guess, free), _deepest(outside & guess, free)
+    if miss[2] > alarm[2]:
+        return miss[0], miss[1], 1
+    if alarm[2] > 0:
+        return alarm[0], alarm[1], 0
+    for region, label in ((inside, 1), (outside, 0)):
+        x, y, depth = _deepest(region, free)
+        if depth > 0:
+            return x, y, label
+    return 0, 0, -1
+
+
+def _deepest(region: Bool[np.ndarray, "H W"], free: Bool[np.ndarray, "H W"]) -> tuple[int, int, float]:
+    """Returns the free pixel farthest from the region's boundary and its distance, 0 where there is none."""
+    from gigamask.geometry.boundary import farthest_point
+
+    if not (region & free).any():
+        return 0, 0, 0.0
+    x, y, distance = farthest_point(region)
+    return (x, y, distance) if free[y, x] else farthest_point(region & free)

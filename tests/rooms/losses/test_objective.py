@@ -1,0 +1,157 @@
+import pytest
+import torch
+
+from gigamask.contracts import Prediction, Prompts, Round, Truth
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.losses.mask import dice, focal
+from gigamask.losses.objective import MaskObjective
+from gigamask.losses.quality import actual_iou
+
+
+def played(logits, iou):
+    prompts = Prompts(torch.zeros(len(logits), 2, 2), torch.zeros(len(logits), 2, dtype=torch.int64), None, logits.shape[1] > 1)
+    side = min(logits.shape[2:])
+    return Round(0, prompts, Prediction(logits, iou, logits[:, :, :side, :side]))
+
+
+@pytest.fixture
+def case():
+    """Four masks of three answers; mask m's answer m modulo 3 is the best by far."""
+    rng = draw(0, "test objective")
+    truth = torch.tensor(rng.random((4, 6, 8)) < 0.4)
+    valid = torch.ones_like(truth)
+    valid[1, :, 6:] = False
+    logits = torch.tensor(rng.standard_normal((4, 3, 6, 8)))
+    for m in range(4):
+        logits[m, m % 3] += 4 * (truth[m].double() * 2 - 1)
+    iou = torch.tensor(rng.random((4, 3)))
+    return logits.requires_grad_(), iou.requires_grad_(), Truth(truth, valid, torch.zeros(4, 4), (4.0, 4.0))
+
+
+def test_the_best_answer_is_chosen_for_each_mask_by_itself(case):
+    logits, iou, truth = case
+    terms = MaskObjective()(played(logits, iou), truth)
+    terms.loss.backward()
+    learned = logits.grad.abs().sum((2, 3)) > 0
+    assert learned.tolist() == [[True, False, False], [False, True, False], [False, False, True], [True, False, False]]
+    assert torch.equal(iou.grad != 0, learned)
+
+
+def test_sums_are_twenty_focal_one_dice_one_iou(case):
+    logits, iou, truth = case
+    terms = MaskObjective()(played(logits, iou), truth)
+    logits, iou = logits.detach(), iou.detach()
+    focal_each, dice_each = focal(logits, truth.masks, truth.valid), dice(logits, truth.masks, truth.valid)
+    actual = actual_iou(logits, truth.masks, truth.valid)
+    expected = [float(20 * focal_each[m, m % 3] + dice_each[m, m % 3] + (iou[m, m % 3] - actual[m, m % 3]) ** 2) for m in range(4)]
+    assert terms.by_mask.tolist() == pytest.approx(expected, rel=1e-12)
+    assert float(terms.loss.detach()) == pytest.approx(sum(expected), rel=1e-12)
+    assert float(terms.count) == 4
+    assert float(terms.parts["focal"]) == pytest.approx(float(sum(focal_each[m, m % 3] for m in range(4))))
+    assert float(terms.parts["dice"]) == pytest.approx(float(sum(dice_each[m, m % 3] for m in range(4))))
+    assert float(terms.parts["iou_head"]) == pytest.approx(float(sum((iou[m, m % 3] - actual[m, m % 3]) ** 2 for m in range(4))))
+    assert float(terms.parts["iou"]) == pytest.approx(float(sum(actual[m, iou[m].argmax()] for m in range(4)))), "of the answer that goes on"
+    assert not any(part.requires_grad for part in (*terms.parts.values(), terms.by_mask, terms.count))
+
+
+def test_masks_in_chunks_add_up_to_all(case):
+    logits, iou, truth = case
+    whole = MaskObjective()(played(logits, iou), truth)
+    total = 0
+    for m in range(4):
+        alone = Truth(truth.masks[m : m + 1], truth.valid[m : m + 1], truth.boxes_input[m : m + 1], truth.cell_xy)
+        total = total + MaskObjective()(played(logits[m : m + 1], iou[m : m + 1]), alone).loss
+    assert float(total.detach()) == pytest.approx(float(whole.loss.detach()), rel=1e-12)
+
+
+def test_the_weights_decide_which_answer_is_best():
+    truth = torch.zeros(1, 1, 8, dtype=torch.bool)
+    truth[..., 0] = True
+    few_sure, many_unsure = torch.full((1, 8), -5.0), torch.full((1, 8), -5.0)
+    few_sure[0, :2] = -0.5  # overlaps little, nowhere far wrong
+    many_unsure[0, :1], many_unsure[0, 1:2] = 5.0, 4.0  # overlaps well, one pixel far wrong
+    logits = torch.stack([few_sure, many_unsure])[None].requires_grad_()
+    case = played(logits, torch.zeros(1, 2)), Truth(truth, truth | True, torch.zeros(1, 4), (4.0, 4.0))
+    for objective, answer in [(MaskObjective(), 0), (MaskObjective(focal_weight=0.0), 1), (MaskObjective(dice_weight=0.0), 0)]:
+        (grad,) = torch.autograd.grad(objective(*case).loss, logits)
+        assert grad.abs().sum((2, 3)).gt(0).tolist() == [[answer == 0, answer == 1]]
+
+
+@pytest.mark.parametrize(
+    ("supervise", "iou_supervise", "mask_learns", "iou_learns"),
+    [
+        ("best", "all", [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], [[1, 1, 1]] * 4),
+        ("all", "best", [[1, 1, 1]] * 4, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]),
+        ("all", "all", [[1, 1, 1]] * 4, [[1, 1, 1]] * 4),
+        ("single", "best", [[1, 0, 0]] * 4, [[1, 0, 0]] * 4),
+        ("single", "all", [[1, 0, 0]] * 4, [[1, 1, 1]] * 4),
+    ],
+)
+def test_who_learns(case, supervise, iou_supervise, mask_learns, iou_learns):
+    logits, iou, truth = case
+    terms = MaskObjective(supervise=supervise, iou_supervise=iou_supervise)(played(logits, iou), truth)
+    terms.loss.backward()
+    assert (logits.grad.abs().sum((2, 3)) > 0).int().tolist() == mask_learns
+    assert (iou.grad != 0).int().tolist() == iou_learns
+    focal_each = focal(logits.detach(), truth.masks, truth.valid)
+    if supervise == "all":
+        assert float(terms.parts["focal"]) == pytest.approx(float(focal_each.mean(1).sum()))
+    if supervise == "single":
+        assert float(terms.parts["focal"]) == pytest.approx(float(focal_each[:, 0].sum()))
+
+
+def test_options_reach_the_formulas(case):
+    logits, iou, truth = case
+    objective = MaskObjective(2.0, 3.0, 5.0, alpha=0.8, gamma=1.0, smooth=7.0, supervise="single", iou_loss="l1")
+    focal_each = focal(logits, truth.masks, truth.valid, 0.8, 1.0)[:, 0]
+    dice_each = dice(logits, truth.masks, truth.valid, 7.0)[:, 0]
+    head = (iou - actual_iou(logits, truth.masks, truth.valid))[:, 0].abs()
+    assert torch.allclose(objective(played(logits, iou), truth).by_mask, 2 * focal_each + 3 * dice_each + 5 * head)
+
+
+def test_soft_targets_are_learned_soft_and_judged_hard(case):
+    logits, iou, truth = case
+    soft = truth.masks * 0.7 + ~truth.masks * 0.2
+    terms = MaskObjective()(played(logits, iou), Truth(soft, truth.valid, truth.boxes_input, truth.cell_xy))
+    hard = MaskObjective()(played(logits, iou), truth)
+    assert torch.equal(terms.parts["iou"], hard.parts["iou"])
+    assert terms.parts["focal"] != hard.parts["focal"]
+
+
+def test_no_masks_sum_to_nothing(case):
+    logits, iou, truth = case
+    none = Truth(truth.masks[:0], truth.valid[:0], truth.boxes_input[:0], truth.cell_xy)
+    terms = MaskObjective()(played(logits[:0], iou[:0]), none)
+    terms.loss.backward()
+    assert (float(terms.loss.detach()), float(terms.count), terms.by_mask.shape) == (0, 0, (0,))
+
+
+def test_the_objective_never_waits_for_the_device():
+    """Tensors without data: whatever looks at a value raises."""
+    on = {"device": "meta"}
+    masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
+    logits = torch.zeros(4, 3, 8, 8, requires_grad=True, **on)
+    terms = MaskObjective()(played(logits, torch.zeros(4, 3, **on)), Truth(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0)))
+    terms.loss.backward()
+    assert logits.grad.shape == logits.shape
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dice_weight": -1.0}, "MaskObjective.dice_weight is -1.0, it must be at least 0; give another value"),
+        ({"gamma": -0.5}, "MaskObjective.gamma is -0.5, it must be at least 0; give another value"),
+        ({"smooth": 0.0}, "MaskObjective.smooth is 0.0, it must be above 0, or an empty mask has no dice; give another value"),
+        ({"alpha": 1.5}, "MaskObjective.alpha is 1.5, it must be between 0 and 1; give another value"),
+        ({"supervise": "worst"}, "MaskObjective.supervise is 'worst', it must be one of best, all, single; choose one"),
+        ({"iou_loss": "l2"}, "MaskObjective.iou_loss is 'l2', it must be one of mse, l1; choose one"),
+    ],
+)
+def test_impossible_objectives_are_refused(values, message):
+    objective = MaskObjective()
+    for name, value in values.items():  # past the constructor, whose types are checked here before it can speak for itself
+        object.__setattr__(objective, name, value)
+    with pytest.raises(Fault) as caught:
+        objective.__post_init__()
+    assert str(caught.value) == message
