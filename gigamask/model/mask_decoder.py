@@ -1,0 +1,81 @@
+"""The mask decoder: image embeddings and prompt embeddings become mask logits and predicted IoUs (Segment Anything, `modeling/mask_decoder.py`).
+
+Enters: embeddings of B images, the tokens of M prompts, which image each belongs to, and mask prompts. Leaves: logits `(M, K, G, G)` and
+IoU `(M, K)`, K = 3 (tokens 1 to 3) or 1 (token 0). Heads of tokens that are not asked for are not computed. The 2 x 2 transposed convolutions
+do not overlap, so they are matrix products over tokens; pixels are put in order once, on the K logits.
+
+Not here: prompts (`model.prompt_encoder`), the transformer (`model.two_way`), masks at the image's own size (`geometry`).
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gigamask.model.layers import LayerNorm2d, Mlp, normalise
+from gigamask.model.sizes import SamSpec
+from gigamask.model.two_way import DensePrompt, TwoWayTransformer
+
+
+class MaskDecoder(nn.Module):
+    """SAM's mask decoder for many images with many masks each in one call."""
+
+    def __init__(self, spec: SamSpec) -> None:
+        super().__init__()
+        dim = spec.embedding_dim
+        self.transformer = TwoWayTransformer(spec)
+        self.iou_token = nn.Embedding(1, dim)
+        self.mask_tokens = nn.Embedding(4, dim)
+        self.output_upscaling = nn.Sequential(
+            nn.ConvTranspose2d(dim, dim // 4, 2, stride=2),
+            LayerNorm2d(dim // 4),
+            nn.GELU(),
+            nn.ConvTranspose2d(dim // 4, dim // 8, 2, stride=2),
+            nn.GELU(),
+        )
+        self.output_hypernetworks_mlps = nn.ModuleList(Mlp(dim, dim, dim // 8) for _ in range(4))
+        self.iou_prediction_head = Mlp(dim, spec.iou_hidden, 4)
+
+    def forward(
+        self,
+        images: Float[Tensor, "B C E E"],
+        positions: Float[Tensor, "E E C"],
+        prompts: Float[Tensor, "M N C"],
+        mask_image: Int64[Tensor, "M"],
+        dense: DensePrompt | None,
+        several: bool,
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
+        tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
+        tokens, image = self.transformer(images.flatten(2).transpose(1, 2).contiguous(), positions.flatten(0, 1), tokens, mask_image, dense)
+        asked = range(1, 4) if several else range(1)
+        heads = torch.stack([self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in asked], -1)
+        iou = self.iou_prediction_head(tokens[:, 0])[:, asked.start : asked.stop]
+        return self._masks(image, heads), iou
+
+    def _masks(self, image: Float[Tensor, "M T C"], heads: Float[Tensor, "M c K"]) -> Float[Tensor, "M K G G"]:
+        """Returns each head's product with the image tokens, upscaled four times."""
+        first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
+        norm = cast(LayerNorm2d, self.output_upscaling[1])
+        twice = _upscale(image, first).unflatten(-1, (4, -1))
+        four = _forgetful(lambda x: _upscale(F.gelu(normalise(x, norm)), second), twice).unflatten(-1, (4, -1)).flatten(1, 3)
+        logits = _forgetful(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
+        side = round(image.shape[1] ** 0.5)
+        pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])
+        return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(len(image), heads.shape[-1], 4 * side, 4 * side)
+
+
+def _forgetful(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a function of which backward keeps only the input: the upscaled tokens are the largest tensors here, and what is computed again
+    (a normalisation, a GELU, no matrix product) costs little."""
+    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+
+
+def _upscale(tokens: Float[Tensor, "... C"], layer: nn.ConvTranspose2d) -> Float[Tensor, "... D"]:
+    """Applies a 2 x 2 transposed convolution of stride 2 to tokens; the four pixels of each lie side by side in D, row by row."""
+    bias = cast(Tensor, layer.bias)
+    return F.linear(tokens, layer.weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))

@@ -1,0 +1,109 @@
+"""The sizes of the model: what a `Sam` is built from, and the four that have a name.
+
+Importable without torch, since recipes hold a `SamSpec`.
+
+Not here: the model itself (`model.sam`), reading a size off a checkpoint (`model.weights`).
+"""
+
+from dataclasses import dataclass
+
+from gigamask.faults import Fault
+
+
+@dataclass(frozen=True)
+class SamSpec:
+    """Every number that decides the model's shapes, its drop path and how it starts."""
+
+    input_side: int = 1024
+    """Side in pixels of the square the encoder sees."""
+    patch: int = 16
+    """Side in pixels of one token; divides the input side."""
+    dim: int = 768
+    """Width of the image encoder."""
+    depth: int = 12
+    """Blocks of the image encoder."""
+    heads: int = 12
+    """Attention heads of each encoder block; divides the width."""
+    window: int = 14
+    """Side in tokens of the windows that the other blocks attend within."""
+    global_blocks: tuple[int, ...] = (2, 5, 8, 11)
+    """Blocks that attend over the whole image."""
+    drop_path: float = 0.0
+    """Rate at which the last block's residual branches are skipped in training; it grows linearly from 0 at the first block."""
+    embedding_dim: int = 256
+    """Channels of the image embedding, and width of the decoder."""
+    decoder_heads: int = 8
+    """Attention heads of the decoder; divides half the embedding's channels."""
+    decoder_mlp: int = 2048
+    """Hidden width of the decoder's MLPs."""
+    iou_hidden: int = 256
+    """Hidden width of the head that predicts IoU."""
+    tie_cross_attention: bool = False
+    """Start each cross-attention of the decoder with one scaled orthogonal matrix for queries and keys: a click finds its place at once."""
+
+    def __post_init__(self) -> None:
+        positive = ("input_side", "patch", "dim", "depth", "heads", "window", "embedding_dim", "decoder_heads", "decoder_mlp", "iou_hidden")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
+        if self.input_side % self.patch:
+            near = max(self.patch, round(self.input_side / self.patch) * self.patch)
+            raise Fault(f"input_side {self.input_side} is not a multiple of patch {self.patch}; the nearest that is: {near}")
+        if self.dim % self.heads:
+            raise Fault(f"dim {self.dim} is not a multiple of heads {self.heads}; choose heads that divide it")
+        if self.dim % 4:
+            raise Fault(f"dim {self.dim} is not a multiple of 4, which the position code needs; choose one that is")
+        if self.embedding_dim % 8:
+            raise Fault(f"embedding_dim {self.embedding_dim} is not a multiple of 8, which the mask upscaling needs; choose one that is")
+        if (self.embedding_dim // 2) % self.decoder_heads:
+            raise Fault(f"decoder_heads {self.decoder_heads} does not divide half of embedding_dim {self.embedding_dim}; choose heads that do")
+        if wrong := [block for block in self.global_blocks if not 0 <= block < self.depth]:
+            raise Fault(f"global_blocks names block {wrong[0]}, but a depth of {self.depth} has blocks 0 to {self.depth - 1}; name one of these")
+        if not 0 <= self.drop_path < 1:
+            raise Fault(f"drop_path is {self.drop_path}; it is a rate and must lie in [0, 1)")
+
+    @property
+    def embedding_side(self) -> int:
+        """Side of the image embedding in tokens, E."""
+        return self.input_side // self.patch
+
+    @property
+    def grid(self) -> int:
+        """Side of the low-resolution masks, G: four times the embedding's."""
+        return 4 * self.embedding_side
+
+
+def vit_b() -> SamSpec:
+    """Returns SAM's ViT-B: 93.7 M parameters."""
+    return SamSpec()
+
+
+def vit_l() -> SamSpec:
+    """Returns SAM's ViT-L: 312.3 M parameters."""
+    return SamSpec(dim=1024, depth=24, heads=16, global_blocks=(5, 11, 17, 23))
+
+
+def vit_h() -> SamSpec:
+    """Returns SAM's ViT-H: 641.1 M parameters."""
+    return SamSpec(dim=1280, depth=32, heads=16, global_blocks=(7, 15, 23, 31))
+
+
+def tiny() -> SamSpec:
+    """Returns a size that learns on two CPU cores in minutes: 128 px, 0.7 M parameters.
+
+    Patch 8 and two decoder heads because clicks did not help with patch 16, and four heads of eight channels learned a little less.
+    """
+    return SamSpec(
+        input_side=128,
+        patch=8,
+        dim=96,
+        depth=4,
+        heads=3,
+        window=8,
+        global_blocks=(1, 3),
+        embedding_dim=64,
+        decoder_heads=2,
+        decoder_mlp=256,
+        iou_hidden=64,
+        tie_cross_attention=True,
+    )

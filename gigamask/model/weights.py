@@ -1,0 +1,237 @@
+"""Weights on disk and under other names: read them from wherever they come, load them strictly, save them, translate them.
+
+Enters: Meta's `.pth`, a `.safetensors`, a Hugging Face folder, a checkpoint's folder. Leaves: a state dict under Meta's names, and the `SamSpec`
+if the file tells it. Positions and relative positions are interpolated when the model has another side, as ViTDet and SAM do; everything else
+must match exactly.
+
+Not here: the checkpoints of training (`train.checkpoint`), whole exported folders (`export`), MAE's names (`model.mae`).
+"""
+
+import json
+import os
+import pickle
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gigamask.faults import Fault
+from gigamask.model.sam import Sam
+from gigamask.model.sizes import SamSpec
+
+State = dict[str, Tensor]
+
+GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
+
+# Meta's name and Hugging Face's for each part; {i} is a number. The first that fits holds. transformers/models/sam/convert_sam_to_hf.py.
+NAMES = (
+    ("image_encoder.patch_embed.proj.", "vision_encoder.patch_embed.projection."),
+    ("image_encoder.pos_embed", "vision_encoder.pos_embed"),
+    ("image_encoder.blocks.{i}.norm1.", "vision_encoder.layers.{i}.layer_norm1."),
+    ("image_encoder.blocks.{i}.norm2.", "vision_encoder.layers.{i}.layer_norm2."),
+    ("image_encoder.blocks.{i}.", "vision_encoder.layers.{i}."),
+    ("image_encoder.neck.0.", "vision_encoder.neck.conv1."),
+    ("image_encoder.neck.1.", "vision_encoder.neck.layer_norm1."),
+    ("image_encoder.neck.2.", "vision_encoder.neck.conv2."),
+    ("image_encoder.neck.3.", "vision_encoder.neck.layer_norm2."),
+    (GAUSSIAN, "prompt_encoder.shared_embedding.positional_embedding"),
+    ("prompt_encoder.point_embeddings.{i}.", "prompt_encoder.point_embed.{i}."),
+    ("prompt_encoder.mask_downscaling.0.", "prompt_encoder.mask_embed.conv1."),
+    ("prompt_encoder.mask_downscaling.1.", "prompt_encoder.mask_embed.layer_norm1."),
+    ("prompt_encoder.mask_downscaling.3.", "prompt_encoder.mask_embed.conv2."),
+    ("prompt_encoder.mask_downscaling.4.", "prompt_encoder.mask_embed.layer_norm2."),
+    ("prompt_encoder.mask_downscaling.6.", "prompt_encoder.mask_embed.conv3."),
+    ("prompt_encoder.not_a_point_embed.", "prompt_encoder.not_a_point_embed."),
+    ("prompt_encoder.no_mask_embed.", "prompt_encoder.no_mask_embed."),
+    ("mask_decoder.transformer.layers.{i}.norm1.", "mask_decoder.transformer.layers.{i}.layer_norm1."),
+    ("mask_decoder.transformer.layers.{i}.norm2.", "mask_decoder.transformer.layers.{i}.layer_norm2."),
+    ("mask_decoder.transformer.layers.{i}.norm3.", "mask_decoder.transformer.layers.{i}.layer_norm3."),
+    ("mask_decoder.transformer.layers.{i}.norm4.", "mask_decoder.transformer.layers.{i}.layer_norm4."),
+    ("mask_decoder.transformer.norm_final_attn.", "mask_decoder.transformer.layer_norm_final_attn."),
+    ("mask_decoder.transformer.", "mask_decoder.transformer."),
+    ("mask_decoder.iou_token.", "mask_decoder.iou_token."),
+    ("mask_decoder.mask_tokens.", "mask_decoder.mask_tokens."),
+    ("mask_decoder.output_upscaling.0.", "mask_decoder.upscale_conv1."),
+    ("mask_decoder.output_upscaling.1.", "mask_decoder.upscale_layer_norm."),
+    ("mask_decoder.output_upscaling.3.", "mask_decoder.upscale_conv2."),
+    ("mask_decoder.output_hypernetworks_mlps.{i}.layers.0.", "mask_decoder.output_hypernetworks_mlps.{i}.proj_in."),
+    ("mask_decoder.output_hypernetworks_mlps.{i}.layers.1.", "mask_decoder.output_hypernetworks_mlps.{i}.layers.0."),
+    ("mask_decoder.output_hypernetworks_mlps.{i}.layers.2.", "mask_decoder.output_hypernetworks_mlps.{i}.proj_out."),
+    ("mask_decoder.iou_prediction_head.layers.0.", "mask_decoder.iou_prediction_head.proj_in."),
+    ("mask_decoder.iou_prediction_head.layers.1.", "mask_decoder.iou_prediction_head.layers.0."),
+    ("mask_decoder.iou_prediction_head.layers.2.", "mask_decoder.iou_prediction_head.proj_out."),
+)
+
+# Hugging Face keeps the position code twice.
+SHARED = "shared_image_embedding.positional_embedding"
+
+
+def read(path: Path | str) -> tuple[State, SamSpec | None]:
+    """Returns the weights at `path` under Meta's names, and their spec where the file states one; `infer_spec` reads it off the shapes otherwise.
+
+    Raises a Fault that names the path when there is nothing there, or nothing that can be read as weights.
+    """
+    path = Path(path)
+    if path.is_dir():
+        inside = path / "model.safetensors"
+        if not inside.is_file():
+            raise Fault(f"{path}: holds no model.safetensors; give a folder that does, or the file itself")
+        state, spec = _read_safetensors(inside)
+        config = path / "config.json"
+        return state, spec or (_spec_of_config(state, config) if config.is_file() else None)
+    if not path.is_file():
+        raise Fault(f"{path}: no such file; give a .pth, a .safetensors, or a folder that holds model.safetensors")
+    return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
+
+
+def _read_safetensors(path: Path) -> tuple[State, SamSpec | None]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise Fault(f"{path}: cannot be read as safetensors ({error}); fetch or write it again") from None
+    if "spec" not in metadata:
+        return (from_huggingface(state) if any(name.startswith("vision_encoder.") for name in state) else state), None
+    try:
+        fields: dict[str, Any] = json.loads(metadata["spec"])
+        fields["global_blocks"] = tuple(fields["global_blocks"])
+        return state, SamSpec(**fields)
+    except (TypeError, KeyError, json.JSONDecodeError) as error:
+        raise Fault(f"{path}: its spec cannot be used ({error}); it was written by another version, read it with that one") from None
+
+
+def _read_pth(path: Path) -> State:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise Fault(f"{path}: cannot be read as weights alone ({str(error).splitlines()[0]}); save its state dict and give that") from None
+    while isinstance(state, dict) and (inner := next((state[name] for name in ("model", "state_dict") if isinstance(state.get(name), dict)), None)):
+        state = inner
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise Fault(f"{path}: holds no state dict of tensors; save the model's state_dict() and give that")
+    return {re.sub(r"^(module\.|sam\.)+", "", name.replace("_orig_mod.", "")): value for name, value in state.items()}
+
+
+def _spec_of_config(state: State, config: Path) -> SamSpec | None:
+    """Returns the spec of a Hugging Face folder: shapes, and from its config what shapes do not tell."""
+    try:
+        decoder = json.loads(config.read_text()).get("mask_decoder_config") or {}
+        return infer_spec(state, decoder_heads=int(decoder.get("num_attention_heads", 8)))
+    except (json.JSONDecodeError, AttributeError, TypeError) as error:
+        raise Fault(f"{config}: is not the config of a SamModel ({error}); export the folder again") from None
+
+
+def infer_spec(state: State, decoder_heads: int = 8) -> SamSpec:
+    """Returns the spec that the shapes imply.
+
+    Shapes do not tell the decoder's heads: Meta's models have 8. Raises a Fault that names a missing tensor.
+    """
+    try:
+        _, side, _, dim = state["image_encoder.pos_embed"].shape
+        patch = state["image_encoder.patch_embed.proj.weight"].shape[-1]
+        depth = 1 + max((int(found[1]) for name in state if (found := re.match(r"image_encoder\.blocks\.(\d+)\.", name))), default=0)
+        tables = [state[f"image_encoder.blocks.{index}.attn.rel_pos_h"].shape for index in range(depth)]
+        hidden, embedding_dim = state["mask_decoder.iou_prediction_head.layers.0.weight"].shape
+        decoder_mlp = state["mask_decoder.transformer.layers.0.mlp.lin1.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise Fault(f"the weights are not a SAM's: {error} is missing; give Meta's, Hugging Face's or gigamask's own") from None
+    whole = 2 * side - 1
+    return SamSpec(
+        input_side=side * patch,
+        patch=patch,
+        dim=dim,
+        depth=depth,
+        heads=dim // tables[0][1],
+        window=next(((length + 1) // 2 for length, _ in tables if length != whole), side),
+        global_blocks=tuple(index for index, (length, _) in enumerate(tables) if length == whole),
+        embedding_dim=embedding_dim,
+        decoder_heads=decoder_heads,
+        decoder_mlp=decoder_mlp,
+        iou_hidden=hidden,
+    )
+
+
+def load(model: Sam, state: State, name: str) -> None:
+    """Puts `state` into the model; `name` says in messages where it came from.
+
+    Raises a Fault when a tensor is missing, unknown, or has another shape that interpolating positions does not explain. Nothing is loaded then.
+    """
+    own = model.state_dict()
+    missing, unknown = [key for key in own if key not in state], [key for key in state if key not in own]
+    if missing or unknown:
+        told = "; ".join(f"{word} {_few(keys)}" for word, keys in (("lacks", missing), ("has unknown", unknown)) if keys)
+        raise Fault(f"{name}: {told}; the model wants {len(own)} tensors under Meta's names: build it with the spec of these weights")
+    fitted = {key: _fit(value, own[key], key) for key, value in state.items()}
+    if wrong := [key for key, value in fitted.items() if value.shape != own[key].shape]:
+        shapes = f"{tuple(state[wrong[0]].shape)}, the model's is {tuple(own[wrong[0]].shape)}"
+        raise Fault(f"{name}: {_few(wrong)} of another shape: {shapes}; build the model with the spec of these weights")
+    model.load_state_dict(fitted)
+
+
+def _few(keys: list[str]) -> str:
+    return f"{len(keys)} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
+
+
+def _fit(value: Tensor, own: Tensor, key: str) -> Tensor:
+    """Returns positions interpolated to the model's side, and everything else as it is."""
+    if value.shape == own.shape or value.dim() != own.dim() or value.shape[-1] != own.shape[-1]:
+        return value
+    if key == "image_encoder.pos_embed":
+        return resize_positions(value, own.shape[1])
+    return resize_table(value, len(own)) if key.endswith((".attn.rel_pos_h", ".attn.rel_pos_w")) else value
+
+
+def resize_positions(positions: Float[Tensor, "1 e e C"], side: int) -> Float[Tensor, "1 E E C"]:
+    """Returns absolute positions for another side, by bicubic interpolation (ViTDet, `modeling/backbone/utils.py`)."""
+    return F.interpolate(positions.permute(0, 3, 1, 2).float(), size=(side, side), mode="bicubic").permute(0, 2, 3, 1).to(positions.dtype)
+
+
+def resize_table(table: Float[Tensor, "l d"], length: int) -> Float[Tensor, "L d"]:
+    """Returns a table of relative positions for another side, by linear interpolation (Segment Anything, `get_rel_pos`)."""
+    return F.interpolate(table.T[None].float(), size=length, mode="linear")[0].T.to(table.dtype)
+
+
+def save(model: Sam, path: Path | str) -> None:
+    """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(to_official(model), partial, metadata={"spec": json.dumps(asdict(model.spec))})
+    os.replace(partial, path)
+
+
+def to_official(model: Sam) -> State:
+    """Returns the state dict as Meta's own `.pth` holds it, on the CPU: `torch.save` of it loads there strictly."""
+    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+
+
+def to_huggingface(state: State) -> State:
+    """Returns the weights under the names of Hugging Face's `SamModel`. Raises a Fault that names a tensor it does not know."""
+    renamed = {_rename(name, 0, 1): value for name, value in state.items()}
+    if GAUSSIAN in state:
+        renamed[SHARED] = state[GAUSSIAN].clone()
+    return renamed
+
+
+def from_huggingface(state: State) -> State:
+    """Returns a `SamModel`'s weights under Meta's names; a file may keep either copy of the position code."""
+    renamed = {_rename(name, 1, 0): value for name, value in state.items() if name != SHARED}
+    if SHARED in state:
+        renamed.setdefault(GAUSSIAN, state[SHARED])
+    return renamed
+
+
+def _rename(name: str, start: int, end: int) -> str:
+    """Returns one tensor's name on the other side."""
+    for pair in NAMES:
+        pattern = re.escape(pair[start]).replace(r"\{i\}", r"(\d+)")
+        if found := re.match(pattern + ("" if pair[start].endswith(".") else "$"), name):
+            return pair[end].replace("{i}", found[1] if found.groups() else "") + name[found.end() :]
+    raise Fault(f"{name}: not the name of a tensor of a {('SAM', 'SamModel')[start]}; take it out, or check where the weights came from")

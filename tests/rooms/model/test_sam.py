@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from gigamask.contracts import Prompts
+from gigamask.faults import Fault
+from gigamask.model.sam import PIXEL_MEAN, TIE_SCALE, build, initialise, sine_positions
+from gigamask.model.sizes import tiny, vit_b, vit_h, vit_l
+
+
+@pytest.mark.parametrize(
+    ("make", "keys", "parameters", "encoder"),
+    [(vit_b, 314, 93_735_472, 89_670_912), (vit_l, 482, 312_342_832, 308_278_272), (vit_h, 594, 641_090_608, 637_026_048)],
+)
+def test_sizes_are_metas(make, keys, parameters, encoder):
+    model = build(make(), 0, "meta")
+    assert len(model.state_dict()) == keys
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.image_encoder.parameters()) == encoder
+    assert sum(parameter.numel() for parameter in model.prompt_encoder.parameters()) == 6_220
+    assert sum(parameter.numel() for parameter in model.mask_decoder.parameters()) == 4_058_340
+
+
+def test_the_gaussian_matrix_is_saved_and_the_pixel_mean_is_not():
+    model = build(tiny(), 0)
+    assert "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix" in model.state_dict()
+    assert not any(name.startswith("pixel") for name in model.state_dict())
+    assert model.pixel_mean.flatten().tolist() == pytest.approx(PIXEL_MEAN)
+
+
+def test_the_same_seed_builds_the_same_model_and_global_chance_is_untouched():
+    before = torch.get_rng_state()
+    first, again, other = build(tiny(), 3), build(tiny(), 3), build(tiny(), 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, value in first.state_dict().items():
+        assert value.isfinite().all()
+        assert torch.equal(value, again.state_dict()[name])
+    assert not torch.equal(first.image_encoder.patch_embed.proj.weight, other.image_encoder.patch_embed.proj.weight)
+
+
+def test_a_deeper_model_starts_its_first_blocks_alike():
+    shallow, deep = build(tiny(), 0), build(replace(tiny(), depth=6), 0)
+    assert torch.equal(shallow.image_encoder.blocks[2].mlp.lin1.weight, deep.image_encoder.blocks[2].mlp.lin1.weight)
+
+
+def test_tied_cross_attentions_start_at_one_scaled_orthogonal_matrix():
+    transformer = build(tiny(), 0).mask_decoder.transformer
+    crosses = [transformer.final_attn_token_to_image]
+    crosses += [layer.cross_attn_token_to_image for layer in transformer.layers] + [layer.cross_attn_image_to_token for layer in transformer.layers]
+    for cross in crosses:
+        weight = cross.q_proj.weight
+        assert torch.equal(weight, cross.k_proj.weight)
+        assert torch.allclose(weight @ weight.T, TIE_SCALE**2 * torch.eye(32), atol=1e-5)
+    assert not torch.equal(transformer.layers[0].self_attn.q_proj.weight, transformer.layers[0].self_attn.k_proj.weight)
+    untied = build(replace(tiny(), tie_cross_attention=False), 0).mask_decoder.transformer.final_attn_token_to_image
+    assert not torch.equal(untied.q_proj.weight, untied.k_proj.weight)
+
+
+def test_sine_positions_tell_every_token_apart():
+    code = sine_positions(16, 96).flatten(0, 2)
+    distance = torch.cdist(code, code) + 100 * torch.eye(256)
+    assert distance.min() > 0.5
+    assert code.abs().max() <= 1
+
+
+def test_what_has_no_rule_says_so():
+    model = build(tiny(), 0)
+    model.image_encoder = nn.PReLU()
+    with pytest.raises(Fault, match=r"image_encoder\.weight: nothing says how a PReLU starts; load weights into it, or start it yourself"):
+        initialise(model, 0)
+
+
+def test_padding_is_zero_after_normalising():
+    model = build(tiny(), 0)
+    seen = []
+    model.image_encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    images = torch.randint(0, 256, (2, 3, 128, 128), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    model.encode(images, torch.tensor([[128, 96], [50, 128]]))
+    (pixels,) = seen
+    assert pixels[0, :, :, 96:].abs().max() == 0
+    assert pixels[1, :, 50:].abs().max() == 0
+    mean, std = torch.tensor([123.675, 116.28, 103.53]), torch.tensor([58.395, 57.12, 57.375])
+    assert torch.allclose(pixels[1, :, 49, 127], (images[1, :, 49, 127] - mean) / std, atol=1e-5)
+
+
+def test_what_lies_in_the_padding_does_not_matter():
+    model = build(tiny(), 0)
+    images = torch.full((1, 3, 128, 128), 90, dtype=torch.uint8)
+    other = images.clone()
+    other[:, :, 100:] = 7
+    sizes = torch.tensor([[100, 128]])
+    assert torch.equal(model.encode(images, sizes), model.encode(other, sizes))
+
+
+def test_another_side_is_refused():
+    with pytest.raises(Fault, match="images have side 64, the model takes 128; build it with input_side=64"):
+        build(tiny(), 0).encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]]))
+
+
+def test_pixels_become_masks_and_every_part_learns():
+    model = build(replace(tiny(), drop_path=0.2), 0)
+    images = torch.randint(0, 256, (2, 3, 128, 128), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    embedding = model.encode(images, torch.full((2, 2), 128), torch.full((2, 4, 2), 0.5))
+    assert embedding.shape == (2, 64, 16, 16)
+    prompts = Prompts(torch.full((3, 2, 2), 60.0), torch.tensor([[1, -1]] * 3), None, True)
+    logits, iou = model.decode(embedding, torch.tensor([0, 1, 1]), prompts)
+    assert logits.shape == (3, 3, 64, 64)
+    assert iou.shape == (3, 3)
+    (logits.square().mean() + iou.square().mean()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for name, parameter in model.image_encoder.named_parameters() if "rel_pos" not in name)
+
+
+def test_an_encoder_of_ones_own_takes_the_place():
+    class Means(nn.Module):
+        def forward(self, pixels, drop_path):
+            return pixels.unflatten(2, (16, 8)).unflatten(4, (16, 8)).mean((3, 5)).repeat(1, 22, 1, 1)[:, :64]
+
+    model = build(tiny(), 0)
+    model.image_encoder = Means()
+    images = torch.zeros(1, 3, 128, 128, dtype=torch.uint8)
+    assert model.encode(images, torch.tensor([[128, 128]])).shape == (1, 64, 16, 16)
