@@ -1,0 +1,1 @@
+"""How the work meets the hardware: the precision it is done in."""

@@ -1,0 +1,48 @@
+"""Recipes: Python functions that return a `Run`; each docstring states command, hardware, hours and the source of each number.
+
+A recipe is chosen by name (`tiny`) or as `file.py:function`, so that one's own lives in one's own file.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gigamask.faults import Fault
+from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
+from gigamask.recipes.tiny import tiny
+from gigamask.train.run import Run
+
+BUILT_IN: tuple[Callable[[], Run], ...] = (tiny, sam_vit_b, sam_vit_l, sam_vit_h)
+
+
+def find(name: str) -> Callable[[], Run]:
+    """Returns the recipe of that name, or the function of `file.py:function`."""
+    known = {recipe.__name__: recipe for recipe in BUILT_IN}
+    if name in known:
+        return known[name]
+    path, colon, function = name.rpartition(":")
+    if not colon:
+        raise Fault(f"no recipe is called {name!r}; known are {', '.join(known)}, and file.py:function for your own")
+    if not Path(path).is_file():
+        raise Fault(f"{path}: no such file, so there is no recipe {name!r}; known by name are {', '.join(known)}")
+    recipe = getattr(_load(Path(path)), function, None)
+    if not callable(recipe):
+        raise Fault(f"{path} has no function {function!r}; write one that returns a gigamask.train.run.Run")
+    return recipe
+
+
+def _load(path: Path):
+    """Imports a file under its stem, once, so that the classes in it are the same for everyone in this process and its workers."""
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Fault(f"{path}: importing it raised {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,140 @@
+"""Checkpoints: a training's whole state as safetensors files beside a manifest with the size and crc32 of each.
+
+A checkpoint is written into a hidden folder, flushed to disk, and renamed; so a folder under its final name is complete. Reading checks every
+byte before anything is used, since no weight format notices a flipped bit by itself; a damaged checkpoint is named and the one before it taken.
+
+Not here: what the state is (`train.state`), weight files of other origins (`model.weights`).
+"""
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from gigamask.contracts import Cursor
+from gigamask.faults import Fault
+from gigamask.model import weights
+from gigamask.model.sam import Sam, build
+from gigamask.parallel.precision import choose_device
+from gigamask.train.run import Run
+from gigamask.train.state import TrainState
+
+FORMAT = 1
+MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+
+
+def save(state: TrainState, run: Run) -> Path:
+    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep`, and returns the new folder."""
+    folder = Path(run.out) / "checkpoints"
+    final, part = folder / f"step_{state.step:08d}", folder / f".step_{state.step:08d}.part"
+    sweep(folder)
+    part.mkdir(parents=True)
+    weights.save(state.model, part / MODEL)
+    save_file({name: tensor.contiguous() for name, tensor in state.optimizer_tensors().items()}, part / OPTIMIZER)
+    files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in (MODEL, OPTIMIZER)}
+    manifest = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for name in (MODEL, OPTIMIZER, MANIFEST, "."):
+        _flush(part / name)
+    if final.exists():
+        shutil.rmtree(final)
+    part.rename(final)
+    _flush(folder)
+    for old in complete(folder)[: -run.keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def resume(run: Run, device: torch.device) -> TrainState | None:
+    """Returns the state of the newest sound checkpoint of a run, or None when it has none yet."""
+    folder = newest(Path(run.out))
+    if folder is None:
+        return None
+    manifest = verify(folder)
+    model = build(run.model, run.seed)
+    weights.load(model, load_file(folder / MODEL), str(folder))
+    state = TrainState.around(model.to(device), run)
+    state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
+    state.step, state.cursor = manifest["step"], Cursor(manifest["samples"])
+    return state
+
+
+def newest(out: Path) -> Path | None:
+    """Returns the newest sound checkpoint of a run folder, or None when it has none.
+
+    A damaged one is reported by a warning and the one before it is taken; when all are damaged this is a `Fault`.
+    """
+    found = complete(out / "checkpoints")
+    for folder in reversed(found):
+        try:
+            verify(folder)
+        except Fault as fault:
+            warnings.warn(f"{fault}; going back to the checkpoint before it", stacklevel=2)
+        else:
+            return folder
+    if found:
+        raise Fault(f"{out}: none of its {len(found)} checkpoints is sound; train anew with another --out")
+    return None
+
+
+def locate(path: str) -> str:
+    """Returns where the weights of `path` lie: the newest sound checkpoint when it is a run folder, else the path itself."""
+    return str(newest(Path(path)) or path)
+
+
+def load_model(path: str, device: str = "auto") -> Sam:
+    """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads."""
+    tensors, spec = weights.read(locate(path))
+    model = build(spec or weights.infer_spec(tensors), seed=0)
+    weights.load(model, tensors, path)
+    return model.to(choose_device(device)).eval()
+
+
+def verify(folder: Path) -> dict:
+    """Returns a checkpoint's manifest once every file has the size and crc32 it states; raises `Fault` naming the first that has not."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        known, files = manifest["format"] == FORMAT, [(name, entry["bytes"], entry["crc32"]) for name, entry in manifest["files"].items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Fault(f"{folder / MANIFEST}: not readable as a manifest ({error})") from None
+    if not known:
+        raise Fault(f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}; use the version that wrote it")
+    for name, wanted_bytes, wanted_crc in files:
+        try:
+            found_bytes, found_crc = (folder / name).stat().st_size, checksum(folder / name)
+        except OSError:
+            raise Fault(f"{folder / name}: the manifest lists it, but it cannot be read") from None
+        if (found_bytes, found_crc) != (wanted_bytes, wanted_crc):
+            raise Fault(f"{folder / name}: {found_bytes} bytes with crc32 {found_crc}, the manifest says {wanted_bytes} and {wanted_crc}")
+    return manifest
+
+
+def checksum(path: Path) -> int:
+    """Returns the crc32 of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 24):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def complete(folder: Path) -> list[Path]:
+    """Returns the finished checkpoints of a folder, oldest first."""
+    return sorted(folder.glob("step_[0-9]*"))
+
+
+def sweep(folder: Path) -> None:
+    """Removes what an interrupted save left behind."""
+    for part in folder.glob(".step_*.part"):
+        shutil.rmtree(part)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)

@@ -1,0 +1,34 @@
+"""Joins order and loading: from a run and a cursor to the endless sequence of steps' batches.
+
+Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`samplers.split`), the loading (`data.loader`).
+"""
+
+from collections.abc import Iterator
+
+from gigamask.contracts import Batch, Chance, Cursor
+from gigamask.data import index as indexes
+from gigamask.data import loader
+from gigamask.faults import Fault
+from gigamask.samplers import split
+from gigamask.train.run import Run
+
+
+def open_index(run: Run) -> indexes.Index:
+    """Returns the index of the run's data; tars that have none are indexed once, into the run folder."""
+    return indexes.open_or_build(run.data, run.out)
+
+
+def feed(run: Run, index: indexes.Index, cursor: Cursor, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
+    """Yields, for every step from `cursor` on, its micro-batches."""
+    items, rows = loader.items(index, run.loading.filters)
+    if not items.count:
+        raise Fault(f"{' '.join(run.data)}: none of {len(index)} images has a mask that passes the filters; loosen --loading.filters")
+    chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
+    source = loader.Source(str(index.folder), run.assembly, chance)
+
+    def order(epoch: int):
+        return rows[run.sampler.order(items, epoch, None)]
+
+    per_epoch = len(order(0))
+    groups = split.groups(order, per_epoch, cursor.samples, run.batch, run.micro)
+    return loader.batches(source, groups, workers=run.loading.workers, pin=pin)

@@ -1,0 +1,90 @@
+"""The optimizer: which parameters decay, how the learning rate falls with depth, and AdamW over the resulting groups.
+
+Imports torch only where an optimizer is built, so that recipes can hold the values.
+
+Not here: schedules (`train.schedule`), clipping and the update itself (`train.step`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+# Official names of what is a position or a token; biases and norms are the parameters of one dimension.
+_NO_DECAY = re.compile(r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed")
+_BLOCK = re.compile(r"image_encoder\.blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019) with layer-wise learning-rate decay over the encoder (BEiT; ViTDet's numbering)."""
+
+    lr: float = 8e-4
+    """peak learning rate"""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.1
+    """decoupled; not applied to biases, norms, positions and tokens"""
+    layer_decay: float = 1.0
+    """factor from one encoder block to the one before it; 1 is off"""
+    clip_norm: float | None = 1.0
+    """largest global gradient norm; None is off"""
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Returns a fused AdamW whose groups carry `lr_scale`, what the scheduled learning rate is multiplied by."""
+        import torch
+
+        return [torch.optim.AdamW(self._groups(model, dict(model.named_parameters())), lr=self.lr, betas=self.betas, fused=True)]
+
+    def _groups(self, model: nn.Module, members: dict[str, nn.Parameter], factor: float = 1.0) -> list[dict]:
+        """Returns the trainable ones of `members` in groups of equal learning rate and decay."""
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        depth = 1 + max((layer_of(name, 0) for name, _ in model.named_parameters()), default=0)
+        for name, parameter in members.items():
+            if parameter.requires_grad:
+                scale = factor * self.layer_decay ** (depth - layer_of(name, depth))
+                groups.setdefault((scale, self.weight_decay if decays(name, parameter.ndim) else 0.0), []).append(parameter)
+        return [{"params": group, "lr_scale": scale, "weight_decay": decay} for (scale, decay), group in groups.items()]
+
+
+@dataclass(frozen=True)
+class MuonAdamW(AdamW):
+    """Muon for the matrices of linear layers, AdamW for all else: the same score in about half the steps on small models (docs/measurements.md)."""
+
+    muon_lr: float = 0.02
+    """peak learning rate of the matrices; the schedule and the layer decay apply to it as well"""
+    momentum: float = 0.95
+    """Muon's momentum"""
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Returns Muon over the matrices that decay, and AdamW over the rest."""
+        import torch
+
+        from gigamask.train.muon import Muon
+
+        matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)}
+        others = {name: p for name, p in model.named_parameters() if name not in matrices}
+        return [
+            Muon(self._groups(model, matrices, self.muon_lr / self.lr), self.muon_lr, self.momentum),
+            torch.optim.AdamW(self._groups(model, others), lr=self.lr, betas=self.betas, fused=True),
+        ]
+
+
+def decays(name: str, ndim: int) -> bool:
+    """Tells whether weight decay applies: to matrices and kernels, not to biases, norms, positions, relative positions and tokens."""
+    return ndim > 1 and not _NO_DECAY.search(name)
+
+
+def layer_of(name: str, outside: int) -> int:
+    """Returns a parameter's depth: 0 for the patch embedding and positions, i + 1 for encoder block i, `outside` for all else.
+
+    The neck counts as outside, as in detectron2's ViTDet, whose numbers SAM's recipe matches.
+    """
+    block = _BLOCK.match(name)
+    if block:
+        return int(block.group(1)) + 1
+    return 0 if name.startswith(("image_encoder.patch_embed", "image_encoder.pos_embed")) else outside

@@ -1,0 +1,51 @@
+"""Learning-rate schedules: pure functions of the step, so that there is nothing to save.
+
+Not here: the learning rates themselves (`train.optim`).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """Says by what the learning rate is multiplied."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """Returns the factor of update number `step` (from 0) in a run of `steps` updates."""
+
+
+@dataclass(frozen=True)
+class WarmupDrops(Schedule):
+    """Linear warm-up, then constant with drops; the defaults are SAM's 90k-step run (warm-up 250, /10 at 60,000 and 86,666; paper, appendix A)."""
+
+    warmup: int = 250
+    """updates of linear warm-up"""
+    drops: tuple[float, ...] = (2 / 3, 26 / 27)
+    """shares of the run after which the rate drops"""
+    drop_factor: float = 0.1
+    """factor of each drop"""
+
+    def factor(self, step: int, steps: int) -> float:
+        drops_taken = sum(step >= int(share * steps) for share in self.drops)
+        return _warm(step, self.warmup) * self.drop_factor**drops_taken
+
+
+@dataclass(frozen=True)
+class WarmupCosine(Schedule):
+    """Linear warm-up, then half a cosine from 1 down to `final` at the last update."""
+
+    warmup: int = 250
+    """updates of linear warm-up"""
+    final: float = 0.0
+    """factor at the end of the run"""
+
+    def factor(self, step: int, steps: int) -> float:
+        progress = min(1.0, max(0.0, (step - self.warmup) / max(1, steps - self.warmup)))
+        return _warm(step, self.warmup) * (self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _warm(step: int, warmup: int) -> float:
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -1,0 +1,73 @@
+"""What a training carries from step to step, and exactly what a checkpoint holds: weights, optimizer state, the step and the cursor.
+
+There is nothing else to save: chance is named (`draws`), schedules are functions of the step, and the loader's state is the cursor.
+
+Not here: files (`train.checkpoint`).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gigamask.contracts import Cursor
+from gigamask.faults import Fault
+from gigamask.model import weights
+from gigamask.model.sam import Sam, build
+from gigamask.train.run import Run
+
+
+@dataclass
+class TrainState:
+    """The moving parts of a training. `step` counts finished updates; `cursor` is of the last batch trained on."""
+
+    model: Sam
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+
+    @classmethod
+    def begin(cls, run: Run, device: torch.device) -> "TrainState":
+        """Returns the state before the first step: weights from `run.init`, or fresh ones named by the seed."""
+        model = build(run.model, run.seed)
+        if run.init:
+            found, _ = weights.read(run.init)
+            weights.load(model, found, run.init)
+        return cls.around(model.to(device), run)
+
+    @classmethod
+    def around(cls, model: Sam, run: Run) -> "TrainState":
+        """Returns a state at step 0 for this model, whose gradients exist from the start.
+
+        A parameter that a step does not touch then has a zero gradient rather than none, on every rank and in every world alike.
+        """
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        return cls(model, run.optimizer.build(model))
+
+    def advance(self, cursor: Cursor) -> None:
+        """Counts one finished update."""
+        self.step += 1
+        self.cursor = cursor
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Returns the optimizers' state as `{"key/parameter name": tensor}`."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        entries = [(names[p], entry) for optimizer in self.optimizers for p, entry in optimizer.state.items()]
+        return {f"{key}/{name}": value for name, entry in entries for key, value in entry.items()}
+
+    def load_optimizer(self, tensors: dict[str, Tensor], source: str) -> None:
+        """Puts back what `optimizer_tensors` returned; each optimizer's parameters must be in it with the same keys, and nothing else."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        left = dict(tensors)
+        missing = []
+        for optimizer in self.optimizers:
+            held = {names[p]: p for group in optimizer.param_groups for p in group["params"]}
+            keys = sorted({key for key, _, name in (entry.partition("/") for entry in tensors) if name in held})
+            for name, parameter in held.items():
+                missing += [f"{key}/{name}" for key in keys if f"{key}/{name}" not in left]
+                entry = {key: left.pop(f"{key}/{name}") for key in keys if f"{key}/{name}" in left}
+                optimizer.state[parameter] = {key: value.to(parameter.device) if value.ndim else value for key, value in entry.items()}
+        if odd := [*missing, *left]:
+            raise Fault(f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; give another --out to start anew")

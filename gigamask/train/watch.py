@@ -1,0 +1,113 @@
+"""What a training shows: a progress bar, lines in metrics.jsonl, and TensorBoard scalars when it is installed.
+
+metrics.jsonl is the record: one JSON object a line, appended and flushed, so that a killed run keeps what it wrote.
+
+Not here: which numbers (`train.step`).
+"""
+
+import importlib.util
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gigamask.train.run import Run
+
+Batches = TypeVar("Batches")
+
+
+class Watch:
+    """Shows and keeps the records of a run; a context manager."""
+
+    def __init__(self, run: Run, first_step: int, device: torch.device) -> None:
+        self._run = run
+        self._device = device
+        self._first = first_step
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task("train", total=run.steps, completed=first_step, figures="")
+        self._file = open(Path(run.out) / "metrics.jsonl", "a")  # noqa: SIM115 (closed in __exit__)
+        self._board = _tensorboard(Path(run.out) / "tensorboard")
+        self._began_s = self._last_s = time.perf_counter()
+        self._waited_s = 0.0
+
+    def waiting(self, batches: Iterable[Batches]) -> Iterator[Batches]:
+        """Yields the batches and notes how long each was waited for."""
+        iterator = iter(batches)
+        while True:
+            asked_s = time.perf_counter()
+            batch = next(iterator)
+            self._waited_s = time.perf_counter() - asked_s
+            yield batch
+
+    def record(self, step: int, images: int, record: dict[str, float]) -> None:
+        """Takes the record of finished update number `step` (from 1), made of so many images."""
+        now_s = time.perf_counter()
+        record = record | {"images_per_s": images / (now_s - self._last_s), "waited_s": self._waited_s, "memory_gb": memory_gb(self._device)}
+        self._last_s = now_s
+        figures = (
+            f"loss {record.get('loss', float('nan')):.3f}  IoU {record.get('iou', float('nan')):.3f}  "
+            f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
+        )
+        self._progress.update(self._bar, completed=step, figures=figures)
+        if step % self._run.log_every and step != self._run.steps:
+            return
+        self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
+        if self._board:
+            for name, value in record.items():
+                self._board.add_scalar(name, value, step)
+        if self._progress.disable:
+            elapsed_s = time.perf_counter() - self._began_s
+            left_s = elapsed_s / max(1, step - self._first) * (self._run.steps - step)
+            self._console.print(f"step {step}/{self._run.steps}  {figures}  {left_s:.0f} s left", highlight=False)
+
+    def note(self, event: dict) -> None:
+        """Appends one line to metrics.jsonl."""
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+    def say(self, message: str) -> None:
+        """Prints a line above the progress bar."""
+        self._progress.console.print(message, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Watch":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+        self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _tensorboard(folder: Path):
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
+
+
+def memory_gb(device: torch.device) -> float:
+    """Returns the peak memory of the training so far in 1e9 bytes: the GPU's when training on one, else the process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9

@@ -1,0 +1,77 @@
+"""Laws of training: a resumed run is the run that was not stopped, and how a batch is cut changes nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigamask import arguments
+from gigamask.contracts import Cursor
+from gigamask.train import checkpoint
+from gigamask.train.feed import feed, open_index
+from gigamask.train.loop import train
+from gigamask.train.state import TrainState
+from gigamask.train.step import Totals, accumulate
+from gigamask.train.tasks import SamTask
+from tests.little import little
+
+
+def run_in(folder: Path, scenes: Path, **changes):
+    run = replace(little(), out=str(folder), data=(str(scenes),), **{"steps": 20, "save_every": 5, **changes})
+    arguments.save_run(run)
+    return run
+
+
+def same(a: TrainState, b: TrainState) -> bool:
+    ours, theirs = a.model.state_dict() | a.optimizer_tensors(), b.model.state_dict() | b.optimizer_tensors()
+    assert ours.keys() == theirs.keys()
+    return (a.step, a.cursor) == (b.step, b.cursor) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, workers):
+    """The first process dies by SIGKILL behind a checkpoint and in front of the next; another worker count finishes the run."""
+    loading = replace(little().loading, workers=workers)
+    whole = train(run_in(tmp_path / "whole", scenes))
+    run = run_in(tmp_path / "killed", scenes, loading=loading)
+    script = (
+        "import os, signal, sys\n"
+        "from gigamask import arguments\n"
+        "from gigamask.train import loop\n"
+        "from gigamask.train.watch import Watch\n"
+        "record = Watch.record\n"
+        "def dying(self, step, figures):\n"
+        "    record(self, step, figures)\n"
+        "    if step == 12:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Watch.record = dying\n"
+        "loop.train(arguments.load_run(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, run.out], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert checkpoint.newest(Path(run.out)).name == "step_00000010"
+    assert same(whole, train(replace(run, loading=replace(loading, workers=2 - workers))))
+
+
+def gradients(run, micro: int, masks_at_once: int) -> tuple[list[torch.Tensor], float]:
+    state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
+    task, totals = SamTask(run.policy, run.objective, masks_at_once), Totals()
+    for batch in next(iter(feed(replace(run, micro=micro), open_index(run), Cursor(0)))):
+        accumulate(task, state.model, batch, totals)
+    return [p.grad / totals.count for p in state.model.parameters()], totals.means()["loss"]
+
+
+def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes):
+    """Micro-batches of any size, the last one smaller, and groups of masks of any size give the whole batch's gradient."""
+    run = run_in(tmp_path / "run", scenes, batch=5)
+    whole, loss = gradients(run, micro=5, masks_at_once=1000)
+    largest = max(float(g.abs().max()) for g in whole)
+    for micro, masks in ((1, 1000), (2, 3), (3, 1)):
+        cut, cut_loss = gradients(run, micro, masks)
+        assert cut_loss == pytest.approx(loss, rel=1e-12)
+        assert max(float((a - b).abs().max()) for a, b in zip(whole, cut, strict=True)) < 1e-11 * largest

@@ -1,0 +1,53 @@
+import subprocess
+import sys
+
+import pytest
+
+from gigamask import recipes
+from gigamask.faults import Fault
+from gigamask.train.schedule import WarmupDrops
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "batch", "lr", "layer_decay", "drop_path", "dim"),
+    [
+        ("sam_vit_b", 180_000, 128, 8e-4, 0.6, 0.6, 768),
+        ("sam_vit_l", 180_000, 128, 4e-4, 0.8, 0.4, 1024),
+        ("sam_vit_h", 90_000, 256, 8e-4, 0.8, 0.4, 1280),
+    ],
+)
+def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, drop_path, dim):
+    run = recipes.find(name)()
+    assert (run.recipe, run.steps, run.batch, run.model.dim, run.model.drop_path) == (name, steps, batch, dim, drop_path)
+    assert (run.optimizer.lr, run.optimizer.layer_decay, run.optimizer.betas, run.optimizer.weight_decay) == (lr, layer_decay, (0.9, 0.999), 0.1)
+    assert run.schedule == WarmupDrops(250, (2 / 3, 26 / 27), 0.1)
+    assert (run.loading.max_masks, run.policy.rounds, run.policy.box_share) == (64, 11, 0.5)
+    assert (run.objective.focal_weight, run.objective.dice_weight, run.objective.iou_weight, run.objective.supervise) == (20, 1, 1, "best")
+    assert run.loading.filters.max_area == 0.9
+
+
+def test_every_recipe_says_what_it_is_and_can_be_found():
+    for recipe in recipes.BUILT_IN:
+        assert recipes.find(recipe.__name__) is recipe
+        assert "gigamask train" in recipe.__doc__
+        assert recipe().recipe == recipe.__name__
+
+
+def test_ones_own_file(tmp_path):
+    file = tmp_path / "own_recipe.py"
+    file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")
+    assert recipes.find(f"{file}:mine")() == recipes.tiny()
+    with pytest.raises(Fault, match=r"own_recipe.py has no function 'broken'"):
+        recipes.find(f"{file}:broken")
+    with pytest.raises(Fault, match=r"gone.py: no such file, so there is no recipe"):
+        recipes.find(f"{tmp_path}/gone.py:mine")
+    (tmp_path / "raising.py").write_text("1 / 0")
+    with pytest.raises(Fault, match=r"raising.py: importing it raised ZeroDivisionError: division by zero"):
+        recipes.find(f"{tmp_path}/raising.py:mine")
+
+
+def test_recipes_and_flags_import_no_torch():
+    code = (
+        "import sys, gigamask.cli, gigamask.arguments; assert 'torch' not in sys.modules, 'torch'; assert 'jaxtyping' not in sys.modules, 'jaxtyping'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

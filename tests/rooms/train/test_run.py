@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import pytest
+
+from gigamask.data.choose import Filters
+from gigamask.faults import Fault
+from gigamask.train.run import check_resume, differences, leaves
+from tests.little import little
+
+
+def test_leaves_are_flag_names():
+    flat = leaves(little())
+    assert flat["steps"] == 4
+    assert flat["loading.max-masks"] == 4
+    assert flat["loading.filters.max-area"] == 0.9
+    assert flat["optimizer.layer-decay"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, r"--steps is 0, it must be at least 1"),
+        ({"masks_at_once": -3}, r"--masks-at-once is -3"),
+        ({"data": ()}, r"--data is empty.*gigamask synth"),
+        ({"device": "tpu"}, r"--device is 'tpu', known are auto, cpu, cuda"),
+    ],
+)
+def test_impossible_numbers_are_one_line(change, message):
+    with pytest.raises(Fault, match=message):
+        replace(little(), **{"data": ("x",), **change}).check()
+
+
+def test_loader_numbers():
+    run = replace(little(), data=("x",))
+    with pytest.raises(Fault, match=r"--loading.max-masks is 0"):
+        replace(run, loading=replace(run.loading, max_masks=0)).check()
+    with pytest.raises(Fault, match=r"--loading.workers is -1"):
+        replace(run, loading=replace(run.loading, workers=-1)).check()
+    assert run.check() is run
+
+
+def test_area_targets_are_cut_from_masks_at_the_inputs_resolution():
+    run = little()
+    assert run.assembly.grid == run.model.grid == 32
+    assert replace(run, loading=replace(run.loading, target="area")).assembly.grid == 64
+
+
+def test_resume_reports_what_may_change_and_refuses_what_may_not():
+    run = replace(little(), data=("x",))
+    longer = replace(run, steps=9, optimizer=replace(run.optimizer, lr=1e-4))
+    assert check_resume(run, longer, False) == {"steps": (4, 9), "optimizer.lr": (1e-3, 1e-4)}
+    with pytest.raises(Fault, match=r"--model.dim was 16 .* and is 32 now: weights of another shape cannot be resumed; give another --out"):
+        check_resume(run, replace(run, model=replace(run.model, dim=32)), True)
+    other = replace(run, loading=replace(run.loading, filters=Filters(min_area=9)))
+    with pytest.raises(Fault, match=r"--loading.filters.min-area was None .* and is 9 now.*--allow-other-order"):
+        check_resume(run, other, False)
+    assert check_resume(run, other, True) == differences(run, other)

@@ -1,0 +1,27 @@
+import pytest
+
+from gigamask.train.schedule import WarmupCosine, WarmupDrops
+
+
+def test_sam_drops_where_the_paper_says():
+    schedule = WarmupDrops()
+    steps = 90_000
+    assert schedule.factor(0, steps) == pytest.approx(1 / 250)
+    assert schedule.factor(124, steps) == pytest.approx(0.5)
+    assert schedule.factor(249, steps) == schedule.factor(59_999, steps) == 1
+    assert schedule.factor(60_000, steps) == pytest.approx(0.1)
+    assert schedule.factor(86_665, steps) == pytest.approx(0.1)
+    assert schedule.factor(86_666, steps) == pytest.approx(0.01)
+
+
+def test_cosine_starts_after_the_warm_up_and_ends_at_final():
+    schedule = WarmupCosine(warmup=10, final=0.1)
+    assert schedule.factor(4, 110) == pytest.approx(0.5)
+    assert schedule.factor(10, 110) == pytest.approx(1)
+    assert schedule.factor(60, 110) == pytest.approx(0.55)
+    assert schedule.factor(110, 110) == pytest.approx(0.1)
+    assert schedule.factor(500, 110) == pytest.approx(0.1)
+
+
+def test_no_warm_up():
+    assert WarmupDrops(warmup=0).factor(0, 10) == 1

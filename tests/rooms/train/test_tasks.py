@@ -1,0 +1,93 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.contracts import Chance, Cursor
+from gigamask.data.index import build as build_index
+from gigamask.data.loader import collate
+from gigamask.faults import Fault
+from gigamask.model.sam import build
+from gigamask.parallel.precision import choose_device, choose_precision
+from gigamask.train.feed import feed
+from gigamask.train.step import Totals, accumulate
+from gigamask.train.tasks import SamTask, truth_of
+from tests.little import little
+
+
+@pytest.fixture(scope="module")
+def index(scenes, tmp_path_factory):
+    return build_index(scenes, tmp_path_factory.mktemp("index") / "index")
+
+
+def first_batch(run, index):
+    (batch,) = next(iter(feed(replace(run, batch=3, micro=3), index, Cursor(0))))
+    return batch
+
+
+def test_hard_and_area_targets_agree_where_cells_are_uniform(index):
+    run = little()
+    hard = truth_of(first_batch(run, index), slice(0, 6), run.model.grid)
+    soft_run = replace(run, loading=replace(run.loading, target="area"))
+    soft = truth_of(first_batch(soft_run, index), slice(0, 6), run.model.grid)
+    assert hard.masks.dtype == torch.bool
+    assert soft.masks.dtype == torch.float32
+    assert hard.masks.shape == soft.masks.shape == (6, 32, 32)
+    whole = (soft.masks == 0) | (soft.masks == 1)
+    assert whole.float().mean() > 0.8
+    assert not whole.all()
+    assert (hard.masks.float() - soft.masks).abs().mean() < 0.05
+    assert (soft.foreground ^ hard.masks).float().mean() < 0.05
+
+
+def test_padding_is_not_valid(index):
+    run = little()
+    batch = first_batch(run, index)
+    truth = truth_of(batch, slice(0, len(batch.mask_image)), run.model.grid)
+    heights, widths = batch.input_sizes[batch.mask_image].T
+    assert torch.equal(truth.valid.any(2).sum(1), ((heights + 0.5) / 2).floor().long())
+    assert torch.equal(truth.valid.any(1).sum(1), ((widths + 0.5) / 2).floor().long())
+    assert truth.cell_xy == (2.0, 2.0)
+
+
+def test_a_grid_that_does_not_divide_is_refused(index):
+    run = little()
+    batch = first_batch(replace(run, loading=replace(run.loading, target="area")), index)
+    with pytest.raises(Fault, match="masks on a grid of 64 cannot be averaged to 24"):
+        truth_of(batch, slice(0, 1), 24)
+
+
+def losses(run, index, precision):
+    model = build(run.model, 0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    totals = Totals()
+    accumulate(SamTask(run.policy, run.objective, 4, precision), model, first_batch(run, index), totals)
+    return totals, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_every_round_of_every_mask_is_counted(index):
+    run = little()
+    totals, _ = losses(run, index, "fp32")
+    assert float(totals.count) == run.policy.rounds * len(first_batch(run, index).mask_image)
+
+
+def test_bf16_gives_nearly_the_same_gradients(index):
+    run = replace(little(), policy=replace(little().policy, clicks=1, pauses=False, box_share=1.0))
+    exact, gradient = losses(run, index, "fp32")
+    rounded, gradient_16 = losses(run, index, "bf16")
+    assert rounded.means()["loss"] == pytest.approx(exact.means()["loss"], rel=0.02)
+    assert torch.nn.functional.cosine_similarity(gradient, gradient_16, dim=0) > 0.98
+
+
+def test_names_of_devices_and_precisions():
+    assert choose_device("cpu").type == "cpu"
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+    assert choose_precision("auto", torch.device("cuda")) == "bf16"
+    assert choose_precision("fp32", torch.device("cuda")) == "fp32"
+
+
+def test_a_batch_without_masks_has_no_terms():
+    run = little()
+    empty = collate([], (), run.assembly, Chance(0, run.policy.draws, run.model.depth), 0.0, Cursor(3))
+    assert list(SamTask(run.policy, run.objective, 4).terms(build(run.model, 0), empty, lambda whole: whole)) == []
