@@ -1,0 +1,1 @@
+"""Measures: how good a model's masks are."""

@@ -1,0 +1,204 @@
+"""Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, with the best of three masks, and for a box.
+
+Enters a model and an index; leaves one record for each mask and their means. Protocol (SAM paper, section 7.1 and appendix D.1; details it leaves
+open are in `Protocol`): the first click is the point of the mask farthest from its boundary, each further one the point of the error region farthest
+from that region's boundary; the answer is the mask of the highest predicted IoU, thresholded at 0, at the size of the stored image.
+
+Not here: the clicks (`prompts.policy.CentreClicks`), pictures (`evaluate.pictures`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gigamask.contracts import Entry, Prediction, Prompts, Round, Truth
+from gigamask.data import annotation, image
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.shards import Shards
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.frame import Frame
+from gigamask.losses.quality import actual_iou
+from gigamask.model.sam import Sam
+from gigamask.prompts.policy import BoxPrompt, CentreClicks
+from gigamask.prompts.rounds import play
+
+# Logits of one group of masks at the stored size: three masks each, float32.
+GROUP_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a score depends on besides the weights; written beside every result."""
+
+    clicks: tuple[int, ...] = (1, 2, 3, 5, 9)
+    """numbers of clicks at which the mean IoU is taken"""
+    feed_mask: bool = True
+    """feed the previous answer's logits back with each further click (the paper does not say)"""
+    first_click: str = "point farthest from the mask's boundary"
+    next_click: str = "point farthest from the boundary of the error region; misses and false alarms apart, the deeper one wins"
+    answer: str = "the mask of the highest predicted IoU; the single-mask output from the second prompt on"
+    oracle: str = "best of the three masks after one click"
+    box: str = "the exact box of the mask, three masks"
+    resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
+    mean: str = "over all masks of all images"
+
+
+@dataclass(frozen=True)
+class MaskScore:
+    """One mask's scores: its image's row in the index, its number among that image's annotations, IoU by number of clicks, oracle and box IoU."""
+
+    row: int
+    number: int
+    clicks: dict[int, float]
+    oracle: float
+    box: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """All masks' scores, and the images that could not be read."""
+
+    protocol: Protocol
+    images: int
+    scores: list[MaskScore]
+    rejected: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict:
+        """Returns the means, as `gigamask evaluate --json` writes them."""
+        if not self.scores:
+            raise Fault("no mask to evaluate: no image has one that passes the filters; loosen --min-predicted-iou")
+        return {
+            "images": self.images,
+            "masks": len(self.scores),
+            "clicks": {str(n): float(np.mean([score.clicks[n] for score in self.scores])) for n in self.protocol.clicks},
+            "oracle": float(np.mean([score.oracle for score in self.scores])),
+            "box": float(np.mean([score.box for score in self.scores])),
+            "protocol": asdict(self.protocol),
+        }
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image in front of the model: its pixels and annotations, the frame that fits it, and its embedding."""
+
+    pixels: np.ndarray
+    entry: Entry
+    frame: Frame
+    embedding: Tensor
+
+    def truth(self, numbers: np.ndarray) -> Truth:
+        """Returns some of its masks at the stored size."""
+        runs = self.entry.masks[numbers]
+        device = self.embedding.device
+        masks = torch.from_numpy(runs.to_dense()).to(device)
+        boxes = torch.from_numpy(self.frame.boxes_to_input(runs.boxes().astype(np.float32))).float().to(device)
+        (height, width), (h, w) = self.frame.original, self.frame.resized
+        return Truth(masks, torch.ones((), dtype=torch.bool, device=device).expand(masks.shape), boxes, (w / width, h / height))
+
+    def decoder(self, model: Sam) -> Callable[[Prompts], Prediction]:
+        """Returns the function that answers prompts about this image at the stored size."""
+
+        def decode(prompts: Prompts) -> Prediction:
+            image_of = torch.zeros(len(prompts.labels), dtype=torch.int64, device=self.embedding.device)
+            low, iou = model.decode(self.embedding, image_of, prompts)
+            return Prediction(self.frame.logits_to_original(low), iou, low)
+
+        return decode
+
+    def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the masks in groups that fit into memory at the stored size."""
+        height, width = self.frame.original
+        size = max(1, GROUP_BYTES // (3 * 4 * height * width))
+        for start in range(0, len(numbers), size):
+            yield numbers[start : start + size]
+
+
+def look(model: Sam, index: Index, shards: Shards, row: int) -> Scene:
+    """Reads one image of the index and embeds it; raises `BadSample` when it cannot be read."""
+    name = index.entry_name(row)
+    jpg, raw = shards.read_entry(index, row)
+    if raw is None:
+        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
+    entry = annotation.parse(raw, name)
+    pixels = image.decode(jpg, name, entry.size)
+    frame = Frame.whole(entry.size, model.spec.input_side)
+    device = next(model.parameters()).device
+    h, w = frame.resized
+    square = functional.pad(frame.image(pixels), (0, frame.side - w, 0, frame.side - h))[None].to(device)
+    return Scene(pixels, entry, frame, model.encode(square, torch.tensor([frame.resized], device=device), None))
+
+
+def measure(
+    model: Sam,
+    index: Index,
+    filters: Filters,
+    protocol: Protocol | None = None,
+    rows: Iterable[int] | None = None,
+) -> Result:
+    """Scores every mask that passes the filters on the images `rows` of the index, all by default."""
+    protocol = protocol or Protocol()
+    shards = Shards(index.shard_paths)
+    was_training = model.training
+    model.eval()
+    scores: list[MaskScore] = []
+    rejected: list[str] = []
+    images = 0
+    with torch.inference_mode():
+        for row in range(len(index)) if rows is None else rows:
+            try:
+                found = score_image(model, index, shards, row, filters, protocol)
+            except BadSample as bad:
+                rejected.append(str(bad))
+            else:
+                images += bool(found)
+                scores += found
+    model.train(was_training)
+    return Result(protocol, images, scores, rejected)
+
+
+def score_image(model: Sam, index: Index, shards: Shards, row: int, filters: Filters, protocol: Protocol) -> list[MaskScore]:
+    """Scores the masks of one image; an image without a json or without a mask that passes has none."""
+    if index.images["json_bytes"][row] <= 0:
+        return []
+    rows = index.mask_rows(row)
+    area = int(index.images["height"][row]) * int(index.images["width"][row])
+    columns = index.masks
+    keep = filters.keep(columns["area"][rows], area, columns["predicted_iou"][rows], columns["stability_score"][rows])
+    numbers = np.flatnonzero(keep & (columns["area"][rows] > 0))
+    if not len(numbers):
+        return []
+    scene = look(model, index, shards, row)
+    return [score for group in scene.groups(numbers) for score in score_group(model, scene, row, group, protocol)]
+
+
+def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protocol: Protocol) -> list[MaskScore]:
+    """Plays the clicks and the box for some masks of one image."""
+    truth, decode = scene.truth(numbers), scene.decoder(model)
+    by_clicks: dict[int, list[float]] = {}
+    oracle: list[float] = []
+    for played in play(decode, truth, CentreClicks(max(protocol.clicks), protocol.feed_mask), None, 0.0):
+        every = actual_iou(played.prediction.logits, truth.masks, truth.valid)
+        if played.index == 0:
+            oracle = every.amax(1).tolist()
+        by_clicks[played.index + 1] = _of_chosen(every, played)
+    (boxed,) = play(decode, truth, BoxPrompt(), None, 0.0)
+    box = _of_chosen(actual_iou(boxed.prediction.logits, truth.masks, truth.valid), boxed)
+    return [MaskScore(row, int(number), {n: by_clicks[n][i] for n in protocol.clicks}, oracle[i], box[i]) for i, number in enumerate(numbers)]
+
+
+def _of_chosen(every: Tensor, played: Round) -> list[float]:
+    return every.gather(1, played.chosen[:, None])[:, 0].tolist()
+
+
+def table(summary: dict) -> str:
+    """Returns a summary as two lines of a table, in per cent."""
+    columns = {f"{n} click{'s' if n != '1' else ''}": value for n, value in summary["clicks"].items()}
+    columns |= {"oracle": summary["oracle"], "box": summary["box"]}
+    head = "  ".join(f"{name:>8}" for name in columns)
+    row = "  ".join(f"{100 * value:8.1f}" for value in columns.values())
+    return f"mIoU, % of {summary['masks']} masks on {summary['images']} images\n{head}\n{row}"

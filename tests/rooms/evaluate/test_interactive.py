@@ -1,0 +1,115 @@
+"""Scores of models whose answers are known."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gigamask.data.choose import Filters
+from gigamask.data.index import build
+from gigamask.evaluate import interactive
+from gigamask.evaluate.interactive import Protocol, measure, table
+from gigamask.evaluate.pictures import write_sheets
+from gigamask.faults import Fault
+from gigamask.model.sam import Sam
+
+
+class Answering(Sam):
+    """A model whose answer to the first point or box is handed in; it looks at nothing."""
+
+    def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
+        nn.Module.__init__(self)
+        self.spec = SimpleNamespace(input_side=64, grid=32)
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.answers, self.iou, self.asked = answers, torch.tensor(iou), []
+
+    def encode(self, images, input_sizes, drop_path):
+        return torch.zeros(1, 1, 1, 1)
+
+    def decode(self, embedding, mask_image, prompts):
+        self.asked.append(prompts)
+        count = len(mask_image)
+        answers = self.answers if prompts.several else self.answers[:1]
+        return answers.expand(count, -1, -1, -1), self.iou[: len(answers)].expand(count, -1)
+
+
+@pytest.fixture(scope="module")
+def index(scenes, tmp_path_factory):
+    return build(scenes, tmp_path_factory.mktemp("index") / "index")
+
+
+EVERYTHING = Filters(max_area=None)
+
+
+def test_all_foreground_scores_each_masks_share_of_the_image(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = measure(model, index, EVERYTHING, rows=[0, 1])
+    assert result.images == 2
+    for score in result.scores:
+        rows = index.mask_rows(score.row)
+        share = index.masks["area"][rows][score.number] / (int(index.images["height"][score.row]) * int(index.images["width"][score.row]))
+        assert set(score.clicks) == {1, 2, 3, 5, 9}
+        assert [*score.clicks.values(), score.oracle, score.box] == pytest.approx([share] * 7, abs=1e-6)
+
+
+def test_the_answer_is_chosen_by_predicted_iou_and_the_oracle_by_truth(index):
+    answers = torch.stack([torch.full((32, 32), 5.0), torch.full((32, 32), -5.0), torch.full((32, 32), -5.0)])
+    result = measure(Answering(answers, [0.1, 0.3, 0.2]), index, EVERYTHING, Protocol(clicks=(1,)), rows=[0])
+    assert all(score.clicks[1] == 0 and score.box == 0 and score.oracle > 0 for score in result.scores)
+
+
+def test_rounds_are_asked_as_the_protocol_says(index):
+    model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
+    measure(model, index, EVERYTHING, Protocol(clicks=(1, 3), feed_mask=False), rows=[0])
+    assert [(p.several, p.masks is None, p.labels.shape[1]) for p in model.asked] == [
+        (True, True, 2),
+        (False, True, 3),
+        (False, True, 4),
+        (True, True, 2),
+    ]
+    model.asked.clear()
+    measure(model, index, EVERYTHING, Protocol(clicks=(1, 3)), rows=[0])
+    assert [p.masks is None for p in model.asked] == [True, False, False, True]
+    assert model.asked[-1].labels[0].tolist() == [2, 3]
+
+
+def test_small_groups_give_the_same(index, monkeypatch):
+    model = Answering(torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2])
+    whole = measure(model, index, EVERYTHING, rows=[2])
+    monkeypatch.setattr(interactive, "GROUP_BYTES", 1)
+    assert measure(model, index, EVERYTHING, rows=[2]).scores == whole.scores
+
+
+def test_filters_and_summary(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    threshold = float(np.median(index.masks["predicted_iou"]))
+    result = measure(model, index, Filters(max_area=None, min_predicted_iou=threshold))
+    assert len(result.scores) == int((index.masks["predicted_iou"] >= threshold).sum())
+    summary = result.summary()
+    assert summary["clicks"]["1"] == pytest.approx(np.mean([score.clicks[1] for score in result.scores]))
+    assert f"{len(result.scores)} masks" in table(summary)
+    with pytest.raises(Fault, match="no mask to evaluate: no image has one that passes the filters"):
+        measure(model, index, Filters(min_predicted_iou=2.0)).summary()
+
+
+def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
+    """The jpg's bytes are there, but are no jpg."""
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    read = interactive.Shards.read_entry
+    monkeypatch.setattr(
+        interactive.Shards, "read_entry", lambda self, index, row: (b"no jpg", read(self, index, row)[1]) if row == 1 else read(self, index, row)
+    )
+    result = measure(model, index, EVERYTHING, rows=[0, 1])
+    assert result.images == 1
+    assert len(result.rejected) == 1
+    assert "sa_1" in result.rejected[0]
+
+
+def test_sheets_show_every_row(index, tmp_path):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = measure(model, index, EVERYTHING, rows=[0, 1])
+    paths = write_sheets(model, index, result, tmp_path / "sheets", count=3)
+    assert [path.name for path in paths] == ["best.png", "worst.png", "typical.png"]
+    assert all(path.stat().st_size > 10_000 for path in paths)
