@@ -4,7 +4,7 @@ A message is one line that names the thing, the value, the limit and the next ac
 """
 
 
-class Fault(ValueError):
+class Fault(ValueError):  # noqa: N818 (what is at fault is what was given, not the program)
     """What was asked or given cannot be used; the command line prints it as one line and exits with 2."""
 
 

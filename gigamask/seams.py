@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from gigamask.contracts import Batch, Draws, Prompts, Round, Terms, Truth
 
@@ -64,7 +64,7 @@ class Task(ABC):
     """Says what a training step computes: SAM, MAE, grounding."""
 
     @abstractmethod
-    def terms(self, model: nn.Module, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
+    def terms(self, model: Any, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
         """Yields the batch's loss piece by piece; each piece's graph is freed before the next is asked for.
 
         `cut(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.

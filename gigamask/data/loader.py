@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ IMAGES_AT_ONCE = 2**16
 NAMES_TOLD = 8
 
 
-@runtime_checkable
 class Job(NamedTuple):
     """What a worker is asked for: one micro-batch of a step."""
 

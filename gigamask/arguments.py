@@ -1,0 +1,180 @@
+"""From words on the command line and files to values: one parser, one set of errors, each of them one line.
+
+A configuration file is turned into the same flags and put in front of the user's own, so there is one parser and the last word wins.
+
+Not here: the verbs (`cli`), what a run is (`train.run`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+import yaml
+
+from gigamask import recipes
+from gigamask.faults import Fault
+from gigamask.train.run import Run, check_resume, leaves
+
+Verb = TypeVar("Verb")
+CONFIG = "config.yaml"
+
+
+def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None = None) -> Verb:
+    """Returns the value that `argv` describes; raises `Fault` with one line where it does not describe one."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise Fault(f"{one_line(said.getvalue())}; see '{prog} --help'") from None
+
+
+def one_line(boxed: str) -> str:
+    """Returns what a boxed message says before its first rule, and the flag it suggests."""
+    lines = [re.sub(r"^\s*│?\s*|\s*│?\s*$", "", line) for line in boxed.splitlines() if not line.startswith(("╭", "╰"))]
+    rules = [i for i, line in enumerate(lines) if set(line) == {"─"}]
+    message = " ".join(lines[: rules[0] if rules else len(lines)])
+    suggested = [lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")]
+    return message.rstrip(". ") + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """The flags of `gigamask train`: those of the run, and how it is put together."""
+
+    run: Annotated[Run, tyro.conf.arg(name="")]
+    config: tuple[str, ...] = ()
+    """YAML files of flags, taken before those on the command line"""
+    allow_other_order: bool = False
+    """resume although the data or its order have changed"""
+    print_config: bool = False
+    """print the whole configuration and leave"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+
+def parse_train(argv: Sequence[str]) -> TrainFlags:
+    """Returns the flags of `train RECIPE ...`, or of `train --resume RUN ...`, whose run starts from what that folder holds."""
+    words = list(argv)
+    if words and words[0] == "--resume":
+        if len(words) < 2:
+            raise Fault("--resume wants a run folder; see 'gigamask train --help'")
+        saved, words, prog = load_run(words[1]), words[2:], f"gigamask train --resume {words[1]}"
+    elif words and not words[0].startswith("-"):
+        saved, prog = recipes.find(words[0])(), f"gigamask train {words[0]}"
+        saved, words = replace(saved, recipe=words[0]), words[1:]
+    else:
+        known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
+        raise Fault(f"train wants a recipe first ({known}, or file.py:function), or --resume RUN; see 'gigamask train tiny --help'")
+    files = [flag for path in config_files(words) for flag in flags_of(read_config(path), saved)]
+    return parse(TrainFlags, files + words, prog, TrainFlags(saved))
+
+
+def settle(flags: TrainFlags) -> tuple[Run, dict[str, tuple[Any, Any]]]:
+    """Returns the run to train and how it differs from what its folder already holds; raises `Fault` where it cannot be continued so."""
+    run = flags.run.check()
+    if not (Path(run.out) / CONFIG).exists():
+        return run, {}
+    return run, check_resume(load_run(run.out), run, flags.allow_other_order)
+
+
+def config_files(words: Sequence[str]) -> list[str]:
+    """Returns the values of `--config` among the words."""
+    files = []
+    for i, word in enumerate(words):
+        if word.startswith("--config="):
+            files.append(word.split("=", 1)[1])
+        elif word == "--config":
+            for value in words[i + 1 :]:
+                if value.startswith("--"):
+                    break
+                files.append(value)
+    return files
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Returns a YAML file's leaves as `{"section.leaf": value}`; sections may be nested or dotted."""
+    try:
+        # Numbers stay the text they are (BaseLoader), so 1e-4 is parsed by the same rule as on the command line.
+        content = yaml.load(Path(path).read_text(), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be read ({error.strerror}); name a YAML file of flags") from None
+    except yaml.YAMLError as error:
+        raise Fault(f"{path}: is no YAML ({' '.join(str(error).split())}); see docs for an example, or a run's config.yaml") from None
+    if not isinstance(content, dict):
+        raise Fault(f"{path}: holds no 'flag: value' lines; see a run's config.yaml")
+    return _flat(content)
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}".replace("_", "-"): value}
+    return flat
+
+
+def flags_of(content: dict[str, Any], default: Run) -> list[str]:
+    """Returns leaves as flags; those that say what `default` says anyway are left out."""
+    known = leaves(default)
+    flags: list[str] = []
+    for name, value in content.items():
+        if name == "recipe" or (name in known and plain(known[name]) == value):
+            continue
+        if isinstance(known.get(name), bool) and value in ("true", "false"):
+            flags.append(f"--{name}" if value == "true" else "--" + re.sub(r"([^.]+)$", r"no-\1", name))
+        else:
+            flags += [f"--{name}", *(value if isinstance(value, list) else ["None" if value in ("null", "") else value])]
+    return flags
+
+
+def plain(value: Any) -> Any:
+    """Returns a leaf as the text that YAML gives back for it."""
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    return {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def text_of(run: Run) -> str:
+    """Returns the whole configuration as YAML, one flag a line."""
+    return yaml.safe_dump({name: plain(value) for name, value in leaves(run).items()}, sort_keys=False)
+
+
+def save_run(run: Run) -> None:
+    """Writes the resolved configuration to `run.out/config.yaml`, and who wrote it (arguments, versions, git revision) to `origin.jsonl`."""
+    Path(run.out).mkdir(parents=True, exist_ok=True)
+    (Path(run.out) / CONFIG).write_text(text_of(run))
+    versions = {name: metadata.version(name) for name in ("gigamask", "torch", "numpy")}
+    with open(Path(run.out) / "origin.jsonl", "a") as file:
+        file.write(json.dumps({"argv": sys.argv, **versions, "git": revision()}) + "\n")
+
+
+def revision() -> str | None:
+    """Returns the git revision of this source tree, or None outside one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def load_run(folder: str) -> Run:
+    """Returns the run whose configuration a folder holds; equal to the one that was saved."""
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise Fault(f"{folder}: holds no {CONFIG}, so there is no run to resume; name a run folder, or train RECIPE --out {folder}")
+    content = read_config(str(path))
+    default = replace(recipes.find(content.get("recipe", ""))(), recipe=content["recipe"])
+    return parse(TrainFlags, flags_of(content, default), str(path), TrainFlags(default)).run

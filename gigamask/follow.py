@@ -1,0 +1,102 @@
+"""Follows one sample through the nine doors of training and says what it is at each: type, shape, milliseconds, bytes.
+
+The doors are called as training calls them, one after the other in this process. `docs/tour.md` tells the same way in words.
+
+Not here: the doors themselves; each row names the function that was called.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gigamask.contracts import Chance, Cursor, Terms
+from gigamask.data import annotation, loader
+from gigamask.data.assemble import assemble
+from gigamask.data.index import Index
+from gigamask.data.shards import Shards
+from gigamask.faults import Fault
+from gigamask.geometry.runs import Runs
+from gigamask.model.sam import build
+from gigamask.prompts.rounds import play
+from gigamask.train.run import Run
+from gigamask.train.state import TrainState
+from gigamask.train.step import step
+from gigamask.train.tasks import SamTask, decoder, draws_of, truth_of
+
+
+def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
+    """Carries the image at `row` of the index through every door of `run`, prints a row for each and returns them."""
+    doors: list[dict[str, Any]] = []
+
+    def through(door: int, name: str, call: Callable[[], Any]) -> Any:
+        started_s = time.perf_counter()
+        result = call()
+        elapsed_ms = 1000 * (time.perf_counter() - started_s)
+        doors.append({"door": door, "name": name, "what": describe(result), "ms": round(elapsed_ms, 2), "bytes": size_of(result)})
+        print("{door}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}".format(**doors[-1]), flush=True)
+        return result
+
+    shards, name = Shards(index.shard_paths), index.entry_name(row)
+    items, rows = loader.items(index, run.loading.filters)
+    if row not in rows:
+        raise Fault(f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image")
+    print(f"{name} with recipe {run.recipe}: {len(index)} images in the index, {items.count} of them can be trained on")
+    order = through(1, "Sampler.order", lambda: run.sampler.order(items, 0, None))
+    position = int(np.flatnonzero(rows[order] == row)[0])
+    jpg, raw = through(2, "Shards.read_entry", lambda: shards.read_entry(index, row))
+    entry = through(3, "annotation.parse", lambda: annotation.parse(raw, name))
+    chance = Chance(run.seed, run.policy.draws, run.model.depth)
+    sample = through(4, "assemble", lambda: assemble(jpg, entry, position, run.assembly, chance, 0))
+    batch = through(5, "loader.collate", lambda: loader.collate([sample], (), run.assembly, chance, 0.5, Cursor(1)))
+    model = build(run.model, run.seed)
+    embedding = through(6, "Sam.encode", lambda: model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)).detach()
+    part = slice(0, min(run.masks_at_once, len(batch.mask_image)))
+    truth, draws = truth_of(batch, part, run.model.grid), draws_of(batch.draws, part)
+    rounds = play(decoder(model, embedding, batch.mask_image[part], "fp32"), truth, run.policy, draws, batch.pause)
+    first = through(7, "rounds.play, round 0", lambda: next(rounds))
+    terms: Terms = through(8, "Objective", lambda: run.objective(first, truth))
+    print(f"   {', '.join(f'{part} {float(value / terms.count):.3f}' for part, value in terms.parts.items())} (means over {int(terms.count)} masks)")
+    task = SamTask(run.policy, run.objective, run.masks_at_once)
+    state = TrainState.around(model, run)
+    through(9, "step, all rounds", lambda: step(task, state, [batch], run.optimizer.lr * run.schedule.factor(0, run.steps), run.optimizer.clip_norm))
+    return doors
+
+
+def describe(value: Any) -> str:
+    """Returns the type and shape of what came through a door, and of what it holds."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, Runs):
+        return f"Runs({len(value)} masks on {value.size[0]} x {value.size[1]}, {len(value.bounds)} changes)"
+    if isinstance(value, bytes):
+        return f"bytes[{len(value)}]"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each:.3g}" for key, each in value.items())
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(describe(each) for each in value[:4])}{', ...' if len(value) > 4 else ''})"
+    if is_dataclass(value):
+        shown = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        inner = ", ".join(f"{name} {describe(each)}" for name, each in shown if isinstance(each, (Tensor, np.ndarray, Runs)))
+        return f"{type(value).__name__}({inner})"
+    return str(value)
+
+
+def size_of(value: Any) -> int:
+    """Returns the bytes of the arrays, tensors and byte strings a value holds."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, (tuple, list)):
+        return sum(size_of(each) for each in value)
+    if is_dataclass(value):
+        return sum(size_of(getattr(value, field.name)) for field in fields(value))
+    return 0

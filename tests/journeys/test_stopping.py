@@ -1,0 +1,35 @@
+"""A run is told to stop, and a second training on its folder is refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gigamask.cli import STOPPED, main
+from gigamask.train import checkpoint
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+
+
+def test_sigterm_saves_and_leaves_with_its_own_code_while_a_second_training_is_refused(scenes, tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", LITTLE, "--data", str(scenes), "--out", str(out), "--steps", "100000", "--save-every", "100000"]
+    gigamask = str(Path(sys.executable).parent / "gigamask")
+    process = subprocess.Popen([gigamask, *command], env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert main(command) == 2
+        assert "another process is training there" in capsys.readouterr().err
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == STOPPED
+    assert b"continue with: gigamask train --resume" in said
+    step = int(checkpoint.newest(out).name.removeprefix("step_"))
+    assert 0 < step < 100000
+    assert main(["train", "--resume", str(out), "--steps", str(step + 1)]) == 0

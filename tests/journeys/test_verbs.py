@@ -1,0 +1,170 @@
+"""Each verb as a user types it, on synthetic scenes: what it prints, what it leaves, and its exit code."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import cv2
+import pytest
+
+from gigamask.cli import main
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+
+
+@pytest.fixture(scope="module")
+def trained(scenes, tmp_path_factory) -> Path:
+    """A run of four steps."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(out), "--json", str(out.parent / "train.json")]) == 0
+    return out
+
+
+def test_synth_index_stats(tmp_path, capsys):
+    assert main(["synth", str(tmp_path / "scenes"), "--images", "5", "--seed", "3", "--json", str(tmp_path / "synth.json")]) == 0
+    assert json.loads((tmp_path / "synth.json").read_text())["images"] == 5
+    assert main(["index", str(tmp_path / "scenes"), "--out", str(tmp_path / "index"), "--json", str(tmp_path / "index.json")]) == 0
+    report = json.loads((tmp_path / "index.json").read_text())
+    assert report["images"] == 5
+    assert report["masks"] > 10
+    capsys.readouterr()
+    assert main(["stats", str(tmp_path / "index"), "--json", str(tmp_path / "stats.json")]) == 0
+    assert "masks" in capsys.readouterr().out
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert main(["stats", str(tmp_path / "scenes" / "*.tar"), "--json", str(tmp_path / "again.json")]) == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == stats
+
+
+def test_train_leaves_a_run(trained):
+    assert json.loads((trained.parent / "train.json").read_text()) == {"run": str(trained), "step": 4, "samples": 12, "steps": 4}
+    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert {"loss", "focal", "dice", "iou_head", "iou", "rate", "gradient_norm", "images_per_s", "waited_s", "memory_gb"} <= records[0].keys()
+    assert (trained / "config.yaml").exists()
+    assert list((trained / "tensorboard").iterdir())
+    assert [path.name for path in sorted((trained / "checkpoints").iterdir())] == ["step_00000002", "step_00000004"]
+
+
+def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys):
+    out = tmp_path / "run"
+    command = ["train", LITTLE, "--data", str(scenes), "--out", str(out)]
+    assert main([*command, "--steps", "2"]) == 0
+    assert main([*command, "--steps", "3"]) == 0
+    assert "--steps was 2 and is 3 from here on" in capsys.readouterr().out
+    assert main(["train", "--resume", str(out), "--steps", "4"]) == 0
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
+    sheets = tmp_path / "sheets"
+    words = ["evaluate", str(trained), "--data", str(scenes), "--images", "3", "--pictures", str(sheets), "--json", str(tmp_path / "scores.json")]
+    assert main(words) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["images"] == 3
+    assert list(scores["clicks"]) == ["1", "2", "3", "5", "9"]
+    assert all(0 <= value <= 1 for value in [*scores["clicks"].values(), scores["oracle"], scores["box"]])
+    assert scores["oracle"] >= scores["clicks"]["1"]
+    assert scores["protocol"]["feed_mask"] is True
+    assert "1 click" in capsys.readouterr().out
+    for name in ("best", "worst", "typical"):
+        assert cv2.imread(str(sheets / f"{name}.png")).shape[0] > 200
+    checkpoint = sorted((trained / "checkpoints").iterdir())[-1]
+    for weights in (checkpoint, checkpoint / "model.safetensors"):
+        assert main(["evaluate", str(weights), "--data", str(scenes), "--images", "3", "--json", str(tmp_path / "again.json")]) == 0
+        again = json.loads((tmp_path / "again.json").read_text())
+        assert (again["clicks"], again["box"]) == (scores["clicks"], scores["box"])
+
+
+def test_init_starts_from_other_weights(trained, scenes, tmp_path):
+    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(tmp_path / "run"), "--init", str(trained), "--steps", "1"]) == 0
+
+
+def test_follow_prints_the_nine_doors(scenes, capsys):
+    assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", LITTLE]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].isdigit()] == [str(door) for door in range(1, 10)]
+
+
+def test_demo_in_small(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert main(["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "2"]) == 0
+    assert json.loads((out / "evaluation.json").read_text())["images"] == 2
+    assert cv2.imread(str(out / "report.png")) is not None
+    assert "next: gigamask train tiny" in capsys.readouterr().out
+
+
+def test_overviews(capsys):
+    assert main([]) == 0
+    assert main(["--help"]) == 0
+    assert main(["train", "--help"]) == 0
+    assert "sam_vit_h" in capsys.readouterr().out
+    assert main(["train", "sam_vit_h", "--data", "x", "--print-config"]) == 0
+    assert "optimizer.layer-decay: '0.8'" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+
+
+def test_a_readme_sampler_trains(scenes, tmp_path, capsys):
+    """The sampler of the README, in a file of the user's own, with its own flag."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    source = readme.split("```python\n")[1].split("```")[0]
+    (tmp_path / "crowded_recipe.py").write_text(
+        source.replace("tiny()", "little()").replace("from gigamask.recipes import tiny", "from tests.little import little")
+    )
+    command = ["train", f"{tmp_path}/crowded_recipe.py:crowded", "--data", str(scenes), "--out", str(tmp_path / "run"), "--steps", "1"]
+    assert main([*command, "--sampler.reverse"]) == 0
+    assert main([*command, "--no-sampler.reverse"]) == 2
+    assert "--allow-other-order" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "text.pth").write_text("no weights")
+    bare = tmp_path / "bare.tar"
+    with tarfile.open(bare, "w") as file:
+        file.addfile(tarfile.TarInfo("readme.txt"), io.BytesIO())
+    whole = next(scenes.glob("*.tar")).read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
+    train = ["train", LITTLE, "--out", str(tmp_path / "run")]
+    cases = {
+        ("index", str(tmp_path / "gone.tar"), "--out", "x"): "no such path",
+        ("index", str(empty), "--out", "x"): "holds no .tar file",
+        ("index", str(bare), "--out", str(tmp_path / "i")): "bare.tar",
+        ("index", str(tmp_path / "cut.tar"), "--out", str(tmp_path / "i")): "cut.tar: member",
+        ("stats", str(tmp_path / "*.none")): "matches no file",
+        ("stats",): "no path was given",
+        ("synth", str(tmp_path / "s"), "--images", "0"): "0 images",
+        ("synth", str(tmp_path / "s"), "--images", "many"): "invalid literal",
+        (*train, "--data", str(tmp_path / "gone")): "no such path",
+        (*train,): "--data is empty",
+        (*train, "--data", str(scenes), "--init", str(tmp_path / "text.pth")): "text.pth",
+        (*train, "--data", str(scenes), "--stepps", "3"): "perhaps you meant --steps",
+        (*train, "--data", str(scenes), "--loading.filters.min-predicted-iou", "2"): "none of 12 images has a mask that passes the filters",
+        ("train", "huge", "--data", str(scenes)): "no recipe is called 'huge'",
+        ("train", "--resume", str(empty)): "holds no config.yaml",
+        ("train", "--resume", str(trained), "--model.dim", "32"): "weights of another shape cannot be resumed",
+        ("evaluate", str(tmp_path / "gone.pth"), "--data", str(scenes)): "gone.pth",
+        ("evaluate", str(trained), "--data", str(empty)): "holds no .tar file",
+        ("evaluate", str(trained)): "data",
+        ("evaluate", str(trained), "--data", str(scenes), "--min-predicted-iou", "3"): "no mask to evaluate",
+        ("follow", "sa_1"): "names no sample",
+        ("follow", f"{scenes}/sa_000000.tar:sa_99"): "holds no image 'sa_99'",
+        ("follow", f"{scenes}/sa_000000.tar:sa_1", "--recipe", "huge"): "no recipe is called 'huge'",
+        ("fly",): "no verb is called 'fly'",
+        ("stats", str(scenes), "--json", str(tmp_path / "no" / "where.json")): "cannot be written",
+    }
+    for words, message in cases.items():
+        assert main(list(words)) == 2, words
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, (words, said)
+        assert said[0].startswith("gigamask: "), said
+        assert message in said[0], (words, said)
+
+
+def test_the_installed_command_answers_help_without_torch():
+    done = subprocess.run([Path(sys.executable).parent / "gigamask", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "usage: gigamask VERB" in done.stdout

@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import pytest
+
+from gigamask import arguments
+from gigamask.arguments import TrainFlags, config_files, flags_of, parse, parse_train, read_config, save_run, settle
+from gigamask.faults import Fault
+from gigamask.recipes import tiny
+from gigamask.train.run import Run
+from tests.little import little
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stepz", "4"], r"^Unrecognized options: --stepz, 4; perhaps you meant --steps; see 'gigamask train tiny --help'$"),
+        (["--steps", "ten"], r"^Error parsing --steps: invalid literal for int\(\) with base 10: 'ten'; see"),
+        (["--precision", "fp8"], r"invalid choice 'fp8' for argument '--precision'. Expected one of \('auto', 'fp32', 'bf16'\)"),
+        (["--seed"], r"Missing value for argument '--seed'"),
+    ],
+)
+def test_wrong_flags_are_one_line(words, message):
+    with pytest.raises(Fault, match=message) as fault:
+        parse_train(["tiny", *words])
+    assert "\n" not in str(fault.value)
+    assert "│" not in str(fault.value)
+
+
+def test_leaves_are_flags():
+    run = parse_train(
+        ["tiny", "--data", "a.tar", "b.tar", "--loading.filters.min-area", "9", "--loading.half-scale", "--optimizer.betas", "0.8", "0.9"]
+    ).run
+    assert run.data == ("a.tar", "b.tar")
+    assert run.loading.filters.min_area == 9
+    assert run.loading.half_scale
+    assert run.optimizer.betas == (0.8, 0.9)
+    assert replace(run, data=(), loading=tiny().loading, optimizer=tiny().optimizer) == tiny()
+
+
+def test_files_come_before_flags_and_may_nest(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("steps: 7\noptimizer:\n  lr: 1e-4\n  clip_norm: null\nloading.half-scale: true\ndata: [x.tar]\n")
+    run = parse_train(["tiny", "--steps", "9", "--config", str(file)]).run
+    assert (run.steps, run.optimizer.lr, run.optimizer.clip_norm, run.loading.half_scale, run.data) == (9, 1e-4, None, True, ("x.tar",))
+    assert config_files(["--config", "a", "b", "--steps", "1", "--config=c"]) == ["a", "b", "c"]
+
+
+def test_files_that_are_no_configuration(tmp_path):
+    with pytest.raises(Fault, match=r"none.yaml: cannot be read \(No such file or directory\)"):
+        read_config(str(tmp_path / "none.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(Fault, match=r"bad.yaml: is no YAML"):
+        read_config(str(tmp_path / "bad.yaml"))
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(Fault, match=r"list.yaml: holds no 'flag: value' lines"):
+        read_config(str(tmp_path / "list.yaml"))
+    (tmp_path / "odd.yaml").write_text("optimizer.lrr: 1")
+    with pytest.raises(Fault, match=r"Unrecognized options: --optimizer.lrr"):
+        parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
+
+
+@pytest.mark.parametrize("run", [little(), tiny(), replace(little(), optimizer=replace(little().optimizer, clip_norm=None), init="w.pth")])
+def test_a_saved_run_reloads_equal(tmp_path, run):
+    run = replace(run, out=str(tmp_path / "run"), data=("a b.tar", "c.tar"), loading=replace(run.loading, half_scale=True))
+    save_run(run)
+    assert arguments.load_run(run.out) == run
+    assert (tmp_path / "run" / "origin.jsonl").read_text().count("\n") == 1
+
+
+def test_what_train_wants(tmp_path):
+    for words in ([], ["--steps", "3"]):
+        with pytest.raises(Fault, match=r"train wants a recipe first \(tiny, sam_vit_b, sam_vit_l, sam_vit_h, or file.py:function\)"):
+            parse_train(words)
+    with pytest.raises(Fault, match="--resume wants a run folder"):
+        parse_train(["--resume"])
+    with pytest.raises(Fault, match=r"holds no config.yaml, so there is no run to resume"):
+        parse_train(["--resume", str(tmp_path)])
+    with pytest.raises(Fault, match=r"no recipe is called 'huge'; known are tiny"):
+        parse_train(["huge"])
+
+
+def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
+    run = replace(little(), out=str(tmp_path / "run"), data=("x.tar",))
+    save_run(run)
+    flags = parse_train(["--resume", run.out, "--steps", "11"])
+    assert settle(flags) == (replace(run, steps=11), {"steps": (4, 11)})
+    with pytest.raises(Fault, match="weights of another shape cannot be resumed"):
+        settle(parse_train(["--resume", run.out, "--model.depth", "3", "--model.global-blocks", "1"]))
+
+
+def test_help_exits_with_0(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        parse(TrainFlags, ["--help"], "gigamask train tiny", TrainFlags(tiny()))
+    assert not leaving.value.code
+    assert "--loading.max-masks" in capsys.readouterr().out
+
+
+def test_a_flag_that_says_what_is_so_anyway_is_left_out():
+    run = Run(data=("x",))
+    assert flags_of({"steps": "1000", "data": ["x"], "device": "cpu", "loading.half-scale": "false"}, run) == ["--device", "cpu"]
