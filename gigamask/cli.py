@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def show_warning(message: Warning | str, *details: Any) -> None:
+def show_warning(message: Warning | str, category: type, filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
     """Prints a warning as one line, without the place in the code it came from."""
     print(f"gigamask: {message}", file=sys.stderr)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gigamask.contracts import Chance, Cursor, Terms
+from gigamask.contracts import Chance, Cursor, Prediction, Prompts, Terms
 from gigamask.data import annotation, loader
 from gigamask.data.assemble import assemble
 from gigamask.data.index import Index
@@ -82,7 +82,8 @@ def describe(value: Any) -> str:
         return f"({', '.join(describe(each) for each in value[:4])}{', ...' if len(value) > 4 else ''})"
     if is_dataclass(value):
         shown = [(field.name, getattr(value, field.name)) for field in fields(value)]
-        inner = ", ".join(f"{name} {describe(each)}" for name, each in shown if isinstance(each, (Tensor, np.ndarray, Runs)))
+        arrays = (Tensor, np.ndarray, Runs, Prompts, Prediction)
+        inner = ", ".join(f"{name} {describe(each)}" for name, each in shown if isinstance(each, arrays))
         return f"{type(value).__name__}({inner})"
     return str(value)
 

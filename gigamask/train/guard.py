@@ -47,5 +47,6 @@ class Guard:
             self.watch.say(f"step {step} skipped, its gradient is not finite or it has no mask: {names}")
             if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
                 raise Fault(
-                    f"{self.run.out}: {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped, the last with {names}; lower --optimizer.lr, or see the data"
+                    f"{self.run.out}: {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped, the last with {names}; "
+                    "lower --optimizer.lr, or look at the data"
                 )
