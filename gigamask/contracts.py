@@ -121,8 +121,8 @@ class Batch:
     rejected: tuple[Rejected, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Moves every tensor to `device`."""
-        return _each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
+        """Moves every tensor to `device` but `mask_starts`, which says where to cut and so stays where it can be read without waiting."""
+        return replace(_each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True)), mask_starts=self.mask_starts)
 
     def pin_memory(self) -> "Batch":
         """Pins every tensor; torch's loader calls this."""
@@ -131,7 +131,8 @@ class Batch:
     def dense(self, start: int, stop: int) -> Bool[Tensor, "m G G"]:
         """Returns masks `start` to `stop` as pixels of the G x G grid, on the batch's device."""
         starts = self.mask_starts[start : stop + 1]
-        return dense(self.mask_bounds[starts[0] : starts[-1]], starts - starts[0], (self.grid, self.grid))
+        bounds = self.mask_bounds[int(starts[0]) : int(starts[-1])]
+        return dense(bounds, (starts - starts[0]).to(bounds.device, non_blocking=True), (self.grid, self.grid))
 
 
 def _each_tensor(record, function):

@@ -68,6 +68,6 @@ class TrainState:
             for name, parameter in held.items():
                 missing += [f"{key}/{name}" for key in keys if f"{key}/{name}" not in left]
                 entry = {key: left.pop(f"{key}/{name}") for key in keys if f"{key}/{name}" in left}
-                optimizer.state[parameter] = {key: value.to(parameter.device) if value.ndim else value for key, value in entry.items()}
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entry.items()}
         if odd := [*missing, *left]:
             raise Fault(f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; give another --out to start anew")

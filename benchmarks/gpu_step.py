@@ -1,0 +1,260 @@
+"""One training step of SAM: seconds by part, images a second, share of the chip's matrix-product peak, and peak memory, beside the targets.
+
+The step is the trainer's own over a batch made in memory: a 3 : 2 photograph of noise with smooth masks whose sizes are spread evenly in logarithm,
+SAM's eleven rounds, the recipe's AdamW, drop path and clipping. A row for each number of masks at once. Prints Markdown.
+
+Run: python benchmarks/gpu_step.py --size h [--masks 64] [--masks-at-once 16 32 64] [--repeats 10] [--device cuda] [--precision bf16] [--profile]
+On a CPU: python benchmarks/gpu_step.py --size tiny --device cpu --repeats 1
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gigamask.contracts import Batch, Chance, Cursor, Draws, Sample, Terms
+from gigamask.data.augment import Plain
+from gigamask.data.loader import collate
+from gigamask.draws import draw
+from gigamask.geometry.runs import Runs
+from gigamask.model.sam import Sam
+from gigamask.parallel.precision import choose_device, choose_precision
+from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.recipes import find
+from gigamask.seams import Task
+from gigamask.train.run import Run
+from gigamask.train.state import TrainState
+from gigamask.train.step import step
+from gigamask.train.tasks import SamTask
+
+RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
+# Forward TFLOP of the encoder at 1024 pixels, counted by torch's FLOP counter and by hand, with attention's own products and no padding of heads.
+ENCODER_TFLOP = {"b": 0.972, "l": 2.986, "h": 5.961}
+# TFLOP of the decoder's eleven rounds of 64 masks, forward and backward, with the first layer's image side computed once; 7.87 as published.
+DECODER_TFLOP, DECODER_MASKS = 5.15, 64
+SECONDS_TARGET = {"h": "<= 0.12, then 0.06"}
+GB_TARGET = {"b": "<= 12", "h": "<= 40"}
+PARTS = ("encode forward", "rounds forward + backward", "encoder backward", "optimizer")
+
+
+@dataclass
+class Marks:
+    """Moments of one step: on a GPU events in its queue, which nobody waits for until the step is over; else the clock."""
+
+    device: torch.device
+    moments: list = field(default_factory=list)
+
+    def set(self) -> None:
+        if self.device.type != "cuda":
+            self.moments.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        self.moments.append(event)
+
+    def seconds(self) -> list[float]:
+        """Returns the time from each mark to the next."""
+        pairs = zip(self.moments[:-1], self.moments[1:], strict=True)
+        if self.device.type != "cuda":
+            return [after - before for before, after in pairs]
+        torch.cuda.synchronize(self.device)
+        return [before.elapsed_time(after) / 1e3 for before, after in pairs]
+
+
+@dataclass(frozen=True)
+class Marked(Task):
+    """A task that marks when the images are encoded and when the last round is back-propagated."""
+
+    task: SamTask
+    marks: Marks
+
+    def terms(self, model: Sam, batch: Batch, cut: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Terms]:
+        def marked(whole: torch.Tensor) -> torch.Tensor:
+            self.marks.set()
+            return cut(whole)
+
+        yield from self.task.terms(model, batch, marked)
+        self.marks.set()
+
+
+class MarkedBatches(tuple[Batch, ...]):
+    """Batches of a step; marks when each is asked for and when its gradients are complete."""
+
+    marks: Marks
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.marks.set()
+        for batch in super().__iter__():
+            yield batch
+            self.marks.set()
+
+
+def smooth_masks(count: int, size: tuple[int, int]) -> torch.Tensor:
+    """Returns blobs of 0.1 % to 30 % of the image, each with a wavy outline and in a place of its own."""
+    rng = draw(0, "benchmark masks")
+    height, width = size
+    y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
+    numbers = torch.from_numpy(rng.random((count, 4)))[..., None, None]
+    radius = ((height * width / math.pi) * 0.001 * 300 ** numbers[:, 0]).sqrt()
+    down, across = y - numbers[:, 1] * height, x - numbers[:, 2] * width
+    wave = 1 + 0.25 * torch.sin(5 * torch.atan2(down, across) + 6.3 * numbers[:, 3]) + 0.1 * torch.sin(13 * torch.atan2(down, across))
+    return down.hypot(across) < radius * wave
+
+
+def batch_in_memory(run: Run, masks: int) -> Batch:
+    """Returns what the loader would make of one photograph."""
+    rng = draw(0, "benchmark batch")
+    assembly = run.assembly
+    side, grid = assembly.side, assembly.grid
+    frame = Plain().frame((1000, 1500), side, rng)
+    height, width = frame.resized
+    drawn = torch.zeros(masks, grid, grid, dtype=torch.bool)
+    rows, columns = height * grid // side, width * grid // side
+    drawn[:, :rows, :columns] = smooth_masks(masks, (rows, columns))
+    runs = Runs.from_dense(drawn.numpy())
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.random(shape, dtype="float32"))
+
+    noise = torch.from_numpy(rng.standard_normal((masks, 4), dtype="float32"))
+    sample = Sample(
+        name="noise",
+        position=0,
+        image=torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype="uint8")),
+        frame=frame,
+        masks=runs,
+        boxes_input=(runs.boxes() * (side / grid)).astype("float32"),
+        draws=Draws(uniform(masks), uniform(masks, run.policy.draws, 2), noise, uniform(1, run.model.depth, 2)),
+    )
+    return collate([sample], (), assembly, Chance(0, run.policy.draws, run.model.depth), 0.5, Cursor(1))
+
+
+def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
+    """Returns the side of a square matrix product and the TFLOP/s it reaches: 8192 in the step's precision on a GPU, the median of twenty."""
+    side, repeats = (8192, 20) if device.type == "cuda" else (512, 3)
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+    marks = Marks(device)
+    for _ in range(5):
+        left @ right
+    marks.set()
+    for _ in range(repeats):
+        left @ right
+        marks.set()
+    return side, 2 * side**3 / statistics.median(marks.seconds()) / 1e12
+
+
+def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Run) -> tuple[float, list[float]]:
+    """Makes one update; returns its seconds on the wall, the device's queue drained, and the seconds of each part."""
+    marks = Marks(batch.images.device)
+    batches = MarkedBatches([batch])
+    batches.marks = marks
+    begin = time.perf_counter()
+    marks.set()
+    record = step(Marked(task, marks), state, batches, 0.01 * run.optimizer.lr, run.optimizer.clip_norm)
+    marks.set()
+    clear, encode, rounds, encoder, update = marks.seconds()
+    seconds = time.perf_counter() - begin
+    if record["skipped"]:
+        sys.exit(f"the step was skipped, its gradient norm is {record['gradient_norm']}: these times would not be a step's")
+    return seconds, [encode, rounds, encoder, clear + update]
+
+
+def measure(task: SamTask, state: TrainState, batch: Batch, run: Run, repeats: int) -> dict[str, float]:
+    """Returns medians of the step's seconds and of its parts', and the peak memory of all repeats in GB, 0 where there is no GPU."""
+    device = batch.images.device
+    for _ in range(3 if device.type == "cuda" else 1):
+        timed_step(task, state, batch, run)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    steps = [timed_step(task, state, batch, run) for _ in range(repeats)]
+    found = {"step": statistics.median(whole for whole, _ in steps)}
+    found |= {part: statistics.median(parts[index] for _, parts in steps) for index, part in enumerate(PARTS)}
+    kinds = {"allocated": torch.cuda.max_memory_allocated, "reserved": torch.cuda.max_memory_reserved}
+    return found | {name: kind(device) / 1e9 if device.type == "cuda" else 0.0 for name, kind in kinds.items()}
+
+
+def profiled(task: SamTask, state: TrainState, batch: Batch, run: Run) -> str:
+    """Returns the fifteen kernels that one step spends most time in."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    on_gpu = batch.images.is_cuda
+    if on_gpu:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        timed_step(task, state, batch, run)
+    return profile.key_averages().table(sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total", row_limit=15, max_name_column_width=70)
+
+
+def tflop(size: str, masks: int) -> float | None:
+    """Returns what a step computes, forward and backward; None where nobody has counted."""
+    return 3 * ENCODER_TFLOP[size] + DECODER_TFLOP * masks / DECODER_MASKS if size in ENCODER_TFLOP else None
+
+
+def row(found: dict[str, float], at_once: int, work: float | None, peak: float) -> str:
+    """Returns one line of the table."""
+    cells = [str(at_once), f"{found['step']:.4f}", *(f"{found[part]:.4f}" for part in PARTS), f"{1 / found['step']:.2f}"]
+    if work is None:
+        cells += ["not counted", "", ""]
+    else:
+        rate = work / found["step"]
+        cells += [f"{rate:.0f}", f"{100 * rate / peak:.0f} %", f"{work / peak:.3f}"]
+    cells += [f"{found[name]:.2f}" if found[name] else "no GPU" for name in ("allocated", "reserved")]
+    return f"| {' | '.join(cells)} |"
+
+
+def chip_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--size", choices=RECIPES, default="h")
+    options.add_argument("--masks", type=int, default=64)
+    options.add_argument("--masks-at-once", type=int, nargs="+", default=[16, 32, 64])
+    options.add_argument("--repeats", type=int, default=10)
+    options.add_argument("--device", default="auto")
+    options.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
+    options.add_argument("--profile", action="store_true")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    device = choose_device(given.device)
+    precision = choose_precision(given.precision, device)
+    schedule = InteractiveSchedule()
+    run = replace(find(RECIPES[given.size])(), policy=schedule)
+    batch = batch_in_memory(run, given.masks).to(device)
+    side, peak = matmul_peak(device, precision)
+    state = TrainState.begin(run, device)
+    state.model.train()
+
+    work = tflop(given.size, given.masks)
+    print(f"`python benchmarks/gpu_step.py {' '.join(sys.argv[1:])}`\n")
+    print(
+        f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe {RECIPES[given.size]}, 1 image x {given.masks} masks, "
+        f"{schedule.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s"
+        f"{'.' if work is None else f'; a step is {work:.2f} TFLOP, counted.'}\n"
+    )
+    print(f"| masks at once | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |")
+    print(f"|{'---|' * 12}")
+    for at_once in given.masks_at_once:
+        task = SamTask(run.policy, run.objective, at_once, precision)
+        print(row(measure(task, state, batch, run, given.repeats), at_once, work, peak), flush=True)
+    seconds, memory = SECONDS_TARGET.get(given.size, ""), GB_TARGET.get(given.size, "")
+    share = ">= 50 % at last" if given.size in SECONDS_TARGET else ""
+    print(f"| target (H200, 64 masks) | {seconds} | | | | | | | {share} | | {memory} | |")
+    if given.profile:
+        print(f"\n```\n{profiled(SamTask(run.policy, run.objective, given.masks_at_once[-1], precision), state, batch, run)}\n```")
+
+
+if __name__ == "__main__":
+    main()

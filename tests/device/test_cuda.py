@@ -1,0 +1,227 @@
+"""What only a CUDA device can show: the same numbers as on the CPU, rounds that never wait, memory that does not grow.
+
+Skips, and says so, where there is no device: run `pytest -m gpu -rs tests/device` where there is one.
+"""
+
+from dataclasses import fields, replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gigamask import arguments
+from gigamask.contracts import Batch, Cursor, Draws
+from gigamask.geometry.runs import Runs, dense
+from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
+from gigamask.model.sam import build
+from gigamask.model.sizes import SamSpec
+from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.prompts.rounds import play
+from gigamask.train.feed import feed, open_index
+from gigamask.train.loop import train
+from gigamask.train.state import TrainState
+from gigamask.train.step import Totals, accumulate, step
+from gigamask.train.tasks import SamTask, decoder, draws_of, truth_of
+from tests.little import little
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason="no CUDA device: equality with the CPU, flash attention, waiting, peak memory and pinning on a GPU are not checked",
+    ),
+]
+
+# SAM's decoder at its own size; of the encoder, which no round runs, one narrow block.
+OFFICIAL_DECODER = SamSpec(dim=64, depth=1, heads=1, global_blocks=())
+
+
+@pytest.fixture
+def exact_float32():
+    """Keeps cuDNN's convolutions from rounding their inputs to TF32, as they do by default."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+@pytest.fixture
+def run(scenes, tmp_path):
+    return replace(little(), data=(str(scenes),), out=str(tmp_path / "run"), device="cuda")
+
+
+def first_batch(run, pin=False) -> Batch:
+    return next(feed(run, open_index(run), Cursor(), pin=pin))[0]
+
+
+def task_of(run, precision: Literal["fp32", "bf16"] = "fp32") -> SamTask:
+    return SamTask(run.policy, run.objective, run.masks_at_once, precision)
+
+
+def attention_leaves(batch, heads, height, width, dim, dtype=torch.float64):
+    chance = torch.Generator().manual_seed(height * 100 + width)
+    shapes = [(batch, heads, height * width, dim)] * 3 + [(2 * height - 1, dim), (2 * width - 1, dim)]
+    return [torch.randn(shape, generator=chance, dtype=torch.float64).to(dtype).cuda().requires_grad_() for shape in shapes]
+
+
+def answer_and_gradients(form, leaves):
+    q, k, v, rows, columns = leaves
+    answer = form(q, k, v, relative(rows), relative(columns))
+    weight = torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device).view_as(answer).sin().to(answer.dtype)
+    return [answer.detach(), *torch.autograd.grad(answer, leaves, weight)]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 64), (25, 2, 14, 14, 80), (1, 1, 5, 9, 16)])
+def test_the_gpu_form_is_the_plain_form(shape):
+    leaves = attention_leaves(*shape)
+    for mine, plain in zip(answer_and_gradients(attend, leaves), answer_and_gradients(attend_plainly, leaves), strict=True):
+        assert (mine - plain).abs().max() <= 1e-12 * (1 + plain.abs().max())
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 80)])
+def test_flash_attention_takes_the_gpu_form_and_is_close_to_the_truth(shape):
+    """Asking for flash alone raises where its kernel cannot take the padded heads."""
+    leaves = attention_leaves(*shape, dtype=torch.bfloat16)
+    truth = answer_and_gradients(attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        mine = answer_and_gradients(attend_augmented, leaves)
+    for ours, true in zip(mine, truth, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours - true).abs().mean() <= 0.02 * true.abs().mean()
+
+
+def test_the_bias_of_all_pairs_never_stands_in_memory():
+    leaves = attention_leaves(1, 16, 64, 64, 80, torch.bfloat16)
+    answer_and_gradients(attend, leaves)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    answer_and_gradients(attend, leaves)
+    # What one matrix of all pairs takes in bf16; the plain form needs several.
+    assert torch.cuda.max_memory_allocated() - before < 16 * 4096**2 * 2
+
+
+def test_runs_become_the_same_pixels():
+    rng = np.random.default_rng(0)
+    for height, width in ((1, 1), (7, 5), (256, 256), (683, 1024)):
+        masks = rng.random((9, height, width)) < 0.5
+        masks[0], masks[1] = False, True
+        masks[2] = np.arange(width) < width // 2
+        runs = Runs.from_dense(masks)
+        bounds, starts = torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts)
+        there = dense(bounds.cuda(), starts.cuda(), runs.size)
+        assert there.is_cuda
+        assert torch.equal(there.cpu(), dense(bounds, starts, runs.size))
+        assert np.array_equal(there.cpu().numpy(), masks)
+
+
+def test_more_pixels_than_an_int32_counts_become_dense():
+    count = 2**31 // 1024**2 + 1
+    starts = 2 * torch.arange(count + 1, device="cuda")
+    first = torch.arange(count, device="cuda") * 300
+    bounds = torch.stack([first, first + 1 + torch.arange(count, device="cuda")], 1).flatten().int()
+    areas = dense(bounds, starts, (1024, 1024)).sum((1, 2))
+    assert torch.equal(areas, 1 + torch.arange(count, device="cuda"))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_a_step_has_the_gradients_of_the_cpu(run, exact_float32, dtype, limit):
+    batch = first_batch(run)
+    states, records = [], []
+    for device in ("cpu", "cuda"):
+        state = TrainState.around(build(run.model, run.seed).to(device, dtype), run)
+        records.append(step(task_of(run), state, [batch.to(device)], run.optimizer.lr, None))
+        states.append(state)
+    assert records[0]["skipped"] == 0
+    assert records[1] == pytest.approx(records[0], rel=limit)
+    here, there = ({name: parameter.grad.cpu() for name, parameter in state.model.named_parameters()} for state in states)
+    for name, gradient in here.items():
+        # A hundredth of the whole, because some gradients are rounding alone.
+        assert (there[name] - gradient).norm() <= limit * (gradient.norm() + 0.01 * records[0]["gradient_norm"]), name
+
+
+def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
+    batch = first_batch(run).to("cuda")
+    records = {}
+    for precision in ("fp32", "bf16"):
+        state = TrainState.begin(run, torch.device("cuda"))
+        records[precision] = step(task_of(run, precision), state, [batch], run.optimizer.lr, 1.0)
+        assert records[precision]["skipped"] == 0
+        for name, parameter in state.model.named_parameters():
+            assert parameter.dtype == torch.float32
+            assert parameter.isfinite().all(), name
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    assert records["bf16"]["loss"] == pytest.approx(records["fp32"]["loss"], rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rounds_never_wait_for_the_device(run, precision):
+    """Prompts, answers, clicks, losses and backward of all eleven rounds are queued without one look at a result."""
+    run = replace(run, policy=InteractiveSchedule())
+    batch = first_batch(run).to("cuda")
+    model = TrainState.begin(run, torch.device("cuda")).model
+    part = slice(0, len(batch.mask_image))
+    truth, draws = truth_of(batch, part, model.spec.grid), draws_of(batch.draws, part)
+    embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path).detach().requires_grad_()
+    totals = Totals()
+
+    def play_all() -> int:
+        decode, rounds = decoder(model, embedding, batch.mask_image, precision), 0
+        for played in play(decode, truth, run.policy, draws, batch.pause):
+            terms = run.objective(played, truth)
+            terms.loss.backward()
+            totals.add(terms)
+            rounds += 1
+        return rounds
+
+    play_all()  # what is loaded once may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rounds = play_all()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rounds == 11
+    assert totals.means()["loss"] > 0
+
+
+def test_peak_memory_does_not_grow_with_the_rounds(run):
+    run = replace(run, model=OFFICIAL_DECODER, policy=InteractiveSchedule(), batch=1, micro=1)
+    batch = first_batch(run).to("cuda")
+    model = TrainState.begin(run, torch.device("cuda")).model
+    peaks = {}
+    for clicks in (8, 2, 8):  # the first time, libraries claim what they keep
+        schedule = InteractiveSchedule(clicks=clicks)
+        task = task_of(replace(run, policy=schedule), "bf16")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        accumulate(task, model, batch, Totals())
+        peaks[schedule.rounds] = torch.cuda.max_memory_allocated() - before
+    assert peaks[11] <= 1.02 * peaks[5]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinned_batches_are_the_same_batches(run, workers):
+    run = replace(run, loading=replace(run.loading, workers=workers))
+    plain, pinned = first_batch(run), first_batch(run, pin=True)
+    there = pinned.to("cuda")
+    for pair in ((plain, pinned, there), (plain.draws, pinned.draws, there.draws)):
+        for field in fields(Batch if pair[0] is plain else Draws):
+            here, locked, moved = (getattr(each, field.name) for each in pair)
+            if isinstance(here, torch.Tensor):
+                assert locked.is_pinned() or not locked.numel(), field.name
+                assert torch.equal(here, locked)
+                assert torch.equal(here, moved.cpu())
+    assert (plain.names, plain.pause, plain.cursor) == (there.names, there.pause, there.cursor)
+
+
+def test_a_run_is_resumed_on_the_device(run):
+    """The optimizer's step counters come back where its kernel looks for them."""
+    arguments.save_run(run)
+    train(replace(run, steps=2))
+    state = train(run)
+    assert state.step == run.steps == 4
+    entries = state.optimizer_tensors()
+    assert all(tensor.is_cuda for tensor in entries.values())
+    assert {float(tensor) for name, tensor in entries.items() if name.startswith("step/")} == {4.0}
+    assert all(tensor.isfinite().all() for tensor in state.model.state_dict().values())
