@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from gigamask.contracts import Prompts
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
 from gigamask.model.sizes import SamSpec
+from gigamask.model.start import build
 
 
 def decode_plainly(model: Sam, embedding: torch.Tensor, mask_image: torch.Tensor, prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:

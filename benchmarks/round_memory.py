@@ -21,8 +21,9 @@ import torch
 from gigamask.contracts import Draws, Prediction, Truth
 from gigamask.draws import draw
 from gigamask.losses.objective import MaskObjective
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
 from gigamask.model.sizes import SamSpec
+from gigamask.model.start import build
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.rounds import play
 

@@ -20,7 +20,7 @@ from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.model.sam import build
+from gigamask.model.start import build
 from gigamask.prompts.rounds import play
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState

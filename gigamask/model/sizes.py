@@ -38,8 +38,8 @@ class SamSpec:
     """Hidden width of the decoder's MLPs."""
     iou_hidden: int = 256
     """Hidden width of the head that predicts IoU."""
-    tie_cross_attention: bool = False
-    """Start each cross-attention of the decoder with one scaled orthogonal matrix for queries and keys: a click finds its place at once."""
+    informed_start: bool = False
+    """Start with what a small model must find out anyway: a prompt's place, colours, and masks that follow likeness (`model.start`)."""
 
     def __post_init__(self) -> None:
         positive = ("input_side", "patch", "dim", "depth", "heads", "window", "embedding_dim", "decoder_heads", "decoder_mlp", "iou_hidden")
@@ -105,5 +105,5 @@ def tiny() -> SamSpec:
         decoder_heads=2,
         decoder_mlp=256,
         iou_hidden=64,
-        tie_cross_attention=True,
+        informed_start=True,
     )

@@ -26,8 +26,8 @@ from gigamask.prepare.textures import PATTERNS, Colour, pick_colour, pick_second
 
 LONG_SIDE = (256, 320)
 JPEG_QUALITY = 92
-# A mask is kept when it can be seen at 128 px: .4 % of the image, mostly one piece, and not a sliver.
-MIN_AREA_SHARE = 0.004
+# A mask is kept when it can be seen at 128 px: .8 % of the image, mostly one piece, and not a sliver.
+MIN_AREA_SHARE = 0.008
 MIN_PIECE_SHARE = 0.8
 MIN_CORE_SHARE = 0.2
 # A part that hides almost all of its object says nothing that the object does not.
@@ -35,7 +35,7 @@ MAX_PART_SHARE = 0.85
 OUTLINE_NAMES = tuple(OUTLINES)
 OUTLINE_ODDS = (0.2, 0.18, 0.16, 0.08, 0.2, 0.08, 0.1)
 PATTERN_NAMES = ("solid", *PATTERNS)
-PATTERN_ODDS = (0.38, 0.22, 0.12, 0.1, 0.18)
+PATTERN_ODDS = (0.6, 0.14, 0.07, 0.06, 0.13)
 PART_NAMES = ("inner", "disc", "band", "half", "spots", "shape")
 PART_ODDS = (0.22, 0.18, 0.18, 0.14, 0.1, 0.18)
 
@@ -85,7 +85,7 @@ class Canvas:
         self.parents.append(parent)
         self.objects.append(self.objects[parent] if parent else number)
         self.colours.append(pick_colour(generator, beneath))
-        self.seconds.append(pick_second(generator, self.colours[-1], spread=45.0))
+        self.seconds.append(pick_second(generator, self.colours[-1], spread=28.0))
         return number
 
 
@@ -168,10 +168,10 @@ def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
 
 
 def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas:
-    kind = str(generator.choice(PATTERN_NAMES, p=(0.2, 0.2, 0.1, 0.15, 0.35)))
+    kind = str(generator.choice(PATTERN_NAMES, p=(0.4, 0.15, 0.08, 0.1, 0.27)))
     light, mix = weave(generator, kind, size, float(max(size) * generator.uniform(0.03, 0.2)))
     colour = generator.uniform(40, 215, 3)
-    second = pick_second(generator, colour, spread=35.0)
+    second = pick_second(generator, colour, spread=22.0)
     canvas = Canvas(np.zeros(size, np.uint8), light, mix, parents=[0], objects=[0], colours=[colour], seconds=[second])
     if generator.random() < 0.3:  # a ground, a wall or a sky
         centre = (size[1] * generator.uniform(0.3, 0.7), size[0] * generator.uniform(0.35, 0.65))
@@ -184,10 +184,10 @@ def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas
 
 
 def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
-    """Draws three to nine objects back to front, the larger ones mostly behind."""
-    count = int(generator.integers(3, 10))
+    """Draws three to seven objects back to front, the larger ones mostly behind."""
+    count = int(generator.integers(3, 8))
     height, width = canvas.size
-    shares = np.exp(generator.uniform(np.log(0.04), np.log(0.32), count)) * (5.0 / count) ** 0.4
+    shares = np.exp(generator.uniform(np.log(0.05), np.log(0.32), count)) * (5.0 / count) ** 0.4
     shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.4, count)))]
     centres: list[np.ndarray] = []
     for share in shares:
@@ -204,7 +204,7 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
         if window is None:
             continue
         number = canvas.add(generator, window, parent=0)
-        if generator.random() < 0.75:
+        if generator.random() < 0.5:
             _draw_parts(generator, canvas, outline, place, window, number)
 
 
@@ -315,7 +315,7 @@ def _expose(generator: np.random.Generator, canvas: Canvas) -> UInt8[np.ndarray,
     blur = generator.uniform(0.4, 0.9)
     sun = generator.uniform(0.75, 1.2, (3, 3)).astype(np.float32)
     light = canvas.light * cv2.resize(sun, (width, height), interpolation=cv2.INTER_LINEAR)
-    noise = generator.standard_normal((height, width), dtype=np.float32) * np.float32(generator.uniform(1, 8))
+    noise = generator.standard_normal((height, width), dtype=np.float32) * np.float32(generator.uniform(1, 6))
     colours = np.zeros((256, 3), np.float32)
     colours[: len(canvas.colours)] = canvas.colours
     steps = np.zeros((256, 3), np.float32)

@@ -21,13 +21,13 @@ Down = Float32[np.ndarray, "h 1"]
 def pick_colour(generator: np.random.Generator, beneath: Colour) -> Colour:
     """Returns a colour that differs from `beneath`, sometimes by much and sometimes by little.
 
-    The first of eight random colours that is far enough, else the farthest; how far is far enough is itself random (35 to 110 levels).
+    The first of eight random colours that is far enough, else the farthest; how far is far enough is itself random (60 to 130 levels).
     """
     candidates = generator.uniform(15, 240, (8, 3))
     grey = candidates.mean(1, keepdims=True)
     candidates = np.clip(grey + (candidates - grey) * generator.uniform(0.3, 1.2), 8, 247)
     distances = np.linalg.norm(candidates - beneath, axis=1)
-    enough = np.flatnonzero(distances > generator.uniform(35, 110))
+    enough = np.flatnonzero(distances > generator.uniform(60, 130))
     return candidates[enough[0] if len(enough) else distances.argmax()]
 
 

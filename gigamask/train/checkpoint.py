@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
+from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState

@@ -31,6 +31,8 @@ class AdamW:
     """decoupled; not applied to biases, norms, positions and tokens"""
     layer_decay: float = 1.0
     """factor from one encoder block to the one before it; 1 is off"""
+    encoder_factor: float = 1.0
+    """factor of the image encoder's learning rate"""
     clip_norm: float | None = 1.0
     """largest global gradient norm; None is off"""
 
@@ -47,6 +49,8 @@ class AdamW:
         for name, parameter in members.items():
             if parameter.requires_grad:
                 scale = factor * self.layer_decay ** (depth - layer_of(name, depth))
+                if name.startswith("image_encoder."):
+                    scale *= self.encoder_factor
                 groups.setdefault((scale, self.weight_decay if decays(name, parameter.ndim) else 0.0), []).append(parameter)
         return [{"params": group, "lr_scale": scale, "weight_decay": decay} for (scale, decay), group in groups.items()]
 

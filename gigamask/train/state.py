@@ -13,7 +13,8 @@ from torch import Tensor
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
+from gigamask.model.start import build
 from gigamask.train.run import Run
 
 

@@ -15,8 +15,8 @@ from gigamask import arguments
 from gigamask.contracts import Batch, Cursor, Draws
 from gigamask.geometry.runs import Runs, dense
 from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
-from gigamask.model.sam import build
 from gigamask.model.sizes import SamSpec
+from gigamask.model.start import build
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.rounds import play
 from gigamask.train.feed import feed, open_index

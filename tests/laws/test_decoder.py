@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decoder_round import decode_plainly, draw_prompts
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
 from gigamask.model.sizes import SamSpec
+from gigamask.model.start import build
 
 SPEC = SamSpec(input_side=64, dim=8, depth=1, heads=1, global_blocks=(), embedding_dim=32, decoder_heads=2, decoder_mlp=48, iou_hidden=24)
 

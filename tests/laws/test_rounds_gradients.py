@@ -9,8 +9,8 @@ import torch
 from gigamask.contracts import Draws, Prediction, Truth
 from gigamask.draws import draw
 from gigamask.losses.objective import MaskObjective
-from gigamask.model.sam import build
 from gigamask.model.sizes import tiny
+from gigamask.model.start import build
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.rounds import play
 

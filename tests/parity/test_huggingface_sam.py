@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gigamask.contracts import Prompts
-from gigamask.model.sam import build
 from gigamask.model.sizes import SamSpec, tiny, vit_b
+from gigamask.model.start import build
 from gigamask.model.weights import infer_spec, load, to_huggingface, to_official
 
 with warnings.catch_warnings():
@@ -165,4 +165,4 @@ def test_weights_at_another_side_agree_with_tables_interpolated_on_the_fly(model
 
 def test_their_shapes_tell_the_spec(models):
     state = to_official(models[0])
-    assert infer_spec(state, decoder_heads=2) == replace(SMALL, tie_cross_attention=False)
+    assert infer_spec(state, decoder_heads=2) == replace(SMALL, informed_start=False)

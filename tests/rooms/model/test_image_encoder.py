@@ -6,8 +6,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from gigamask.model.attention import attend_plainly, relative
 from gigamask.model.image_encoder import Attention, ImageEncoder
-from gigamask.model.sam import build
 from gigamask.model.sizes import SamSpec, tiny
+from gigamask.model.start import build
 
 SMALL = SamSpec(input_side=64, patch=8, dim=24, depth=3, heads=2, window=3, global_blocks=(1,), embedding_dim=16, decoder_heads=2)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gigamask.model.prompt_encoder import PromptEncoder
-from gigamask.model.sam import build
 from gigamask.model.sizes import tiny
+from gigamask.model.start import build
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from torch import nn
 
 from gigamask.contracts import Prompts
 from gigamask.faults import Fault
-from gigamask.model.sam import PIXEL_MEAN, TIE_SCALE, build, initialise, sine_positions
+from gigamask.model.sam import PIXEL_MEAN
 from gigamask.model.sizes import tiny, vit_b, vit_h, vit_l
+from gigamask.model.start import TIE_SCALE, build, initialise, sine_positions
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_tied_cross_attentions_start_at_one_scaled_orthogonal_matrix():
         assert torch.equal(weight, cross.k_proj.weight)
         assert torch.allclose(weight @ weight.T, TIE_SCALE**2 * torch.eye(32), atol=1e-5)
     assert not torch.equal(transformer.layers[0].self_attn.q_proj.weight, transformer.layers[0].self_attn.k_proj.weight)
-    untied = build(replace(tiny(), tie_cross_attention=False), 0).mask_decoder.transformer.final_attn_token_to_image
+    untied = build(replace(tiny(), informed_start=False), 0).mask_decoder.transformer.final_attn_token_to_image
     assert not torch.equal(untied.q_proj.weight, untied.k_proj.weight)
 
 

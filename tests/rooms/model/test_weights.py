@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask.faults import Fault
-from gigamask.model.sam import Sam, build
+from gigamask.model.sam import Sam
 from gigamask.model.sizes import tiny, vit_b, vit_h, vit_l
+from gigamask.model.start import build
 from gigamask.model.weights import from_huggingface, infer_spec, load, read, resize_positions, resize_table, save, to_huggingface, to_official
 
 
@@ -54,7 +55,7 @@ def test_a_hugging_face_folder_is_read(model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "sam", "mask_decoder_config": {"num_attention_heads": 2}}))
     state, spec = read(tmp_path)
     assert_same(state, to_official(model))
-    assert spec == replace(tiny(), tie_cross_attention=False)
+    assert spec == replace(tiny(), informed_start=False)
 
 
 @pytest.mark.parametrize("make", [vit_b, vit_l, vit_h])
@@ -64,7 +65,7 @@ def test_the_spec_is_read_off_the_shapes(make):
 
 def test_a_model_without_windows_is_read_off_the_shapes():
     spec = replace(tiny(), global_blocks=(0, 1, 2, 3), window=16)
-    assert infer_spec(build(spec, 0, "meta").state_dict(), decoder_heads=2) == replace(spec, tie_cross_attention=False)
+    assert infer_spec(build(spec, 0, "meta").state_dict(), decoder_heads=2) == replace(spec, informed_start=False)
 
 
 def test_names_translate_there_and_back(model):

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gigamask.model.sam import build
 from gigamask.model.sizes import vit_b
+from gigamask.model.start import build
 from gigamask.train.muon import Muon, orthogonalise
 from gigamask.train.optim import AdamW, MuonAdamW, decays, layer_of
 from tests.little import SPEC

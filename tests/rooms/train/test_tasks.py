@@ -7,7 +7,7 @@ from gigamask.contracts import Chance, Cursor
 from gigamask.data.index import build as build_index
 from gigamask.data.loader import collate
 from gigamask.faults import Fault
-from gigamask.model.sam import build
+from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.train.feed import feed
 from gigamask.train.step import Totals, accumulate

@@ -1,0 +1,148 @@
+"""How a model starts: every tensor from a named draw, and for small models an informed start.
+
+A small model trained for minutes from the plain start learns to draw blobs around its prompts and to ignore the picture: content is noise to a
+decoder that has not found its places yet, so the encoder is trained towards a constant embedding, and stays there. The informed start
+gives it what it would have to find out: a prompt's place in the image, an embedding that tells colours apart, and masks that follow likeness.
+
+Enters: a `SamSpec` and a seed. Leaves: a `Sam`.
+
+Not here: the modules (`model.sam`), weights from files (`model.weights`).
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.model.image_encoder import Attention, ImageEncoder
+from gigamask.model.prompt_encoder import PositionCode
+from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
+from gigamask.model.sizes import SamSpec
+from gigamask.model.two_way import Attention as CrossAttention
+
+# Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
+# outweighs the few hundred other tokens.
+TIE_SCALE = 1.5
+# Of the encoder at the informed start: positions are quieter, patches louder and residual branches quieter than at the plain one.
+POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
+# Of the decoder: how much of the plain random start stays, how strongly likeness speaks, and the logit of an average pixel (a share of 9 %).
+RANDOM_SHARE, LIKENESS, PRIOR_LOGIT = 0.7, 0.5, -2.3
+# Biases that lift GELU and ReLU to where they are nearly linear.
+LIFT, HEAD_LIFT = 1.0, 2.0
+
+
+def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam:
+    """Returns a model that starts from `seed`; on the meta device, one without numbers."""
+    with torch.device("meta"):
+        model = Sam(spec)
+    if torch.device(device).type == "meta":
+        return model
+    model.to_empty(device="cpu")
+    initialise(model, seed)
+    return model.to(device)
+
+
+@torch.no_grad()
+def initialise(model: Sam, seed: int) -> None:
+    """Fills every parameter and buffer, each from a draw of its own that bears its name, so that sizes and order do not matter.
+
+    Matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and relative positions are 0,
+    embeddings and the position code standard normal, positions sines and cosines of the place in the image.
+    """
+    for path, module in model.named_modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            tensor.copy_(_start(module, name, tensor, seed, f"{path}.{name}"))
+    if model.spec.informed_start:
+        tie_cross_attention(model, seed)
+        clear_view(model)
+        match_content(model, seed)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(int(draw(seed, f"weights {name}").integers(2**63)))
+
+
+def _start(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
+    """Returns the first value of one parameter or buffer, on the CPU."""
+    shape = tuple(tensor.shape)
+    if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) and name == "weight":
+        # A pixel of a 2 x 2 transposed convolution sees each input channel once.
+        fan_in = shape[0] if isinstance(module, nn.ConvTranspose2d) else math.prod(shape[1:])
+        std = (3 * fan_in) ** -0.5
+        return nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=_generator(seed, full))
+    if isinstance(module, (nn.Embedding, PositionCode)):
+        return torch.randn(shape, generator=_generator(seed, full))
+    if isinstance(module, ImageEncoder):
+        return sine_positions(shape[1], shape[3])
+    if isinstance(module, Sam):
+        return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
+    if isinstance(module, nn.LayerNorm) and name == "weight":
+        return torch.ones(shape)
+    if name == "bias" or isinstance(module, Attention):
+        return torch.zeros(shape)
+    raise Fault(f"{full}: nothing says how a {type(module).__name__} starts; load weights into it, or start it yourself")
+
+
+def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
+    """Returns sines and cosines of each token's place: a quarter of the channels for each of the two and each axis.
+
+    The waves are relative to the image, from half a wave across it to one every two tokens, in equal ratios.
+    """
+    place = (torch.arange(side) + 0.5) / side
+    count = dim // 4
+    waves = 0.5 * max(side, 1) ** (torch.arange(count) / max(1, count - 1))
+    angles = 2 * math.pi * place[:, None] * waves
+    code = torch.cat([angles.sin(), angles.cos()], 1)
+    down, across = code[:, None].expand(-1, side, -1), code[None].expand(side, -1, -1)
+    return torch.cat([down, across], 2)[None].float()
+
+
+def tie_cross_attention(model: Sam, seed: int) -> None:
+    """Starts queries and keys of every attention between tokens and image at one scaled matrix of orthonormal rows."""
+    for path, module in model.mask_decoder.transformer.named_modules():
+        if isinstance(module, CrossAttention) and module.q_proj.out_features < module.q_proj.in_features:
+            rows = _orthonormal(tuple(module.q_proj.weight.shape), seed, f"tie {path}")
+            module.q_proj.weight.copy_(TIE_SCALE * rows)
+            module.k_proj.weight.copy_(TIE_SCALE * rows)
+
+
+def clear_view(model: Sam) -> None:
+    """Lets the embedding start as a blurred copy of the picture's colours."""
+    encoder = model.image_encoder
+    encoder.pos_embed.mul_(POSITION_GAIN)
+    encoder.patch_embed.proj.weight.mul_(PATCH_GAIN)
+    for block in encoder.blocks:
+        block.attn.proj.weight.mul_(BRANCH_GAIN)
+        block.mlp.lin2.weight.mul_(BRANCH_GAIN)
+
+
+def match_content(model: Sam, seed: int) -> None:
+    """Lets a mask start as the likeness between its token and each image token, seen through one projection, above a prior for background.
+
+    The upscaling and the hypernetworks are lifted to where they are nearly linear; both then apply the same orthonormal rows.
+    """
+    upscaling = model.mask_decoder.output_upscaling
+    dim = model.spec.embedding_dim
+    first, second = _orthonormal((dim // 4, dim), seed, "match first"), _orthonormal((dim // 8, dim // 4), seed, "match second")
+    for layer, rows in ((upscaling[0], first), (upscaling[3], second)):
+        layer.weight.mul_(RANDOM_SHARE).add_(rows.T[:, :, None, None])
+    upscaling[1].bias.fill_(LIFT)
+    upscaling[3].bias.fill_(LIFT)
+    pixel = functional.gelu(upscaling[1].bias) @ upscaling[3].weight.mean((2, 3)) + upscaling[3].bias
+    average = functional.gelu(pixel)
+    for head in model.mask_decoder.output_hypernetworks_mlps:
+        for layer in head.layers[:2]:
+            layer.weight.mul_(RANDOM_SHARE).add_(torch.eye(dim))
+        head.layers[0].bias.fill_(HEAD_LIFT)
+        head.layers[2].weight.mul_(RANDOM_SHARE).add_(LIKENESS * second @ first)
+        # A token without content, looking at a pixel without content, says the prior.
+        silent = head(torch.zeros(dim)) - head.layers[2].bias
+        head.layers[2].bias.copy_(PRIOR_LOGIT * average / average.square().sum() - silent)
+
+
+def _orthonormal(shape: tuple[int, int], seed: int, name: str) -> Float[Tensor, "rows columns"]:
+    return nn.init.orthogonal_(torch.empty(shape), generator=_generator(seed, name))
