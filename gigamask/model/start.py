@@ -105,19 +105,18 @@ def tie_cross_attention(model: Sam, seed: int) -> None:
     """Starts queries and keys of every attention between tokens and image at one scaled matrix of orthonormal rows."""
     for path, module in model.mask_decoder.transformer.named_modules():
         if isinstance(module, CrossAttention) and module.q_proj.out_features < module.q_proj.in_features:
-            rows = _orthonormal(tuple(module.q_proj.weight.shape), seed, f"tie {path}")
+            rows = _orthonormal(module.q_proj.out_features, module.q_proj.in_features, seed, f"tie {path}")
             module.q_proj.weight.copy_(TIE_SCALE * rows)
             module.k_proj.weight.copy_(TIE_SCALE * rows)
 
 
 def clear_view(model: Sam) -> None:
     """Lets the embedding start as a blurred copy of the picture's colours."""
-    encoder = model.image_encoder
-    encoder.pos_embed.mul_(POSITION_GAIN)
-    encoder.patch_embed.proj.weight.mul_(PATCH_GAIN)
-    for block in encoder.blocks:
-        block.attn.proj.weight.mul_(BRANCH_GAIN)
-        block.mlp.lin2.weight.mul_(BRANCH_GAIN)
+    gains = {"pos_embed": POSITION_GAIN, "patch_embed.proj.weight": PATCH_GAIN}
+    for index in range(model.spec.depth):
+        gains |= {f"blocks.{index}.attn.proj.weight": BRANCH_GAIN, f"blocks.{index}.mlp.lin2.weight": BRANCH_GAIN}
+    for name, gain in gains.items():
+        model.get_parameter(f"image_encoder.{name}").mul_(gain)
 
 
 def match_content(model: Sam, seed: int) -> None:
@@ -125,24 +124,25 @@ def match_content(model: Sam, seed: int) -> None:
 
     The upscaling and the hypernetworks are lifted to where they are nearly linear; both then apply the same orthonormal rows.
     """
-    upscaling = model.mask_decoder.output_upscaling
     dim = model.spec.embedding_dim
-    first, second = _orthonormal((dim // 4, dim), seed, "match first"), _orthonormal((dim // 8, dim // 4), seed, "match second")
-    for layer, rows in ((upscaling[0], first), (upscaling[3], second)):
-        layer.weight.mul_(RANDOM_SHARE).add_(rows.T[:, :, None, None])
-    upscaling[1].bias.fill_(LIFT)
-    upscaling[3].bias.fill_(LIFT)
-    pixel = functional.gelu(upscaling[1].bias) @ upscaling[3].weight.mean((2, 3)) + upscaling[3].bias
-    average = functional.gelu(pixel)
-    for head in model.mask_decoder.output_hypernetworks_mlps:
-        for layer in head.layers[:2]:
-            layer.weight.mul_(RANDOM_SHARE).add_(torch.eye(dim))
-        head.layers[0].bias.fill_(HEAD_LIFT)
-        head.layers[2].weight.mul_(RANDOM_SHARE).add_(LIKENESS * second @ first)
+    first, second = _orthonormal(dim // 4, dim, seed, "match first"), _orthonormal(dim // 8, dim // 4, seed, "match second")
+    upscaling = {name: model.get_parameter(f"mask_decoder.output_upscaling.{name}") for name in ("0.weight", "1.bias", "3.weight", "3.bias")}
+    upscaling["0.weight"].mul_(RANDOM_SHARE).add_(first.T[:, :, None, None])
+    upscaling["3.weight"].mul_(RANDOM_SHARE).add_(second.T[:, :, None, None])
+    upscaling["1.bias"].fill_(LIFT)
+    upscaling["3.bias"].fill_(LIFT)
+    average = functional.gelu(functional.gelu(upscaling["1.bias"]) @ upscaling["3.weight"].mean((2, 3)) + upscaling["3.bias"])
+    for number, head in enumerate(model.mask_decoder.output_hypernetworks_mlps):
+        names = ("0.weight", "1.weight", "2.weight", "0.bias", "2.bias")
+        layers = {name: model.get_parameter(f"mask_decoder.output_hypernetworks_mlps.{number}.layers.{name}") for name in names}
+        layers["0.weight"].mul_(RANDOM_SHARE).add_(torch.eye(dim))
+        layers["1.weight"].mul_(RANDOM_SHARE).add_(torch.eye(dim))
+        layers["2.weight"].mul_(RANDOM_SHARE).add_(LIKENESS * second @ first)
+        layers["0.bias"].fill_(HEAD_LIFT)
         # A token without content, looking at a pixel without content, says the prior.
-        silent = head(torch.zeros(dim)) - head.layers[2].bias
-        head.layers[2].bias.copy_(PRIOR_LOGIT * average / average.square().sum() - silent)
+        silent = head(torch.zeros(dim)) - layers["2.bias"]
+        layers["2.bias"].copy_(PRIOR_LOGIT * average / average.square().sum() - silent)
 
 
-def _orthonormal(shape: tuple[int, int], seed: int, name: str) -> Float[Tensor, "rows columns"]:
-    return nn.init.orthogonal_(torch.empty(shape), generator=_generator(seed, name))
+def _orthonormal(rows: int, columns: int, seed: int, name: str) -> Float[Tensor, "rows columns"]:
+    return nn.init.orthogonal_(torch.empty(rows, columns), generator=_generator(seed, name))
