@@ -43,12 +43,18 @@ def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None
 
 
 def one_line(boxed: str) -> str:
-    """Returns what a boxed message says before its first rule, and the flag it suggests."""
-    lines = [re.sub(r"^\s*│?\s*|\s*│?\s*$", "", line) for line in boxed.splitlines() if not line.startswith(("╭", "╰"))]
-    rules = [i for i, line in enumerate(lines) if set(line) == {"─"}]
-    message = " ".join(lines[: rules[0] if rules else len(lines)])
-    suggested = [lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")]
-    return message.rstrip(". ") + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+    """Returns what tyro's boxed message says first, and the flag it suggests; boxes are drawn with lines, or with hyphens where stdout is not UTF-8."""
+    drawn = "╭" in boxed
+    lines = [line.strip(" │") for line in boxed.splitlines() if line.strip() and not line.startswith(("╭", "╰"))]
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        if set(line) <= set("─-"):
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    blocks = blocks if drawn else blocks[1:]
+    suggested = [block[1].split()[0] for block in blocks if block and block[0].startswith(("Perhaps you meant", "Arguments similar to"))]
+    return " ".join(blocks[0]).rstrip(". ") + (f"; perhaps you meant {suggested[0]}" if suggested else "")
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,9 @@ def parse_train(argv: Sequence[str]) -> TrainFlags:
 
 
 def settle(flags: TrainFlags) -> tuple[Run, dict[str, tuple[Any, Any]]]:
-    """Returns the run to train and how it differs from what its folder already holds; raises `Fault` where it cannot be continued so."""
+    """Returns the run to train and how it differs from the one whose checkpoints are in its folder; raises `Fault` where it cannot go on so."""
     run = flags.run.check()
-    if not (Path(run.out) / CONFIG).exists():
+    if not any(Path(run.out).glob("checkpoints/step_*")):
         return run, {}
     return run, check_resume(load_run(run.out), run, flags.allow_other_order)
 

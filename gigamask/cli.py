@@ -173,7 +173,7 @@ class DemoVerb:
 
     out: str = "runs/demo"
     """where everything goes"""
-    train_images: int = 2000
+    train_images: int = 1600
     """scenes to train on"""
     test_images: int = 60
     """held-out scenes"""

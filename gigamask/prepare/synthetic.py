@@ -26,8 +26,8 @@ from gigamask.prepare.textures import PATTERNS, Colour, pick_colour, pick_second
 
 LONG_SIDE = (256, 320)
 JPEG_QUALITY = 92
-# A mask is kept when it can be seen at 128 px: .8 % of the image, mostly one piece, and not a sliver.
-MIN_AREA_SHARE = 0.008
+# A mask is kept when it can be seen at 128 px: 1 % of the image, mostly one piece, and not a sliver.
+MIN_AREA_SHARE = 0.01
 MIN_PIECE_SHARE = 0.8
 MIN_CORE_SHARE = 0.2
 # A part that hides almost all of its object says nothing that the object does not.
@@ -184,8 +184,8 @@ def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas
 
 
 def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
-    """Draws three to seven objects back to front, the larger ones mostly behind."""
-    count = int(generator.integers(3, 8))
+    """Draws three to six objects back to front, the larger ones mostly behind."""
+    count = int(generator.integers(3, 7))
     height, width = canvas.size
     shares = np.exp(generator.uniform(np.log(0.05), np.log(0.32), count)) * (5.0 / count) ** 0.4
     shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.4, count)))]
@@ -204,7 +204,7 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
         if window is None:
             continue
         number = canvas.add(generator, window, parent=0)
-        if generator.random() < 0.5:
+        if generator.random() < 0.45:
             _draw_parts(generator, canvas, outline, place, window, number)
 
 

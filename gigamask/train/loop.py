@@ -25,7 +25,7 @@ def train(run: Run) -> TrainState:
     """Trains until `run.steps` or until told to stop (SIGINT, SIGTERM), saves, and returns the state."""
     device = choose_device(run.check().device)
     with only_writer(Path(run.out)), stop_signal() as told_to_stop:
-        state = checkpoint.resume(run, device) or TrainState.begin(run, device)
+        state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
         if state.step >= run.steps:
             return state
         task = SamTask(run.policy, run.objective, run.masks_at_once, choose_precision(run.precision, device))

@@ -28,12 +28,12 @@ class TrainState:
     cursor: Cursor = field(default_factory=Cursor)
 
     @classmethod
-    def begin(cls, run: Run, device: torch.device) -> "TrainState":
-        """Returns the state before the first step: weights from `run.init`, or fresh ones named by the seed."""
+    def begin(cls, run: Run, device: torch.device, init: str | None = None) -> "TrainState":
+        """Returns the state before the first step: the weights that lie at `init`, or fresh ones named by the seed."""
         model = build(run.model, run.seed)
-        if run.init:
-            found, _ = weights.read(run.init)
-            weights.load(model, found, run.init)
+        if init:
+            found, _ = weights.read(init)
+            weights.load(model, found, init)
         return cls.around(model.to(device), run)
 
     @classmethod

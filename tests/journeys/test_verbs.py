@@ -115,7 +115,7 @@ def test_a_readme_sampler_trains(scenes, tmp_path, capsys):
     )
     command = ["train", f"{tmp_path}/crowded_recipe.py:crowded", "--data", str(scenes), "--out", str(tmp_path / "run"), "--steps", "1"]
     assert main([*command, "--sampler.reverse"]) == 0
-    assert main([*command, "--no-sampler.reverse"]) == 2
+    assert main([*command, "--sampler.no-reverse"]) == 2
     assert "--allow-other-order" in capsys.readouterr().err
 
 

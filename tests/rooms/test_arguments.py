@@ -83,6 +83,8 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
     run = replace(little(), out=str(tmp_path / "run"), data=("x.tar",))
     save_run(run)
     flags = parse_train(["--resume", run.out, "--steps", "11"])
+    assert settle(flags) == (replace(run, steps=11), {}), "without a checkpoint there is nothing to differ from"
+    (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
     assert settle(flags) == (replace(run, steps=11), {"steps": (4, 11)})
     with pytest.raises(Fault, match="weights of another shape cannot be resumed"):
         settle(parse_train(["--resume", run.out, "--model.depth", "3", "--model.global-blocks", "1"]))

@@ -52,7 +52,7 @@ def check_annotation(each, picture_size):
     assert each["segmentation"]["size"] == [picture_size[1], picture_size[0]]
     assert each["crop_box"] == [0.0, 0.0, *picture_size]
     pixels = coco.decode(each["segmentation"])
-    assert pixels.sum() == each["area"] >= 0.008 * pixels.size
+    assert pixels.sum() == each["area"] >= 0.01 * pixels.size
     ys, xs = np.nonzero(pixels)
     assert each["bbox"] == [xs.min(), ys.min(), xs.max() - xs.min(), ys.max() - ys.min()]
     assert 0.88 <= each["predicted_iou"] <= 1
