@@ -43,7 +43,7 @@ def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None
 
 
 def one_line(boxed: str) -> str:
-    """Returns what tyro's boxed message says first, and the flag it suggests; boxes are drawn with lines, or with hyphens where stdout is not UTF-8."""
+    """Returns what a boxed message says first, and the flag it suggests; boxes are drawn with hyphens where stdout is not UTF-8."""
     drawn = "╭" in boxed
     lines = [line.strip(" │") for line in boxed.splitlines() if line.strip() and not line.startswith(("╭", "╰"))]
     blocks: list[list[str]] = [[]]
