@@ -19,7 +19,7 @@ def tiny() -> Run:
     return Run(
         recipe="tiny",
         model=sizes.tiny(),
-        steps=900,
+        steps=1000,
         batch=4,
         micro=4,
         loading=Loading(max_masks=8, augment=Flip(), workers=1),
