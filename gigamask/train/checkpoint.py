@@ -56,7 +56,7 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     folder = newest(Path(run.out))
     if folder is None:
         return None
-    manifest = verify(folder)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
     model = build(run.model, run.seed)
     weights.load(model, load_file(folder / MODEL), str(folder))
     state = TrainState.around(model.to(device), run)

@@ -4,6 +4,9 @@ Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
 
 from gigamask.contracts import Batch, Chance, Cursor
 from gigamask.data import index as indexes
@@ -26,7 +29,8 @@ def feed(run: Run, index: indexes.Index, cursor: Cursor, pin: bool = False) -> I
     chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
     source = loader.Source(str(index.folder), run.assembly, chance)
 
-    def order(epoch: int):
+    @lru_cache(maxsize=1)
+    def order(epoch: int) -> np.ndarray:
         return rows[run.sampler.order(items, epoch, None)]
 
     per_epoch = len(order(0))
