@@ -18,7 +18,7 @@ import statistics
 import time
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from gigamask.contracts import Prompts
 from gigamask.model.sam import Sam

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def focal(

@@ -11,7 +11,7 @@ Not here: windows and projections (`model.image_encoder`), the decoder's attenti
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable

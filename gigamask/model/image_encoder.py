@@ -8,7 +8,7 @@ checkpointing of blocks (`parallel.recompute`), masked pre-training (`model.mae`
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 

@@ -4,7 +4,7 @@ Not here: attention (`model.attention`), the blocks made of these (`model.image_
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 

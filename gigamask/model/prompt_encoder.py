@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from gigamask.model.attention import attend_plainly, relative
 from gigamask.model.image_encoder import Attention, ImageEncoder
