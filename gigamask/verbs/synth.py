@@ -1,0 +1,32 @@
+"""`gigamask synth`: shards of synthetic scenes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Verb:
+    """makes shards of synthetic scenes in SA-1B's format"""
+
+    folder: Positional[str]
+    """where the tars go"""
+    images: int = 256
+    """how many scenes"""
+    seed: int = 0
+    """names the scenes: the same seed and number give the same bytes"""
+    first: int = 0
+    """number of the first scene; scenes with other numbers are other scenes"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask.prepare import synthetic
+
+        paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first)
+        print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
+        print(f"next: gigamask train tiny --data {self.folder} --out runs/tiny")
+        return {"images": self.images, "tars": [str(path) for path in paths]}
