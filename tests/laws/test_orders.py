@@ -3,10 +3,13 @@
 from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gigamask.faults import Fault
 from gigamask.samplers.split import groups
+from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Items
 
@@ -50,3 +53,67 @@ def test_resuming_at_any_step_gives_the_same_rest(cut, world, taken):
         whole = steps(taken + 3, per_epoch, seed, samples=0, batch=batch, micro=2, rank=rank, world=world)
         cursor = whole[taken - 1].samples if taken else 0
         assert steps(3, per_epoch, seed, samples=cursor, batch=batch, micro=2, rank=rank, world=world) == whole[taken:]
+
+
+TARS = st.lists(st.integers(0, 30), max_size=12)
+
+
+def tar_items(sizes: list[int]) -> Items:
+    return Items(sum(sizes), {"shard": np.repeat(np.arange(len(sizes)), sizes)})
+
+
+@given(TARS, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
+def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_head(sizes, lanes, buffer, epoch):
+    items = tar_items(sizes)
+    order = Streamed(5, lanes, buffer).order(items, epoch, None)
+    assert np.array_equal(np.sort(order), np.arange(items.count))
+    assert np.array_equal(order, Streamed(5, lanes, buffer).order(items, epoch, None))
+    unmixed = Streamed(5, lanes, 1).order(items, epoch, None)
+    starts = np.cumsum([0, *sizes])
+    for lane in range(min(lanes, items.count)):
+        visited, reading = order[lane::lanes].tolist(), unmixed[lane::lanes]
+        place = {item: number for number, item in enumerate(reading.tolist())}
+        assert all(abs(place[item] - number) < buffer for number, item in enumerate(visited))
+        jumps = reading[1:][np.diff(reading) != 1]
+        assert np.isin(jumps, starts).all()  # onward, or to the beginning of another tar
+
+
+@given(TARS.filter(lambda sizes: sum(sizes) > 0), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.data())
+def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(sizes, lanes, world, micro, data):
+    items, batch = tar_items(sizes), data.draw(st.integers(1, 7))
+    start = data.draw(st.integers(0, items.count - 1))
+    sampler = Streamed(1, lanes, 4)
+    whole = [(epoch, int(item)) for epoch in range(batch + 2) for item in sampler.order(items, epoch, None)]
+    steps_wanted = -(-(items.count - start) // batch)
+    dealt = []
+    for rank in range(world):
+        taken = islice(groups(lambda epoch: sampler.order(items, epoch, None), items.count, start, batch, micro, rank, world), steps_wanted)
+        dealt += [(visit.epoch, visit.position, visit.item) for group in taken for visits in group.micros for visit in visits]
+    dealt.sort()
+    assert [(epoch, item) for epoch, _, item in dealt] == whole[start : start + steps_wanted * batch]
+
+
+def test_lanes_of_their_own_let_every_worker_read_onward():
+    items, world, micro, workers = tar_items([100, 100, 100]), 2, 2, 3
+    sampler = Streamed(0, lanes=world * micro * workers, buffer=1)
+    order = sampler.order(items, 0, None)
+    for rank in range(world):
+        steps = islice(groups(lambda _: order, items.count, 0, world * micro, micro, rank, world), items.count // (world * micro))
+        jobs = [visits for group in steps for visits in group.micros]
+        for worker in range(workers):
+            lanes_read = {visit.position % sampler.lanes for visits in jobs[worker::workers] for visit in visits}
+            assert len(lanes_read) == micro
+
+
+def test_neighbours_are_mixed_and_epochs_differ():
+    items = tar_items([500, 500])
+    first, second = (Streamed(0, 1, 100).order(items, epoch, None) for epoch in (0, 1))
+    assert (np.diff(first) == 1).mean() < 0.05
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("fields", [{"lanes": 0}, {"buffer": 0}])
+def test_a_streamed_order_needs_a_lane_and_a_buffer(fields):
+    (name,) = fields
+    with pytest.raises(Fault, match=f"the streamed order's {name} is 0, it must be at least 1"):
+        Streamed(**fields)
