@@ -2,7 +2,7 @@
 
 A configuration file is turned into the same flags and put in front of the user's own, so there is one parser and the last word wins.
 
-Not here: the verbs (`cli`), what a run is (`train.run`).
+Not here: the verbs (`verbs`), which word names which part (`names`), what a run is (`train.run`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 import yaml
 
-from gigamask import recipes
+from gigamask import names, recipes
 from gigamask.faults import Fault
 from gigamask.train.run import Run, check_resume, leaves
 
@@ -85,8 +85,17 @@ def parse_train(argv: Sequence[str]) -> TrainFlags:
     else:
         known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
         raise Fault(f"train wants a recipe first ({known}, or file.py:function), or --resume RUN; see 'gigamask train tiny --help'")
-    files = [flag for path in config_files(words) for flag in flags_of(read_config(path), saved)]
-    return parse(TrainFlags, files + words, prog, TrainFlags(saved))
+    chosen, words = names.split(words)
+    return _parse_run([read_config(path) for path in config_files(words)], chosen, words, saved, prog)
+
+
+def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str) -> TrainFlags:
+    """Returns the flags that files and then words make of `default`; first of all they choose its parts."""
+    in_files = {part: name for content in files for part, name in content.items() if part in names.SEAMS}
+    run = names.choose_parts(names.choose_parts(default, in_files), chosen)
+    replaced = tuple(f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part])
+    flags = [flag for content in files for flag in flags_of({name: content[name] for name in content if not name.startswith(replaced)}, run)]
+    return parse(TrainFlags, flags + words, prog, TrainFlags(run))
 
 
 def settle(flags: TrainFlags) -> tuple[Run, dict[str, tuple[Any, Any]]]:
@@ -137,7 +146,7 @@ def flags_of(content: dict[str, Any], default: Run) -> list[str]:
     known = leaves(default)
     flags: list[str] = []
     for name, value in content.items():
-        if name == "recipe" or (name in known and plain(known[name]) == value):
+        if name == "recipe" or name in names.SEAMS or (name in known and plain(known[name]) == value):
             continue
         if isinstance(known.get(name), bool) and value in ("true", "false"):
             flags.append(f"--{name}" if value == "true" else "--" + re.sub(r"([^.]+)$", r"no-\1", name))
@@ -155,7 +164,7 @@ def plain(value: Any) -> Any:
 
 def text_of(run: Run) -> str:
     """Returns the whole configuration as YAML, one flag a line."""
-    return yaml.safe_dump({name: plain(value) for name, value in leaves(run).items()}, sort_keys=False)
+    return yaml.safe_dump(names.named_parts(run) | {name: plain(value) for name, value in leaves(run).items()}, sort_keys=False)
 
 
 def save_run(run: Run) -> None:
@@ -183,4 +192,4 @@ def load_run(folder: str) -> Run:
         raise Fault(f"{folder}: holds no {CONFIG}, so there is no run to resume; name a run folder, or train RECIPE --out {folder}")
     content = read_config(str(path))
     default = replace(recipes.find(content.get("recipe", ""))(), recipe=content["recipe"])
-    return parse(TrainFlags, flags_of(content, default), str(path), TrainFlags(default)).run
+    return _parse_run([content], {}, [], default, str(path)).run

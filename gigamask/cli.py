@@ -111,12 +111,14 @@ def train(words: list[str]) -> int:
 
 def training_overview() -> str:
     """Returns what `gigamask train --help` prints: the forms and the recipes."""
-    from gigamask import recipes
+    from gigamask import names, recipes
 
     rows = "\n".join(f"  {recipe.__name__:10} {(recipe.__doc__ or '').strip().splitlines()[0]}" for recipe in recipes.BUILT_IN)
+    parts = "\n".join(f"  --{part:16} {', '.join(known)}" for part, (_, known) in names.SEAMS.items())
     return (
         "usage: gigamask train RECIPE --data PATH... --out RUN [--section.leaf value ...]\n       gigamask train --resume RUN\n\n"
         f"recipes:\n{rows}\n  file.py:function  your own, a function that returns a Run\n\n"
+        f"parts, each by a name or as file.py:Class:\n{parts}\n\n"
         "'gigamask train RECIPE --help' lists every flag and its value there."
     )
 

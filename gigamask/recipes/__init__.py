@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from gigamask.faults import Fault
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
@@ -24,16 +25,17 @@ def find(name: str) -> Callable[[], Run]:
     path, colon, function = name.rpartition(":")
     if not colon:
         raise Fault(f"no recipe is called {name!r}; known are {', '.join(known)}, and file.py:function for your own")
-    if not Path(path).is_file():
-        raise Fault(f"{path}: no such file, so there is no recipe {name!r}; known by name are {', '.join(known)}")
-    recipe = getattr(_load(Path(path)), function, None)
+    recipe = getattr(load_file(path), function, None)
     if not callable(recipe):
         raise Fault(f"{path} has no function {function!r}; write one that returns a gigamask.train.run.Run")
     return recipe
 
 
-def _load(path: Path):
+def load_file(name: str) -> ModuleType:
     """Imports a file under its stem, once, so that the classes in it are the same for everyone in this process and its workers."""
+    path = Path(name)
+    if not path.is_file():
+        raise Fault(f"{path}: no such file; name a Python file of your own before the colon, as in mine.py:name")
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
         return sys.modules[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())

@@ -121,15 +121,25 @@ def leaves(record: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def kinds(record: Any, prefix: str = "") -> dict[str, str]:
+    """Returns what each part of a configuration is, as `{"section.part": class}`."""
+    found: dict[str, str] = {}
+    for each in fields(record):
+        name, value = prefix + each.name.replace("_", "-"), getattr(record, each.name)
+        if is_dataclass(value):
+            found |= {name: type(value).__qualname__} | kinds(value, name + ".")
+    return found
+
+
 def differences(ours: Run, theirs: Run) -> dict[str, tuple[Any, Any]]:
-    """Returns the leaves in which two runs differ, with both values."""
-    a, b = leaves(ours), leaves(theirs)
+    """Returns the leaves in which two runs differ, with both values; a part of another kind is one, too."""
+    a, b = ({**kinds(run), **leaves(run)} for run in (ours, theirs))
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 
 
 # Changing one of these on resume changes the shapes of the weights, or which sample comes when; everything else may be changed between two stops.
 SHAPES = ("model.",)
-DATA_ORDER = ("data", "batch", "seed", "sampler.", "loading.filters.", "loading.max-masks", "loading.augment.", "policy.")
+DATA_ORDER = ("data", "batch", "seed", "sampler", "loading.filters.", "loading.max-masks", "loading.augment", "policy")
 
 
 def check_resume(saved: Run, wanted: Run, allow_other_order: bool) -> dict[str, tuple[Any, Any]]:

@@ -1,0 +1,111 @@
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from gigamask import arguments, names
+from gigamask.arguments import load_run, parse_train, save_run, settle
+from gigamask.data.augment import Flip
+from gigamask.faults import Fault
+from gigamask.recipes import tiny
+from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.uniform import Uniform
+from gigamask.train.optim import AdamW
+from gigamask.train.run import check_resume
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from gigamask.seams import Sampler
+
+@dataclass(frozen=True)
+class Backwards(Sampler):
+    skip: int = 1
+    '''items left out at the end'''
+
+    def order(self, items, epoch, ledger):
+        return np.arange(items.count)[::-1]
+
+@dataclass(frozen=True)
+class Unset(Sampler):
+    seed: int
+    def order(self, items, epoch, ledger): ...
+
+class Unlike: ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own_sampler.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_word_chooses_a_part_and_flags_its_fields():
+    run = parse_train(["tiny", "--sampler", "streamed", "--sampler.lanes", "4", "--loading.augment=flip", "--optimizer", "adamw"]).run
+    assert run.sampler == Streamed(lanes=4)
+    assert run.loading.augment == Flip()
+    assert type(run.optimizer) is AdamW
+
+
+def test_the_part_that_is_there_keeps_its_fields():
+    run = replace(tiny(), sampler=Streamed(lanes=7))
+    assert names.choose_parts(run, {"sampler": "streamed"}) == run
+    assert names.choose_parts(run, {"sampler": "random"}).sampler == Uniform()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sampler"], r"^--sampler wants a name: random, streamed, and file.py:Class for your own$"),
+        (["--sampler", "--seed"], r"^--sampler wants a name"),
+        (
+            ["--sampler", "streaming"],
+            r"^--sampler is 'streaming', known are random, streamed, and file.py:Class for your own; perhaps you meant streamed$",
+        ),
+        (["--sampler", "none.py:My"], r"^none.py: no such file; name a Python file of your own"),
+        (["--sampler", "{own}:Unlike"], r"has no frozen dataclass 'Unlike' that is a gigamask.seams.Sampler; write one there$"),
+        (["--sampler", "{own}:Unset"], r"Unset.seed in .* has no default; give every field one, flags change them$"),
+        (["--sampler", "random", "--sampler.lanes", "2"], r"Unrecognized options: --sampler.lanes"),
+    ],
+)
+def test_names_that_name_nothing_are_one_line(own, words, message):
+    with pytest.raises(Fault, match=message):
+        parse_train(["tiny", *(word.format(own=own) for word in words)])
+
+
+def test_a_class_of_ones_own_is_named_by_its_file(own, tmp_path):
+    run = parse_train(["tiny", "--sampler", f"{own}:Backwards", "--sampler.skip", "3", "--out", str(tmp_path / "run"), "--data", "x"]).run
+    assert type(run.sampler).__name__ == "Backwards"
+    assert run.sampler.skip == 3
+    save_run(run)
+    assert load_run(run.out) == run
+
+
+def test_what_is_saved_is_what_comes_back(tmp_path):
+    run = parse_train(["tiny", "--sampler", "streamed", "--sampler.buffer", "9", "--schedule", "cosine", "--out", str(tmp_path), "--data", "x"]).run
+    save_run(run)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"] == "streamed"
+    assert load_run(str(tmp_path)) == run
+
+
+def test_the_last_word_wins_over_files(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("sampler: streamed\nsampler.lanes: 5\n")
+    assert parse_train(["tiny", "--config", str(file)]).run.sampler == Streamed(lanes=5)
+    assert parse_train(["tiny", "--config", str(file), "--sampler", "random"]).run.sampler == Uniform()
+
+
+def test_another_kind_of_sampler_is_another_order():
+    saved = replace(tiny(), sampler=Uniform())
+    with pytest.raises(Fault, match=r"--sampler was Uniform .* and is Streamed now, which changes the data or its order"):
+        check_resume(saved, replace(saved, sampler=Streamed()), allow_other_order=False)
+
+
+def test_every_part_of_every_recipe_has_a_name():
+    for recipe in arguments.recipes.BUILT_IN:
+        run = recipe()
+        assert all(name in names.SEAMS[part][1] for part, name in names.named_parts(run).items())
+        assert names.choose_parts(run, names.named_parts(run)) == run
+    assert settle(parse_train(["tiny", "--data", "x", "--out", "never"]))[1] == {}
