@@ -1,0 +1,49 @@
+"""Many processes over many items, such as tars: a function and its arguments enter, results in the items' order leave.
+
+Not here: the processes that load batches (`data.loader`).
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from gigamask.faults import Fault
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Progress = Callable[[int, int], object]
+"""Called as `progress(done, total)` after each item."""
+
+
+def each(function: Callable[[Item], Result], items: Sequence[Item], workers: int = 1, progress: Progress | None = None) -> list[Result]:
+    """Returns `function(item)` of every item; with more than one worker, processes share the work.
+
+    The function and its results must be picklable then. The first error that a process raises ends all of them; raises Fault when a process dies.
+    """
+    if workers < 1:
+        raise Fault(f"{workers} workers: at least one has to do the work; give a number from 1 on")
+    results: dict[int, Result] = {}
+    for number, result in _finished(function, items, min(workers, len(items))):
+        results[number] = result
+        if progress is not None:
+            progress(len(results), len(items))
+    return [results[number] for number in range(len(items))]
+
+
+def _finished(function: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[tuple[int, Result]]:
+    """Yields each item's number and result as they come."""
+    if workers <= 1:
+        yield from enumerate(map(function, items))
+        return
+    # Forked processes would inherit the locks and threads of torch and of remote file systems.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(function, item): number for number, item in enumerate(items)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise Fault(f"one of {workers} worker processes died; often memory ran out: run the same command again with fewer --workers") from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
