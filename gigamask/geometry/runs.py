@@ -55,7 +55,7 @@ class Runs:
         owner = np.repeat(np.arange(len(counts)), np.diff(offsets))
         # Every mask sums to the whole grid, so one running sum serves all; a mask's last bound, the end of the grid, is its own stride short.
         keys = np.cumsum(lengths) + owner
-        return _from_keys((height, width), len(counts), cancel_pairs(keys), pixels + 1)
+        return from_keys((height, width), len(counts), cancel_pairs(keys), pixels + 1)
 
     def to_coco(self) -> list[bytes]:
         """Returns each mask as COCO's compressed counts, byte for byte what pycocotools writes."""
@@ -71,7 +71,7 @@ class Runs:
         changes = np.empty((count, pixels), bool)
         changes[:, 0] = flat[:, 0]
         np.not_equal(flat[:, 1:], flat[:, :-1], out=changes[:, 1:])
-        return _from_keys((height, width), count, np.flatnonzero(changes), pixels)
+        return from_keys((height, width), count, np.flatnonzero(changes), pixels)
 
     def to_dense(self) -> Bool[np.ndarray, "n H W"]:
         """Returns the masks as pixels: a transposed view, since runs go down the columns."""
@@ -144,7 +144,7 @@ class Runs:
         check_size(size)
         owner = np.repeat(np.arange(len(self)), np.diff(self.starts))
         keys = resample_bounds(self.bounds, owner, self.size, rows, columns, flip)
-        return _from_keys(size, len(self), keys, size[0] * size[1] + 1)
+        return from_keys(size, len(self), keys, size[0] * size[1] + 1)
 
     def average(
         self, row_edges: Float64[np.ndarray, "h1"], column_edges: Float64[np.ndarray, "w1"], flip: bool = False
@@ -209,7 +209,7 @@ def _offsets(counts: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n1"]:
     return offsets
 
 
-def _from_keys(size: tuple[int, int], count: int, keys: Int64[np.ndarray, "k"], stride: int) -> Runs:
+def from_keys(size: tuple[int, int], count: int, keys: Int64[np.ndarray, "k"], stride: int) -> Runs:
     """Returns the masks whose bounds are `keys`, increasing: mask i's are shifted by i * stride. A bound at the end of the grid says nothing."""
     starts = np.searchsorted(keys, np.arange(count + 1) * stride)
     bounds = keys - np.repeat(np.arange(count) * stride, np.diff(starts))

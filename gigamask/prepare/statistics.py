@@ -2,7 +2,7 @@
 
 Counts, sums and shares are exact; the quantiles and mean of very long columns come from rows taken at an even stride (`sampled_rows`).
 
-Not here: what was left out when indexing, entry by entry (`data.index.Index.report`).
+Not here: what was left out when indexing, entry by entry (`data.index.Index.report`); the same as a picture (`prepare.histograms`).
 """
 
 from typing import Any
@@ -11,17 +11,20 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from gigamask.data.index import Index
+from gigamask.prepare import histograms
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
 MAX_ROWS = 2**22
 """Four million rows put a quantile within 0.1 % of its true rank."""
 FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
 """Shares of the image between which a mask is of medium granularity."""
+LOGARITHMIC = ("mask area", "mask area share", "jpg bytes")
+"""Whose histograms have bars of equal ratio."""
 _IMAGE_BLOCK = 2**16
 
 
 def describe(index: Index) -> dict[str, Any]:
-    """Returns counts, bytes, granularity, and the distributions of sizes, areas and scores, ready for JSON."""
+    """Returns counts, bytes, granularity, and the distributions and histograms of sizes, areas and scores, ready for JSON."""
     images, masks = index.images, index.masks
     pixels = images["width"].astype(np.int64) * images["height"]
     images_at, masks_at = (slice(0, rows, -(-rows // MAX_ROWS) or 1) for rows in (len(index), index.manifest.masks))
@@ -50,6 +53,7 @@ def describe(index: Index) -> dict[str, Any]:
         "images_left_out": len(index.manifest.left_out.rejected),
         "granularity": _granularity(index, pixels),
         "distributions": {name: _distribution(column) for name, column in columns.items() if len(column)},
+        "histograms": {name: histograms.count(column, name in LOGARITHMIC) for name, column in columns.items() if len(column)},
         "sampled_rows": {"images": sides.shape[1], "masks": len(areas)},
     }
 

@@ -7,10 +7,10 @@ two objects that touch. A click inside a part therefore has two or three right a
 Not here: outlines (`prepare.shapes`), colours and patterns (`prepare.textures`), the tar (`data.tar`).
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,6 +21,7 @@ from gigamask.data import tar
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
+from gigamask.prepare import record as records
 from gigamask.prepare.shapes import OUTLINES, Polygons, Window, affine, bar, circle, compose, rasterise, rasterise_within
 from gigamask.prepare.textures import PATTERNS, Colour, pick_colour, pick_second, weave
 
@@ -121,30 +122,14 @@ def _members(seed: int, numbers: range, long_side: tuple[int, int], done: Callab
         scene = compose_scene(seed, number, long_side)
         pixels = simplejpeg.encode_jpeg(scene.pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420")
         yield f"sa_{number}.jpg", pixels
-        yield f"sa_{number}.json", json.dumps(record(scene, number)).encode()
+        yield f"sa_{number}.json", records.encode(record(scene, number))
         done(number)
 
 
-def record(scene: Scene, number: int) -> dict:
-    """Returns the scene's json as SA-1B writes it: boxes are x, y, width, height with inclusive ends, so one less than COCO's."""
-    height, width = scene.masks.size
-    areas, boxes, counts = scene.masks.areas(), scene.masks.boxes(), scene.masks.to_coco()
-    return {
-        "image": {"image_id": number, "width": width, "height": height, "file_name": f"sa_{number}.jpg"},
-        "annotations": [
-            {
-                "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
-                "area": int(areas[i]),
-                "segmentation": {"size": [height, width], "counts": counts[i].decode()},
-                "predicted_iou": float(scene.predicted_iou[i]),
-                "point_coords": [[float(scene.points_xy[i, 0]), float(scene.points_xy[i, 1])]],
-                "crop_box": [0.0, 0.0, float(width), float(height)],
-                "id": number * 1000 + i,
-                "stability_score": float(scene.stability_score[i]),
-            }
-            for i, (x0, y0, x1, y1) in enumerate(boxes.tolist())
-        ],
-    }
+def record(scene: Scene, number: int) -> dict[str, Any]:
+    """Returns the scene's json as SA-1B writes it."""
+    ids = range(number * 1000, number * 1000 + len(scene.masks))
+    return records.record(number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score)
 
 
 def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE) -> Scene:

@@ -1,0 +1,56 @@
+"""`gigamask repack`: the same shards at a smaller size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+SHOWN = 5
+"""How many of what was left out are printed; `--json` has all."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """writes tars anew at a smaller size, images and masks, which load several times as fast; run again, it goes on where it stopped"""
+
+    paths: Positional[tuple[str, ...]]
+    """tars, folders of tars, globs, or an index"""
+    out: str
+    """folder for the tars, which keep their names"""
+    size: int = 1024
+    """pixels on the long side; images that have no more are copied as they are"""
+    quality: int = 90
+    """JPEG quality, 1 to 100"""
+    workers: int = 1
+    """processes, each on one tar at a time"""
+    json: str | None = None
+    """file for what was printed, as data, with all that was left out"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask.prepare.repack import Settings, repack
+        from gigamask.verbs.progress import bar
+
+        with bar("repack") as progress:
+            done = repack(self.paths, Path(self.out), Settings(self.size, self.quality), self.workers, progress)
+        print(f"{self.out}: {done['images']} images with {done['masks']} masks in {done['tars']} tars ({done['kept']} were done before)")
+        if done["bytes"]:
+            ratio = done["source_bytes"] / done["bytes"]
+            print(f"  {done['source_bytes'] / 1e9:.3g} GB became {done['bytes'] / 1e9:.3g} GB, {ratio:.2g} times less")
+        for what, means in (("copied", "images were small already"), ("vanished", "masks have no pixel left"), ("others", "other members left out")):
+            if done[what]:
+                print(f"  {done[what]} {means}")
+        for what, means in (("left_out", "images left out"), ("failed", "tars left out")):
+            if done[what]:
+                print(f"  {len(done[what])} {means}" + (f", the first {SHOWN}:" if len(done[what]) > SHOWN else ":"))
+            for each in done[what][:SHOWN]:
+                print(f"    {each['reason'] if what == 'left_out' else each}")
+        if done["failed"]:
+            done["fault"] = (
+                f"{len(done['failed'])} tars could not be repacked; mend them and run the same command again (the first: {done['failed'][0]})"
+            )
+        else:
+            print(f"next: gigamask index {self.out} --out {self.out}/index")
+        return done
