@@ -7,6 +7,10 @@ A message is one line that names the thing, the value, the limit and the next ac
 class Fault(ValueError):  # noqa: N818 (what is at fault is what was given, not the program)
     """What was asked or given cannot be used; the command line prints it as one line and exits with 2."""
 
+    def __init__(self, message: str) -> None:
+        # Names come from archives, and may hold line breaks or bytes that are no text.
+        super().__init__("".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in message))
+
 
 class BadSample(Fault):
     """One sample of the data cannot be used (its jpg, json or a mask is broken); training leaves it out and counts it."""
