@@ -1,0 +1,307 @@
+"""Verification: tars enter, all that is in them is read, and whatever training could not use leaves, with its tar, member, offset and reason.
+
+A sample is bad when its jpg or its json is; images without masks, without a json, and jsons without a jpg are none, they are counted. Of a tar that
+is broken itself, what lies before the break is read all the same. A stated `area` or `bbox` that the run lengths contradict is no fault either,
+since neither is used; it is reported apart.
+
+Not here: fetching tars again (`download`), what makes a tar, a jpg or a json unusable (`data.tar`, `data.image`, `data.annotation`).
+"""
+
+import contextlib
+import io
+import os
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gigamask.contracts import Entry
+from gigamask.data import annotation, columns, crew, image, index, store, tar
+from gigamask.data.part import Tar, stored_tar
+from gigamask.faults import BadSample, Fault
+from gigamask.prepare import checksums
+
+MAX_JPG_BYTES = 2**28
+"""256 MiB; a JPEG of as many pixels as may be decoded has a quarter of that at the highest quality."""
+HEADER_BYTES = 2**16
+GROUP_FILES, GROUP_BYTES = 64, 2**25
+"""What is read at once; a server is asked for as many files at a time."""
+BOX_TOLERANCE = 1.0
+"""In pixels: SA-1B states widths and heights that are one less than COCO's, and other makers COCO's own."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one member; `sample` is the name by which an index and its faults know the image, `TAR:IMAGE`."""
+
+    tar: str
+    member: str
+    offset: int
+    sample: str
+    reason: str
+
+
+@dataclass
+class TarReport:
+    """What one tar holds: `faults` of the tar itself, `bad` members, and `odd` ones, whose stated areas or boxes differ from their run lengths."""
+
+    path: str
+    faults: list[str] = field(default_factory=list)
+    bad: list[Finding] = field(default_factory=list)
+    odd: list[Finding] = field(default_factory=list)
+    images: int = 0
+    masks: int = 0
+    without_masks: int = 0
+    without_json: int = 0
+    without_jpg: int = 0
+    other_members: int = 0
+
+    @property
+    def bad_samples(self) -> list[str]:
+        return list(dict.fromkeys(finding.sample for finding in self.bad))
+
+
+def verify(
+    paths: index.Paths,
+    sums: Mapping[str, str] | None = None,
+    decode: bool = True,
+    workers: int = 1,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[list[TarReport], list[str]]:
+    """Returns a report for each tar that `paths` means, and what is wrong with the indexes among them.
+
+    `sums` are checksums by name; without `decode` only the JPEGs' headers are read.
+    """
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    faults = [fault for path in listed for fault in check_index(path)]
+    return crew.each(partial(check_tar, sums=dict(sums or {}), decode=decode), index.tars(listed), workers, progress), faults
+
+
+def summary(reports: Iterable[TarReport]) -> dict[str, int]:
+    """Returns the sums over tars."""
+    names = ("images", "masks", "without_masks", "without_json", "without_jpg", "other_members")
+    reports = list(reports)
+    counts = {"tars": len(reports), "broken_tars": sum(bool(report.faults) for report in reports)}
+    counts |= {name: sum(getattr(report, name) for report in reports) for name in names}
+    return counts | {"bad_samples": sum(len(report.bad_samples) for report in reports), "odd_samples": sum(len(report.odd) for report in reports)}
+
+
+def check_index(folder: str | Path) -> list[str]:
+    """Returns what is wrong with an index: tars that are gone or changed since, columns that cannot be read. Of anything else, nothing."""
+    if not columns.is_index(folder):
+        return []
+    with ThreadPoolExecutor(store.CONCURRENT) as threads:
+        faults = [f"{folder}: its {fault}" for fault in threads.map(_stale, columns.read_manifest(Path(folder)).tars) if fault]
+    if not faults:
+        try:
+            index.Index.open(folder)
+        except Fault as fault:
+            faults.append(str(fault))
+    return faults
+
+
+def _stale(stored: Tar) -> str | None:
+    """Says how a tar differs from what it was when it was indexed."""
+    try:
+        now = stored_tar(stored.path)
+    except OSError as error:
+        return f"tar {stored.path} is gone ({error.strerror}); put it back or index again with 'gigamask index'"
+    except Fault as fault:
+        return f"tar {fault}"
+    if now == stored:
+        return None
+    what = f"had {stored.bytes} bytes, it has {now.bytes}" if now.bytes != stored.bytes else "was written since"
+    return f"tar {stored.path} {what}; index again with 'gigamask index'"
+
+
+def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
+    """Reads one tar in full."""
+    report = TarReport(path)
+    listed = sums.get(_file_name(path))
+    try:
+        if listed is not None and (found := checksums.digest(path, listed)) != listed:
+            report.faults.append(f"{path}: its checksum is {found}, the list says {listed}; fetch it again")
+        members = tar.scan(path)
+    except Fault as fault:
+        published = listed is not None and not report.faults
+        report.faults.append(f"{fault} (but its checksum is the listed one: it was published like this)" if published else str(fault))
+        members = members_before_break(path)
+    except OSError as error:
+        report.faults.append(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk")
+        return report
+    try:
+        _Reading(report, members, decode).run()
+    except Fault as fault:
+        report.faults.append(str(fault))
+    return report
+
+
+def members_before_break(path: str) -> tar.Members:
+    """Returns the whole members of a local tar up to where it cannot be followed any further; of a remote one, none."""
+    names, offsets, sizes = [], [], []
+    with contextlib.suppress(Exception):  # whatever stops the standard library is the break
+        end = os.path.getsize(path)
+        with _Headers(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                if not 0 <= member.size <= end - member.offset_data or member.issparse():
+                    break
+                if member.isreg():
+                    names.append(member.name)
+                    offsets.append(member.offset_data)
+                    sizes.append(member.size)
+    return tar.Members(names, np.array(offsets, np.int64), np.array(sizes, np.int64))
+
+
+def _file_name(path: str) -> str:
+    return posixpath.basename(store.bare(path))
+
+
+class _Headers(io.FileIO):
+    """A tar of which headers are read and nothing larger, whatever they claim."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= tar.MAX_EXTENSION_BYTES + tar.BLOCK:
+            raise tarfile.ReadError("too large a header")
+        return super().read(size)
+
+
+class _Stated(msgspec.Struct):
+    """What an annotation says of its mask that the run lengths say too."""
+
+    area: float | None = None
+    bbox: tuple[float, float, float, float] | None = None
+
+
+class _StatedRecord(msgspec.Struct):
+    annotations: list[_Stated]
+
+
+_STATED = msgspec.json.Decoder(_StatedRecord)
+
+
+@dataclass
+class _Reading:
+    """The members of one tar, read sample by sample, a bounded group of them at a time."""
+
+    report: TarReport
+    members: tar.Members
+    decode: bool
+
+    def run(self) -> None:
+        """Reads every sample; raises Fault when a server does not give them."""
+        jpgs, jsons = self._members_by_stem()
+        stems = dict.fromkeys([*jpgs, *jsons])
+        payloads = self._payloads([held[stem] for stem in stems for held in (jsons, jpgs) if stem in held])
+        for stem in stems:
+            entry = None
+            if stem in jsons:
+                entry = self._checked(jsons[stem], stem, next(payloads), self._check_json)
+            if stem in jpgs:
+                annotated = entry.size if entry is not None else None
+                self._checked(jpgs[stem], stem, next(payloads), partial(self._check_jpg, annotated=annotated))
+            self.report.images += stem in jpgs
+            self.report.without_json += stem not in jsons
+            self.report.without_jpg += stem not in jpgs
+
+    def _members_by_stem(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns each stem's jpg, and each stem's json; folders do not matter."""
+        jpgs: dict[str, int] = {}
+        jsons: dict[str, int] = {}
+        for member, name in enumerate(self.members.names):
+            stem, extension = posixpath.splitext(posixpath.basename(name))
+            found = {".jpg": jpgs, ".jpeg": jpgs, ".json": jsons}.get(extension.lower())
+            if found is None or stem.startswith("."):
+                self.report.other_members += 1
+            elif stem in found:
+                self._note(self.report.bad, member, stem, f"{self.members.names[found[stem]]} has its name; give each image a name of its own")
+            else:
+                found[stem] = member
+        return jpgs, jsons
+
+    def _payloads(self, members: Sequence[int]) -> Iterator[bytes | BadSample]:
+        """Yields each member's bytes, or why they are not to be had; a server's error is everyone's, and raises Fault."""
+        group: list[store.Place] = []
+        for number, member in enumerate(members):
+            group.append(store.Place(self.report.path, int(self.members.offsets[member]), self._wanted(member)))
+            if len(group) == GROUP_FILES or sum(place.size for place in group) >= GROUP_BYTES or number == len(members) - 1:
+                for data in store.read_ranges(group):
+                    if isinstance(data, BadSample) and store.remote(self.report.path):
+                        raise Fault(str(data)) from data
+                    yield data
+                group.clear()
+
+    def _wanted(self, member: int) -> int:
+        """Returns how many bytes of a member are read: of one that is too large, none."""
+        size, is_json = int(self.members.sizes[member]), self.members.names[member].lower().endswith(".json")
+        if size > (annotation.MAX_BYTES if is_json else MAX_JPG_BYTES):
+            return 0
+        return size if is_json or self.decode else min(size, HEADER_BYTES)
+
+    def _checked(self, member: int, stem: str, data: bytes | BadSample, check: Callable[[int, bytes, str], Any]) -> Any:
+        """Returns what the check returns, or None for a member that is bad, which is noted."""
+        name, size = f"{_file_name(self.report.path)}:{stem}", int(self.members.sizes[member])
+        try:
+            if isinstance(data, BadSample):
+                raise data
+            if size and not data:
+                raise BadSample(f"{name}: has {size} bytes, more than are read of one file; leave it out")
+            return check(member, data, name)
+        except BadSample as bad:
+            self._note(self.report.bad, member, stem, str(bad))
+        return None
+
+    def _note(self, findings: list[Finding], member: int, stem: str, reason: str) -> None:
+        sample, offset = f"{_file_name(self.report.path)}:{stem}", int(self.members.offsets[member])
+        reason = reason.removeprefix(f"{sample}: ").removeprefix(f"{self.report.path}: ")
+        findings.append(Finding(self.report.path, self.members.names[member], offset, sample, reason))
+
+    def _check_json(self, member: int, raw: bytes, name: str) -> Entry:
+        record, stem = annotation.read(raw, name), name.rpartition(":")[2]
+        described = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
+        if described not in ("", stem):
+            raise BadSample(f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg")
+        entry = annotation.check(record, name)
+        self.report.masks += len(entry.masks)
+        self.report.without_masks += not len(entry.masks)
+        odd = contradiction(raw, entry)
+        if odd:
+            self._note(self.report.odd, member, stem, odd)
+        return entry
+
+    def _check_jpg(self, member: int, raw: bytes, name: str, annotated: tuple[int, int] | None) -> None:
+        if self.decode:
+            image.decode(raw, name, annotated)
+            return
+        try:
+            found = image.size(raw, name)
+        except BadSample:  # its header is longer than what was read, or broken
+            found = image.size(store.read(self.report.path, int(self.members.offsets[member]), int(self.members.sizes[member])), name)
+        if annotated is not None:
+            image.check_annotated(found, annotated, name)
+
+
+def contradiction(raw: bytes, entry: Entry) -> str | None:
+    """Returns how stated areas and boxes differ from the run lengths, or None when they agree; what is not stated agrees."""
+    try:
+        stated = _STATED.decode(raw).annotations
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"an area or bbox is not as SA-1B writes them ({error})"
+    areas, boxes = entry.masks.areas(), entry.masks.boxes().astype(np.float64)
+    boxes[:, 2:] -= boxes[:, :2]
+    words = []
+    wrong = [i for i, each in enumerate(stated) if each.area is not None and each.area != areas[i]]
+    if wrong:
+        example = f"annotation {wrong[0]} states {stated[wrong[0]].area}, its mask has {areas[wrong[0]]}"
+        words.append(f"{len(wrong)} of {len(stated)} areas differ, {example}")
+    wrong = [i for i, each in enumerate(stated) if each.bbox is not None and areas[i] and not np.abs(boxes[i] - each.bbox).max() <= BOX_TOLERANCE]
+    if wrong:
+        example = f"annotation {wrong[0]} states {stated[wrong[0]].bbox}, its mask's is {tuple(boxes[wrong[0]].tolist())}"
+        words.append(f"{len(wrong)} of {len(stated)} boxes differ, {example}")
+    return "; ".join(words) or None
