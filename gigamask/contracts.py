@@ -134,6 +134,29 @@ class Batch:
         bounds = self.mask_bounds[int(starts[0]) : int(starts[-1])]
         return dense(bounds, (starts - starts[0]).to(bounds.device, non_blocking=True), (self.grid, self.grid))
 
+    def padded(self) -> "Padded":
+        """Returns masks and boxes on an axis for each image instead of the flat one; an image of few masks takes the room of one of many."""
+        edges = torch.searchsorted(self.mask_image, torch.arange(len(self.images) + 1, device=self.mask_image.device))
+        counts = edges.diff()
+        shape = (len(self.images), int(counts.max()) if len(counts) else 0)
+        place = torch.arange(len(self.mask_image), device=edges.device) - edges[self.mask_image]
+        masks = torch.zeros(*shape, self.grid, self.grid, dtype=torch.bool, device=self.images.device)
+        boxes = torch.zeros(*shape, 4, dtype=self.boxes_input.dtype, device=self.images.device)
+        masks[self.mask_image, place] = self.dense(0, len(self.mask_image))
+        boxes[self.mask_image, place] = self.boxes_input
+        return Padded(self.images, self.input_sizes, counts, masks, boxes)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A batch in the form that knows no ragged axis: of image b's N masks and boxes the first `mask_counts[b]` are real, the others are zero."""
+
+    images: UInt8[Tensor, "B 3 S S"]
+    input_sizes: Int64[Tensor, "B 2"]
+    mask_counts: Int64[Tensor, "B"]
+    masks: Bool[Tensor, "B N G G"]
+    boxes_input: Float[Tensor, "B N 4"]
+
 
 def _each_tensor(record, function):
     """Returns the record with `function` applied to each tensor in it, also in the records it holds."""

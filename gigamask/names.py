@@ -17,7 +17,7 @@ from functools import reduce
 from typing import Any
 
 from gigamask import recipes
-from gigamask.data import augment
+from gigamask.data import augment, choose
 from gigamask.faults import Fault
 from gigamask.losses.objective import MaskObjective
 from gigamask.prompts.policy import InteractiveSchedule
@@ -30,7 +30,14 @@ from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 
 SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     "sampler": (Sampler, {"random": Uniform, "streamed": Streamed}),
-    "loading.augment": (augment.Augment, {"none": augment.Plain, "flip": augment.Flip}),
+    "loading.choice": (
+        choose.Choice,
+        {"random": choose.RandomChoice, "diverse": choose.Diverse, "quality": choose.Quality, "size_balanced": choose.SizeBalanced},
+    ),
+    "loading.augment": (
+        augment.Augment,
+        {"none": augment.Plain, "flip": augment.Flip, "large_scale_jitter": augment.LargeScaleJitter, "resized_crop": augment.ResizedCrop},
+    ),
     "policy": (Policy, {"interactive": InteractiveSchedule}),
     "objective": (Objective, {"masks": MaskObjective}),
     "optimizer": (AdamW, {"adamw": AdamW, "muon": MuonAdamW}),

@@ -4,55 +4,82 @@ In: a JPEG's bytes, its checked annotation, the settings, and the names of its c
 the input square, masks as runs of the target grid, boxes in the input, and every random number that will be spent on it.
 All chance is named by (epoch, position in the epoch), so that neither the process that loads a sample nor the order of loading changes it.
 
-Not here: reading (`data.shards`), which masks stay and which are taken (`data.choose`), batching (`data.loader`).
+Not here: reading (`data.shards`), which masks stay and which are taken (`data.choose`), masks cut beforehand (`data.mask_store`), batching
+(`data.loader`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, Int32, Int64, UInt8
 from torch import Tensor
 
 from gigamask.contracts import Chance, Draws, Entry, Sample
 from gigamask.data import image
+from gigamask.data.choose import Candidates
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.geometry.frame import Frame
 from gigamask.geometry.runs import Runs
 
+Cut = Callable[[Int64[np.ndarray, "k"], Frame], tuple[Runs, Int[np.ndarray, "k 4"]]]
+"""Cuts the masks of some numbers to the target grid of a frame; the boxes are of what the frame shows of them, in original pixels."""
+
 
 def assemble(raw: bytes, entry: Entry, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
     """Returns the sample at `position` of `epoch`; raises `BadSample` when its JPEG cannot be used.
 
-    A mask that has no cell of the target grid is left out.
+    A mask that has no cell of the target grid, or none in the crop, is left out.
     """
-    frame = settings.augment.frame(entry.size, settings.side, draw(chance.seed, "frame", epoch, position))
-    original = _choose(entry, settings, draw(chance.seed, "masks", epoch, position))
-    masks = frame.masks(original, settings.grid)
+    masks = entry.masks
+    candidates = Candidates(entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score)
+
+    def cut(chosen: Int64[np.ndarray, "k"], frame: Frame) -> tuple[Runs, Int[np.ndarray, "k 4"]]:
+        taken = masks[chosen]
+        boxes = candidates.boxes[chosen] if frame.crop_size == frame.original else _visible_boxes(taken, frame)
+        return frame.masks(taken, settings.grid), boxes
+
+    return compose(raw, entry.name, candidates, cut, position, settings, chance, epoch)
+
+
+def compose(raw: bytes, name: str, candidates: Candidates, cut: Cut, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
+    """Returns the sample of an image whose masks are known by what `candidates` says and are made by `cut`, those only that are taken."""
+    frame = settings.augment.frame(candidates.size, settings.side, draw(chance.seed, "frame", epoch, position))
+    masks, boxes = cut(_choose(candidates, frame, settings, draw(chance.seed, "masks", epoch, position)), frame)
     seen = masks.areas() > 0
+    pixels = _fit(raw, name, frame, settings.half_scale).numpy()
     return Sample(
-        name=entry.name,
+        name=name,
         position=position,
-        image=_fit(raw, entry, frame, settings.half_scale),
+        image=torch.from_numpy(settings.colour.adjust(pixels, draw(chance.seed, "colour", epoch, position))),
         frame=frame,
         masks=masks[seen],
-        boxes_input=frame.boxes_to_input(original[seen].boxes().astype(np.float32)),
+        boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
         draws=_draw(int(seen.sum()), chance, epoch, position),
     )
 
 
-def _choose(entry: Entry, settings: Assembly, generator: np.random.Generator) -> Runs:
-    """Returns the masks that are trained on, on the original grid."""
-    height, width = entry.size
-    kept = np.flatnonzero(settings.filters.keep(entry.masks.areas(), height * width, entry.predicted_iou, entry.stability_score))
-    return entry.masks[kept[settings.choice.choose(len(kept), settings.max_masks, generator)]]
+def _choose(candidates: Candidates, frame: Frame, settings: Assembly, generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
+    """Returns the numbers of the masks that are trained on, of those that pass the filters and whose box meets the crop."""
+    (height, width), (y0, x0, y1, x1), boxes = candidates.size, frame.crop, candidates.boxes
+    kept = settings.filters.keep(candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score)
+    kept &= (candidates.areas > 0) & (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
+    numbers = np.flatnonzero(kept)
+    return numbers[settings.choice.choose(candidates[numbers], settings.max_masks, generator)]
 
 
-def _fit(raw: bytes, entry: Entry, frame: Frame, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
+def _visible_boxes(masks: Runs, frame: Frame) -> Int32[np.ndarray, "k 4"]:
+    """Returns the boxes of what the crop shows of the masks, in original pixels; what it does not show has none that means anything."""
+    y0, x0, y1, x1 = frame.crop
+    return masks.resample(np.arange(y0, y1), np.arange(x0, x1)).boxes() + np.array([x0, y0, x0, y0], np.int32)
+
+
+def _fit(raw: bytes, name: str, frame: Frame, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
     """Returns the pixels fitted to the input square, decoded at half scale where asked for and where nothing has to be enlarged then."""
     half = half_scale and all(-(-crop // 2) >= resized for crop, resized in zip(frame.crop_size, frame.resized, strict=True))
-    pixels = image.decode(raw, entry.name, entry.size, half)
+    pixels = image.decode(raw, name, frame.original, half)
     height, width = pixels.shape[:2]
     if (height, width) == frame.original:
         return frame.image(pixels)

@@ -2,7 +2,7 @@
 
 In: the original size, the square's side, a generator. Out: a frame.
 
-Not here: what a frame does (`geometry.frame`).
+Not here: what a frame does (`geometry.frame`), colours (`data.colour`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,83 @@ class Flip(Augment):
     """share of the visits that are mirrored"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise Fault(f"the flip's probability is {self.probability}, it lies in [0, 1]; give such")
+        _check_flip(self.probability)
 
     def frame(self, original: tuple[int, int], side: int, generator: np.random.Generator) -> Frame:
         from gigamask.geometry.frame import Frame
 
         return Frame.whole(original, side, flip=bool(generator.random() < self.probability))
+
+
+@dataclass(frozen=True)
+class LargeScaleJitter(Augment):
+    """The image scaled at random, sometimes mirrored; what is larger than the square is cropped at a random place.
+
+    Ghiasi et al. 2021 (arXiv 2012.07177), numbers of ViTDet (arXiv 2203.16527) and Detectron2's `ResizeScale` with `FixedSizeCrop`.
+    A smaller image stays in the upper left corner and is padded.
+    """
+
+    low: float = 0.1
+    """smallest scale: the image's long side over the square's"""
+    high: float = 2.0
+    """largest scale; above 1 the square shows a crop"""
+    flip: float = 0.5
+    """share of the visits that are mirrored"""
+
+    def __post_init__(self) -> None:
+        _check_scales(self.low, self.high)
+        _check_flip(self.flip)
+
+    def frame(self, original: tuple[int, int], side: int, generator: np.random.Generator) -> Frame:
+        return _scaled(original, side, generator, (self.low, self.high), self.flip)
+
+
+@dataclass(frozen=True)
+class ResizedCrop(Augment):
+    """A little closer or further away, sometimes mirrored: large-scale jitter within the narrow range of the mixed_prompts recipe."""
+
+    low: float = 0.8
+    """smallest scale: the image's long side over the square's"""
+    high: float = 1.2
+    """largest scale; above 1 the square shows a crop"""
+    flip: float = 0.5
+    """share of the visits that are mirrored"""
+
+    def __post_init__(self) -> None:
+        _check_scales(self.low, self.high)
+        _check_flip(self.flip)
+
+    def frame(self, original: tuple[int, int], side: int, generator: np.random.Generator) -> Frame:
+        return _scaled(original, side, generator, (self.low, self.high), self.flip)
+
+
+def _scaled(original: tuple[int, int], side: int, generator: np.random.Generator, scales: tuple[float, float], flip: float) -> Frame:
+    """Returns the frame of an image whose long side becomes `scale * side`, cropped to whole pixels.
+
+    The crop holds the pixels that fit as a whole; what that leaves of the square, less than one of them, is padding.
+    """
+    from gigamask.geometry.frame import Frame
+
+    low, high = scales
+    how_large, down, along, mirrored = generator.random(4).tolist()
+    scale = low + (high - low) * how_large
+    window = max(int(max(original) / scale), 1)
+    crop_h, crop_w = (min(length, window) for length in original)
+    y0, x0 = int(down * (original[0] - crop_h + 1)), int(along * (original[1] - crop_w + 1))
+    zoom = side * scale / max(original)
+    resized = (_fitted(crop_h * zoom, side), _fitted(crop_w * zoom, side))
+    return Frame(original, (y0, x0, y0 + crop_h, x0 + crop_w), resized, side, mirrored < flip)
+
+
+def _fitted(length: float, side: int) -> int:
+    return min(max(int(length + 0.5), 1), side)
+
+
+def _check_scales(low: float, high: float) -> None:
+    if not 0 < low <= high < float("inf"):
+        raise Fault(f"scales from {low} to {high}: they are above 0 and the first is not the larger one; give such")
+
+
+def _check_flip(probability: float) -> None:
+    if not 0 <= probability <= 1:
+        raise Fault(f"the flip's probability is {probability}, it lies in [0, 1]; give such")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gigamask.data.augment import Augment, Plain
-from gigamask.data.choose import Filters, RandomChoice
+from gigamask.data.choose import Choice, Filters, RandomChoice
+from gigamask.data.colour import ColourJitter
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,13 @@ class Assembly:
     """most masks of an image that are trained on"""
     filters: Filters = field(default_factory=Filters)
     """which masks may be trained on"""
-    choice: RandomChoice = field(default_factory=RandomChoice)
+    choice: Choice = field(default_factory=RandomChoice)
     """which of them are, when there are more than `max_masks`"""
     augment: Augment = field(default_factory=Plain)
     """how the image is laid into the square"""
+    colour: ColourJitter = field(default_factory=ColourJitter)
+    """how much its colours vary"""
     half_scale: bool = False
     """decode JPEGs at half scale where that is still no smaller than the input: 1.3x faster, about 42 dB from the exact route"""
+    mask_store: str | None = None
+    """folder of precomputed masks, read instead of each image's json"""

@@ -11,8 +11,9 @@ import torch
 from gigamask.contracts import Chance, Entry
 from gigamask.data.annotation import parse
 from gigamask.data.assemble import assemble
-from gigamask.data.augment import Flip
-from gigamask.data.choose import Filters
+from gigamask.data.augment import Flip, LargeScaleJitter
+from gigamask.data.choose import Filters, Quality
+from gigamask.data.colour import ColourJitter
 from gigamask.data.settings import Assembly
 from gigamask.faults import BadSample
 from gigamask.geometry.runs import Runs
@@ -139,6 +140,57 @@ def test_a_flip_mirrors_image_masks_and_boxes_alike(jpg, entry):
         for sample in (plain, mirrored)
     ]
     assert np.corrcoef(light)[0, 1] > 0.9
+
+
+def test_masks_are_chosen_among_those_the_crop_may_show():
+    masks = np.zeros((100, 100, 200), bool)
+    for number in range(100):
+        masks[number, number : number + 3, 2 * number : 2 * number + 3] = True
+    settings = Assembly(side=64, grid=64, max_masks=20, augment=LargeScaleJitter(2.0, 2.0))
+    for position in range(5):
+        sample = assemble(flat_jpg((100, 200)), entry_of(masks), position, settings, CHANCE, 0)
+        # A crop of 100 x 100 shows about half of them, of which 20 are taken.
+        assert len(sample.masks) == 20
+        assert sample.boxes_input.min() >= -0.5
+        assert sample.boxes_input.max() <= 63.5
+
+
+def test_a_mask_whose_box_alone_meets_the_crop_is_left_out():
+    bow = np.zeros((1, 90, 90), bool)
+    bow[0, 0, :] = bow[0, :, 89] = True
+    settings = Assembly(side=32, grid=32, augment=LargeScaleJitter(3.0, 3.0, flip=0.0))
+    samples = [assemble(flat_jpg((90, 90)), entry_of(bow), position, settings, CHANCE, 0) for position in range(40)]
+    for sample in samples:
+        y0, _, _, x1 = sample.frame.crop
+        assert len(sample.masks) == len(sample.boxes_input) == (y0 == 0 or x1 == 90)
+    assert {len(sample.masks) for sample in samples} == {0, 1}
+
+
+def test_an_empty_mask_takes_no_ones_place():
+    masks = np.zeros((6, 40, 60), bool)
+    masks[:3, 10:30, 10:30] = True
+    settings = replace(PLAIN, max_masks=3)
+    assert len(assemble(flat_jpg((40, 60)), entry_of(masks), 0, settings, CHANCE, 0).masks) == 3
+
+
+def test_the_choice_of_the_settings_is_made(jpg, entry):
+    best = np.sort(np.argsort(-entry.predicted_iou, kind="stable")[:8])
+    expected = entry.masks[best].boxes().astype(np.float32)
+    sample = assemble(jpg, entry, 3, replace(PLAIN, choice=Quality()), CHANCE, 0)
+    assert np.array_equal(sample.boxes_input, sample.frame.boxes_to_input(expected))
+
+
+def test_colours_vary_with_the_visit_and_touch_nothing_else(jpg, entry):
+    plain, first, again, second = (
+        assemble(jpg, entry, 3, replace(PLAIN, colour=ColourJitter(amount, amount, amount)), CHANCE, epoch)
+        for amount, epoch in ((0.0, 0), (0.2, 0), (0.2, 0), (0.2, 1))
+    )
+    assert torch.equal(first.image, again.image)
+    assert not torch.equal(first.image, second.image)
+    assert not torch.equal(first.image, plain.image)
+    assert first.image.float().sub(plain.image.float()).abs().mean() < 60
+    assert np.array_equal(first.masks.bounds, plain.masks.bounds)
+    assert torch.equal(first.draws.clicks, plain.draws.clicks)
 
 
 def test_half_scale_is_taken_only_where_nothing_is_enlarged():

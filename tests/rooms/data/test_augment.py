@@ -1,9 +1,9 @@
-"""Frames that the augmentations lay."""
+"""Frames that the augmentations lay; that image, masks, points and boxes agree in them is in tests/laws/test_augment.py."""
 
 import numpy as np
 import pytest
 
-from gigamask.data.augment import Flip, Plain
+from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.frame import Frame
@@ -30,3 +30,57 @@ def test_flip_at_its_ends(probability, flipped):
 def test_a_probability_that_is_none_is_refused(probability):
     with pytest.raises(Fault, match=rf"the flip's probability is {probability}, it lies in \[0, 1\]"):
         Flip(probability)
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop])
+def test_scales_are_uniform_between_their_ends(kind):
+    augment = kind()
+    frames = [augment.frame((1500, 2250), 1024, draw(0, "frame", 0, position)) for position in range(1000)]
+    scales = np.array([frame.resized[1] / frame.crop_size[1] * 2250 / 1024 for frame in frames])
+    assert augment.low - 0.01 <= scales.min() < augment.low + 0.02
+    assert augment.high - 0.02 < scales.max() <= augment.high + 0.01
+    # A uniform number's mean over a thousand visits has a standard deviation of 0.009 of the range.
+    assert abs(scales.mean() - (augment.low + augment.high) / 2) < 0.04 * (augment.high - augment.low)
+    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.08
+
+
+def test_a_large_scale_shows_a_crop_that_fills_the_square():
+    frames = [LargeScaleJitter(2.0, 2.0).frame((1500, 2250), 1024, draw(0, "frame", position)) for position in range(50)]
+    assert {frame.crop_size for frame in frames} == {(1125, 1125)}
+    assert {frame.resized for frame in frames} == {(1024, 1024)}
+    assert len({frame.crop[0] for frame in frames}) > 30
+    assert len({frame.crop[1] for frame in frames}) > 30
+    assert all(frame.crop[0] <= 375 and frame.crop[1] <= 1125 for frame in frames)
+
+
+def test_a_small_scale_shows_the_whole_image_small():
+    frame = LargeScaleJitter(0.5, 0.5, flip=0.0).frame((1500, 2250), 1024, draw(0, "frame"))
+    assert frame == Frame((1500, 2250), (0, 0, 1500, 2250), (341, 512), 1024)
+
+
+def test_a_scale_of_one_is_the_plain_frame():
+    for size in ((300, 400), (400, 300), (1, 700), (33, 32)):
+        assert ResizedCrop(1.0, 1.0, flip=0.0).frame(size, 128, draw(0, "frame")) == Frame.whole(size, 128)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
+def test_every_size_can_be_laid(size):
+    for position in range(50):
+        frame = LargeScaleJitter(0.1, 7.0).frame(size, 16, draw(0, "frame", position))
+        assert min(*frame.crop_size, *frame.resized) >= 1
+        assert max(frame.resized) <= 16
+        assert frame.crop[2] <= size[0]
+        assert frame.crop[3] <= size[1]
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])
+def test_scales_that_are_none_are_refused(kind, low, high):
+    with pytest.raises(Fault, match=rf"scales from {low} to {high}: they are above 0 and the first is not the larger one"):
+        kind(low, high)
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop])
+def test_their_flip_is_a_probability(kind):
+    with pytest.raises(Fault, match=r"the flip's probability is 2.0, it lies in \[0, 1\]"):
+        kind(flip=2.0)

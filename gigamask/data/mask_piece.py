@@ -1,0 +1,239 @@
+"""One tar's piece of a mask store: an index and a tar's number enter, the files of its masks leave; and what is wrong with such files.
+
+A piece is `NAME.bits.npy` (a row for each mask, one bit for each cell of the grid, column by column, padded to whole 64-bit words), `NAME.rows.npy`
+(the row where each image's masks begin, images and masks in the index's order), and `NAME.json`, written last: the tar as it was, and a crc32 of
+every `BLOCK_BYTES` of the other two. It depends on its tar alone, so pieces may be made in any order, anywhere, and kept.
+
+Not here: reading masks for training, all pieces together (`data.mask_store`).
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from tokenize import TokenError
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Int64, UInt64
+from numpy.lib.format import open_memmap
+
+from gigamask.data import annotation, store
+from gigamask.data.index import Index
+from gigamask.data.store import Place
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+BLOCK_BYTES = 2**25
+GROUP = 64
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What all pieces of a store have in common."""
+
+    gigamask_masks: int
+    grid: int
+    side: int
+    mirrored: bool
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The masks of one tar: the tar as it was, and the checksums of the two arrays' files."""
+
+    tar: dict[str, str | int]
+    rows: int
+    bits_crc32: list[int]
+    rows_crc32: list[int]
+
+
+class Job(NamedTuple):
+    """One tar of an index, and the store its masks belong to; may be sent to another process."""
+
+    index: str
+    shard: int
+    folder: str
+
+
+def build_piece(job: Job) -> None:
+    """Cuts the masks of one tar; its files appear when they are complete, the json last."""
+    index, folder = Index.open(job.index), Path(job.folder)
+    manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
+    starts, first = row_starts(index, job.shard, manifest), int(first_rows(index)[job.shard])
+    work = folder / f".{key_of(tar)}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    bits = open_memmap(work / "bits.npy", "w+", "<u8", (int(starts[-1]), words_of(manifest.grid)))
+    for at, raw in _jsons(index, job.shard, first, np.flatnonzero(np.diff(starts)).tolist()):
+        name, count = index.entry_name(first + at), int(index.images["masks"][first + at])
+        entry = annotation.parse(raw, name)
+        if len(entry.masks) != count:
+            raise Fault(f"{name}: holds {len(entry.masks)} masks, its index says {count}; the tar has changed, build the index again")
+        frames = [Frame.whole(entry.size, manifest.side)]
+        if starts[at + 1] - starts[at] > count:
+            frames.append(Frame.whole(entry.size, manifest.side, flip=True))
+        bits[starts[at] : starts[at + 1]] = np.concatenate([pack(frame.masks(entry.masks, manifest.grid)) for frame in frames])
+    bits.flush()
+    np.save(work / "rows.npy", starts)
+    bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
+    (work / "bits.npy").rename(bits_path)
+    (work / "rows.npy").rename(rows_path)
+    write(json_path, msgspec.json.encode(Piece(tar, len(bits), checksums(bits_path), checksums(rows_path))))
+    work.rmdir()
+
+
+def verify_piece(job: Job) -> list[str]:
+    """Returns what is wrong with one tar's piece, every byte of it read."""
+    tar = describe_tars(Index.open(job.index))[job.shard]
+    return list(find_faults(Path(job.folder), read_manifest(Path(job.folder)), tar, True))
+
+
+def _jsons(index: Index, shard: int, first: int, images: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Yields the json of some of a tar's images, counted from `first`; a group is read at once, which a server answers at once."""
+    path, offsets, sizes = index.shard_paths[shard], index.images["json_offset"], index.images["json_bytes"]
+    for start in range(0, len(images), GROUP):
+        group = images[start : start + GROUP]
+        for at, raw in zip(group, store.read_ranges([Place(path, int(offsets[first + at]), int(sizes[first + at])) for at in group]), strict=True):
+            if isinstance(raw, BadSample):
+                raise raw
+            yield at, raw
+
+
+def find_faults(folder: Path, manifest: Manifest, tar: dict[str, str | int], thorough: bool) -> Iterator[str]:
+    """Yields what is wrong with the piece of one tar, missing included; `thorough` reads every byte of it."""
+    bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
+    again = f"delete {json_path} and run 'gigamask masks' again"
+    try:
+        piece = msgspec.json.decode(json_path.read_bytes(), type=Piece)
+        if thorough:
+            damage = [*_damage(bits_path, piece.bits_crc32), *_damage(rows_path, piece.rows_crc32)]
+            yield from (f"{each}; {again}" for each in damage)
+            if damage:
+                return
+        bits, rows = np.load(bits_path, mmap_mode="r"), np.load(rows_path, mmap_mode="r")
+    except FileNotFoundError:
+        yield f"{folder}: lacks the masks of {tar['name']} as it is now ({tar['bytes']} bytes); run 'gigamask masks' for it"
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
+        yield f"{json_path.with_suffix('')}: a file of this piece is cut short or not what it was ({error}); {again}"
+    else:
+        shape = (piece.rows, words_of(manifest.grid))
+        if piece.tar != tar:
+            yield f"{json_path}: describes another tar than {tar['name']}; {again}"
+        elif (bits.dtype, bits.shape) != (np.dtype("<u8"), shape):
+            yield f"{bits_path}: holds {bits.shape} words of {bits.dtype}, wanted are {shape} of uint64; {again}"
+        elif (rows.dtype, rows.shape) != (np.dtype("<i8"), (int(tar["images"]) + 1,)) or rows[-1] != piece.rows:
+            yield f"{rows_path}: does not hold the rows of {tar['images']} images with {piece.rows} masks; {again}"
+
+
+def _damage(path: Path, noted: list[int]) -> Iterator[str]:
+    """Yields which blocks of a file are not as they were written."""
+    for block, (now, then) in enumerate(zip_longest(checksums(path), noted)):
+        if now != then:
+            yield f"{path}: bytes {block * BLOCK_BYTES} to {(block + 1) * BLOCK_BYTES} are not those written (crc32)"
+
+
+def describe_tars(index: Index) -> list[dict[str, str | int]]:
+    """Returns by what a tar is known again wherever it lies: name, size and version as the index has them, and how much it holds."""
+    firsts = first_rows(index)
+    masks = np.diff(index.images["first_mask"][firsts])
+    described = []
+    for first, images, held, tar in zip(firsts[:-1].tolist(), np.diff(firsts).tolist(), masks.tolist(), index.manifest.tars, strict=True):
+        stored = {key: value for key, value in msgspec.to_builtins(tar).items() if key != "path"}
+        described.append({"name": index.entry_name(first).rpartition(":")[0], **stored, "images": images, "masks": held})
+    return described
+
+
+def first_rows(index: Index) -> Int64[np.ndarray, "t1"]:
+    """Returns the row of the index where each tar's images begin, and the number of images."""
+    shards = index.images["shard"]
+    # Of the column's own type, or the whole column would be converted.
+    return np.searchsorted(shards, np.arange(len(index.manifest.tars) + 1, dtype=shards.dtype))
+
+
+def key_of(tar: dict[str, str | int]) -> str:
+    """Returns the name of a tar's piece."""
+    digest = hashlib.blake2b(msgspec.json.encode(tar, order="sorted"), digest_size=6).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', str(tar['name']).removesuffix('.tar'))}-{digest}"
+
+
+def piece_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
+    """Returns where a piece's bits, rows and description lie."""
+    return folder / f"{key}.bits.npy", folder / f"{key}.rows.npy", folder / f"{key}.json"
+
+
+def row_starts(index: Index, shard: int, manifest: Manifest) -> Int64[np.ndarray, "i1"]:
+    """Returns the row of the piece where the masks of each of a tar's images begin, and the number of rows."""
+    first, last = first_rows(index)[shard : shard + 2]
+    sizes = zip(index.images["height"][first:last].tolist(), index.images["width"][first:last].tolist(), strict=True)
+    copies = [1 + (manifest.mirrored and has_own_mirror(size, manifest.side, manifest.grid)) for size in sizes]
+    return np.concatenate([np.zeros(1, "<i8"), np.cumsum(index.images["masks"][first:last] * np.array(copies, "<i8"))])
+
+
+def has_own_mirror(size: tuple[int, int], side: int, grid: int) -> bool:
+    """Says whether an image's mirror image, which ends where the image ends, lies between the cells of the grid: then its masks are others."""
+    return Frame.whole(size, side).resized[1] * grid % side != 0
+
+
+def mirror(masks: Runs, columns: int) -> Runs:
+    """Returns masks whose first `columns` columns are mirrored; the others, beside the image, are background."""
+    grid = masks.size[0]
+    return masks.resample(np.arange(grid), np.concatenate([np.full(grid - columns, -1), np.arange(columns)]), flip=True)
+
+
+def pack(masks: Runs) -> UInt64[np.ndarray, "n w"]:
+    """Returns a bit for each cell, column by column, the lowest bit of a word first."""
+    cells, words = masks.size[0] * masks.size[1], words_of(masks.size[0])
+    packed = np.zeros((len(masks), 8 * words), np.uint8)
+    packed[:, : -(-cells // 8)] = np.packbits(masks.to_dense().transpose(0, 2, 1).reshape(len(masks), cells), axis=1, bitorder="little")
+    return packed.view("<u8").astype(np.uint64)
+
+
+def unpack(words: UInt64[np.ndarray, "n w"], grid: int) -> Runs:
+    """Returns packed masks as runs: where neighbouring bits differ, found by words, of which few hold such a place."""
+    changes = words ^ (words << 1)
+    changes[:, 1:] ^= words[:, :-1] >> 63
+    mask, word = np.nonzero(changes)
+    place, bit = np.nonzero(np.unpackbits(changes[mask, word].astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"))
+    bounds = word[place] * 64 + bit
+    # Behind the last cell the padding begins, which is background.
+    real = bounds < grid * grid
+    counts = np.bincount(mask[place][real], minlength=len(words))
+    return Runs((grid, grid), bounds[real].astype(np.int32), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+
+
+def words_of(grid: int) -> int:
+    """Returns how many 64-bit words a mask takes."""
+    return -(-grid * grid // 64)
+
+
+def checksums(path: Path) -> list[int]:
+    """Returns the crc32 of each block of a file."""
+    with open(path, "rb") as file:
+        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Returns a store's manifest; raises Fault where there is none of this schema."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Fault(f"{folder}: is no mask store ({error}); build one with 'gigamask masks'") from error
+    if manifest.gigamask_masks != SCHEMA:
+        raise Fault(
+            f"{folder}: the mask store has schema {manifest.gigamask_masks}, this version reads {SCHEMA}; build it again with 'gigamask masks'"
+        )
+    return manifest
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file that appears whole."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -1,0 +1,170 @@
+"""The mask store: an index's masks, cut to a fixed grid beforehand, bit-packed and memory-mapped, so that training reads no json.
+
+On disk: `manifest.json` (schema, grid, side, whether portraits are kept mirrored, too), and a piece for each tar. Building goes on where it stopped,
+several machines may each build some tars into one folder, and a store serves every index whose tars it holds.
+
+When it pays: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its text in the json; SA-1B's 1.1 billion masks take 9 TB, as much as its
+tars. What is saved is parsing and cutting, two milliseconds a sample beside more than twenty for its JPEG (benchmarks/mask_store.py), and a sample's
+masks are five times the bytes to read. So it pays for a subset on a fast local disk that is visited often by few cores, and for json that is slow to
+reach; from a spinning disk or over a network it costs more than it saves.
+
+Not here: a piece's files (`data.mask_piece`), the cutting itself (`geometry.frame`), which masks are taken (`data.choose`), the rest of a sample
+(`data.assemble`).
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Int, Int64
+
+from gigamask.contracts import Chance, Sample
+from gigamask.data import crew, mask_piece
+from gigamask.data.assemble import compose
+from gigamask.data.choose import Candidates
+from gigamask.data.index import Index
+from gigamask.data.mask_piece import MANIFEST, SCHEMA, Job, Manifest
+from gigamask.data.settings import Assembly
+from gigamask.faults import Fault
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
+
+OPEN_PIECES = 64
+MAX_GRID = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class MaskStore:
+    """An opened store that holds every mask of an index; `keys` names the piece of each of its tars."""
+
+    folder: Path
+    manifest: Manifest
+    index: Index
+    keys: tuple[str, ...]
+
+    @classmethod
+    def open(cls, folder: str | Path, index: Index) -> "MaskStore":
+        """Opens a store for an index; raises Fault where it is none, lacks one of the tars, or a piece does not have its size."""
+        folder = Path(folder).absolute()
+        manifest = mask_piece.read_manifest(folder)
+        tars = mask_piece.describe_tars(index)
+        for tar in tars:
+            for problem in mask_piece.find_faults(folder, manifest, tar, False):
+                raise Fault(problem)
+        return cls(folder, manifest, index, tuple(map(mask_piece.key_of, tars)))
+
+    def runs(self, row: int, numbers: Int64[np.ndarray, "k"], flip: bool = False) -> Runs:
+        """Returns masks of the image at `row` of the index, counted within it, on the store's grid; `flip` shows the image mirrored."""
+        shard, side, grid = int(self.index.images["shard"][row]), self.manifest.side, self.manifest.grid
+        bits, rows = self._arrays(shard)
+        at = row - int(self._firsts[shard])
+        own = flip and mask_piece.has_own_mirror(self._size(row), side, grid)
+        if own and not self.manifest.mirrored:
+            raise Fault(
+                f"{self.index.entry_name(row)}: mirrored it lies between the cells of {self.folder}; "
+                "build a store with 'gigamask masks --mirrored', or train without flips"
+            )
+        first = int(rows[at]) + own * (int(rows[at + 1]) - int(rows[at])) // 2
+        masks = mask_piece.unpack(bits[first + numbers], grid)
+        return mask_piece.mirror(masks, Frame.whole(self._size(row), side).resized[1] * grid // side) if flip and not own else masks
+
+    @property
+    def bytes(self) -> int:
+        """What the masks of the index take on disk."""
+        return sum(mask_piece.piece_paths(self.folder, key)[0].stat().st_size for key in set(self.keys))
+
+    @cached_property
+    def _arrays(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+        """Opens a shard's bits and rows; the most recent ones stay open, for each memory map holds a file."""
+
+        def opened(shard: int) -> tuple[np.ndarray, np.ndarray]:
+            bits, rows, _ = mask_piece.piece_paths(self.folder, self.keys[shard])
+            return np.asarray(np.load(bits, mmap_mode="r")), np.load(rows)
+
+        return lru_cache(OPEN_PIECES)(opened)
+
+    @cached_property
+    def _firsts(self) -> Int64[np.ndarray, "t1"]:
+        return mask_piece.first_rows(self.index)
+
+    def _size(self, row: int) -> tuple[int, int]:
+        return int(self.index.images["height"][row]), int(self.index.images["width"][row])
+
+
+def assemble_stored(raw: bytes, store: MaskStore, row: int, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
+    """Returns the sample that `assemble` returns for the image at `row` of the store's index, its masks read from the store instead of a json.
+
+    Raises Fault where the store's grid or side is another, and where the frame does not show the whole image at its usual size.
+    """
+    index, name, made = store.index, store.index.entry_name(row), store.manifest
+    if (settings.grid, settings.side) != (made.grid, made.side):
+        raise Fault(
+            f"{store.folder}: holds masks on a grid of {made.grid} for images of {made.side}, wanted are {settings.grid} and {settings.side}; "
+            f"build one with 'gigamask masks --grid {settings.grid} --side {settings.side}', or leave out --loading.mask-store"
+        )
+    held = index.mask_rows(row)
+    area, box, predicted_iou, stability = (np.array(index.masks[column][held]) for column in ("area", "box", "predicted_iou", "stability_score"))
+    size, boxes = (int(index.images["height"][row]), int(index.images["width"][row])), box.astype(np.int32)
+
+    def cut(chosen: Int64[np.ndarray, "k"], frame: Frame) -> tuple[Runs, Int[np.ndarray, "k 4"]]:
+        if frame != Frame.whole(size, settings.side, frame.flip):
+            raise Fault(
+                f"{name}: {type(settings.augment).__name__} crops or scales it, a mask store knows whole images only; "
+                "choose --loading.augment none or flip, or leave out --loading.mask-store"
+            )
+        return store.runs(row, chosen, frame.flip), boxes[chosen]
+
+    candidates = Candidates(size, area.astype(np.int64), boxes, predicted_iou, stability)
+    return compose(raw, name, candidates, cut, position, settings, chance, epoch)
+
+
+def build(
+    index: Index,
+    folder: str | Path,
+    grid: int = 256,
+    side: int = 1024,
+    mirrored: bool = False,
+    workers: int = 1,
+    progress: crew.Progress | None = None,
+) -> MaskStore:
+    """Cuts every mask of an index into the store at `folder`; pieces that are there already stay as they are.
+
+    `mirrored` keeps a second row for each mask of an image whose mirror image lies between the cells, as most portraits' does.
+    `progress(done, total)` is called after each tar.
+    """
+    if not (0 < grid <= MAX_GRID and side >= 1):
+        raise Fault(f"--grid {grid} and --side {side}: the grid has 1 to {MAX_GRID} cells a side, the input 1 pixel or more; give such")
+    folder = Path(folder).absolute()
+    wanted = Manifest(SCHEMA, grid, side, mirrored)
+    if (folder / MANIFEST).exists():
+        found = mask_piece.read_manifest(folder)
+        if found != wanted:
+            raise Fault(f"{folder}: is a mask store of {_words(found)}, asked for is {_words(wanted)}; give another folder")
+    elif folder.exists() and any(folder.iterdir()):
+        raise Fault(f"{folder}: exists and is no mask store, so nothing is written into it; give another folder")
+    tars = mask_piece.describe_tars(index)
+    once = {mask_piece.key_of(tar): shard for shard, tar in enumerate(tars)}
+    missing = [shard for shard in once.values() if list(mask_piece.find_faults(folder, wanted, tars[shard], False))]
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = sum(int(mask_piece.row_starts(index, shard, wanted)[-1]) for shard in missing)
+    needed, free = rows * mask_piece.words_of(grid) * 8, shutil.disk_usage(folder).free
+    if needed > free:
+        raise Fault(f"{folder}: the masks take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; give a folder on a larger disk, or fewer tars")
+    mask_piece.write(folder / MANIFEST, msgspec.json.encode(wanted))
+    crew.each(mask_piece.build_piece, [Job(str(index.folder), shard, str(folder)) for shard in missing], workers, progress)
+    return MaskStore.open(folder, index)
+
+
+def verify(index: Index, folder: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> list[str]:
+    """Reads every byte that the store holds for an index and returns what is wrong, a line each; raises Fault where there is no store."""
+    mask_piece.read_manifest(Path(folder).absolute())
+    jobs = [Job(str(index.folder), shard, str(Path(folder).absolute())) for shard in range(len(index.shard_paths))]
+    return [line for lines in crew.each(mask_piece.verify_piece, jobs, workers, progress) for line in lines]
+
+
+def _words(manifest: Manifest) -> str:
+    return f"--grid {manifest.grid} --side {manifest.side} --{'' if manifest.mirrored else 'no-'}mirrored"
