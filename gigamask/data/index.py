@@ -1,50 +1,42 @@
 """The index: tars enter, a folder of memory-mapped columns leaves that says where each entry lies and what its masks are.
 
-On disk: `manifest.json` (schema, tars as they were, what was left out), `images_*.npy` with a row per image and `masks_*.npy` with a row per mask.
 Image columns: shard, jpg_offset, jpg_bytes, json_offset (-1 without a json), json_bytes, image_id, width, height, masks (their number), name (the
 stem, bytes), and first_mask, one longer: image i owns mask rows first_mask[i] to first_mask[i + 1], in its json's order. Mask columns: area in
-pixels, box (xyxy, inclusive ends, from the runs; 1 1 0 0 for an empty mask), predicted_iou, stability_score. Rows go tar by tar in stored order.
+pixels, box (xyxy, inclusive ends, from the runs; 1 1 0 0 for an empty mask), predicted_iou, stability_score. Rows go tar by tar, the tars sorted by
+path, in stored order: the same tars give the same bytes, whoever indexed them, in whatever pieces.
 
-Not here: one tar's rows (`data.part`), reading the entries (`data.shards`).
+Finished tars are kept in the hidden folder `.NAME.parts` beside the index until it is complete.
+
+Not here: the files (`data.columns`), one tar's rows (`data.part`), reading the entries (`data.shards`).
 """
 
 import contextlib
 import difflib
+import fcntl
 import glob
 import hashlib
 import os
+import posixpath
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.lib.format import open_memmap
 
-from gigamask.data.part import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Tar, index_tar, read_summary, stored_tar
+from gigamask.data import columns, crew, store
+from gigamask.data.columns import MANIFEST as MANIFEST
+from gigamask.data.columns import REBUILD, SCHEMA, Manifest, Rows, is_index, merge
+from gigamask.data.part import PART, Tar, index_tar, stored_tars
 from gigamask.faults import Fault
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-_BEGINNING = b'{"gigamask_index":'
-_REBUILD = "build it again with 'gigamask index'"
+LOCK = "lock"
 
 Paths = str | Path | Sequence[str | Path]
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What the columns are about; it is written last."""
-
-    gigamask_index: int
-    images: int
-    masks: int
-    dtypes: dict[str, str]
-    tars: list[Tar]
-    left_out: LeftOut
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +50,13 @@ class Index:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Index":
-        """Opens an index; raises Fault when the folder holds none that fits, or when a tar is gone or no longer has its size."""
+        """Opens an index; raises Fault when the folder holds none that fits, or when a local tar is gone or no longer has its size."""
         folder = Path(folder).absolute()
-        manifest = _read_manifest(folder)
-        images, masks = {}, {}
-        for key, dtype in manifest.dtypes.items():
-            kind, name = key.split("_", 1)
-            rows = manifest.masks if kind == "masks" else manifest.images + (name == "first_mask")
-            (masks if kind == "masks" else images)[name] = _open_column(folder / f"{key}.npy", dtype, rows)
+        manifest = columns.read_manifest(folder)
+        images, masks = columns.open_columns(folder, manifest)
         for stored in manifest.tars:
-            _check_tar(folder, stored)
+            if not store.remote(stored.path):  # asking a server for a thousand tars takes longer than a second
+                _check_tar(folder, stored)
         return cls(folder, manifest, images, masks)
 
     def __len__(self) -> int:
@@ -78,7 +67,7 @@ class Index:
 
     @property
     def shard_paths(self) -> list[str]:
-        """The tars' absolute paths, in the order that the column `shard` counts."""
+        """The tars' absolute paths or URLs, in the order that the column `shard` counts."""
         return [stored.path for stored in self.manifest.tars]
 
     def report(self) -> dict[str, Any]:
@@ -101,17 +90,17 @@ class Index:
 
     def entry_name(self, row: int) -> str:
         """Returns the name by which errors and `find` know one image: `sa_000000.tar:sa_1`."""
-        path = self.manifest.tars[self.images["shard"][row]].path
-        return f"{os.path.basename(path)}:{os.fsdecode(self.images['name'][row])}"
+        path = self.manifest.parts[self.images["shard"][row]].tar.path
+        return f"{_name(path)}:{os.fsdecode(self.images['name'][row])}"
 
     def find(self, name: str) -> int:
         """Returns the row of `TAR:IMAGE`: a tar's name (with as much of its path as it takes) and an image's name or number."""
         tar, colon, image = name.rpartition(":")
         if not colon:
             raise Fault(f"{name!r} names no entry; write TAR:IMAGE, such as {self.entry_name(0)}")
-        shards = [shard for shard, path in enumerate(self.shard_paths) if f"/{path}".endswith("/" + tar.removeprefix("/"))]
+        shards = [shard for shard, path in enumerate(self.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]
         if not shards:
-            near = difflib.get_close_matches(tar, [os.path.basename(path) for path in self.shard_paths], 3, 0)
+            near = difflib.get_close_matches(tar, [_name(path) for path in self.shard_paths], 3, 0)
             raise Fault(f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {', '.join(near)}")
         if len(shards) > 1:
             ends = ", ".join(self.shard_paths[shard] for shard in shards[:3])
@@ -127,22 +116,35 @@ class Index:
         return int(first + rows[0])
 
 
+class Built(NamedTuple):
+    """A built index, and how many of its tars were scanned and how many of their rows were there already."""
+
+    index: Index
+    scanned: int
+    reused: int
+
+
 def tars(paths: Paths) -> list[str]:
-    """Returns the absolute paths of the tars that are meant, each once: a tar, a folder's `.tar` files, a glob (`**` goes deeper), or an index's."""
+    """Returns the absolute paths and URLs of the tars that are meant, each once and sorted.
+
+    A path is a tar, a folder (its `.tar` files), a glob (`**` goes deeper), or an index (its tars); tars, folders and globs may be remote.
+    """
     found = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
-        text = os.path.abspath(path)
-        if _is_index(text):
-            found += [stored.path for stored in _read_manifest(Path(text)).tars]
+        text = store.spell(path)
+        if store.remote(text):
+            found += store.find_tars(text)
+        elif is_index(text):
+            found += [stored.path for stored in columns.read_manifest(Path(text)).tars]
         elif os.path.isdir(text):
-            held = sorted(glob.glob(os.path.join(glob.escape(text), "*.tar")))
+            held = glob.glob(os.path.join(glob.escape(text), "*.tar"))
             if not held:
                 raise Fault(f"{path}: the folder holds no .tar file; give the folder the tars are in, or a glob such as '{path}/**/*.tar'")
             found += held
         elif os.path.exists(text):
             found.append(text)
         elif glob.has_magic(text):
-            held = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+            held = list(filter(os.path.isfile, glob.glob(text, recursive=True)))
             if not held:
                 raise Fault(f"{path}: the glob matches no file; check it with 'ls', and quote it so that the shell leaves it alone")
             found += held
@@ -150,117 +152,130 @@ def tars(paths: Paths) -> list[str]:
             raise Fault(f"{path}: no such path; give a tar, a folder of tars, a glob or an index")
     if not found:
         raise Fault("no path was given; give a tar, a folder of tars, a glob or an index")
-    return list(dict.fromkeys(found))
+    return sorted(set(found))
 
 
-def build(paths: Paths, out: str | Path, progress: Callable[[int, int], None] | None = None) -> Index:
+def build(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> Index:
+    """Indexes the tars into the folder `out` and returns the index; see `extend`."""
+    return extend(paths, out, workers, progress).index
+
+
+def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> Built:
     """Indexes the tars into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
 
-    `progress(done, total)` is called after each tar.
+    Only tars are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
+    did not come to its end. `progress(done, total)` is called after each tar.
     """
     out = Path(out).absolute()
-    if out.exists() and not _is_index(out) and not (out.is_dir() and not any(out.iterdir())):
+    if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise Fault(f"{out}: exists and is no index, so it is not overwritten; give another folder")
     found = tars(paths)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    given = [Path(store.spell(path)) for path in ([paths] if isinstance(paths, str | Path) else paths) if is_index(store.spell(path))]
     try:
-        folders = [work / "parts" / f"{number:06d}" for number in range(len(found))]
-        for number, (path, folder) in enumerate(zip(found, folders, strict=True)):
-            index_tar(path).save(folder)
-            if progress is not None:
-                progress(number + 1, len(found))
-        merge(folders, work / "index")
-        if out.exists():
-            out.rename(work / "before")
-        (work / "index").rename(out)
-    finally:
-        shutil.rmtree(work)
-    return Index.open(out)
+        with _only_writer(out) as work:
+            held = _held_rows(given, out, work)
+            now = _as_now(found)
+            missing = [stored.path for stored in now if stored not in held]
+            reused = len(found) - len(missing)
+            if reused and progress is not None:
+                progress(reused, len(found))
+            moved = None if progress is None else lambda done, _: progress(reused + done, len(found))
+            scanned = {rows.summary.tar.path: rows for rows in crew.each(partial(_index_into, work), missing, workers, moved)}
+            merge([scanned.get(stored.path) or held[stored] for stored in now], work / "index")
+            if out.exists():
+                out.rename(work / "before")
+            (work / "index").rename(out)
+            shutil.rmtree(work)
+    except OSError as error:
+        act = "check the disk and the permissions, then run the same command again: finished tars are kept"
+        raise Fault(f"{out}: the index cannot be written ({error.filename}: {error.strerror}); {act}") from error
+    return Built(Index.open(out), len(missing), reused)
 
 
-def open_or_build(paths: Paths, cache: str | Path, progress: Callable[[int, int], None] | None = None) -> Index:
+def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | None = None) -> Index:
     """Opens the index that `paths` is, or the one kept for these tars under `cache`, built first where it is missing or a tar has changed."""
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    if len(paths) == 1 and _is_index(paths[0]):
+    if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
     found = tars(paths)
     key = hashlib.blake2b("\0".join(found).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     folder = Path(cache) / f"index-{key}"
     with contextlib.suppress(Fault):  # none there, or no longer sound: both mean building it
         index = Index.open(folder)
-        if index.manifest.tars == [stored_tar(path) for path in found]:
+        if index.manifest.tars == _as_now(found):
             return index
-    return build(found, folder, progress)
+    return build(paths, folder, progress=progress)
 
 
-def merge(parts: Sequence[Path], folder: Path) -> None:
-    """Joins saved parts into an index folder, one column of one part at a time, so that neither memory nor open files grow with their number."""
-    folder.mkdir()
-    summaries = [read_summary(part) for part in parts]
-    images, masks = sum(each.images for each in summaries), sum(each.masks for each in summaries)
-    name_bytes = max(each.name_bytes for each in summaries)
-    dtypes = {f"images_{name}": dtype for name, dtype in {**IMAGE_COLUMNS, "name": f"|S{name_bytes}"}.items()}
-    dtypes |= {f"masks_{name}": dtype for name, dtype in MASK_COLUMNS.items()}
-    for key, dtype in dtypes.items():
-        merged, start = None, 0
-        for part in parts:
-            column = np.load(part / f"{key}.npy")
-            if merged is None:
-                merged = open_memmap(folder / f"{key}.npy", "w+", dtype, (images if key.startswith("images") else masks, *column.shape[1:]))
-            merged[start : start + len(column)] = column
-            start += len(column)
-    dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
-    np.save(folder / "images_shard.npy", np.repeat(np.arange(len(parts), dtype="<i4"), [each.images for each in summaries]))
-    first_mask = np.zeros(images + 1, "<i8")
-    np.cumsum(np.load(folder / "images_masks.npy"), out=first_mask[1:])
-    np.save(folder / "images_first_mask.npy", first_mask)
-    left_out = LeftOut(
-        [rejected for each in summaries for rejected in each.left_out.rejected],
-        sum(each.left_out.json_without_jpg for each in summaries),
-        sum(each.left_out.other_files for each in summaries),
-    )
-    manifest = Manifest(SCHEMA, images, masks, dtypes, [each.tar for each in summaries], left_out)
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+@contextlib.contextmanager
+def _only_writer(out: Path) -> Iterator[Path]:
+    """Holds the folder of finished tars beside `out` for this process, swept of what a killed one left; it goes unless it holds finished tars."""
+    work = out.parent / f".{out.name}.parts"
+    with _lock(out, work):
+        if not out.exists() and (work / "before").exists():  # killed between the two renames
+            (work / "before").rename(out)
+        for path in work.iterdir():
+            if path.name != LOCK and not (path.name.startswith(f"{SCHEMA}-") and (path / PART).is_file()):
+                shutil.rmtree(path)
+        try:
+            yield work
+        finally:
+            if work.exists() and not any(path.name.startswith(f"{SCHEMA}-") for path in work.iterdir()):
+                shutil.rmtree(work)
 
 
-def _is_index(folder: str | Path) -> bool:
-    """Says whether the folder's manifest begins as an index's does; other programs write a `manifest.json` too."""
+def _lock(out: Path, work: Path) -> IO[str]:
+    """Opens and locks the file that stands for the folder `work`, which another process may be about to remove."""
+    while True:
+        work.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            file = open(work / LOCK, "w")  # noqa: SIM115
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(work / LOCK)):
+                    return file
+            except BlockingIOError:
+                file.close()
+                raise Fault(f"{out}: another process is writing this index; wait for it, or give another --out") from None
+            except FileNotFoundError:
+                pass
+            file.close()
+
+
+def _held_rows(given: list[Path], out: Path, work: Path) -> dict[Tar, Rows]:
+    """Returns the rows that need no scan, by the tar as it was: of the given indexes, of the one at `out`, and finished before a kill."""
+    held = [columns.rows_of_part(path) for path in work.iterdir() if path.name != LOCK]
+    with contextlib.suppress(Fault):
+        held += columns.rows_of_index(out)
+    for folder in given:
+        held += columns.rows_of_index(folder)
+    return {rows.summary.tar: rows for rows in held}
+
+
+def _as_now(found: list[str]) -> list[Tar]:
     try:
-        with open(os.path.join(folder, MANIFEST), "rb") as file:
-            return file.read(len(_BEGINNING)) == _BEGINNING
-    except OSError:
-        return False
+        return stored_tars(found)
+    except OSError as error:
+        raise Fault(f"{error.filename}: cannot be read ({error.strerror}); check the path, its permissions and the disk") from error
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
-    if not _is_index(folder):
-        raise Fault(f"{folder}: is no index, it holds no {MANIFEST} of one; build one with 'gigamask index'")
-    raw = path.read_bytes()
-    try:
-        schema = msgspec.json.decode(raw, type=dict)["gigamask_index"]
-        if schema != SCHEMA:
-            raise Fault(f"{folder}: the index has schema {schema}, this version reads {SCHEMA}; {_REBUILD}")
-        return msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.DecodeError, KeyError) as error:
-        raise Fault(f"{path}: is no index's manifest ({error}); {_REBUILD}") from error
+def _index_into(work: Path, path: str) -> Rows:
+    """Indexes one tar and keeps its part under a name that says which tar, as it was."""
+    part = index_tar(path)
+    key = "\0".join(map(str, msgspec.structs.astuple(part.tar))).encode("utf-8", "surrogateescape")
+    folder = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
+    part.save(folder)
+    return columns.rows_of_part(folder)
 
 
-def _open_column(path: Path, dtype: str, rows: int) -> np.ndarray:
-    try:
-        column = np.asarray(np.load(path, mmap_mode="r"))
-    except (OSError, ValueError, EOFError) as error:
-        raise Fault(f"{path}: the index's column is missing or cut short ({error}); {_REBUILD}") from error
-    if len(column) != rows or column.dtype != np.dtype(dtype):
-        raise Fault(f"{path}: the column has {len(column)} rows of {column.dtype.str}, the manifest says {rows} of {dtype}; {_REBUILD}")
-    return column
+def _name(path: str) -> str:
+    return posixpath.basename(store.bare(path))
 
 
 def _check_tar(folder: Path, stored: Tar) -> None:
     try:
         size = os.path.getsize(stored.path)
     except OSError as error:
-        raise Fault(f"{stored.path}: the index {folder} was made of it, and it is gone ({error.strerror}); put it back or {_REBUILD}") from error
+        raise Fault(f"{stored.path}: the index {folder} was made of it, and it is gone ({error.strerror}); put it back or {REBUILD}") from error
     if size != stored.bytes:
-        raise Fault(f"{stored.path}: has {size} bytes, the index {folder} was made when it had {stored.bytes}; {_REBUILD}")
+        raise Fault(f"{stored.path}: has {size} bytes, the index {folder} was made when it had {stored.bytes}; {REBUILD}")

@@ -21,19 +21,23 @@ from jaxtyping import Bool, Float32, Int64
 from torch.utils.data import DataLoader, Dataset
 
 from gigamask.contracts import Batch, Chance, Cursor, Draws, Group, Rejected, Sample, Visit
+from gigamask.data import shards
 from gigamask.data.annotation import parse
 from gigamask.data.assemble import assemble
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
+from gigamask.data.mask_store import MaskStore, assemble_stored
 from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
 from gigamask.seams import Items
 
 PREFETCH = 2
-IMAGES_AT_ONCE = 2**16
+IMAGES_AT_ONCE = 2**14
+LOOKS = 8
+FEW = 1 / 8
+"""Picking the masks of more of a block's images than this takes longer than reading all of the block's from end to end."""
 NAMES_TOLD = 8
 
 
@@ -47,34 +51,47 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from. It may be pickled: index and tars are opened by the process that first reads."""
+    """Where samples come from. It may be pickled: index and tars are opened by the process that first reads.
+
+    `read_ahead`: bytes of the blocks that remote tars are fetched in (`data.shards`), 0 for exactly what is asked for.
+    """
 
     folder: str
     assembly: Assembly
     chance: Chance
+    read_ahead: int = 0
 
     @cached_property
     def index(self) -> Index:
         return Index.open(self.folder)
 
     @cached_property
-    def _shards(self) -> Shards:
-        return Shards(self.index.shard_paths)
+    def _shards(self) -> shards.Shards:
+        return shards.Shards(self.index.shard_paths, read_ahead=self.read_ahead)
 
-    def sample(self, visit: Visit) -> Sample:
-        """Reads, checks and assembles one sample; raises `BadSample` when it cannot be used."""
+    @cached_property
+    def _masks(self) -> MaskStore | None:
+        return MaskStore.open(self.assembly.mask_store, self.index) if self.assembly.mask_store else None
+
+    def sample(self, visit: Visit, entry: shards.Entry | BadSample | None = None) -> Sample:
+        """Reads (unless its bytes are given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
         name = self.index.entry_name(visit.item)
-        jpg, json = self._shards.read_entry(self.index, visit.item)
+        if isinstance(entry, BadSample):
+            raise entry
+        jpg, json = entry or self._shards.read_entry(self.index, visit.item)
+        if self._masks is not None:
+            return assemble_stored(jpg, self._masks, visit.item, visit.position, self.assembly, self.chance, visit.epoch)
         if json is None:
             raise BadSample(f"{name}: it has no json, training needs masks; leave it out")
         return assemble(jpg, parse(json, name), visit.position, self.assembly, self.chance, visit.epoch)
 
     def batch(self, job: Job) -> Batch:
-        """Makes one micro-batch; samples that cannot be used are left out and named in it."""
+        """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
         samples, rejected = [], []
-        for visit in job.visits:
+        entries = self._shards.read_entries(self.index, [visit.item for visit in job.visits])
+        for visit, entry in zip(job.visits, entries, strict=True):
             try:
-                samples.append(self.sample(visit))
+                samples.append(self.sample(visit, entry))
             except BadSample as fault:
                 rejected.append(Rejected(self.index.entry_name(visit.item), str(fault)))
         pause = float(draw(self.chance.seed, "pause", job.start).random())
@@ -89,35 +106,45 @@ def items(index: Index, filters: Filters) -> tuple[Items, Int64[np.ndarray, "N"]
 
     Columns: masks, width, height, shard.
     """
-    first = index.images["first_mask"]
-    counts = np.diff(first)
-    rows = np.flatnonzero(counts > 0)
-    parts = [rows[:0]]
-    for start in range(0, len(rows), IMAGES_AT_ONCE):
-        block = rows[start : start + IMAGES_AT_ONCE]
-        # Most images pass by their first mask; only the others' masks are all looked at.
-        passes = _kept(index, filters, block, first[block])
-        rest = block[~passes]
-        many = counts[rest]
+    parts = [np.zeros(0, np.int64)]
+    for start in range(0, len(index), IMAGES_AT_ONCE):
+        stop = min(start + IMAGES_AT_ONCE, len(index))
+        parts.append(start + np.flatnonzero(_usable(index, filters, start, stop)))
+    rows = np.concatenate(parts)
+    return Items(len(rows), {name: index.images[name][rows] for name in ("masks", "width", "height", "shard")}), rows
+
+
+def _usable(index: Index, filters: Filters, start: int, stop: int) -> Bool[np.ndarray, "n"]:
+    """Says which of the images `start` to `stop` have a mask that passes."""
+    counts, first = index.images["masks"][start:stop], index.images["first_mask"][start : stop + 1]
+    image_areas = index.images["width"][start:stop].astype(np.int64) * index.images["height"][start:stop]
+    passes = np.zeros(stop - start, bool)
+    # Most images pass by one of their first masks; only the others' masks are all looked at.
+    for look in range(LOOKS):
+        rest = np.flatnonzero(~passes & (counts > look))
+        passes[rest] = _kept(index, filters, image_areas[rest], first[rest] + look)
+    rest = np.flatnonzero(~passes & (counts > LOOKS))
+    if len(rest) > FEW * len(passes):
+        rest = np.flatnonzero(counts)
+        kept = _kept(index, filters, np.repeat(image_areas, counts), slice(int(first[0]), int(first[-1])))
+        passes[rest] = np.logical_or.reduceat(kept, first[rest] - first[0])
+    elif len(rest):
+        many = counts[rest].astype(np.int64)
         owner = np.repeat(np.arange(len(rest)), many)
         masks = np.arange(len(owner)) + np.repeat(first[rest] - (np.cumsum(many) - many), many)
-        passes[~passes] = np.bincount(owner[_kept(index, filters, rest[owner], masks)], minlength=len(rest)) > 0
-        parts.append(block[passes])
-    rows = np.concatenate(parts)
-    columns = {"masks": counts[rows]} | {name: index.images[name][rows] for name in ("width", "height", "shard")}
-    return Items(len(rows), columns), rows
+        passes[rest] = np.bincount(owner[_kept(index, filters, image_areas[rest][owner], masks)], minlength=len(rest)) > 0
+    return passes
 
 
-def _kept(index: Index, filters: Filters, images: Int64[np.ndarray, "n"], masks: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-    """Says which rows of the mask table pass; `images` holds each one's image."""
+def _kept(index: Index, filters: Filters, image_areas: Int64[np.ndarray, "n"], masks: Int64[np.ndarray, "n"] | slice) -> Bool[np.ndarray, "n"]:
+    """Says which rows of the mask table pass; `image_areas` holds the pixels of each one's image."""
 
     def scores(name: str, least: float | None) -> Float32[np.ndarray, "n"]:
         # A column that no filter reads is not fetched: each has a billion rows.
-        return np.ones(len(masks), np.float32) if least is None else index.masks[name][masks]
+        return np.ones(len(image_areas), np.float32) if least is None else index.masks[name][masks]
 
-    area = index.images["width"][images].astype(np.int64) * index.images["height"][images]
     predicted_iou = scores("predicted_iou", filters.min_predicted_iou)
-    return filters.keep(index.masks["area"][masks], area, predicted_iou, scores("stability_score", filters.min_stability))
+    return filters.keep(index.masks["area"][masks], image_areas, predicted_iou, scores("stability_score", filters.min_stability))
 
 
 def collate(

@@ -1,13 +1,16 @@
 """What the index holds of one tar: a path enters, its image and mask columns leave, with what was left out and why.
 
-A part depends on its tar alone, so parts may be made in any order, kept, and joined later.
+A part depends on its tar alone, so parts may be made in any order, kept, and joined later. Annotations are fetched a group at a time, which
+a server answers at once.
 
-Not here: joining parts and reading them back (`data.index`), tar headers (`data.tar`).
+Not here: joining parts (`data.columns`), reading them back (`data.index`), tar headers (`data.tar`), servers (`data.store`).
 """
 
 import os
 import posixpath
 import re
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import msgspec
 import numpy as np
 
 from gigamask.contracts import Rejected
-from gigamask.data import annotation, image, tar
+from gigamask.data import annotation, image, store, tar
+from gigamask.data.store import Place
 from gigamask.faults import BadSample, Fault
 
 IMAGE_COLUMNS = {
@@ -32,6 +36,8 @@ MASK_COLUMNS = {"area": "<i4", "box": "<u2", "predicted_iou": "<f4", "stability_
 PART = "part.json"
 HEADER_BYTES = 2**16
 """A JPEG's size stands in its first kilobyte unless a preview or a colour profile comes first."""
+GROUP_FILES, GROUP_BYTES = 64, 2**25
+"""What is fetched at once: no more files than a server is asked for at a time, and 32 MiB."""
 _JPG = {".jpg", ".jpeg"}
 
 
@@ -40,7 +46,7 @@ class Tar(msgspec.Struct, frozen=True):
 
     path: str
     bytes: int
-    mtime_ns: int
+    version: str
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -71,14 +77,21 @@ class Part:
     left_out: LeftOut
 
     def save(self, folder: Path) -> None:
-        """Writes the part as a folder of columns and `part.json`."""
-        folder.mkdir(parents=True)
+        """Writes the part as a folder of columns and `part.json`, which appears when it is complete; one that is there already is kept."""
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        partial.mkdir()
         for kind, columns in (("images", self.images), ("masks", self.masks)):
             for name, column in columns.items():
-                np.save(folder / f"{kind}_{name}.npy", column)
+                np.save(partial / f"{kind}_{name}.npy", column)
         names = self.images["name"]
         summary = Summary(self.tar, self.left_out, len(names), len(self.masks["area"]), names.dtype.itemsize)
-        (folder / PART).write_bytes(msgspec.json.encode(summary))
+        (partial / PART).write_bytes(msgspec.json.encode(summary))
+        try:
+            partial.rename(folder)
+        except OSError:
+            shutil.rmtree(partial)
+            if not folder.is_dir():
+                raise
 
 
 def read_summary(folder: Path) -> Summary:
@@ -87,36 +100,45 @@ def read_summary(folder: Path) -> Summary:
 
 
 def stored_tar(path: str) -> Tar:
-    """Returns a tar as it is now; two that differ were not the same bytes."""
-    status = os.stat(path)
-    return Tar(path, status.st_size, status.st_mtime_ns)
+    """Returns a tar as it is now; two that differ were not the same bytes. Raises OSError for a local one that is not there."""
+    return Tar(path, *store.state(path))
+
+
+def stored_tars(paths: Sequence[str]) -> list[Tar]:
+    """Returns `stored_tar` of each path; many servers' answers are waited for at once."""
+    return [Tar(path, *state) for path, state in zip(paths, store.states(paths), strict=True)]
 
 
 def index_tar(path: str) -> Part:
     """Returns one tar's part. A broken entry is left out and named; raises Fault when the tar is unusable or more than half of its entries are."""
-    members, stored = tar.scan(path), stored_tar(path)
+    members = tar.scan(path)
+    try:
+        stored = stored_tar(path)
+    except OSError as error:
+        raise Fault(f"{path}: went away while it was indexed ({error.strerror}); check the disk and run the same command again") from error
     jpgs, jsons, others = _pair(path, members)
     if not jpgs:
         raise Fault(f"{path}: holds no .jpg among its {len(members.names)} files; give tars of .jpg and .json files as SA-1B's are")
     rows, tables, names, rejected = [], [], [], []
-    with open(path, "rb") as file:
-        for stem, jpg in jpgs.items():
-            name = f"{os.path.basename(path)}:{stem}"
-            places = (int(members.offsets[jpg]), int(members.sizes[jpg]))
-            json = jsons.get(stem)
-            try:
-                if json is None:
-                    described, table = _describe_jpg(file.fileno(), *places, name), _no_masks()
-                    places += (-1, 0)
-                else:
-                    places += (int(members.offsets[json]), int(members.sizes[json]))
-                    described, table = _describe_json(file.fileno(), *places[2:], name)
-            except BadSample as bad:
-                rejected.append(Rejected(name, str(bad)))
-                continue
-            rows.append((*places, *described, len(table["area"])))
-            tables.append(table)
-            names.append(stem)
+    described = [_place(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()]
+    for (stem, jpg), first in zip(jpgs.items(), _payloads(described), strict=True):
+        name = f"{posixpath.basename(store.bare(path))}:{stem}"
+        at, size = int(members.offsets[jpg]), int(members.sizes[jpg])
+        json = jsons.get(stem)
+        try:
+            if isinstance(first, BadSample):
+                raise first
+            if json is None:
+                place, about, table = (-1, 0), _describe_jpg(first, Place(path, at, size), name), _no_masks()
+            else:
+                place = (int(members.offsets[json]), int(members.sizes[json]))
+                about, table = _describe_json(first, name)
+        except BadSample as bad:
+            rejected.append(Rejected(name, str(bad)))
+            continue
+        rows.append((at, size, *place, *about, len(table["area"])))
+        tables.append(table)
+        names.append(stem)
     if 2 * len(rejected) > len(jpgs):
         first = f"the first: {rejected[0].reason}"
         raise Fault(f"{path}: {len(rejected)} of its {len(jpgs)} entries are unusable, at most half may be; fetch it again or leave it out ({first})")
@@ -126,6 +148,28 @@ def index_tar(path: str) -> Part:
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
     left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others)
     return Part(stored, images, masks, left_out)
+
+
+def _place(path: str, members: tar.Members, member: int, whole: bool) -> Place:
+    """Returns where what describes an entry lies: a json, as far as one is read, or the head of a jpg."""
+    return Place(path, int(members.offsets[member]), min(int(members.sizes[member]), annotation.MAX_BYTES + 1 if whole else HEADER_BYTES))
+
+
+def _payloads(places: list[Place]) -> Iterator[bytes | BadSample]:
+    """Yields the bytes of each place, a bounded group of them fetched at once.
+
+    A local disk's error is that entry's own and is yielded; a server's is everyone's, and raises Fault rather than leave good images out.
+    """
+    group, held = [], 0
+    for number, place in enumerate(places):
+        group.append(place)
+        held += place.size
+        if len(group) == GROUP_FILES or held >= GROUP_BYTES or number == len(places) - 1:
+            for data in store.read_ranges(group):
+                if isinstance(data, BadSample) and store.remote(place.path):
+                    raise Fault(str(data)) from data
+                yield data
+            group, held = [], 0
 
 
 def _pair(path: str, members: tar.Members) -> tuple[dict[str, int], dict[str, int], int]:
@@ -143,19 +187,22 @@ def _pair(path: str, members: tar.Members) -> tuple[dict[str, int], dict[str, in
     return jpgs, jsons, others
 
 
-def _describe_jpg(descriptor: int, offset: int, size: int, name: str) -> tuple[int, int, int]:
+def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
     """Returns image id, width and height of an image without annotation: the number its name ends in (-1 without), and its header's size."""
     try:
-        height, width = image.size(os.pread(descriptor, min(size, HEADER_BYTES), offset), name)
+        height, width = image.size(head, name)
     except BadSample:
-        height, width = image.size(os.pread(descriptor, size, offset), name)
+        [whole] = _payloads([place])
+        if isinstance(whole, BadSample):
+            raise whole from None
+        height, width = image.size(whole, name)
     digits = re.search(r"\d{1,18}$", name, re.ASCII)
     return int(digits.group()) if digits else -1, width, height
 
 
-def _describe_json(descriptor: int, offset: int, size: int, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:
+def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:
     """Returns image id, width and height, and the mask columns."""
-    record = annotation.read(os.pread(descriptor, min(size, annotation.MAX_BYTES + 1), offset), name)
+    record = annotation.read(raw, name)
     stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
     if stem and stem != name.rpartition(":")[2]:
         raise BadSample(f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg")

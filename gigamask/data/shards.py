@@ -1,57 +1,150 @@
-"""Bytes by offset: a tar's number, an offset and a length enter, those bytes leave, by one positioned read.
+"""Bytes by offset: a tar's number, an offset and a length enter, those bytes leave; or an index's rows enter, their jpgs and jsons leave.
 
+Local tars are read by one positioned read an entry. Remote ones are asked for everything a call wants at once, neighbours by one request.
 A reader may be pickled, forked or handed to a worker at any time: files are opened when first read, and positioned reads share no file position.
 It belongs to one thread.
 
-Not here: where entries lie (`data.index`), sequential streaming.
+Not here: where entries lie (`data.index`), servers, their errors and trying again (`data.store`).
 """
 
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from gigamask.data import store
 from gigamask.data.index import Index
+from gigamask.data.store import Place
 from gigamask.faults import BadSample
 
 MAX_GAP_BYTES = 2**16
 """Two members this close are fetched by one read; between neighbours lie a header and padding, at most 1,535 bytes in ustar."""
+MAX_JOINED_BYTES = 2**23
+"""Entries that follow each other are joined into one request up to here: several of SA-1B's; above it, several at once are faster."""
+
+Entry = tuple[bytes, bytes | None]
+
+
+class Span(NamedTuple):
+    """A stretch of one tar, by the tar's number."""
+
+    shard: int
+    start: int
+    stop: int
 
 
 class Shards:
-    """Reads from a fixed list of tars, of which at most `open_files` are held open, the least recently used let go first."""
+    """Reads from a fixed list of tars, of which at most `open_files` are held open, the least recently used let go first.
 
-    def __init__(self, paths: Sequence[str], open_files: int = 64) -> None:
+    With `read_ahead` > 0, `read_entries` fetches remote tars in aligned blocks of so many bytes and keeps the last `blocks` of them, which is what
+    an order wants that goes through a tar. Local files have the page cache.
+    """
+
+    def __init__(self, paths: Sequence[str], open_files: int = 64, read_ahead: int = 0, blocks: int = 4) -> None:
         self.paths = tuple(paths)
-        self.open_files = open_files
+        self.open_files, self.read_ahead, self.blocks = open_files, read_ahead, blocks
+        self._remote = tuple(map(store.remote, self.paths))
         self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._held: OrderedDict[Span, bytes] = OrderedDict()
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Returns `size` bytes of a tar from `offset` on; raises BadSample where they are not to be had."""
+        place = Place(self.paths[shard], offset, size)
+        if self._remote[shard]:
+            return store.read(*place)
         try:
             data = os.pread(self._descriptor(shard), size, offset)
         except OSError as error:
-            raise BadSample(f"{self.paths[shard]}: {size} bytes at {offset} cannot be read ({error.strerror}); check the disk") from error
+            raise store.unreadable(place, error) from error
         if len(data) != size:
-            raise BadSample(f"{self.paths[shard]}: {size} bytes were wanted at {offset}, {len(data)} are there; fetch the tar and index it again")
+            raise store.short(place, len(data))
         return data
 
-    def read_entry(self, index: Index, row: int) -> tuple[bytes, bytes | None]:
-        """Returns the jpg and the json of one row (None without a json), by one read where they are neighbours."""
-        shard, jpg, jpg_bytes, json, json_bytes = (
-            int(index.images[column][row]) for column in ("shard", "jpg_offset", "jpg_bytes", "json_offset", "json_bytes")
-        )
-        if json < 0:
-            return self.read(shard, jpg, jpg_bytes), None
-        start, stop = min(jpg, json), max(jpg + jpg_bytes, json + json_bytes)
-        if stop - start > jpg_bytes + json_bytes + MAX_GAP_BYTES:
-            return self.read(shard, jpg, jpg_bytes), self.read(shard, json, json_bytes)
-        both = self.read(shard, start, stop - start)
-        return both[jpg - start : jpg - start + jpg_bytes], both[json - start : json - start + json_bytes]
+    def read_entry(self, index: Index, row: int) -> Entry:
+        """Returns the jpg and the json of one row (None without a json), by one read where they are neighbours; raises BadSample."""
+        [entry] = self.read_entries(index, [row])
+        if isinstance(entry, BadSample):
+            raise entry
+        return entry
+
+    def read_entries(self, index: Index, rows: Sequence[int]) -> list[Entry | BadSample]:
+        """Returns each row's jpg and json (None without one), or why they are not to be had."""
+        spans = [_members(index, row) for row in rows]
+        read = self._read_spans(index, [span for jpg, json in spans for span in _together(jpg, json)])
+        return [_cut(jpg, json, read) for jpg, json in spans]
 
     def close(self) -> None:
-        """Closes every tar; a later read opens its tar again."""
+        """Closes every tar and lets go of what was read ahead; a later read opens its tar again."""
+        self._held.clear()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+
+    def _read_spans(self, index: Index, spans: list[Span]) -> dict[Span, bytes | BadSample]:
+        """Returns the bytes of each span."""
+        read: dict[Span, bytes | BadSample] = {}
+        for span in spans:
+            if not self._remote[span.shard]:
+                try:
+                    read[span] = self.read(span.shard, span.start, span.stop - span.start)
+                except BadSample as bad:
+                    read[span] = bad
+        afar = sorted({span for span in spans if self._remote[span.shard]})
+        if self.read_ahead > 0:
+            for group in self._fitting(afar):
+                read |= self._read_blocks(index, group)
+        rest = [span for span in afar if not isinstance(read.get(span), bytes)]
+        joined = _joined(rest)
+        for whole, data in self._fetch(list(joined)).items():
+            for span in joined[whole]:
+                read[span] = data if isinstance(data, BadSample) else data[span.start - whole.start : span.stop - whole.start]
+        # One broken stretch must not take its neighbours along.
+        alone = [span for whole, held in joined.items() for span in held if len(held) > 1 and isinstance(read[span], BadSample)]
+        return read | self._fetch(alone)
+
+    def _fetch(self, spans: list[Span]) -> dict[Span, bytes | BadSample]:
+        """Returns the bytes of remote spans, asked for at once."""
+        places = [Place(self.paths[span.shard], span.start, span.stop - span.start) for span in spans]
+        return dict(zip(spans, store.read_ranges(places), strict=True))
+
+    def _fitting(self, spans: list[Span]) -> list[list[Span]]:
+        """Cuts sorted spans into groups of which each touches no more blocks than may be held; a span that touches more by itself is left out."""
+        groups: list[list[Span]] = [[]]
+        touched: set[tuple[int, int]] = set()
+        for span in spans:
+            blocks = {(span.shard, number) for number in range(span.start // self.read_ahead, -(-span.stop // self.read_ahead))}
+            if len(blocks) > self.blocks:
+                continue
+            if len(touched | blocks) > self.blocks:
+                groups.append([])
+                touched = set()
+            groups[-1].append(span)
+            touched |= blocks
+        return groups
+
+    def _read_blocks(self, index: Index, spans: list[Span]) -> dict[Span, bytes | BadSample]:
+        """Returns spans cut from blocks, those that are not held fetched at once; never more than `blocks` of them are in memory."""
+        ahead = self.read_ahead
+        wanted: dict[Span, list[Span]] = {}
+        for span in spans:
+            ends = index.manifest.parts[span.shard].tar.bytes
+            starts = range(span.start // ahead * ahead, span.stop, ahead)
+            wanted[span] = [Span(span.shard, start, min(start + ahead, ends)) for start in starts]
+        needed = dict.fromkeys(block for blocks in wanted.values() for block in blocks)
+        for block in needed:
+            if block in self._held:
+                self._held.move_to_end(block)
+        missing = [block for block in needed if block not in self._held]
+        while len(self._held) > self.blocks - len(missing):
+            self._held.popitem(last=False)
+        for block, data in self._fetch(missing).items():
+            if isinstance(data, bytes):
+                self._held[block] = data
+        read: dict[Span, bytes | BadSample] = {}
+        for span, blocks in wanted.items():
+            if all(block in self._held for block in blocks):
+                pieces = (self._held[block][max(span.start - block.start, 0) : span.stop - block.start] for block in blocks)
+                read[span] = b"".join(pieces)
+        return read
 
     def _descriptor(self, shard: int) -> int:
         descriptor = self._descriptors.get(shard)
@@ -64,7 +157,53 @@ class Shards:
         return descriptor
 
     def __reduce__(self) -> tuple:
-        return Shards, (self.paths, self.open_files)
+        return Shards, (self.paths, self.open_files, self.read_ahead, self.blocks)
 
     def __del__(self) -> None:
         self.close()
+
+
+def _members(index: Index, row: int) -> tuple[Span, Span | None]:
+    """Returns where a row's jpg and json lie."""
+    shard, jpg, jpg_bytes, json, json_bytes = (
+        int(index.images[column][row]) for column in ("shard", "jpg_offset", "jpg_bytes", "json_offset", "json_bytes")
+    )
+    return Span(shard, jpg, jpg + jpg_bytes), None if json < 0 else Span(shard, json, json + json_bytes)
+
+
+def _together(jpg: Span, json: Span | None) -> list[Span]:
+    """Returns one span of both where they are neighbours, else each."""
+    if json is None:
+        return [jpg]
+    start, stop = min(jpg.start, json.start), max(jpg.stop, json.stop)
+    near = stop - start <= jpg.stop - jpg.start + json.stop - json.start + MAX_GAP_BYTES
+    return [Span(jpg.shard, start, stop)] if near else [jpg, json]
+
+
+def _cut(jpg: Span, json: Span | None, read: dict[Span, bytes | BadSample]) -> Entry | BadSample:
+    """Returns the jpg and the json from what was read."""
+    spans = _together(jpg, json)
+    first, last = read[spans[0]], read[spans[-1]]
+    if isinstance(first, BadSample):
+        return first
+    if isinstance(last, BadSample):
+        return last
+    image = first[jpg.start - spans[0].start : jpg.stop - spans[0].start]
+    return image, None if json is None else last[json.start - spans[-1].start : json.stop - spans[-1].start]
+
+
+def _joined(spans: list[Span]) -> dict[Span, list[Span]]:
+    """Returns sorted spans under the stretches to ask for: neighbours share one, up to a bound."""
+    joined: dict[Span, list[Span]] = {}
+    last, held = None, []
+    for span in spans:
+        if last is not None and last.shard == span.shard and span.start - last.stop <= MAX_GAP_BYTES:
+            both = Span(last.shard, last.start, max(last.stop, span.stop))
+            if both.stop - both.start <= MAX_JOINED_BYTES:
+                del joined[last]
+                last, held = both, [*held, span]
+                joined[last] = held
+                continue
+        last, held = span, [span]
+        joined[last] = held
+    return joined

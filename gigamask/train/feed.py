@@ -27,7 +27,7 @@ def feed(run: Run, index: indexes.Index, cursor: Cursor, pin: bool = False) -> I
     if not items.count:
         raise Fault(f"{' '.join(run.data)}: none of {len(index)} images has a mask that passes the filters; loosen --loading.filters")
     chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
-    source = loader.Source(str(index.folder), run.assembly, chance)
+    source = loader.Source(str(index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20)
 
     @lru_cache(maxsize=1)
     def order(epoch: int) -> np.ndarray:

@@ -42,6 +42,8 @@ class Loading:
     """folder that 'gigamask masks' made: masks are read from it instead of each image's json"""
     workers: int = 2
     """loader processes; 0 loads in the training process"""
+    read_ahead_mb: int = 0
+    """size of the blocks that remote tars are fetched in, four of which each process holds; for orders that go through tars (--sampler streamed)"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Run:
             _at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
         _at_least("--loading.max-masks", self.loading.max_masks, 1)
         _at_least("--loading.workers", self.loading.workers, 0)
+        _at_least("--loading.read-ahead-mb", self.loading.read_ahead_mb, 0)
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):

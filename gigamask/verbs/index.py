@@ -10,12 +10,14 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True)
 class Verb:
-    """scans tars once and writes an index of every image and mask"""
+    """scans tars once and writes an index of every image and mask; run again with more tars, it scans only those"""
 
     paths: Positional[tuple[str, ...]]
-    """tars, folders of tars, or globs"""
+    """tars, folders of tars, globs, or indexes whose rows are taken over; local or at s3://, gs://, http(s)://"""
     out: str
     """the index folder to write"""
+    workers: int = 1
+    """processes, each on one tar at a time; more than there are cores where tars are remote"""
     json: str | None = None
     """file for what was printed, as data"""
 
@@ -24,9 +26,9 @@ class Verb:
         from gigamask.verbs.progress import bar
 
         with bar("index") as progress:
-            built = indexes.build(self.paths, self.out, progress)
-        report = built.report()
-        print(f"{self.out}: {report['images']} images with {report['masks']} masks in {report['shards']} tars")
+            index, scanned, reused = indexes.extend(self.paths, self.out, self.workers, progress)
+        report = index.report() | {"scanned": scanned, "reused": reused}
+        print(f"{self.out}: {report['images']} images with {report['masks']} masks in {report['shards']} tars ({scanned} scanned, {reused} reused)")
         for what in ("without_json", "without_jpg", "other_members"):
             if report[what]:
                 print(f"  {what.replace('_', ' ')}: {report[what]}")

@@ -1,4 +1,4 @@
-"""The index says of any tar what tarfile, json and pycocotools say of it."""
+"""The index says of any tar what tarfile, json and pycocotools say of it, and the same of many tars however they were indexed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco
 
 from gigamask.data import tar
-from gigamask.data.index import build
+from gigamask.data.index import build, extend
 from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 
@@ -77,6 +77,48 @@ def test_rows_are_what_the_plain_way_finds(members):
         assert report["masks"] == mask_count
         assert report["without_jpg"] == sum(name in stored for name in ("left.json", "over.json"))
         assert report["other_members"] == sum(name in stored for name in ("readme", "a.txt"))
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
+    """A folder of six tars of random length, names and masks, and the files of their index."""
+    folder = tmp_path_factory.mktemp("six")
+    random = np.random.default_rng(3)
+    for tar_number in range(6):
+        members = [("readme", b"text")] * bool(random.integers(2))
+        for number in range(10**tar_number, 10**tar_number + random.integers(1, 4)):
+            members.append((f"sa_{number}.jpg", simplejpeg.encode_jpeg(np.zeros((6, 8, 3), np.uint8))))
+            annotations = [
+                {"segmentation": {"size": [6, 8], "counts": [int(cut), 48 - int(cut)]}, "predicted_iou": float(cut / 48), "stability_score": 1.0}
+                for cut in random.integers(0, 49, random.integers(0, 5))
+            ]
+            image = {"image_id": number, "width": 8, "height": 6, "file_name": f"sa_{number}.jpg"}
+            members.append((f"sa_{number}.json", json.dumps({"annotations": annotations, "image": image}).encode()))
+        tar.write(folder / "tars" / f"{tar_number}.tar", members)
+    return folder / "tars", _files(build(folder / "tars", folder / "whole").folder)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_any_parts_in_any_order_make_the_same_index(six, data):
+    """Tars are dealt to parts, which may overlap; the parts are joined in any order, some in two stages."""
+    tars, whole = six
+    paths = sorted(map(str, tars.iterdir()))
+    with TemporaryDirectory() as folder:
+        owners = [data.draw(st.integers(0, 3)) for _ in paths]
+        dealt = [[path for path, owner in zip(paths, owners, strict=True) if owner == part] for part in range(4)]
+        extra = data.draw(st.lists(st.sampled_from(paths), max_size=2))
+        parts = [build(data.draw(st.permutations(held)), Path(folder) / str(part)).folder for part, held in enumerate([*dealt, extra]) if held]
+        parts = data.draw(st.permutations(parts))
+        if data.draw(st.booleans()):
+            parts = [build(parts[:2], Path(folder) / "first two").folder, *parts[2:]]
+        joined = extend(parts, Path(folder) / "joined")
+        assert joined.scanned == 0
+        assert _files(joined.index.folder) == whole
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,18 +1,25 @@
 """The index of whole, odd and broken tars; what is refused; and how entries are found again."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import resource
+import shutil
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gigamask.data import columns, store, tar
 from gigamask.data import index as indexes
-from gigamask.data import tar
-from gigamask.data.index import Index, build, merge, open_or_build, tars
+from gigamask.data import part as parts
+from gigamask.data.columns import merge, rows_of_part
+from gigamask.data.index import Index, build, extend, open_or_build, tars
 from gigamask.data.part import index_tar
 from gigamask.faults import Fault
+from tests.servers import FileServer
 
 
 @pytest.fixture
@@ -157,7 +164,7 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     assert tars(folder) == tars([folder, second]) == tars(tmp_path / "index") == tars(f"{tmp_path}/**/*.tar") == [first, second]
     assert tars(f"{folder}/*1.tar") == [second]
     monkeypatch.chdir(folder)
-    assert tars(["sa_000001.tar", "../tars/sa_000001.tar", "."]) == [second, first]
+    assert tars(["sa_000001.tar", f"file://{second}", "../tars/sa_000001.tar", "."]) == [first, second]
     (folder / "odd[1].tar").write_bytes(b"")
     assert tars("odd[1].tar") == [str(folder / "odd[1].tar")]
     (folder / "manifest.json").write_text('{"made_by": "another program"}')
@@ -204,14 +211,15 @@ def test_a_failed_rebuild_keeps_the_index(two, tmp_path):
 
 def test_progress_counts_tars(two, tmp_path):
     seen = []
-    build(tmp_path / "tars", tmp_path / "again", lambda done, total: seen.append((done, total)))
+    build(tmp_path / "tars", tmp_path / "again", progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
 
 
 def test_parts_are_joined_in_the_order_given(two, tmp_path):
+    (tmp_path / "parts").mkdir()
     for number in (1, 0):
         index_tar(two.shard_paths[number]).save(tmp_path / "parts" / str(number))
-    merge([tmp_path / "parts" / "1", tmp_path / "parts" / "0"], tmp_path / "joined")
+    merge([rows_of_part(tmp_path / "parts" / number) for number in "10"], tmp_path / "joined")
     joined = Index.open(tmp_path / "joined")
     assert joined.shard_paths == two.shard_paths[::-1]
     assert joined.images["name"].tolist() == [b"sa_11", b"sa_12", b"sa_1", b"sa_2"]
@@ -258,8 +266,8 @@ def damage(folder, name: str, data: bytes | None) -> None:
         ("manifest.json", lambda raw: None, "index: is no index, it holds no manifest.json of one; build one with 'gigamask index'"),
         ("manifest.json", lambda raw: b'{"x": 1}', "index: is no index"),
         ("manifest.json", lambda raw: raw[:90], "index/manifest.json: is no index's manifest .*; build it again with 'gigamask index'"),
-        ("manifest.json", lambda raw: raw.replace(b'"tars"', b'"jars"'), "index/manifest.json: is no index's manifest .*`tars`"),
-        ("manifest.json", lambda raw: raw.replace(b'_index":1', b'_index":2'), "index: the index has schema 2, this version reads 1; build it again"),
+        ("manifest.json", lambda raw: raw.replace(b'"parts"', b'"carts"'), "index/manifest.json: is no index's manifest .*`parts`"),
+        ("manifest.json", lambda raw: raw.replace(b'_index":2', b'_index":3'), "index: the index has schema 3, this version reads 2; build it again"),
         ("images_width.npy", lambda raw: None, r"images_width.npy: the index's column is missing or cut short \(.*\); build it again"),
         ("masks_area.npy", lambda raw: raw[:-4], "masks_area.npy: the index's column is missing or cut short"),
         ("masks_area.npy", lambda raw: b"", "masks_area.npy: the index's column is missing or cut short"),
@@ -288,7 +296,7 @@ def test_tars_that_changed_since_are_named(two):
 
 def test_open_or_build_builds_once_and_again_when_a_tar_changes(two, tmp_path, entry, monkeypatch):
     built = []
-    monkeypatch.setattr(indexes, "build", lambda *args, build=build: built.append(args) or build(*args))
+    monkeypatch.setattr(indexes, "build", lambda *args, build=build, **rest: built.append(args) or build(*args, **rest))
     folder, cache = tmp_path / "tars", tmp_path / "cache"
     assert open_or_build(tmp_path / "index", cache).folder == open_or_build([tmp_path / "index"], cache).folder == two.folder
     assert not built
@@ -336,3 +344,229 @@ def test_two_tars_of_one_name_are_told_apart_by_their_folders(tmp_path, entry):
     with pytest.raises(Fault, match=r"'a.tar:sa_1': 2 tars of the index end in 'a.tar'; give more of the path: .*x/a.tar, .*y/a.tar"):
         index.find("a.tar:sa_1")
     assert index.find("y/a.tar:sa_1") == 1
+
+
+@pytest.fixture
+def many(tmp_path, entry):
+    """A folder of six tars of one to three images."""
+    folder = tmp_path / "many"
+    for number in range(6):
+        images = range(10 * number, 10 * number + 1 + number % 3)
+        tar.write(folder / f"{number}.tar", [member for image in images for member in entry(image)])
+    return folder
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The names of the tars scanned so far."""
+    seen = []
+    monkeypatch.setattr(indexes, "index_tar", lambda path: seen.append(os.path.basename(path)) or index_tar(path))
+    return seen
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def content(index: Index) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in index.folder.iterdir()}
+
+
+def test_an_index_does_not_depend_on_order_or_processes(many, tmp_path):
+    paths = sorted(map(str, many.iterdir()))
+    whole = content(build(many, tmp_path / "whole"))
+    seen = []
+    again = extend([paths[4], many, *paths[::-1]], tmp_path / "again", 2, lambda done, total: seen.append((done, total)))
+    assert content(again.index) == whole
+    assert (again.scanned, again.reused, seen) == (6, 0, [(done, 6) for done in range(1, 7)])
+
+
+def test_indexes_are_joined_and_extended_without_a_scan(many, tmp_path, scans):
+    whole = content(build(many, tmp_path / "whole"))
+    left, right = build([f"{many}/[0-2].tar"], tmp_path / "left"), build([f"{many}/[3-5].tar"], tmp_path / "right")
+    scans.clear()
+    joined = extend([right.folder, left.folder], tmp_path / "joined")
+    assert (joined.scanned, joined.reused, scans) == (0, 6, [])
+    assert content(joined.index) == whole
+    extended = extend([many], tmp_path / "left")
+    assert (extended.scanned, extended.reused, scans) == (3, 3, ["3.tar", "4.tar", "5.tar"])
+    assert content(extended.index) == whole
+    fewer = extend(f"{many}/[12].tar", tmp_path / "left")
+    assert (fewer.scanned, fewer.reused, fewer.index.shard_paths) == (0, 2, [str(many / "1.tar"), str(many / "2.tar")])
+    assert content(fewer.index) == content(build(f"{many}/[12].tar", tmp_path / "new"))
+    assert names_in(tmp_path) == ["joined", "left", "many", "new", "right", "whole"]
+
+
+def test_what_was_left_out_stays_with_its_tar(many, tmp_path, entry):
+    tar.write(many / "3.tar", [*entry(1), ("sa_2.jpg", b"none"), ("sa_3.json", b""), ("text", b""), *entry(4)])
+    whole = build(many, tmp_path / "whole")
+    assert len(whole.report()["rejected"]) == 1
+    for number in range(6):
+        build(many / f"{number}.tar", tmp_path / f"part{number}")
+    parts = [tmp_path / f"part{number}" for number in (5, 3, 0, 1, 4, 2)]
+    assert build(parts, tmp_path / "joined").report() == whole.report()
+    assert content(build(parts, tmp_path / "joined")) == content(whole)
+
+
+def test_changed_tars_are_scanned_again(many, tmp_path, scans, entry):
+    build(many, tmp_path / "index")
+    tar.write(many / "2.tar", entry(77))
+    os.utime(many / "4.tar", ns=(1, 1))
+    scans.clear()
+    seen = []
+    again = extend(many, tmp_path / "index", progress=lambda done, total: seen.append((done, total)))
+    assert (again.scanned, again.reused, scans, seen) == (2, 4, ["2.tar", "4.tar"], [(4, 6), (5, 6), (6, 6)])
+    assert again.index.find("2.tar:77") > 0
+    (many / "2.tar").unlink()
+    with pytest.raises(Fault, match=r"2.tar: cannot be read \(No such file or directory\); check the path, its permissions and the disk"):
+        extend(tmp_path / "index", tmp_path / "other")
+
+
+def killed(point: str, folder: Path, out: Path, log: Path) -> None:
+    """Builds an index and is killed in the middle."""
+
+    def die(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def scan(path):
+        with open(log, "a") as file:
+            file.write(os.path.basename(path) + "\n")
+        if log.read_text().count("\n") == 4:
+            if point == "scan":
+                die()
+            elif point == "save":
+                parts.msgspec = None  # the columns are written, the summary is not
+                parts.Summary = die
+        return index_tar(path)
+
+    indexes.index_tar = scan
+    if point == "merge":
+        columns.msgspec = type("Broken", (), {"json": type("Broken", (), {"encode": die})})
+    if point == "swap":
+        rename = Path.rename
+        Path.rename = lambda self, target: die() if self.name == "index" and self.parent.name.startswith(".") else rename(self, target)
+    build(folder, out)
+
+
+@pytest.mark.parametrize(("point", "finished"), [("scan", 3), ("save", 3), ("merge", 6), ("swap", 6)])
+def test_a_killed_build_repeats_no_finished_tar(many, tmp_path, scans, point, finished):
+    whole = content(build(many, tmp_path / "whole"))
+    if point == "swap":
+        build(f"{many}/0.tar", tmp_path / "index")
+        finished -= 1
+    log = tmp_path / "log"
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(point, many, tmp_path / "index", log))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / ".index.parts").is_dir()
+    first = log.read_text().split()
+    assert len(first) == finished + (point in ("scan", "save"))
+    scans.clear()
+    again = extend(many, tmp_path / "index")
+    assert not set(scans) & set(first[:finished])
+    assert again[1:] == ((3, 3) if finished == 3 else (0, 6))
+    assert content(again.index) == whole
+    assert names_in(tmp_path) == ["index", "log", "many", "whole"]
+
+
+def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
+    good = (many / "4.tar").read_bytes()
+    (many / "4.tar").write_bytes(good[:2048])
+    with pytest.raises(Fault, match=r"4.tar: .* it was cut short, fetch it again"):
+        build(many, tmp_path / "index")
+    assert names_in(tmp_path) == [".index.parts", "many"]
+    (tmp_path / ".index.parts" / "1-of-an-older-version").mkdir()
+    (many / "4.tar").write_bytes(good)
+    scans.clear()
+    assert extend(many, tmp_path / "index")[1:] == (2, 4)
+    assert scans == ["4.tar", "5.tar"]
+    assert names_in(tmp_path) == ["index", "many"]
+
+
+def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
+    with indexes._only_writer(tmp_path / "index"):
+        with pytest.raises(Fault, match=r"index: another process is writing this index; wait for it, or give another --out"):
+            build(many, tmp_path / "index")
+        assert len(build(many, tmp_path / "other")) == 12
+    assert len(build(many, tmp_path / "index")) == 12
+    assert names_in(tmp_path) == ["index", "many", "other"]
+
+
+def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
+    work, stat = tmp_path / ".index.parts", os.stat
+    removed = []
+
+    def once_removed(path, *rest, **more):
+        if Path(path).name == "lock" and len(removed) < 2:
+            removed.append(shutil.rmtree(work))
+            if len(removed) == 2:
+                work.mkdir()
+                (work / "lock").touch()
+        return stat(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", once_removed)
+    with indexes._only_writer(tmp_path / "index"):
+        assert (work / "lock").exists()
+    assert len(removed) == 2
+    assert not work.exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(many, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(Fault, match=r"file/index: the index cannot be written \(.*file.*: Not a directory\); check the disk and the permissions"):
+        build(many, tmp_path / "file" / "index")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "column")
+
+    monkeypatch.setattr(columns, "write_column", full)
+    with pytest.raises(Fault, match=r"index: the index cannot be written \(column: No space left on device\); .* finished tars are kept"):
+        build(many, tmp_path / "index")
+    monkeypatch.undo()
+    assert extend(many, tmp_path / "index")[1:] == (0, 6)
+
+
+def test_an_unsound_index_gives_no_rows(many, tmp_path):
+    build(many, tmp_path / "index")
+    (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
+    assert extend(many, tmp_path / "index")[1:] == (6, 0)
+    (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
+    with pytest.raises(Fault, match=r"masks_area.npy: the index's column is missing or cut short \(.*\); build it again"):
+        extend(tmp_path / "index", tmp_path / "other")
+
+
+def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+    here = build(many, tmp_path / "here")
+    with FileServer(many) as server:
+        there = build(f"{server.url}/*.tar", tmp_path / "there")
+        assert there.shard_paths == [f"{server.url}/{number}.tar" for number in range(6)]
+        server.forget()
+        assert Index.open(tmp_path / "there").report() == here.report()
+        assert server.requests == 0
+        assert extend(server.url, tmp_path / "there")[1:] == (0, 6)
+        assert open_or_build([server.url], tmp_path / "cache").folder == open_or_build([f"{server.url}/"], tmp_path / "cache").folder
+        with open(many / "3.tar", "ab") as file:
+            file.write(bytes(512))
+        assert extend(server.url, tmp_path / "there")[1:] == (1, 5)
+    for table in ("images", "masks"):
+        for name, column in getattr(here, table).items():
+            assert column.tobytes() == getattr(there, table)[name].tobytes()
+    assert there.entry_name(3) == here.entry_name(3)
+    assert there.find(there.entry_name(3)) == 3
+    mixed = extend([tmp_path / "here", many], tmp_path / "mixed")
+    assert (mixed.scanned, mixed.reused) == (1, 5)
+    gone = "http://127.0.0.1:9/0.tar"
+    with pytest.raises(Fault, match=f"{gone}: its size cannot be read after 5 tries"):
+        extend(gone, tmp_path / "gone")
+    assert not (tmp_path / ".gone.parts").exists()
+
+
+def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path):
+    with FileServer(many) as server:
+        index = build([f"{server.url}/1.tar?sign=a/b.tar"], tmp_path / "index")
+    assert index.entry_name(0) == "1.tar:sa_10"
+    assert index.find("1.tar:10") == 0
+    with pytest.raises(Fault, match=r"the nearest: 1.tar"):
+        index.find("2.tar:10")

@@ -84,13 +84,15 @@ def test_items_are_the_images_with_a_mask_that_passes(index):
         assert np.array_equal(every.columns[name], index.images[name])
 
 
-@pytest.mark.parametrize("at_once", [1, 5, 2**16])
+@pytest.mark.parametrize(("at_once", "looks", "few"), [(1, 0, 0.5), (5, 2, 0.5), (2**16, 0, 0.5), (2**16, 1, 1.0), (2**16, 4, 1.0), (2**16, 8, 0.0)])
 @pytest.mark.parametrize(
     "filters",
     [Filters(max_area=0.0125), Filters(min_area=11_000), Filters(min_predicted_iou=0.995), Filters(min_stability=0.996), Filters(min_area=10**9)],
 )
-def test_items_equal_a_plain_loop(index, monkeypatch, filters, at_once):
+def test_items_equal_a_plain_loop(index, monkeypatch, filters, at_once, looks, few):
     monkeypatch.setattr(loader, "IMAGES_AT_ONCE", at_once)
+    monkeypatch.setattr(loader, "LOOKS", looks)
+    monkeypatch.setattr(loader, "FEW", few)
     expected = []
     for row in range(len(index)):
         masks = index.mask_rows(row)
@@ -256,10 +258,10 @@ def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
 
 @dataclass(frozen=True)
 class Deadly(Source):
-    def sample(self, visit):
+    def sample(self, visit, entry=None):
         if visit.item == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().sample(visit)
+        return super().sample(visit, entry)
 
 
 def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
@@ -273,7 +275,7 @@ def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
 
 @dataclass(frozen=True)
 class Wrong(Source):
-    def sample(self, visit):
+    def sample(self, visit, entry=None):
         raise RuntimeError("not of a worker's death")
 
 

@@ -6,10 +6,12 @@ import pickle
 
 import pytest
 
-from gigamask.data import tar
+from gigamask.data import shards as reading
+from gigamask.data import store, tar
 from gigamask.data.index import build
 from gigamask.data.shards import Shards
 from gigamask.faults import BadSample
+from tests.servers import FileServer
 
 
 @pytest.fixture
@@ -94,3 +96,106 @@ def test_an_entry_is_its_jpg_and_json_wherever_they_lie(tmp_path, entry, monkeyp
     assert len(reads) == 3
     assert shards.read_entry(index, 2) == (three[0][1], None)
     assert len(reads) == 4
+
+
+@pytest.fixture
+def served(tmp_path, entry, monkeypatch):
+    """A server of two tars, a local index of them, and one by their addresses."""
+    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+    folder = tmp_path / "tars"
+    for letter, first in (("a", 0), ("b", 10)):
+        odd = [*entry(first + 6), ("filler", bytes(70_000)), entry(first + 7)[0], ("far", bytes(70_000)), entry(first + 7)[1], entry(first + 8)[0]]
+        tar.write(folder / f"{letter}.tar", [member for number in range(6) for member in entry(first + number)] + odd)
+    with FileServer(folder) as server:
+        here, there = build(folder, tmp_path / "here"), build(server.url, tmp_path / "there")
+        server.forget()
+        yield server, here, there
+
+
+ROWS = [13, 0, 17, 8, 7, 1, 2, 9, 0, 5, 16, 12]
+
+
+def test_a_micro_batch_is_fetched_at_once_and_neighbours_together(served):
+    server, here, there = served
+    local = Shards(here.shard_paths).read_entries(here, ROWS)
+    assert local == [Shards(here.shard_paths).read_entry(here, row) for row in ROWS]
+    assert local[2][1] is None
+    assert Shards(there.shard_paths).read_entries(there, ROWS) == local
+    # a: 0 1 2 5 | jpg 7 | json 7, jpg 8; b: 9 12 13 | jpg 16 | json 16, jpg 17
+    assert server.requests == 6
+    server.delay_s = 0.05
+    Shards(there.shard_paths).read_entries(there, ROWS)
+    assert server.most_at_once == 6
+    server.forget()
+    assert Shards(there.shard_paths).read_entry(there, 3) == Shards(here.shard_paths).read_entry(here, 3)
+    assert server.requests == 1
+    assert Shards(there.shard_paths).read(0, 512, 2) == Shards(here.shard_paths).read(0, 512, 2) == b"\xff\xd8"
+
+
+def test_joined_requests_have_a_bound(served, monkeypatch):
+    server, here, there = served
+    entry_bytes = sum(int(here.images[name][0]) for name in ("jpg_bytes", "json_bytes"))
+    monkeypatch.setattr(reading, "MAX_JOINED_BYTES", 3 * (entry_bytes + 2048))
+    assert Shards(there.shard_paths).read_entries(there, range(6)) == Shards(here.shard_paths).read_entries(here, range(6))
+    assert server.requests == 2
+
+
+def test_one_broken_stretch_leaves_its_neighbours(served):
+    _, here, there = served
+    expected = Shards(here.shard_paths).read_entries(here, [0, 3, 5])
+    end = int(here.images["jpg_offset"][5])
+    os.truncate(here.shard_paths[0], end + 10)
+    for index in (here, there):
+        found = Shards(index.shard_paths).read_entries(index, [0, 3, 5, 6, 9])
+        assert found[:2] == expected[:2]
+        assert [isinstance(each, BadSample) for each in found] == [False, False, True, True, False]
+        assert "a.tar: " in str(found[2])
+        with pytest.raises(BadSample, match=r"a.tar: .* bytes (were wanted )?at \d+"):
+            Shards(index.shard_paths).read_entry(index, 5)
+
+
+@pytest.mark.parametrize(("ahead", "blocks"), [(512, 1), (4096, 3), (10_000, 2), (2**20, 1), (100_000, 2)])
+def test_blocks_read_ahead_are_few_and_the_bytes_the_same(served, ahead, blocks, monkeypatch):
+    _, here, there = served
+    shards = Shards(there.shard_paths, read_ahead=ahead, blocks=blocks)
+    plain = Shards(here.shard_paths)
+    most, fetched = [0], store.read_ranges
+
+    def fetch(places):
+        at_once = sum(place.size for place in places) if any(place.size == ahead for place in places) else 0
+        most.append(sum(map(len, shards._held.values())) + at_once)
+        return fetched(places)
+
+    monkeypatch.setattr(store, "read_ranges", fetch)
+    for group in ([0, 1], [2, 3], [4, 5], [6, 7, 8], [9, 10, 11], ROWS, range(18)):
+        assert shards.read_entries(there, group) == plain.read_entries(here, group)
+        most.append(sum(map(len, shards._held.values())))
+    assert max(most) <= blocks * ahead
+
+
+def test_a_sequential_order_uses_few_large_requests(served):
+    server, here, there = served
+    shards = Shards(there.shard_paths, read_ahead=2**20)
+    assert [shards.read_entry(there, row) for row in range(18)] == Shards(here.shard_paths).read_entries(here, range(18))
+    assert server.requests == 2
+    shards.close()
+    shards.read_entry(there, 0)
+    assert server.requests == 3
+    assert pickle.loads(pickle.dumps(shards)).read_ahead == 2**20
+    assert pickle.loads(pickle.dumps(Shards(["a"], blocks=7))).blocks == 7
+
+
+def test_a_failed_block_is_no_reason_to_lose_what_is_there(served):
+    _, here, there = served
+    expected = Shards(here.shard_paths).read_entries(here, [0, 3])
+    os.truncate(here.shard_paths[0], int(here.images["jpg_offset"][5]))
+    shards = Shards(there.shard_paths, read_ahead=2**20)
+    assert shards.read_entries(there, [0, 3]) == expected
+    assert isinstance(shards.read_entries(there, [5])[0], BadSample)
+
+
+def test_local_files_are_not_read_ahead(served, monkeypatch):
+    _, here, _ = served
+    shards = Shards(here.shard_paths, read_ahead=2**20)
+    shards.read_entries(here, ROWS)
+    assert not shards._held

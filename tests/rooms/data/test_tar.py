@@ -6,8 +6,9 @@ import tarfile
 
 import pytest
 
-from gigamask.data import tar
+from gigamask.data import store, tar
 from gigamask.faults import Fault
+from tests.servers import FileServer
 
 THREE = [("sa_1.jpg", bytes(range(256)) * 5), ("sa_1.json", b"{}"), ("sa_2.jpg", b"x" * 1024)]
 
@@ -203,3 +204,44 @@ def test_write_leaves_nothing_behind_when_it_fails(tmp_path):
         tar.write(tmp_path / "a.tar", [("n" * 101, b"x")])
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
     assert (tmp_path / "a.tar").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("window", [512, 4096, 2**18])
+def test_a_remote_scan_finds_the_same(tmp_path, monkeypatch, window):
+    monkeypatch.setattr(tar, "WINDOW_BYTES", window)
+    members = [(f"{'deep/' * 30}sa_{number}.jpg", bytes(1000 * number)) for number in range(12)]
+    with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, payload in [*members, ("ü" * 80, b"last")]:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    with FileServer(tmp_path) as server:
+        there = tar.scan(f"{server.url}/t.tar")
+        here = tar.scan(tmp_path / "t.tar")
+        assert (there.names, there.offsets.tolist(), there.sizes.tolist()) == (here.names, here.offsets.tolist(), here.sizes.tolist())
+        whole = (tmp_path / "t.tar").stat().st_size
+        assert server.bytes_sent <= whole + window
+        (tmp_path / "t.tar").write_bytes((tmp_path / "t.tar").read_bytes()[:20_000])
+        with pytest.raises(
+            Fault, match=rf"{server.url}/t.tar: member 6 \(.*\) ends at \d+, the file has 20000 bytes; it was cut short, fetch it again"
+        ):
+            tar.scan(f"{server.url}/t.tar")
+
+
+def test_a_remote_scan_jumps_over_payloads(tmp_path):
+    pairs = [(f"sa_{number}.{kind}", bytes(size)) for number in range(4) for kind, size in (("jpg", 1_000_000), ("json", 90_000))]
+    tar.write(tmp_path / "t.tar", pairs)
+    with FileServer(tmp_path) as server:
+        assert len(tar.scan(f"{server.url}/t.tar").names) == 8
+        assert server.requests == 1 + 5  # HEAD; the first header, then one window from each json on
+        assert server.bytes_sent <= 5 * tar.WINDOW_BYTES
+
+
+def test_a_remote_scan_that_fails_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+    tar.write(tmp_path / "t.tar", THREE)
+    with FileServer(tmp_path, drop_after=100) as server, pytest.raises(Fault, match=r"t.tar: 10240 bytes at 0 cannot be read after 5 tries") as fault:
+        tar.scan(f"{server.url}/t.tar")
+    assert type(fault.value) is Fault
+    with FileServer(tmp_path, ranges=False) as server, pytest.raises(Fault, match=r"ignores ranges .*; fetch it with 'gigamask download' first"):
+        tar.scan(f"{server.url}/t.tar")

@@ -1,0 +1,237 @@
+"""An index of SA-1B's shape on disk, and what it costs to open, to gather from, to filter, to order and to go through.
+
+`python benchmarks/index_scale.py [--scale 0.01] [--folder FOLDER] [--merge]`: 11.2 million images with 1.1 billion masks in 1,000 tars, times the
+scale; every byte of every column is written (24 GB at scale 1). Each measure runs in a process of its own. The folder goes unless it was named.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gigamask.data import columns, loader
+from gigamask.data.choose import Filters
+from gigamask.data.columns import MANIFEST, SCHEMA, Manifest, write_column
+from gigamask.data.index import Index
+from gigamask.data.part import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Summary, Tar
+from gigamask.draws import draw
+from gigamask.samplers import split
+from gigamask.samplers.uniform import Uniform
+
+IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000
+JPG_BYTES, JSON_BYTES = 1_000_000, 86_000
+AT_ONCE = 2**20
+GATHERED = 1_000_000
+BATCH, MICRO = 256, 4
+
+
+def masks_of(first: int, images: int) -> np.ndarray:
+    """How many masks each image has: on average SA-1B's, from none to some hundreds, by the image's number alone."""
+    return draw(0, "masks", first).gamma(2.2, MASKS_AN_IMAGE / 2.2, images).astype("<i4")
+
+
+def image_pieces(name: str, images: int, per_tar: int) -> Iterator[np.ndarray]:
+    """Yields one image column tar by tar."""
+    for first in range(0, images, per_tar):
+        count = min(per_tar, images - first)
+        place = np.arange(count, dtype="<i8") * (JPG_BYTES + JSON_BYTES + 2048)
+        made = {
+            "jpg_offset": lambda place=place: place + 512,
+            "json_offset": lambda place=place: place + JPG_BYTES + 1024,
+            "image_id": lambda first=first, count=count: np.arange(first, first + count),
+            "name": lambda first=first, count=count: np.array([b"sa_%d" % number for number in range(first, first + count)]),
+            "masks": lambda first=first, count=count: masks_of(first, count),
+        }
+        constant = {"jpg_bytes": JPG_BYTES, "json_bytes": JSON_BYTES, "width": 2250, "height": 1500}
+        yield made[name]() if name in made else np.full(count, constant[name])
+
+
+def mask_pieces(name: str, masks: int) -> Iterator[np.ndarray]:
+    """Yields one mask column in large pieces of random rows."""
+    for first in range(0, masks, AT_ONCE):
+        count, random = min(AT_ONCE, masks - first), draw(0, name, first)
+        if name == "area":
+            yield random.integers(100, 3_000_000, count, dtype=np.int32)
+        elif name == "box":
+            yield random.integers(0, 1500, (count, 4), dtype=np.uint16)
+        else:
+            yield 0.88 + 0.12 * random.random(count, dtype=np.float32)
+
+
+def write(folder: Path, scale: float) -> None:
+    """Writes an index whose tars are sparse files of the right length."""
+    images = round(IMAGES * scale)
+    per_tar = -(-images // max(1, round(TARS * scale)))
+    (folder / "tars").mkdir(parents=True)
+    index = folder / "index"
+    index.mkdir()
+    parts = []
+    for number, first in enumerate(range(0, images, per_tar)):
+        count, path = min(per_tar, images - first), folder / "tars" / f"sa_{number:06d}.tar"
+        with open(path, "wb") as file:
+            file.truncate(count * (JPG_BYTES + JSON_BYTES + 2048) + 10240)
+        stored = Tar(str(path), path.stat().st_size, str(path.stat().st_mtime_ns))
+        parts.append(Summary(stored, LeftOut([], 0, 0), count, int(masks_of(first, count).sum()), len(f"sa_{first + count - 1}")))
+    masks = sum(part.masks for part in parts)
+    dtypes = {f"images_{name}": dtype for name, dtype in {**IMAGE_COLUMNS, "name": f"|S{len(f'sa_{images - 1}')}"}.items()}
+    for key, dtype in dtypes.items():
+        write_column(index / f"{key}.npy", dtype, images, image_pieces(key.removeprefix("images_"), images, per_tar))
+    for name, dtype in MASK_COLUMNS.items():
+        dtypes[f"masks_{name}"] = dtype
+        write_column(index / f"masks_{name}.npy", dtype, masks, mask_pieces(name, masks))
+    dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
+    np.save(index / "images_shard.npy", np.repeat(np.arange(len(parts), dtype="<i4"), [part.images for part in parts]))
+    np.save(index / "images_first_mask.npy", np.concatenate([[0], np.cumsum(np.load(index / "images_masks.npy"), dtype="<i8")]))
+    (index / MANIFEST).write_bytes(msgspec.json.encode(Manifest(SCHEMA, images, masks, dtypes, parts)))
+
+
+def forget_pages(folder: Path) -> None:
+    """Asks the kernel to drop the files from its cache, once they are on disk."""
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def gather(index: Index, in_order: bool = False) -> float:
+    """Returns the seconds that a million random mask rows of all columns take, sorted first when `in_order`."""
+    rows = draw(1, "gather").integers(0, index.manifest.masks, GATHERED)
+    start = time.perf_counter()
+    rows = np.sort(rows) if in_order else rows
+    for column in index.masks.values():
+        column[rows]
+    return time.perf_counter() - start
+
+
+def measure_open(folder: Path) -> dict[str, float]:
+    before, start = memory(), time.perf_counter()
+    index = Index.open(folder)
+    return {"open": time.perf_counter() - start, "open: MB added": memory() - before + 0 * len(index)}
+
+
+def measure_warm_gather(folder: Path) -> dict[str, float]:
+    index = Index.open(folder)
+    gather(index)
+    return {"gather 1e6 mask rows, warm": gather(index)}
+
+
+def measure_cold_gather(folder: Path) -> dict[str, float]:
+    forget_pages(folder)
+    return {"gather 1e6 mask rows, cold": gather(Index.open(folder))}
+
+
+def measure_sorted_gather(folder: Path) -> dict[str, float]:
+    forget_pages(folder)
+    cold = gather(Index.open(folder), True)
+    return {"gather 1e6, sorted first, cold": cold, "gather 1e6, sorted first, warm": gather(Index.open(folder), True)}
+
+
+def measure_items(folder: Path) -> dict[str, float]:
+    return timed_items(folder, "items, SA's own filter", Filters())
+
+
+def measure_filtered_items(folder: Path) -> dict[str, float]:
+    return timed_items(folder, "items, predicted_iou >= 0.95", Filters(min_predicted_iou=0.95))
+
+
+def measure_rare_items(folder: Path) -> dict[str, float]:
+    return timed_items(folder, "items, predicted_iou >= 0.999", Filters(min_predicted_iou=0.999))
+
+
+def timed_items(folder: Path, name: str, filters: Filters) -> dict[str, float]:
+    index, before, start = Index.open(folder), memory(), time.perf_counter()
+    items, rows = loader.items(index, filters)
+    return {name: time.perf_counter() - start, f"{name}: MB kept": memory() - before + 0 * (items.count + len(rows))}
+
+
+def measure_epoch(folder: Path) -> dict[str, float]:
+    index = Index.open(folder)
+    items, rows = loader.items(index, Filters())
+    sampler, before, start = Uniform(), memory(), time.perf_counter()
+    order = rows[sampler.order(items, 0, None)]
+    ordered = time.perf_counter() - start
+    steps = split.groups(lambda epoch: order if epoch == 0 else rows[sampler.order(items, epoch, None)], len(order), 0, BATCH, MICRO)
+    next(steps)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    for _ in range(len(order) // BATCH - 1):
+        next(steps)
+    whole = time.perf_counter() - start
+    seen = {"order of an epoch": ordered, "order and first step": first, f"an epoch of steps of {BATCH}": whole, "its MB": memory() - before}
+    return seen | {"microseconds a visit": 1e6 * whole / len(order)}
+
+
+def measure_merge(folder: Path) -> dict[str, float]:
+    rows, start = columns.rows_of_index(folder), time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as out:
+        columns.merge(rows, Path(out) / "joined")
+        return {f"merge of {len(rows)} tars": time.perf_counter() - start}
+
+
+MEASURES: dict[str, Callable[[Path], dict[str, float]]] = {
+    name.removeprefix("measure_"): made for name, made in list(globals().items()) if name.startswith("measure_")
+}
+TARGETS = {"open": 1.0, "gather 1e6 mask rows, warm": 0.5, "order and first step": 0.5}
+
+
+def memory() -> float:
+    """Returns the process's own memory in MB, mapped files not counted."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def report(folder: Path, scale: float, merge: bool) -> None:
+    index = Index.open(folder / "index")
+    images, masks = len(index), index.manifest.masks
+    sizes = {path.name: path.stat().st_size for path in (folder / "index").glob("*.npy")}
+    of = {kind: sum(size for name, size in sizes.items() if name.startswith(kind)) for kind in ("images", "masks")}
+    print(f"scale {scale}: {images:,} images, {masks:,} masks, {len(index.shard_paths)} tars; {sum(of.values()) / 1e9:.2f} GB")
+    print(f"{of['images'] / images:.1f} bytes an image, {of['masks'] / masks:.1f} bytes a mask")
+    print(f"{'':34}{'measured':>10}{'target':>9}{'peak MB':>9}")
+    for name in MEASURES:
+        if name == "merge" and not merge:
+            continue
+        command = [sys.executable, __file__, "--measure", name, "--folder", str(folder / "index")]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        peak = found.pop("peak")
+        for what, value in found.items():
+            unit = "" if "MB" in what or "microseconds" in what else " s"
+            target = f"< {TARGETS[what]:g}" if what in TARGETS else ""
+            print(f"{what:34}{value:10.3f}{unit:2}{target:>7}{peak:9.0f}")
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--scale", type=float, default=0.01)
+    words.add_argument("--folder", type=Path)
+    words.add_argument("--merge", action="store_true", help="also join all tars' rows into a second index, beside the first")
+    words.add_argument("--measure", choices=MEASURES)
+    asked = words.parse_args()
+    if asked.measure:
+        found = MEASURES[asked.measure](asked.folder)
+        print(json.dumps(found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.folder or Path(temporary)
+        if not (folder / "index" / MANIFEST).exists():
+            start = time.perf_counter()
+            write(folder, asked.scale)
+            print(f"written in {time.perf_counter() - start:.0f} s")
+        report(folder, asked.scale, asked.merge)
+
+
+if __name__ == "__main__":
+    main()

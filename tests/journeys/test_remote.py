@@ -1,0 +1,153 @@
+"""Training data on servers, as a user reaches it: an index of http:// and s3:// tars, statistics of it, and the same batches as from a disk."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigamask.cli import main
+from gigamask.contracts import Batch, Chance, Group, Visit
+from gigamask.data import index as indexes
+from gigamask.data import store
+from gigamask.data.loader import Source, batches
+from gigamask.data.settings import Assembly
+from gigamask.prepare import synthetic
+from tests.servers import FileServer, ObjectStore
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory) -> Path:
+    """A folder of three tars of four scenes each."""
+    folder = tmp_path_factory.mktemp("tars")
+    synthetic.write(str(folder), 12, seed=2, shard_images=4)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["http", "s3"])
+def address(request, tars):
+    """The address of that folder on a server."""
+    if request.param == "http":
+        with FileServer(tars) as server:
+            yield server.url
+    else:
+        with ObjectStore() as objects:
+            for path in tars.iterdir():
+                objects.put(path, f"deep/{path.name}")
+            yield f"{objects.url}/deep"
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+
+
+def load(folder: Path, workers: int) -> list[Batch]:
+    source = Source(str(folder), Assembly(side=64, grid=32, max_masks=6), Chance(seed=5, clicks=3, blocks=4))
+    steps = [[(3, 0, 11), (4, 5)], [(6, 7, 8), (1,)], [(2, 9), (10, 3, 3)]]
+    groups, position = [], 0
+    for micros in steps:
+        groups.append(Group(tuple(tuple(Visit(0, position + row, row) for row in micro) for micro in micros), position, position + 5))
+        position += 5
+    return [batch for step in batches(source, groups, workers=workers) for batch in step]
+
+
+def check_same(one: Batch, other: Batch) -> None:
+    for field in fields(Batch):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "draws":
+            assert all(torch.equal(getattr(mine, each.name), getattr(theirs, each.name)) for each in fields(mine))
+        elif isinstance(mine, torch.Tensor):
+            assert torch.equal(mine, theirs), field.name
+        else:
+            assert mine == theirs, field.name
+
+
+def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_path, capsys):
+    assert main(["index", str(tars), "--out", str(tmp_path / "here")]) == 0
+    assert main(["index", address, "--out", str(tmp_path / "there"), "--json", str(tmp_path / "report.json")]) == 0
+    assert "12 images with" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["scanned"], report["reused"], report["images"]) == (3, 0, 12)
+    here, there = indexes.Index.open(tmp_path / "here"), indexes.Index.open(tmp_path / "there")
+    assert there.shard_paths == [f"{address}/{Path(path).name}" for path in here.shard_paths]
+    for column in (tmp_path / "here").glob("*.npy"):
+        assert column.read_bytes() == (tmp_path / "there" / column.name).read_bytes()
+    expected = load(tmp_path / "here", 0)
+    assert [len(batch.names) for batch in expected] == [3, 2, 3, 1, 2, 3]
+    for workers in (0, 2):
+        for one, other in zip(expected, load(tmp_path / "there", workers), strict=True):
+            check_same(one, other)
+    capsys.readouterr()
+    assert main(["stats", str(tmp_path / "there"), "--json", str(tmp_path / "stats.json")]) == 0
+    assert "12 images" in capsys.readouterr().out
+    assert main(["index", address, str(tmp_path / "here"), "--out", str(tmp_path / "there")]) == 0
+    assert "(0 scanned, 6 reused)" in capsys.readouterr().out
+
+
+def test_tars_are_indexed_by_several_processes(tars, tmp_path):
+    with ObjectStore() as objects:
+        for path in tars.iterdir():
+            objects.put(path, path.name)
+        command = [str(Path(sys.executable).parent / "gigamask"), "index", f"{objects.url}/*.tar", "--out", str(tmp_path / "index"), "--workers", "2"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert "12 images" in done.stdout
+    assert "in 3 tars (3 scanned, 0 reused)" in done.stdout
+
+
+def test_a_flaky_server_changes_nothing(tars, tmp_path):
+    main(["index", str(tars), "--out", str(tmp_path / "here")])
+    with FileServer(tars, busy=3) as server:
+        assert main(["index", server.url, "--out", str(tmp_path / "there")]) == 0
+        server.drop_after, server.drops, server.busy = 1000, 4, 2
+        for one, other in zip(load(tmp_path / "here", 0), load(tmp_path / "there", 0), strict=True):
+            check_same(one, other)
+
+
+def test_a_tar_that_went_away_loses_its_samples_only(tars, tmp_path):
+    with FileServer(tars) as server:
+        main(["index", server.url, "--out", str(tmp_path / "index")])
+        server.folder = tmp_path
+        (tmp_path / "sa_000000.tar").write_bytes((tars / "sa_000000.tar").read_bytes())
+        first = load(tmp_path / "index", 0)[0]
+    assert first.names == ("sa_000000.tar:sa_3", "sa_000000.tar:sa_0")
+    [rejected] = first.rejected
+    assert rejected.name == "sa_000002.tar:sa_11"
+    assert "sa_000002.tar: " in rejected.reason
+    assert rejected.reason.endswith("check the address")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "path", "message"),
+    [
+        (
+            {"ranges": False},
+            "/sa_000000.tar",
+            "sa_000000.tar: the server ignores ranges and sends the whole file; fetch it with 'gigamask download' first",
+        ),
+        ({"busy": -1}, "/sa_000000.tar", "its size cannot be read after 5 tries (503"),
+        ({}, "/none.tar", "none.tar: its size cannot be read (not found: "),
+        ({}, "/none", "none: its folder cannot be read (not found: "),
+        ({"status": 403}, "/sa_000000.tar", "its size cannot be read (no permission: 403"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(tars, tmp_path, capsys, behaviour, path, message):
+    with FileServer(tars, **behaviour) as server:
+        assert main(["index", server.url + path, "--out", str(tmp_path / "index")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_bucket_is_one_line(tmp_path, capsys):
+    with ObjectStore() as objects:
+        for url in ("s3://no-such-bucket/tars", f"{objects.url}/none.tar"):
+            assert main(["index", url, "--out", str(tmp_path / "index")]) == 2
+            error = capsys.readouterr().err.strip()
+            assert "(not found: " in error
+            assert "\n" not in error

@@ -1,0 +1,280 @@
+"""Bytes from real servers, well behaved and not, and what is said when they are not to be had."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from gigamask.data import store
+from gigamask.data.store import Place
+from gigamask.faults import BadSample, Fault
+from tests.servers import FileServer, ObjectStore
+
+DATA = bytes(range(256)) * 1200
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """Waits between tries are short here."""
+    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+
+
+@pytest.fixture
+def served(tmp_path):
+    (tmp_path / "a.tar").write_bytes(DATA)
+    (tmp_path / "b.tar").write_bytes(DATA[::-1])
+    (tmp_path / "notes.txt").write_bytes(b"hello")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def objects():
+    with ObjectStore() as started:
+        yield started
+
+
+def test_what_is_a_url():
+    assert all(map(store.remote, ("s3://a/b.tar", "http://h/a.tar", "memory://x", "simplecache::s3://a/b")))
+    assert not any(map(store.remote, ("/a/b.tar", "a.tar", "odd:name.tar", "C:/a.tar")))
+    assert store.spell("file:///a/../b.tar") == "/b.tar"
+    assert store.spell("s3://a//b.tar") == "s3://a//b.tar"
+    assert store.bare("https://h/a.tar?sign=1/2#x") == "https://h/a.tar"
+    assert (store.bare("s3://b/a?.tar"), store.bare("/a?.tar")) == ("s3://b/a?.tar", "/a?.tar")
+
+
+def test_local_ranges_and_states(served):
+    path = str(served / "a.tar")
+    assert store.state(path) == (len(DATA), str(os.stat(path).st_mtime_ns))
+    assert store.states([path, path]) == [store.state(path)] * 2
+    assert store.read_ranges([Place(path, 5, 3), Place(str(served / "b.tar"), 0, 2), Place(path, 0, 0)]) == [DATA[5:8], b"\xff\xfe", b""]
+    for place, message in (
+        (Place(path, len(DATA) - 1, 3), r"a.tar: 3 bytes were wanted at \d+, 1 are there; fetch the tar and index it again"),
+        (Place(str(served / "no.tar"), 0, 3), r"no.tar: 3 bytes at 0 cannot be read \(No such file or directory\); check the disk"),
+        (Place(str(served), 0, 3), r"3 bytes at 0 cannot be read \(Is a directory\); check the disk"),
+    ):
+        with pytest.raises(BadSample, match=message):
+            store.read(*place)
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"redirect": True}, {"head": False}, {"busy": 4}])
+def test_http_ranges_and_states(served, behaviour):
+    with FileServer(served, **behaviour) as server:
+        url = f"{server.url}/a.tar?sign=1"
+        tag = f"{(served / 'a.tar').stat().st_mtime_ns:x}-{len(DATA):x}"
+        assert store.state(url) == (len(DATA), f'"{tag}"')
+        server.forget()
+        assert store.read_ranges([Place(url, 5, 3), Place(f"{server.url}/b.tar", 256, 2), Place(url, 0, 0)]) == [DATA[5:8], b"\xff\xfe", b""]
+        assert server.bytes_sent == 5
+
+
+def test_a_version_is_what_the_server_tells(served):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/store/a.tar", b"1")
+    first = store.state("memory://store/a.tar")
+    memory.pipe_file("/store/a.tar", b"2")
+    assert first.version != store.state("memory://store/a.tar").version != ""
+    assert store.read("memory://store/a.tar", 0, 1) == b"2"
+
+
+def test_many_ranges_are_asked_for_at_once(served):
+    with FileServer(served, delay_s=0.05) as server:
+        places = [Place(f"{server.url}/a.tar", 10 * number, 10) for number in range(32)]
+        assert store.read_ranges(places) == [DATA[10 * number : 10 * number + 10] for number in range(32)]
+        assert (server.requests, server.most_at_once > 16) == (32, True)
+        states = store.states([f"{server.url}/{name}.tar" for name in "abab"])
+        assert states[0] == states[2] != states[1] == states[3]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "requests"),
+    [({"busy": 3}, 2 + 3), ({"drop_after": 3, "drops": 3}, 2 + 3), ({"drop_after": 3, "drops": 1}, 2 + 1)],
+)
+def test_only_what_failed_is_asked_for_again(served, behaviour, requests):
+    with FileServer(served, **behaviour) as server:
+        url = f"{server.url}/a.tar"
+        assert store.read_ranges([Place(url, 0, 100), Place(url, 1000, 100)]) == [DATA[:100], DATA[1000:1100]]
+        assert server.requests == requests
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"busy": -1}, r"503, message='Service Unavailable'"),
+        ({"status": 429}, r"429, message='Too Many Requests'"),
+        ({"drop_after": 3}, r"Not enough data .*received 3 of 100 bytes"),
+        ({"wrong_length": 7}, r"Not enough data .*received 100 of 107 bytes"),
+    ],
+)
+def test_trying_again_has_an_end(served, behaviour, reason):
+    with FileServer(served, **behaviour) as server:
+        told = (
+            rf"a.tar: 100 bytes at 7 cannot be read after 5 tries \(.*{reason}.*\); check the network and the server, then run the same command again"
+        )
+        with pytest.raises(BadSample, match=told):
+            store.read(f"{server.url}/a.tar", 7, 100)
+        assert server.requests == store.TRIES
+
+
+def test_a_server_that_is_away_is_asked_five_times():
+    with pytest.raises(Fault, match=r"x.tar: its size cannot be read after 5 tries \(Cannot connect to host .*\); check the network"):
+        store.state("http://127.0.0.1:9/x.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "behaviour", "message"),
+    [
+        ("none.tar", {}, r"none.tar: 3 bytes at 9 cannot be read \(not found: .*\); check the address"),
+        (
+            "a.tar",
+            {"status": 403},
+            r"a.tar: 3 bytes at 9 cannot be read \(no permission: 403.*\); check the credentials that fsspec is given, or sign",
+        ),
+        ("a.tar", {"status": 400}, r"a.tar: 3 bytes at 9 cannot be read \(400, .*\); check the address"),
+        ("notes.txt", {}, r"3 bytes at 9 cannot be read \(416, .*\); the file is shorter than it was, fetch the tar and index it again"),
+        ("a.tar", {"ranges": False}, "a.tar: the server ignores ranges and sends the whole file; fetch it with 'gigamask download' first"),
+    ],
+)
+def test_what_cannot_be_mended_is_asked_for_once(served, name, behaviour, message):
+    with FileServer(served, **behaviour) as server:
+        with pytest.raises(BadSample, match=message):
+            store.read(f"{server.url}/{name}", 9, 3)
+        assert server.requests == 1
+
+
+def test_a_whole_file_is_not_read_where_a_range_was_wanted(tmp_path):
+    with open(tmp_path / "big.tar", "wb") as file:
+        file.truncate(2**30)
+    with FileServer(tmp_path, ranges=False) as server:
+        with pytest.raises(BadSample, match="ignores ranges"):
+            store.read(f"{server.url}/big.tar", 9, 3)
+        assert server.bytes_sent < 2**25
+
+
+def test_a_store_that_sends_more_than_was_asked_for_is_refused(monkeypatch):
+    fsspec.filesystem("memory").pipe_file("/store/a.tar", b"12345")
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_ranges", lambda self, paths, *rest, **more: [b"12345"] * len(paths))
+    with pytest.raises(BadSample, match=r"memory://store/a.tar: the server ignores ranges and sends the whole file"):
+        store.read("memory://store/a.tar", 0, 2)
+
+
+def test_a_file_without_length_is_refused(served):
+    with FileServer(served, sizes=False) as server, pytest.raises(Fault, match=r"a.tar: the server does not state the file's size; fetch it with"):
+        store.state(f"{server.url}/a.tar")
+
+
+@pytest.mark.parametrize(("protocol", "module", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("https", "aiohttp", "http")])
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module, extra):
+    for name in (f"{module}.core", "fsspec.implementations.http"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(Fault, match=rf"^{protocol}://h/a.tar: a library for {protocol}:// is missing; pip install 'gigamask\[{extra}\]'$"):
+        store.state(f"{protocol}://h/a.tar")
+
+
+def test_another_missing_library_and_an_unknown_protocol_are_named():
+    with pytest.raises(Fault, match=r"hdfs://h/a.tar: a library for hdfs:// is missing; install what it names \(.*\)"):
+        store.state("hdfs://h/a.tar")
+    with pytest.raises(Fault, match=r"foo://a.tar: the address cannot be used \(Protocol not known: foo\); check the address"):
+        store.state("foo://a.tar")
+
+
+def test_a_bug_is_not_taken_for_a_server(monkeypatch):
+    def broken(self, *rest, **more):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "info", broken)
+    with pytest.raises(TypeError, match="ours"):
+        store.state("memory://store/a.tar")
+
+
+def test_tars_of_remote_folders_and_globs(served):
+    with FileServer(served) as server:
+        both = [f"{server.url}/a.tar", f"{server.url}/b.tar"]
+        assert store.find_tars(server.url) == store.find_tars(f"{server.url}/") == store.find_tars(f"{server.url}/*.tar") == both
+        assert store.find_tars(f"{server.url}/[b]*") == both[1:]
+        server.forget()
+        assert store.find_tars(f"{server.url}/c.tar?sign=[*]") == [f"{server.url}/c.tar?sign=[*]"]
+        assert server.requests == 0
+        with pytest.raises(Fault, match="the glob matches no file; give the address of a tar, of a folder of tars, or a glob"):
+            store.find_tars(f"{server.url}/z*.tar")
+        (served / "empty").mkdir()
+        with pytest.raises(Fault, match=r"empty: the address lists no .tar file; give the address of a tar"):
+            store.find_tars(f"{server.url}/empty")
+    fsspec.filesystem("memory").pipe({"/listed/a.tar": b"", "/listed/b.txt": b""})
+    assert store.find_tars("memory://listed") == ["memory://listed/a.tar"]
+
+
+def test_s3(objects, served):
+    url = objects.put(served / "a.tar", "deep/a.tar")
+    other = objects.put(served / "b.tar", "deep/b.tar")
+    objects.put(served / "notes.txt", "deep/notes.txt")
+    assert store.state(url).bytes == len(DATA)
+    assert store.state(url).version != store.state(other).version
+    assert store.read_ranges([Place(url, 5, 3), Place(other, 0, 2)]) == [DATA[5:8], b"\xff\xfe"]
+    assert (
+        store.find_tars(f"{objects.url}/deep")
+        == store.find_tars(f"{objects.url}/deep/*.tar")
+        == store.find_tars(f"{objects.url}/*/?.tar")
+        == [url, other]
+    )
+    for bad, message in (
+        (f"{objects.url}/none.tar", r"not found: .*\); check the address"),
+        ("s3://no-such-bucket/a.tar", r"not found: The specified bucket does not exist\); check the address"),
+    ):
+        with pytest.raises(Fault, match=rf"{bad}: its size cannot be read \({message}"):
+            store.state(bad)
+        with pytest.raises(BadSample, match=rf"{bad}: 2 bytes at 1 cannot be read \(not found: .*\); check the address"):
+            store.read(bad, 1, 2)
+    with pytest.raises(Fault, match=r"s3://no-such-bucket: its folder cannot be read \(not found: The specified bucket does not exist\)"):
+        store.find_tars("s3://no-such-bucket")
+    with pytest.raises(Fault, match="deep: is a folder where one file is wanted; give the address of a tar"):
+        store.state(f"{objects.url}/deep")
+    with pytest.raises(BadSample, match=r"not satisfiable\); the file is shorter than it was"):
+        store.read(url, 10**7, 2)
+
+
+def test_s3_without_credentials_and_without_server(objects, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": objects.endpoint})
+    with pytest.raises(BadSample, match=r"\(no permission: Unable to locate credentials\); check the credentials that fsspec is given"):
+        store.read("s3://other/a.tar", 0, 5)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"})
+    with pytest.raises(BadSample, match=r"after 5 tries \(Could not connect to the endpoint URL: .*\); check the network and the server"):
+        store.read("s3://other/a.tar", 0, 5)
+
+
+def read_twice(url: str, results) -> None:
+    results.put([store.read(url, 3, 4), store.read(url, 30, 4)])
+
+
+def test_a_forked_process_opens_servers_anew(served):
+    with FileServer(served) as server:
+        url = f"{server.url}/a.tar"
+        assert store.read(url, 0, 2) == DATA[:2]
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        workers = [context.Process(target=read_twice, args=(url, results)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            assert results.get() == [DATA[3:7], DATA[30:34]]
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+        assert store.read(url, 9, 3) == DATA[9:12]
+
+
+def test_nothing_remote_is_imported_for_local_files(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from gigamask.data import store, index, shards\n"
+        "Path('a').write_bytes(b'12'); assert store.read(store.spell('a'), 0, 1) == b'1'\n"
+        "print([name for name in ('fsspec', 'aiohttp', 's3fs', 'asyncio') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "fsspec" not in done.stdout
+    assert "aiohttp" not in done.stdout
