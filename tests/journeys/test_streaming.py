@@ -1,0 +1,87 @@
+"""Training that goes through remote tars in sequence: every sample once, every byte about once, resumed in mid-tar; and from a mask store."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from gigamask.cli import main
+from gigamask.contracts import Chance
+from gigamask.data import index as indexes
+from gigamask.data import loader
+from gigamask.data.choose import Filters
+from gigamask.data.settings import Assembly
+from gigamask.prepare import synthetic
+from gigamask.samplers import split
+from gigamask.samplers.streamed import Streamed
+from tests.servers import FileServer
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory) -> Path:
+    """A folder of three tars of eight scenes each, and an index of them as they are on this disk."""
+    folder = tmp_path_factory.mktemp("tars")
+    synthetic.write(str(folder), 24, seed=4, shard_images=8)
+    return folder
+
+
+def weights(run: Path) -> list[bytes]:
+    """The files of a run's last checkpoint."""
+    last = sorted((run / "checkpoints").glob("step_*"))[-1]
+    files = [path.read_bytes() for path in sorted(last.glob("*.safetensors"))]
+    assert files
+    return files
+
+
+def names_of_epoch(index: indexes.Index, workers: int, world: int, start: int, read_ahead: int) -> list[str]:
+    """The samples that all ranks together are given from `start` to the end of the first epoch."""
+    items, rows = loader.items(index, Filters())
+    sampler, micro, batch = Streamed(lanes=world * 2 * max(workers, 1), buffer=1), 2, 4
+    order = rows[sampler.order(items, 0, None)]
+    source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead)
+    names = []
+    for rank in range(world):
+        groups = islice(split.groups(lambda _: order, len(order), start, batch, micro, rank, world), (len(order) - start) // batch)
+        for step in loader.batches(source, groups, workers=workers):
+            names += [name for made in step for name in made.names]
+    return names
+
+
+@pytest.mark.parametrize(("workers", "world"), [(0, 1), (2, 1), (0, 2)])
+def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(tars, tmp_path, workers, world):
+    with FileServer(tars) as server:
+        index = indexes.build([f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))], tmp_path / "index")
+        everything = sorted(index.entry_name(row) for row in range(len(index)))
+        bytes_of_tars = sum(path.stat().st_size for path in tars.glob("*.tar"))
+        asked, sent = len(server.asked), server.bytes_sent
+        read_ahead = 2**17
+        assert sorted(names_of_epoch(index, workers, world, 0, read_ahead)) == everything
+        blocks = bytes_of_tars / read_ahead
+        ends = 2 * 2 * world * max(workers, 1)  # each lane begins and ends within a block
+        assert len(server.asked) - asked <= blocks + ends + len(index.shard_paths)
+        assert server.bytes_sent - sent <= bytes_of_tars + ends * read_ahead
+        resumed = names_of_epoch(index, workers, world, 8, read_ahead)
+        assert len(resumed) == len(set(resumed)) == len(everything) - 8
+
+
+def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp_path):
+    # A rate that does not depend on the number of steps, so that a run of two can become one of four.
+    flags = ["--sampler", "streamed", "--sampler.lanes", "2", "--sampler.buffer", "3", "--schedule.final", "1"]
+    with FileServer(tars) as server:
+        data = [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))]
+        remote = ["train", LITTLE, "--data", *data, *flags, "--loading.read-ahead-mb", "1", "--out", str(tmp_path / "remote")]
+        assert main([*remote, "--steps", "2"]) == 0
+        assert main([*remote, "--steps", "4"]) == 0
+    assert main(["train", LITTLE, "--data", str(tars), *flags, "--out", str(tmp_path / "local"), "--steps", "4"]) == 0
+    assert weights(tmp_path / "remote") == weights(tmp_path / "local")
+
+
+def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
+    assert main(["index", str(tars), "--out", str(tmp_path / "index")]) == 0
+    assert main(["masks", str(tmp_path / "index"), "--out", str(tmp_path / "store"), "--grid", "32", "--side", "64"]) == 0
+    flags = ["train", LITTLE, "--data", str(tmp_path / "index"), "--loading.augment", "none"]
+    assert main([*flags, "--out", str(tmp_path / "json")]) == 0
+    assert main([*flags, "--out", str(tmp_path / "stored"), "--loading.mask-store", str(tmp_path / "store")]) == 0
+    assert weights(tmp_path / "json") == weights(tmp_path / "stored")
