@@ -2,6 +2,7 @@
 
 Photographs are filtered noise at SA-1B's size and rate (1500 x 2250, q95, about 1.2 MB), masks smooth blobs of SA-1B's sizes.
 Plain: Pillow, json, every mask decoded by pycocotools. Careful: OpenCV, json, only the 64 masks decoded, one at a time.
+With a tar of JPEGs as argument, its photographs are taken instead of noise. The second table says where our milliseconds go.
 """
 
 import os
@@ -11,6 +12,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 import io
 import json
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -22,29 +24,20 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco
 
-from gigamask.contracts import Chance
+from gigamask.contracts import Chance, Cursor, Visit
+from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
-from gigamask.data import tar
-from gigamask.data.loader import Source
+from gigamask.data.assemble import assemble
+from gigamask.data.loader import Source, collate
 from gigamask.data.settings import Assembly
+from gigamask.data.shards import Shards
 from gigamask.draws import draw
-from gigamask.geometry.runs import Runs
-from gigamask.samplers.split import Visit
+from gigamask.geometry.frame import Frame
+from gigamask.prepare import specimen
 
 SIDE, GRID, MASKS, TAKEN, IMAGES, ROUNDS = 1024, 256, 100, 64, 4, 9
 SIZE = (1500, 2250)
 warnings.filterwarnings("ignore", message="__array__ implementation")
-
-
-def photograph(generator: np.random.Generator) -> bytes:
-    """Noise in octaves with a camera's grain, tuned to the rate of SA-1B's JPEGs."""
-    height, width = SIZE
-    picture = np.full((height, width, 3), 120, np.float32)
-    for cells, strength in ((6, 60), (24, 30), (96, 18), (400, 10)):
-        coarse = generator.standard_normal((cells, cells * 3 // 2, 3), dtype=np.float32)
-        picture += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * strength
-    picture += cv2.GaussianBlur(generator.standard_normal((height, width), dtype=np.float32), (0, 0), 0.7)[:, :, None] * 6.5
-    return cv2.imencode(".jpg", np.clip(picture, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
 
 
 def blob(generator: np.random.Generator) -> np.ndarray:
@@ -60,18 +53,19 @@ def blob(generator: np.random.Generator) -> np.ndarray:
     return mask
 
 
-def members():
+def members(photographs: str | None = None):
+    """Yields a tar's photographs, or noise, each with masks."""
     for number in range(IMAGES):
-        generator = draw(0, "benchmark", number)
-        masks = Runs.concatenate([Runs.from_dense(blob(generator)[None]) for _ in range(MASKS)])
-        masks = masks[masks.areas() > 0]
-        annotations = [
-            {"segmentation": {"size": list(SIZE), "counts": counts.decode()}, "predicted_iou": 0.95, "stability_score": 0.97, "area": 1, "id": i}
-            for i, counts in enumerate(masks.to_coco())
-        ]
-        about = {"image_id": number, "width": SIZE[1], "height": SIZE[0], "file_name": f"sa_{number}.jpg"}
-        yield f"sa_{number}.jpg", photograph(generator)
-        yield f"sa_{number}.json", json.dumps({"image": about, "annotations": annotations}).encode()
+        jpg = specimen.photograph(SIZE, draw(0, "benchmark", number)) if photographs is None else nth(photographs, number)
+        masks = specimen.blobs(image.size(jpg, str(number)), MASKS, draw(0, "benchmark masks", number))
+        yield f"sa_{number}.jpg", jpg
+        yield f"sa_{number}.json", specimen.annotation(number, masks)
+
+
+def nth(path: str, number: int) -> bytes:
+    """Returns a tar's n-th member."""
+    found = tar.scan(path)
+    return read(path, found.offsets[number % len(found.offsets)], found.sizes[number % len(found.sizes)])
 
 
 def read(path: str, offset: int, size: int) -> bytes:
@@ -81,25 +75,55 @@ def read(path: str, offset: int, size: int) -> bytes:
 
 
 def plain(jpg: bytes, raw: bytes) -> tuple:
-    image = Image.open(io.BytesIO(jpg)).convert("RGB")
-    scale = SIDE / max(image.size)
-    image = np.asarray(image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR))
+    picture = Image.open(io.BytesIO(jpg)).convert("RGB")
+    width, height = small(picture.size)
+    scale = SIDE / max(picture.size)
+    pixels = np.asarray(picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BILINEAR))
     masks = [coco.decode(each["segmentation"]) for each in json.loads(raw)["annotations"]]
-    width, height = round(GRID * SIZE[1] / max(SIZE)), round(GRID * SIZE[0] / max(SIZE))
     chosen = np.random.default_rng(0).choice(len(masks), TAKEN, replace=False)
-    return image, np.stack([cv2.resize(masks[i], (width, height), interpolation=cv2.INTER_NEAREST) for i in chosen])
+    return pixels, np.stack([cv2.resize(masks[i], (width, height), interpolation=cv2.INTER_NEAREST) for i in chosen])
 
 
 def careful(jpg: bytes, raw: bytes) -> tuple:
-    image = cv2.cvtColor(cv2.imdecode(np.frombuffer(jpg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-    scale = SIDE / max(SIZE)
-    image = cv2.resize(image, (round(SIZE[1] * scale), round(SIZE[0] * scale)), interpolation=cv2.INTER_AREA)
+    pixels = cv2.cvtColor(cv2.imdecode(np.frombuffer(jpg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    size = pixels.shape[1::-1]
+    width, height = small(size)
+    scale = SIDE / max(size)
+    pixels = cv2.resize(pixels, (round(size[0] * scale), round(size[1] * scale)), interpolation=cv2.INTER_AREA)
     annotations = json.loads(raw)["annotations"]
-    width, height = round(GRID * SIZE[1] / max(SIZE)), round(GRID * SIZE[0] / max(SIZE))
     masks = np.zeros((TAKEN, height, width), np.uint8)
     for k, i in enumerate(np.random.default_rng(0).choice(len(annotations), TAKEN, replace=False)):
         masks[k] = cv2.resize(coco.decode(annotations[i]["segmentation"]), (width, height), interpolation=cv2.INTER_NEAREST)
-    return image, masks
+    return pixels, masks
+
+
+def small(size: tuple[int, int]) -> tuple[int, int]:
+    """Returns width and height on the grid."""
+    return round(GRID * size[0] / max(size)), round(GRID * size[1] / max(size))
+
+
+def stages(index: indexes.Index, chance: Chance) -> dict[str, float]:
+    """Returns the middle of each stage's processor milliseconds; stages that are set in belong to the one above them."""
+    shards, settings, times = Shards(index.shard_paths), Assembly(SIDE, GRID, TAKEN), {}
+
+    def timed(name, call, *given):
+        start = time.process_time()
+        made = call(*given)
+        times.setdefault(name, []).append((time.process_time() - start) * 1e3)
+        return made
+
+    for turn in range(ROUNDS * IMAGES):
+        row = turn % IMAGES
+        jpg, raw = timed("read", shards.read_entry, index, row)
+        record = timed("json", annotation.read, raw, "x")
+        entry = timed("counts to runs, checked", annotation.check, record, "x")
+        sample = timed("assemble", assemble, jpg, entry, row, settings, chance, 0)
+        frame, taken = Frame.whole(entry.size, SIDE), entry.masks[:TAKEN]
+        pixels = timed("  JPEG", image.decode, jpg, "x", entry.size)
+        timed("  resize", frame.image, pixels)
+        timed("  runs to the grid", frame.masks, taken, GRID)
+        timed("collate", collate, [sample], (), settings, chance, 0.5, Cursor(1))
+    return {name: statistics.median(held) for name, held in times.items()}
 
 
 def main() -> None:
@@ -107,7 +131,7 @@ def main() -> None:
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sa_000000.tar"
-        tar.write(path, members())
+        tar.write(path, members(*sys.argv[1:2]))
         index = indexes.build([path], Path(folder) / "index")
         chance = Chance(seed=0, clicks=12, blocks=12)
         sources = {half: Source(str(index.folder), Assembly(SIDE, GRID, TAKEN, half_scale=half), chance) for half in (False, True)}
@@ -140,6 +164,9 @@ def main() -> None:
             against = [middle[other] / middle[name] for other in ("plain (Pillow, 100 decoded)", "careful (OpenCV, 64 decoded)")]
             print(f"{name:32}{middle[name]:9.1f}{statistics.median(wall[name]):9.1f}{1e3 / middle[name]:11.1f}{against[0]:9.1f}{against[1]:11.1f}")
         print(f"{'target (cpu)':32}{'':18}{70:11}{20:9}{12:11}")
+        print(f"\n{'where the milliseconds go':32}{'cpu ms':>9}")
+        for name, middle_ms in stages(index, chance).items():
+            print(f"{name:32}{middle_ms:9.2f}")
 
 
 if __name__ == "__main__":

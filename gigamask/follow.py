@@ -20,6 +20,7 @@ from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
+from gigamask.memory.sample import held_bytes
 from gigamask.model.start import build
 from gigamask.prompts.rounds import play
 from gigamask.train.run import Run
@@ -36,7 +37,7 @@ def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
         started_s = time.perf_counter()
         result = call()
         elapsed_ms = 1000 * (time.perf_counter() - started_s)
-        doors.append({"door": door, "name": name, "what": describe(result), "ms": round(elapsed_ms, 2), "bytes": size_of(result)})
+        doors.append({"door": door, "name": name, "what": describe(result), "ms": round(elapsed_ms, 2), "bytes": held_bytes(result)})
         print("{door}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}".format(**doors[-1]), flush=True)
         return result
 
@@ -86,18 +87,3 @@ def describe(value: Any) -> str:
         inner = ", ".join(f"{name} {describe(each)}" for name, each in shown if isinstance(each, arrays))
         return f"{type(value).__name__}({inner})"
     return str(value)
-
-
-def size_of(value: Any) -> int:
-    """Returns the bytes of the arrays, tensors and byte strings a value holds."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, (tuple, list)):
-        return sum(size_of(each) for each in value)
-    if is_dataclass(value):
-        return sum(size_of(getattr(value, field.name)) for field in fields(value))
-    return 0

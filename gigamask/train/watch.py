@@ -1,6 +1,7 @@
 """What a training shows: a progress bar, lines in metrics.jsonl, and TensorBoard scalars when it is installed.
 
-metrics.jsonl is the record: one JSON object a line, appended and flushed, so that a killed run keeps what it wrote.
+metrics.jsonl is the record: one JSON object a line, appended and flushed, so that a killed run keeps what it wrote. `memory_gb` in it is the peak of
+the GPU or of this process, `loader_mb` what the largest loader process has written, its imports with it.
 
 Not here: which numbers (`train.step`).
 """
@@ -19,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gigamask.data import footprint
 from gigamask.train.run import Run
 
 Batches = TypeVar("Batches")
@@ -68,6 +70,9 @@ class Watch:
         self._progress.update(self._bar, completed=step, figures=figures)
         if step % self._run.log_every and step != self._run.steps:
             return
+        loaders = footprint.of_children().values()
+        if loaders:
+            record["loader_mb"] = max(each.written for each in loaders) / 1e6
         self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
         if self._board:
             for name, value in record.items():

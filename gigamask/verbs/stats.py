@@ -16,13 +16,18 @@ class Verb:
 
     paths: Positional[tuple[str, ...]]
     """an index, or tars to index in passing"""
+    picture: str | None = None
+    """file for a picture of the distributions, such as stats.png"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.prepare import statistics
+        from gigamask.prepare import histograms, statistics
 
         with opened(self.paths) as index:
             stats = statistics.describe(index)
         print(statistics.table(stats))
+        if self.picture:
+            histograms.write_picture(stats, self.picture, " ".join(self.paths))
+            print(self.picture)
         return stats

@@ -32,7 +32,8 @@ def test_numbers_are_those_of_the_annotations(index):
         with open(path, "rb") as file:
             raw = file.read()
         found = tar.scan(path)
-        annotations += [json.loads(raw[at : at + size]) for name, at, size in zip(*vars(found).values(), strict=True) if name.endswith(".json")]
+        members = zip(found.names, found.offsets, found.sizes, strict=True)
+        annotations += [json.loads(raw[at : at + size]) for name, at, size in members if name.endswith(".json")]
     masks = [(mask, each["image"]) for each in annotations for mask in each["annotations"]]
     assert (stats["images"], stats["masks"], stats["tars"]) == (13, len(masks), 4)
     assert (stats["images_without_json"], stats["images_without_masks"], stats["images_left_out"]) == (1, 1, 1)

@@ -1,0 +1,122 @@
+"""What the processes of a loader hold: its batches enter, the memory of each process and the bytes of a batch leave.
+
+After each batch every process is looked at; it is somewhere in its work then, so many looks find its peak. What is counted is what a process has
+written above one that was started alike and does nothing: imports, and whatever else was there before, are not the loader's.
+
+Not here: how a process's memory is read (`data.footprint`), the loader (`data.loader`).
+"""
+
+import multiprocessing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from gigamask.contracts import Batch
+from gigamask.data import footprint
+from gigamask.data.footprint import Footprint
+from gigamask.faults import Fault
+from gigamask.memory.sample import held_bytes, in_bytes
+
+LEAST_BATCHES = 9
+GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
+"""A process has grown when its last third of looks lies above its first by more than both; decoding alone moves single looks by 20 MB."""
+
+
+def measure(steps: Iterator[tuple[Batch, ...]], count: int, prefetch: int, progress: Callable[[int, int], object]) -> dict[str, Any]:
+    """Takes `count` batches from a loader that has not begun, whose processes are `prefetch` batches ahead each; returns bytes."""
+    if count < LEAST_BATCHES:
+        raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")
+    idle = idle_bytes()
+    looks: dict[int, list[Footprint]] = {}
+    images, most_batch, masks, most_masks = 0, 0, 0, 0.0
+    assert isinstance(steps, Generator)  # closing it ends the processes
+    with closing(steps):
+        for number, batch in enumerate(islice((batch for step in steps for batch in step), count)):
+            for pid, seen in footprint.of_children().items():
+                looks.setdefault(pid, []).append(seen)
+            images += len(batch.names)
+            most_batch = max(most_batch, held_bytes(batch))
+            held = held_bytes((batch.mask_bounds, batch.mask_starts))
+            masks += held
+            most_masks = max(most_masks, held / max(len(batch.names), 1))
+            progress(number + 1, count)
+    if not looks:
+        raise Fault("no loader process could be looked at; give at least one worker, on a system with Linux's /proc")
+    return {
+        "batches": count,
+        "images": images,
+        "idle_bytes": idle,
+        "workers": [worker(pid, seen, idle) for pid, seen in looks.items()],
+        "batch_bytes": most_batch,
+        "mask_bytes_per_sample": round(masks / max(images, 1)),
+        "mask_bytes_per_sample_most": round(most_masks),
+        "prefetch": prefetch,
+        "waiting_bytes_limit": len(looks) * prefetch * most_batch,
+    }
+
+
+def worker(pid: int, seen: list[Footprint], idle: int) -> dict[str, Any]:
+    """Returns what was seen of one process: the most it held, and whether it grew between the first and the last third of the looks."""
+    above = np.array([look.written for look in seen]) - idle
+    third = max(len(above) // 3, 1)
+    first, last = (float(np.median(part)) for part in (above[:third], above[-third:]))
+    return {
+        "pid": pid,
+        "resident_bytes": max(look.resident for look in seen),
+        "proportional_bytes": max(look.proportional for look in seen),
+        "above_imports_bytes": int(above.max()),
+        "first_third_bytes": round(first),
+        "last_third_bytes": round(last),
+        "grew": last - first > max(GROWTH_BYTES, GROWTH_SHARE * first),
+    }
+
+
+def idle_bytes() -> int:
+    """Returns what a process has written that was started as a loader's are, has imported what they import, and does nothing."""
+    context = multiprocessing.get_context()
+    here, there = context.Pipe()
+    process = context.Process(target=_wait, args=(there,), daemon=True)
+    process.start()
+    try:
+        here.recv()
+        found = footprint.of(process.pid) if process.pid else None
+        return found.written if found else 0
+    finally:
+        here.send(None)
+        process.join()
+
+
+def _wait(connection: Connection) -> None:
+    from gigamask.data import loader  # noqa: F401 (what a loader's process imports)
+
+    connection.send(None)
+    connection.recv()
+
+
+def table(found: dict[str, Any]) -> str:
+    """Returns what `measure` found as plain text."""
+    workers = found["workers"]
+    heads = ("worker", "resident", "PSS", "above imports", "first third", "last third")
+    lines = [
+        f"{found['images']} images in {found['batches']} batches from {len(workers)} processes; the most seen of each",
+        "".join(f"{head:>{width}}" for head, width in zip(heads, (10, 12, 12, 16, 14, 14), strict=True)),
+    ]
+    for each in workers:
+        sizes = [
+            in_bytes(each[name]) for name in ("resident_bytes", "proportional_bytes", "above_imports_bytes", "first_third_bytes", "last_third_bytes")
+        ]
+        row = "".join(f"{size:>{width}}" for size, width in zip(sizes, (12, 12, 16, 14, 14), strict=True))
+        lines.append(f"{each['pid']:>10}{row}{'  GROWS' if each['grew'] else ''}")
+    lines += [
+        f"a batch as sent: {in_bytes(found['batch_bytes'])} at most; mask data of a sample {in_bytes(found['mask_bytes_per_sample'])},"
+        f" in one batch {in_bytes(found['mask_bytes_per_sample_most'])}",
+        f"batches waiting: at most {len(workers)} processes x {found['prefetch']} x {in_bytes(found['batch_bytes'])}"
+        f" = {in_bytes(found['waiting_bytes_limit'])}",
+    ]
+    if any(each["grew"] for each in workers):
+        lines.append("a process that grows may hold on to what it has read: run again with more --batches, and report it if it goes on growing")
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""What one sample costs: the bytes of a jpg and a json enter; what it takes decoded, and what it takes here at each step, leave.
+
+Decoded figures are arithmetic. Ours are measured on the sample itself, made as training makes it; the peak is the high water of the resident
+memory of a fresh process (VmHWM) while it makes the sample, above what its imports take.
+
+Not here: a sample to measure (`prepare.specimen`), the processes of a whole loader (`memory.loading`).
+"""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import simplejpeg
+from torch import Tensor
+
+from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample
+from gigamask.data import annotation, footprint
+from gigamask.data.assemble import assemble
+from gigamask.data.loader import collate
+from gigamask.data.settings import Assembly
+
+ANNOTATION_BYTES = 500
+"""Of one mask's annotation in json, rounded: the figure that SA-1B's budget is usually stated with."""
+GRIDS = (256, 1024)
+SETTINGS = Assembly(side=1024, grid=GRIDS[0])
+CHANCE = Chance(seed=0, clicks=12, blocks=12)
+
+
+def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
+    """Returns the bytes of a sample whose masks are pixels of the original size."""
+    pixels = size[0] * size[1]
+    annotations = ANNOTATION_BYTES * masks
+    return {
+        "image_uint8": 3 * pixels,
+        "masks_uint8": masks * pixels,
+        "masks_float32": 4 * masks * pixels,
+        "annotations": annotations,
+        "total_uint8": (3 + masks) * pixels + annotations,
+    }
+
+
+def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
+    """Returns the decoded figures and the measured ones, in bytes; raises BadSample for a sample that cannot be used."""
+    record = annotation.read(json, name)
+    entry = annotation.check(record, name)
+    runs = {grid: assemble(jpg, entry, 0, replace(SETTINGS, grid=grid), CHANCE, 0).masks for grid in GRIDS}
+    sample, batch = made(jpg, json, name)
+    return {
+        "name": name,
+        "height": entry.size[0],
+        "width": entry.size[1],
+        "masks": len(entry.masks),
+        "masks_taken": len(sample.masks),
+        "decoded": decoded(entry.size, len(entry.masks)),
+        "measured": {
+            "jpg": len(jpg),
+            "json": len(json),
+            "coco_text": coco_text_bytes(record, entry),
+            "runs_original": held_bytes(entry.masks),
+            **{f"runs_{grid}": held_bytes(masks) for grid, masks in runs.items()},
+            "image_fitted": held_bytes(sample.image),
+            "sample": held_bytes(sample),
+            "batch_share": held_bytes(batch),
+            "batch_share_masks": held_bytes((batch.mask_bounds, batch.mask_starts)),
+            "peak": peak(jpg, json, name),
+        },
+    }
+
+
+def coco_text_bytes(record: annotation.Record, entry: Entry) -> int:
+    """Returns the length of all masks' counts, of plain lists as the strings they would be."""
+    return sum(
+        len(each.segmentation.counts) if isinstance(each.segmentation.counts, str) else len(entry.masks[number : number + 1].to_coco()[0])
+        for number, each in enumerate(record.annotations)
+    )
+
+
+def made(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
+    """Returns the sample and a batch of it alone, as a loader process makes them."""
+    sample = assemble(jpg, annotation.parse(json, name), 0, SETTINGS, CHANCE, 0)
+    return sample, collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
+
+
+def peak(jpg: bytes, json: bytes, name: str) -> int:
+    """Returns by how many bytes making the sample raises the resident memory of a fresh process, which has made a little one before."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(_rise, jpg, json, name).result()
+
+
+def _rise(jpg: bytes, json: bytes, name: str) -> int:
+    about, mask = {"image_id": 0, "width": 8, "height": 8}, {"size": (8, 8), "counts": [0, 64]}
+    little = {"image": about, "annotations": [{"segmentation": mask, "predicted_iou": 1, "stability_score": 1}]}
+    made(simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), msgspec.json.encode(little), "little")
+    footprint.forget_high_water()
+    before = footprint.resident()
+    made(jpg, json, name)
+    return footprint.high_water() - before
+
+
+def held_bytes(value: Any) -> int:
+    """Returns the bytes of the tensors, arrays and byte strings that a value holds."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.nbytes
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, tuple | list):
+        return sum(map(held_bytes, value))
+    if is_dataclass(value):
+        return sum(held_bytes(getattr(value, field.name)) for field in fields(value))
+    return 0
+
+
+def table(found: dict[str, Any]) -> str:
+    """Returns what `measure` found as plain text."""
+    decoded, ours = found["decoded"], found["measured"]
+    taken, side = found["masks_taken"], SETTINGS.side
+    rows = [
+        ("image, uint8", decoded["image_uint8"], ours["image_fitted"], f"fitted to {side}, uint8"),
+        ("masks, uint8", decoded["masks_uint8"], ours["coco_text"], "as COCO's text"),
+        ("masks, float32", decoded["masks_float32"], ours["runs_original"], "as runs of the original grid"),
+        ("", None, ours["runs_256"], f"{taken} of them as runs of a 256 grid"),
+        ("", None, ours["runs_1024"], f"{taken} of them as runs of a 1024 grid"),
+        ("annotations", decoded["annotations"], ours["json"], "the json"),
+        ("in all, uint8", decoded["total_uint8"], ours["sample"], "the sample: image, runs of a 256 grid, boxes, its random numbers"),
+        ("", None, ours["batch_share"], f"its share of a batch, which leaves the worker (padded to {side} x {side})"),
+        ("", None, ours["batch_share_masks"], "  of which masks"),
+        ("", None, ours["peak"], "most that making it takes above imports (VmHWM of a fresh process)"),
+    ]
+    lines = [f"{found['name']}: {found['height']} x {found['width']}, {found['masks']} masks", f"{'':16}{'decoded':>10}{'gigamask':>12}"]
+    lines += [f"{what:16}{'' if plain is None else in_bytes(plain):>10}{in_bytes(measured):>12}  {how}" for what, plain, measured, how in rows]
+    return "\n".join([*lines, f"decoded, it would hold {decoded['total_uint8'] / ours['batch_share']:.3g} times what leaves the worker"])
+
+
+def in_bytes(count: int | float) -> str:
+    """Returns bytes as people write them: 10.1 MB, 1.35 GB."""
+    for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
+        if count < 1000:
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

@@ -1,0 +1,108 @@
+"""`gigamask memory`: what a sample costs, and what loader processes hold."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
+
+from gigamask.faults import Fault
+
+
+@dataclass(frozen=True)
+class SampleVerb:
+    """what one sample costs decoded, and what it costs here"""
+
+    sample: Positional[str | None] = None
+    """TAR:IMAGE, the image by name (sa_1) or by its image_id (1); a synthetic one by default"""
+    height: int = 1500
+    """rows of the synthetic sample"""
+    width: int = 2250
+    """columns of the synthetic sample"""
+    masks: int = 100
+    """masks of the synthetic sample"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask.memory import sample
+        from gigamask.prepare import specimen
+
+        if self.sample is None:
+            name, (jpg, json) = "synthetic sample", specimen.make((self.height, self.width), self.masks)
+        else:
+            name, jpg, json = self._read(self.sample)
+        found = sample.measure(jpg, json, name)
+        print(sample.table(found))
+        return found
+
+    @staticmethod
+    def _read(words: str) -> tuple[str, bytes, bytes]:
+        """Returns the name and the bytes of the sample that TAR:IMAGE means."""
+        from gigamask.data.shards import Shards
+        from gigamask.verbs.opening import opened
+
+        tar, colon, image = words.rpartition(":")
+        if not colon:
+            raise Fault(f"{words!r} names no sample; write TAR:IMAGE, such as {words}:0")
+        with opened([tar]) as index:
+            row = index.find(f"{Path(tar).name}:{image}")
+            name = index.entry_name(row)
+            jpg, json = Shards(index.shard_paths).read_entry(index, row)
+        if json is None:
+            raise Fault(f"{name}: it has no json, so there are no masks to measure; name another image")
+        return name, jpg, json
+
+
+@dataclass(frozen=True)
+class LoaderVerb:
+    """what each loader process holds while it makes batches, and whether that grows"""
+
+    data: tuple[str, ...]
+    """tars, folders of tars, globs, or an index"""
+    recipe: str = "tiny"
+    """the recipe whose loading is run"""
+    workers: int = 2
+    """loader processes"""
+    batches: int = 50
+    """batches to take"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask import recipes
+        from gigamask.contracts import Cursor
+        from gigamask.data import loader
+        from gigamask.memory import loading
+        from gigamask.train import feed
+        from gigamask.verbs.progress import bar
+
+        if self.workers < 1:
+            raise Fault(f"--workers is {self.workers}, memory is measured of loader processes; give at least 1")
+        recipe = recipes.find(self.recipe)()
+        with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
+            run = replace(recipe, data=self.data, out=folder, loading=replace(recipe.loading, workers=self.workers)).check()
+            steps = feed.feed(run, feed.open_index(run), Cursor())
+            found = loading.measure(steps, self.batches, loader.PREFETCH, progress)
+        found = {"recipe": self.recipe, "side": run.assembly.side, "grid": run.assembly.grid} | found
+        print(f"recipe {self.recipe}: input {found['side']}, masks on a grid of {found['grid']}")
+        print(loading.table(found))
+        return found
+
+
+@dataclass(frozen=True)
+class Verb:
+    """measures what a sample (memory sample) or the loader's processes (memory loader) take"""
+
+    part: OmitArgPrefixes[OmitSubcommandPrefixes[Annotated[SampleVerb, subcommand("sample")] | Annotated[LoaderVerb, subcommand("loader")]]]
+
+    @property
+    def json(self) -> str | None:
+        return self.part.json
+
+    def run(self) -> dict[str, Any]:
+        """Measures what was named."""
+        return self.part.run()

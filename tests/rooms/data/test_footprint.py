@@ -1,0 +1,73 @@
+"""Memory of processes, of this one and of others."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from gigamask.data import footprint
+
+pytestmark = pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+MB = 10**6
+
+
+def test_what_is_written_counts_and_what_is_freed_does_not():
+    before = footprint.of(os.getpid())
+    held = np.ones(300 * MB, np.uint8)  # much, beside what else a process full of tests lets go of meanwhile
+    during = footprint.of(os.getpid())
+    assert 250 * MB < during.written - before.written < 350 * MB
+    assert during.resident >= during.written
+    assert during.resident >= during.proportional > 0
+    del held
+    assert footprint.of(os.getpid()).written < during.written - 250 * MB
+
+
+def test_what_is_only_mapped_does_not_count(tmp_path):
+    np.save(tmp_path / "column.npy", np.ones(20 * MB, np.uint8))
+    before = footprint.of(os.getpid())
+    assert np.load(tmp_path / "column.npy", mmap_mode="r").sum() == 20 * MB
+    column = np.load(tmp_path / "column.npy", mmap_mode="r")
+    assert column.sum() == 20 * MB
+    during = footprint.of(os.getpid())
+    assert during.resident - before.resident > 15 * MB
+    assert during.written - before.written < 5 * MB
+
+
+def test_the_high_water_remembers_what_was_freed():
+    footprint.forget_high_water()
+    before = footprint.resident()
+    assert np.ones(40 * MB, np.uint8).all()
+    assert footprint.high_water() - before > 35 * MB
+    footprint.forget_high_water()
+    assert footprint.high_water() - footprint.resident() < 20 * MB
+
+
+def _hold(connection, size: int) -> None:
+    held = np.ones(size, np.uint8)
+    connection.send(len(held))
+    connection.recv()
+
+
+def test_children_are_seen_while_they_live(monkeypatch, tmp_path):
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=_hold, args=(there, 30 * MB), daemon=True)
+    process.start()
+    here.recv()
+    seen = footprint.of_children()
+    assert list(seen) == [process.pid]
+    assert seen[process.pid].written > 30 * MB
+    monkeypatch.setattr(footprint, "PROC", tmp_path)
+    assert footprint.of_children() == {}
+    monkeypatch.undo()
+    here.send(None)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert footprint.of(process.pid) is None
+    process.join()
+    assert footprint.of_children() == {}
+    assert footprint.of(process.pid) is None
+
+
+def test_a_kernel_that_refuses_keeps_its_high_water(monkeypatch, tmp_path):
+    monkeypatch.setattr(footprint, "PROC", tmp_path)
+    assert footprint.forget_high_water() is None
