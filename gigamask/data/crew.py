@@ -4,6 +4,8 @@ Not here: the processes that load batches (`data.loader`).
 """
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -38,7 +40,7 @@ def _finished(function: Callable[[Item], Result], items: Sequence[Item], workers
         yield from enumerate(map(function, items))
         return
     # Forked processes would inherit the locks and threads of torch and of remote file systems.
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         futures = {pool.submit(function, item): number for number, item in enumerate(items)}
         for future in as_completed(futures):
@@ -47,3 +49,18 @@ def _finished(function: Callable[[Item], Result], items: Sequence[Item], workers
         raise Fault(f"one of {workers} worker processes died; often memory ran out: run the same command again with fewer --workers") from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin() -> None:
+    """Makes this process a good member: it computes with one thread, and ends when the process that started it is gone, however that ended."""
+    import torch
+
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

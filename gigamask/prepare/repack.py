@@ -17,14 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import simplejpeg
-import torch
 from jaxtyping import Int64
 
 from gigamask.contracts import Rejected
@@ -146,8 +144,6 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
 
 def repack_tar(path: str, out: Path, settings: Settings) -> tuple[Done | str, bool]:
     """Repacks one tar and returns what was done, and whether it had been done before; for an unusable tar the reason instead."""
-    if parent_process() is not None:  # processes share the work already
-        torch.set_num_threads(1)
     target = out / _name(path)
     try:
         source = _source(path)

@@ -1,6 +1,10 @@
+import multiprocessing
 import os
 import signal
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from gigamask.data.crew import each
@@ -38,6 +42,30 @@ def test_an_error_ends_the_work(workers):
 def test_a_dead_process_is_told():
     with pytest.raises(Fault, match=r"one of 2 worker processes died; often memory ran out: run the same command again with fewer --workers"):
         each(die, range(3), 2)
+
+
+def wait(path: str) -> None:
+    Path(path, str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def start(path: str) -> None:
+    each(wait, [path, path], 2)
+
+
+def test_nobody_outlives_a_parent_that_was_killed(tmp_path):
+    parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
+    parent.start()
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.02)
+    parent.kill()
+    parent.join()
+    left = {int(path.name) for path in tmp_path.iterdir()}
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        left = {pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+        time.sleep(0.02)
+    assert not left
 
 
 def test_somebody_has_to_work():
