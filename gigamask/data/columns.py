@@ -43,7 +43,8 @@ class Manifest(msgspec.Struct, frozen=True):
         """What was left out of all tars."""
         held = [part.left_out for part in self.parts]
         rejected = [rejected for each in held for rejected in each.rejected]
-        return LeftOut(rejected, sum(each.json_without_jpg for each in held), sum(each.other_files for each in held))
+        broken = "; ".join(each.broken for each in held if each.broken)
+        return LeftOut(rejected, sum(each.json_without_jpg for each in held), sum(each.other_files for each in held), broken)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from gigamask.faults import BadSample
 
 MAX_PIXELS = 2**26
 """67 megapixels, 20 times SA-1B's largest: above it a header is taken for a decompression bomb."""
+MAX_BYTES = 2**28
+"""256 MiB; a JPEG of as many pixels has a quarter of that at the highest quality."""
 
 
 def size(raw: bytes, name: str) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from gigamask.data.part import PART, Tar, index_tar, stored_tars
 from gigamask.faults import Fault
 
 LOCK = "lock"
+NAMES_TOLD = 8
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -81,6 +82,7 @@ class Index:
             "without_jpg": left_out.json_without_jpg,
             "other_members": left_out.other_files,
             "rejected": msgspec.to_builtins(left_out.rejected),
+            "broken_tars": [part.left_out.broken for part in self.manifest.parts if part.left_out.broken],
         }
 
     def mask_rows(self, row: int) -> slice:
@@ -160,11 +162,12 @@ def build(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progre
     return extend(paths, out, workers, progress).index
 
 
-def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> Built:
+def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None, salvage: bool = False) -> Built:
     """Indexes the tars into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
 
     Only tars are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
     did not come to its end. `progress(done, total)` is called after each tar.
+    Raises Fault when tars are unusable, after the others are done; with `salvage`, of a tar that breaks off what lies before the break is taken.
     """
     out = Path(out).absolute()
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
@@ -173,14 +176,16 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
     given = [Path(store.spell(path)) for path in ([paths] if isinstance(paths, str | Path) else paths) if is_index(store.spell(path))]
     try:
         with _only_writer(out) as work:
-            held = _held_rows(given, out, work)
+            held = {tar: rows for tar, rows in _held_rows(given, out, work).items() if salvage or not rows.summary.left_out.broken}
             now = _as_now(found)
             missing = [stored.path for stored in now if stored not in held]
             reused = len(found) - len(missing)
             if reused and progress is not None:
                 progress(reused, len(found))
             moved = None if progress is None else lambda done, _: progress(reused + done, len(found))
-            scanned = {rows.summary.tar.path: rows for rows in crew.each(partial(_index_into, work), missing, workers, moved)}
+            results = crew.each(partial(_index_into, work, salvage=salvage), missing, workers, moved)
+            _check_all([result for result in results if isinstance(result, str)], len(found))
+            scanned = {rows.summary.tar.path: rows for rows in results if isinstance(rows, Rows)}
             merge([scanned.get(stored.path) or held[stored] for stored in now], work / "index")
             if out.exists():
                 out.rename(work / "before")
@@ -259,9 +264,22 @@ def _as_now(found: list[str]) -> list[Tar]:
         raise Fault(f"{error.filename}: cannot be read ({error.strerror}); check the path, its permissions and the disk") from error
 
 
-def _index_into(work: Path, path: str) -> Rows:
-    """Indexes one tar and keeps its part under a name that says which tar, as it was."""
-    part = index_tar(path)
+def _check_all(faults: list[str], total: int) -> None:
+    """Raises Fault when there were any."""
+    if len(faults) == 1:
+        raise Fault(faults[0])
+    if faults:
+        others = ", ".join(fault.split(": ")[0] for fault in faults[1:NAMES_TOLD])
+        more = f" and {len(faults) - NAMES_TOLD} more" * (len(faults) > NAMES_TOLD)
+        raise Fault(f"{len(faults)} of {total} tars are unusable, the others are done and kept: {faults[0]}; so are {others}{more}")
+
+
+def _index_into(work: Path, path: str, salvage: bool) -> Rows | str:
+    """Indexes one tar and keeps its part under a name that says which tar, as it was; returns why not, when it is unusable."""
+    try:
+        part = index_tar(path, salvage)
+    except Fault as fault:
+        return str(fault)
     key = "\0".join(map(str, msgspec.structs.astuple(part.tar))).encode("utf-8", "surrogateescape")
     folder = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
     part.save(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gigamask.contracts import Rejected
+from gigamask.contracts import Entry, Rejected
 from gigamask.data import annotation, image, store, tar
 from gigamask.data.store import Place
 from gigamask.faults import BadSample, Fault
@@ -50,11 +50,12 @@ class Tar(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What a tar holds beside usable images; `rejected` says of each unusable one why."""
+    """What a tar holds beside usable images; `rejected` says of each unusable one why, `broken` why what lies further behind could not be read."""
 
     rejected: list[Rejected]
     json_without_jpg: int
     other_files: int
+    broken: str = ""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -109,19 +110,28 @@ def stored_tars(paths: Sequence[str]) -> list[Tar]:
     return [Tar(path, *state) for path, state in zip(paths, store.states(paths), strict=True)]
 
 
-def index_tar(path: str) -> Part:
-    """Returns one tar's part. A broken entry is left out and named; raises Fault when the tar is unusable or more than half of its entries are."""
-    members = tar.scan(path)
+def index_tar(path: str, salvage: bool = False) -> Part:
+    """Returns one tar's part. A broken entry is left out and named; raises Fault when the tar is unusable or more than half of its entries are.
+
+    With `salvage`, of a tar that breaks off what lies before the break is taken.
+    """
+    members = tar.scan(path, salvage=True)
+    if members.broken and not salvage:
+        before = f"; {len(members.names)} files lie before the break, which 'gigamask index --salvage' takes" if members.names else ""
+        raise Fault(members.broken + before)
     try:
         stored = stored_tar(path)
     except OSError as error:
         raise Fault(f"{path}: went away while it was indexed ({error.strerror}); check the disk and run the same command again") from error
-    jpgs, jsons, others = _pair(path, members)
+    jpgs, jsons, others, twice = pair(members)
+    for one, other in twice:
+        names = f"{members.names[one]}, {members.names[other]}"
+        raise Fault(f"{path}: two members are called {posixpath.basename(members.names[one])} ({names}); give each image a name of its own")
     if not jpgs:
-        raise Fault(f"{path}: holds no .jpg among its {len(members.names)} files; give tars of .jpg and .json files as SA-1B's are")
+        raise Fault(members.broken or f"{path}: holds no .jpg among its {len(members.names)} files; give tars of .jpg and .json files as SA-1B's are")
     rows, tables, names, rejected = [], [], [], []
     described = [_place(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()]
-    for (stem, jpg), first in zip(jpgs.items(), _payloads(described), strict=True):
+    for (stem, jpg), first in zip(jpgs.items(), payloads(described), strict=True):
         name = f"{posixpath.basename(store.bare(path))}:{stem}"
         at, size = int(members.offsets[jpg]), int(members.sizes[jpg])
         json = jsons.get(stem)
@@ -146,7 +156,7 @@ def index_tar(path: str) -> Part:
     images = {key: np.array(column, dtype) for (key, dtype), column in zip(IMAGE_COLUMNS.items(), columns, strict=True)}
     images["name"] = np.array([os.fsencode(name) for name in names])
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
-    left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others)
+    left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others, members.broken)
     return Part(stored, images, masks, left_out)
 
 
@@ -155,7 +165,7 @@ def _place(path: str, members: tar.Members, member: int, whole: bool) -> Place:
     return Place(path, int(members.offsets[member]), min(int(members.sizes[member]), annotation.MAX_BYTES + 1 if whole else HEADER_BYTES))
 
 
-def _payloads(places: list[Place]) -> Iterator[bytes | BadSample]:
+def payloads(places: list[Place]) -> Iterator[bytes | BadSample]:
     """Yields the bytes of each place, a bounded group of them fetched at once.
 
     A local disk's error is that entry's own and is yielded; a server's is everyone's, and raises Fault rather than leave good images out.
@@ -172,19 +182,24 @@ def _payloads(places: list[Place]) -> Iterator[bytes | BadSample]:
             group, held = [], 0
 
 
-def _pair(path: str, members: tar.Members) -> tuple[dict[str, int], dict[str, int], int]:
-    """Returns the member of each stem's jpg, of each stem's json, and how many files are neither; folders do not matter."""
-    jpgs, jsons, others = {}, {}, 0
+def pair(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
+    """Returns the member of each stem's jpg, of each stem's json, how many files are neither, and pairs of a stem's first member and a later one.
+
+    Folders do not matter.
+    """
+    jpgs: dict[str, int] = {}
+    jsons: dict[str, int] = {}
+    others, twice = 0, []
     for member, name in enumerate(members.names):
         stem, extension = posixpath.splitext(posixpath.basename(name))
         found = jpgs if extension.lower() in _JPG else jsons if extension.lower() == ".json" else None
         if found is None or stem.startswith("."):  # macOS packs a '._sa_1.jpg' beside each file
             others += 1
         elif stem in found:
-            raise Fault(f"{path}: two members are called {stem}{extension} ({members.names[found[stem]]}, {name}); give each image a name of its own")
+            twice.append((found[stem], member))
         else:
             found[stem] = member
-    return jpgs, jsons, others
+    return jpgs, jsons, others, twice
 
 
 def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
@@ -192,7 +207,9 @@ def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
     try:
         height, width = image.size(head, name)
     except BadSample:
-        [whole] = _payloads([place])
+        if place.size > image.MAX_BYTES:
+            raise BadSample(f"{name}: has {place.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; leave it out") from None
+        [whole] = payloads([place])
         if isinstance(whole, BadSample):
             raise whole from None
         height, width = image.size(whole, name)
@@ -203,15 +220,20 @@ def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
 def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:
     """Returns image id, width and height, and the mask columns."""
     record = annotation.read(raw, name)
-    stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
-    if stem and stem != name.rpartition(":")[2]:
-        raise BadSample(f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg")
-    entry = annotation.check(record, name)
+    entry = check_record(record, name)
     areas, boxes = entry.masks.areas(), entry.masks.boxes()
     boxes[areas == 0] = (1, 1, 0, 0)
     table = {"area": areas, "box": boxes, "predicted_iou": entry.predicted_iou, "stability_score": entry.stability_score}
     described = record.image.image_id, record.image.width, record.image.height
     return described, {key: table[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
+
+
+def check_record(record: annotation.Record, name: str) -> Entry:
+    """Returns a json's masks and scores once it is known to describe the image that it is named after, and to hold together."""
+    stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
+    if stem and stem != name.rpartition(":")[2]:
+        raise BadSample(f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg")
+    return annotation.check(record, name)
 
 
 def _no_masks() -> dict[str, np.ndarray]:

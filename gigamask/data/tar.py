@@ -43,24 +43,31 @@ _EXTENSIONS = b"xgLK"
 
 @dataclass(frozen=True)
 class Members:
-    """The regular files of one tar in stored order: name, first byte of the payload in the tar, and its length."""
+    """The regular files of one tar in stored order: name, first byte of the payload in the tar, and its length.
+
+    `broken` says why nothing behind them can be read, where that was no error.
+    """
 
     names: list[str]
     offsets: Int64[np.ndarray, "n"]
     sizes: Int64[np.ndarray, "n"]
+    broken: str = ""
 
 
-def scan(path: str | Path) -> Members:
-    """Returns the regular files of a tar from its headers alone; raises Fault where the tar is cut short or a header is broken."""
+def scan(path: str | Path, salvage: bool = False) -> Members:
+    """Returns the regular files of a tar from its headers alone.
+
+    Raises Fault where the tar is cut short or a header is broken; with `salvage` returns the whole files before that place instead.
+    """
     path = os.fspath(path)
     if store.remote(path):
         file_bytes = store.state(path).bytes
-        return _Walk(path, _Window(path, file_bytes).read, file_bytes).run()
+        return _Walk(path, _Window(path, file_bytes).read, file_bytes).run(salvage)
     try:
         with open(path, "rb", buffering=0) as file:
             if hasattr(os, "posix_fadvise"):  # without read-ahead a cold scan takes three quarters of the time
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            return _Walk(path, partial(os.pread, file.fileno()), os.fstat(file.fileno()).st_size).run()
+            return _Walk(path, partial(os.pread, file.fileno()), os.fstat(file.fileno()).st_size).run(salvage)
     except OSError as error:
         raise Fault(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk") from error
 
@@ -135,8 +142,30 @@ class _Walk:
     once: dict[str, str] = field(default_factory=dict)
     lasting: dict[str, str] = field(default_factory=dict)
 
-    def run(self) -> Members:
-        """Follows the chain of headers to the end mark."""
+    def run(self, salvage: bool) -> Members:
+        """Follows the chain of headers to the end mark, or with `salvage` to where it breaks."""
+        broken = ""
+        try:
+            self._follow()
+            self._flush()
+        except Fault as fault:
+            if not salvage:
+                raise
+            broken = str(fault)
+            sound = min([len(self.sizes), *_broken_rows(self.headers)])
+            for held in (self.headers, self.starts, self.sizes):
+                del held[sound:]
+            self.renamed = {row: name for row, name in self.renamed.items() if row < sound}
+            self._flush()
+        return Members(
+            [name for members in self.found for name in members.names],
+            np.concatenate([members.offsets for members in self.found]),
+            np.concatenate([members.sizes for members in self.found]),
+            broken,
+        )
+
+    def _follow(self) -> None:
+        """Collects the headers up to the end mark."""
         position, special = 0, False
         file_bytes, read = self.file_bytes, self.read
         headers, starts, sizes = self.headers, self.starts, self.sizes
@@ -161,12 +190,6 @@ class _Walk:
         headers.pop()
         starts.pop()
         self._check_tail(position, header)
-        self._flush()
-        return Members(
-            [name for members in self.found for name in members.names],
-            np.concatenate([members.offsets for members in self.found]),
-            np.concatenate([members.sizes for members in self.found]),
-        )
 
     def _special(self, header: bytes, payload: int) -> int:
         """Deals with any header that is not a plain regular file's and returns the bytes that follow it."""
@@ -184,7 +207,9 @@ class _Walk:
         if "path" in records:
             self.renamed[len(self.headers) - 1] = records["path"]
         if kind == ord("S") or any(key.startswith("GNU.sparse") for key in records):
-            self._fail(f"member {self._number()} is a sparse file, which cannot be read by offset; pack the folder again with plain tar")
+            self._fail(
+                f"member {self.members + _count(self.headers)} is a sparse file, which cannot be read by offset; pack the folder again with plain tar"
+            )
         size = 0 if kind in _WITHOUT_PAYLOAD else size
         self._check_end(payload + size)
         return size
@@ -205,7 +230,7 @@ class _Walk:
     def _check_tail(self, position: int, header: bytes) -> None:
         """Tells the end mark from a file that merely ends."""
         if header != _ZEROS:
-            number = self._number()
+            number = self.members + _count(self.headers)
             where = f"after member {number} ({self._last_name()})" if number else "before its first member"
             self._fail(f"the file ends at {self.file_bytes} bytes {where} without the zero blocks that end a tar; it was cut short, fetch it again")
         if self.read(BLOCK, position + BLOCK).strip(b"\0"):
@@ -215,38 +240,27 @@ class _Walk:
 
     def _check_end(self, end: int) -> None:
         if end > self.file_bytes:
-            self._fail(
-                f"member {self._number()} ({self._last_name()}) ends at {end}, the file has {self.file_bytes} bytes; it was cut short, fetch it again"
-            )
+            number = self.members + _count(self.headers)
+            self._fail(f"member {number} ({self._last_name()}) ends at {end}, the file has {self.file_bytes} bytes; it was cut short, fetch it again")
 
     def _fail(self, what: str) -> NoReturn:
         self._verify()  # a broken header further up is the cause, this its consequence
         raise Fault(f"{self.path}: {what}")
 
-    def _number(self) -> int:
-        """The number, from 1, of the member whose header was read last (or that an extension header announces)."""
-        kinds = [header[156] in _EXTENSIONS for header in self.headers]
-        return self.members + kinds.count(False) + (kinds[-1:] == [True])
-
     def _last_name(self) -> str:
         row = len(self.headers) - 1
         return self.renamed.get(row) or self.once.get("path") or (_names(_rows(self.headers[-1:]))[0] if self.headers else self.last)
 
-    def _verify(self) -> UInt8[np.ndarray, "n 512"]:
-        """Checks the sums of the headers at hand and returns them as rows."""
-        rows = _rows(self.headers)
-        found = rows.sum(1, dtype=np.uint32).astype(np.int64) - rows[:, 148:156].sum(1, dtype=np.int64) + 8 * ord(" ")
-        digits = rows[:, 148:154].astype(np.int64) - ord("0")
-        stated = np.where(((digits >= 0) & (digits < 8)).all(1), digits @ 8 ** np.arange(5, -1, -1), -1)
-        for row in np.flatnonzero(stated != found):
-            if _octal(self.headers[row][148:156]) not in (found[row], _signed_sum(rows[row])):
-                act = "it is damaged, fetch it again" if self.starts[row] else "this is no plain tar (unpack a .tar.gz first)"
-                raise Fault(f"{self.path}: the {BLOCK} bytes at {self.starts[row]} are no tar header, their checksum is wrong; {act}")
-        return rows
+    def _verify(self) -> None:
+        """Raises Fault for the first of the headers at hand that is none."""
+        for row in _broken_rows(self.headers):
+            act = "it is damaged, fetch it again" if self.starts[row] else "this is no plain tar (unpack a .tar.gz first)"
+            raise Fault(f"{self.path}: the {BLOCK} bytes at {self.starts[row]} are no tar header, their checksum is wrong; {act}")
 
     def _flush(self) -> None:
         """Verifies the headers at hand, takes what they say of regular files, and lets them go."""
-        rows = self._verify()
+        self._verify()
+        rows = _rows(self.headers)
         names = _names(rows)
         for row, name in self.renamed.items():
             names[row] = name
@@ -255,9 +269,25 @@ class _Walk:
         regular = np.isin(kinds, np.frombuffer(b"0\x007", np.uint8)) & ~np.array(folders, bool)
         offsets = np.array(self.starts, np.int64) + BLOCK
         self.found.append(Members([names[row] for row in np.flatnonzero(regular)], offsets[regular], np.array(self.sizes, np.int64)[regular]))
-        self.members, self.last = self._number(), names[-1] if names else self.last
+        self.members, self.last = self.members + _count(self.headers), names[-1] if names else self.last
         for held in (self.headers, self.starts, self.sizes, self.renamed):
             held.clear()
+
+
+def _count(headers: list[bytes]) -> int:
+    """Returns how many members some headers stand for, the one with them that an extension header at the end announces."""
+    kinds = [header[156] in _EXTENSIONS for header in headers]
+    return kinds.count(False) + (kinds[-1:] == [True])
+
+
+def _broken_rows(headers: list[bytes]) -> list[int]:
+    """Returns which headers do not have the checksum they state."""
+    rows = _rows(headers)
+    found = rows.sum(1, dtype=np.uint32).astype(np.int64) - rows[:, 148:156].sum(1, dtype=np.int64) + 8 * ord(" ")
+    digits = rows[:, 148:154].astype(np.int64) - ord("0")
+    stated = np.where(((digits >= 0) & (digits < 8)).all(1), digits @ 8 ** np.arange(5, -1, -1), -1)
+    doubtful = np.flatnonzero(stated != found).tolist()
+    return [row for row in doubtful if _octal(headers[row][148:156]) not in (found[row], _signed_sum(rows[row]))]
 
 
 def _names(rows: UInt8[np.ndarray, "n 512"]) -> list[str]:

@@ -7,12 +7,8 @@ since neither is used; it is reported apart.
 Not here: fetching tars again (`download`), what makes a tar, a jpg or a json unusable (`data.tar`, `data.image`, `data.annotation`).
 """
 
-import contextlib
-import io
-import os
 import posixpath
-import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,15 +20,10 @@ import numpy as np
 
 from gigamask.contracts import Entry
 from gigamask.data import annotation, columns, crew, image, index, store, tar
-from gigamask.data.part import Tar, stored_tar
+from gigamask.data.part import HEADER_BYTES, Tar, check_record, pair, payloads, stored_tar
 from gigamask.faults import BadSample, Fault
 from gigamask.prepare import checksums
 
-MAX_JPG_BYTES = 2**28
-"""256 MiB; a JPEG of as many pixels as may be decoded has a quarter of that at the highest quality."""
-HEADER_BYTES = 2**16
-GROUP_FILES, GROUP_BYTES = 64, 2**25
-"""What is read at once; a server is asked for as many files at a time."""
 BOX_TOLERANCE = 1.0
 """In pixels: SA-1B states widths and heights that are one less than COCO's, and other makers COCO's own."""
 
@@ -128,48 +119,20 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     try:
         if listed is not None and (found := checksums.digest(path, listed)) != listed:
             report.faults.append(f"{path}: its checksum is {found}, the list says {listed}; fetch it again")
-        members = tar.scan(path)
-    except Fault as fault:
-        published = listed is not None and not report.faults
-        report.faults.append(f"{fault} (but its checksum is the listed one: it was published like this)" if published else str(fault))
-        members = members_before_break(path)
-    except OSError as error:
-        report.faults.append(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk")
-        return report
-    try:
+        members = tar.scan(path, salvage=True)
+        if members.broken:
+            published = listed is not None and not report.faults
+            report.faults.append(members.broken + " (but its checksum is the listed one: it was published like this)" * published)
         _Reading(report, members, decode).run()
     except Fault as fault:
         report.faults.append(str(fault))
+    except OSError as error:
+        report.faults.append(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk")
     return report
-
-
-def members_before_break(path: str) -> tar.Members:
-    """Returns the whole members of a local tar up to where it cannot be followed any further; of a remote one, none."""
-    names, offsets, sizes = [], [], []
-    with contextlib.suppress(Exception):  # whatever stops the standard library is the break
-        end = os.path.getsize(path)
-        with _Headers(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                if not 0 <= member.size <= end - member.offset_data or member.issparse():
-                    break
-                if member.isreg():
-                    names.append(member.name)
-                    offsets.append(member.offset_data)
-                    sizes.append(member.size)
-    return tar.Members(names, np.array(offsets, np.int64), np.array(sizes, np.int64))
 
 
 def _file_name(path: str) -> str:
     return posixpath.basename(store.bare(path))
-
-
-class _Headers(io.FileIO):
-    """A tar of which headers are read and nothing larger, whatever they claim."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= tar.MAX_EXTENSION_BYTES + tar.BLOCK:
-            raise tarfile.ReadError("too large a header")
-        return super().read(size)
 
 
 class _Stated(msgspec.Struct):
@@ -196,53 +159,30 @@ class _Reading:
 
     def run(self) -> None:
         """Reads every sample; raises Fault when a server does not give them."""
-        jpgs, jsons = self._members_by_stem()
+        jpgs, jsons, self.report.other_members, twice = pair(self.members)
+        for one, other in twice:
+            stem = posixpath.splitext(posixpath.basename(self.members.names[other]))[0]
+            self._note(self.report.bad, other, stem, f"{self.members.names[one]} has its name; give each image a name of its own")
         stems = dict.fromkeys([*jpgs, *jsons])
-        payloads = self._payloads([held[stem] for stem in stems for held in (jsons, jpgs) if stem in held])
+        read = payloads([self._place(held[stem]) for stem in stems for held in (jsons, jpgs) if stem in held])
         for stem in stems:
             entry = None
             if stem in jsons:
-                entry = self._checked(jsons[stem], stem, next(payloads), self._check_json)
+                entry = self._checked(jsons[stem], stem, next(read), self._check_json)
             if stem in jpgs:
                 annotated = entry.size if entry is not None else None
-                self._checked(jpgs[stem], stem, next(payloads), partial(self._check_jpg, annotated=annotated))
+                self._checked(jpgs[stem], stem, next(read), partial(self._check_jpg, annotated=annotated))
             self.report.images += stem in jpgs
             self.report.without_json += stem not in jsons
             self.report.without_jpg += stem not in jpgs
 
-    def _members_by_stem(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns each stem's jpg, and each stem's json; folders do not matter."""
-        jpgs: dict[str, int] = {}
-        jsons: dict[str, int] = {}
-        for member, name in enumerate(self.members.names):
-            stem, extension = posixpath.splitext(posixpath.basename(name))
-            found = {".jpg": jpgs, ".jpeg": jpgs, ".json": jsons}.get(extension.lower())
-            if found is None or stem.startswith("."):
-                self.report.other_members += 1
-            elif stem in found:
-                self._note(self.report.bad, member, stem, f"{self.members.names[found[stem]]} has its name; give each image a name of its own")
-            else:
-                found[stem] = member
-        return jpgs, jsons
-
-    def _payloads(self, members: Sequence[int]) -> Iterator[bytes | BadSample]:
-        """Yields each member's bytes, or why they are not to be had; a server's error is everyone's, and raises Fault."""
-        group: list[store.Place] = []
-        for number, member in enumerate(members):
-            group.append(store.Place(self.report.path, int(self.members.offsets[member]), self._wanted(member)))
-            if len(group) == GROUP_FILES or sum(place.size for place in group) >= GROUP_BYTES or number == len(members) - 1:
-                for data in store.read_ranges(group):
-                    if isinstance(data, BadSample) and store.remote(self.report.path):
-                        raise Fault(str(data)) from data
-                    yield data
-                group.clear()
-
-    def _wanted(self, member: int) -> int:
-        """Returns how many bytes of a member are read: of one that is too large, none."""
+    def _place(self, member: int) -> store.Place:
+        """Returns which of a member's bytes are read: of one that is too large, none."""
         size, is_json = int(self.members.sizes[member]), self.members.names[member].lower().endswith(".json")
-        if size > (annotation.MAX_BYTES if is_json else MAX_JPG_BYTES):
-            return 0
-        return size if is_json or self.decode else min(size, HEADER_BYTES)
+        wanted = size if is_json or self.decode else min(size, HEADER_BYTES)
+        if size > (annotation.MAX_BYTES if is_json else image.MAX_BYTES):
+            wanted = 0
+        return store.Place(self.report.path, int(self.members.offsets[member]), wanted)
 
     def _checked(self, member: int, stem: str, data: bytes | BadSample, check: Callable[[int, bytes, str], Any]) -> Any:
         """Returns what the check returns, or None for a member that is bad, which is noted."""
@@ -263,16 +203,12 @@ class _Reading:
         findings.append(Finding(self.report.path, self.members.names[member], offset, sample, reason))
 
     def _check_json(self, member: int, raw: bytes, name: str) -> Entry:
-        record, stem = annotation.read(raw, name), name.rpartition(":")[2]
-        described = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
-        if described not in ("", stem):
-            raise BadSample(f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg")
-        entry = annotation.check(record, name)
+        entry = check_record(annotation.read(raw, name), name)
         self.report.masks += len(entry.masks)
         self.report.without_masks += not len(entry.masks)
         odd = contradiction(raw, entry)
         if odd:
-            self._note(self.report.odd, member, stem, odd)
+            self._note(self.report.odd, member, name.rpartition(":")[2], odd)
         return entry
 
     def _check_jpg(self, member: int, raw: bytes, name: str, annotated: tuple[int, int] | None) -> None:

@@ -18,6 +18,8 @@ class Verb:
     """the index folder to write"""
     workers: int = 1
     """processes, each on one tar at a time; more than there are cores where tars are remote"""
+    salvage: bool = False
+    """of a tar that breaks off, take what lies before the break, rather than refuse it"""
     json: str | None = None
     """file for what was printed, as data"""
 
@@ -26,12 +28,14 @@ class Verb:
         from gigamask.verbs.progress import bar
 
         with bar("index") as progress:
-            index, scanned, reused = indexes.extend(self.paths, self.out, self.workers, progress)
+            index, scanned, reused = indexes.extend(self.paths, self.out, self.workers, progress, self.salvage)
         report = index.report() | {"scanned": scanned, "reused": reused}
         print(f"{self.out}: {report['images']} images with {report['masks']} masks in {report['shards']} tars ({scanned} scanned, {reused} reused)")
         for what in ("without_json", "without_jpg", "other_members"):
             if report[what]:
                 print(f"  {what.replace('_', ' ')}: {report[what]}")
+        for each in report["broken_tars"]:
+            print(f"  broken {each}")
         for each in report["rejected"]:
             print(f"  left out {each['reason']}")
         print(f"next: gigamask stats {self.out}")

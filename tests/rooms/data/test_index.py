@@ -19,6 +19,7 @@ from gigamask.data.columns import merge, rows_of_part
 from gigamask.data.index import Index, build, extend, open_or_build, tars
 from gigamask.data.part import index_tar
 from gigamask.faults import Fault
+from gigamask.prepare import synthetic
 from tests.servers import FileServer
 
 
@@ -45,7 +46,8 @@ def test_columns_say_what_the_tars_hold(two, masks):
     assert two.masks["box"][rows][:2].tolist() == [[5, 3, 19, 8], [31, 23, 31, 23]]
     assert two.masks["predicted_iou"][rows] == pytest.approx([0.5, 2 / 3, 5 / 6])
     assert two.masks["stability_score"][rows].tolist() == [1, 1, 1]
-    assert two.report() == {"images": 4, "masks": 12, "shards": 2, "without_json": 0, "without_jpg": 0, "other_members": 0, "rejected": []}
+    nothing = {"without_json": 0, "without_jpg": 0, "other_members": 0, "rejected": [], "broken_tars": []}
+    assert two.report() == {"images": 4, "masks": 12, "shards": 2} | nothing
     assert all(os.path.isabs(path) for path in two.shard_paths)
 
 
@@ -360,7 +362,7 @@ def many(tmp_path, entry):
 def scans(monkeypatch):
     """The names of the tars scanned so far."""
     seen = []
-    monkeypatch.setattr(indexes, "index_tar", lambda path: seen.append(os.path.basename(path)) or index_tar(path))
+    monkeypatch.setattr(indexes, "index_tar", lambda path, salvage: seen.append(os.path.basename(path)) or index_tar(path, salvage))
     return seen
 
 
@@ -428,7 +430,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def scan(path):
+    def scan(path, salvage):
         with open(log, "a") as file:
             file.write(os.path.basename(path) + "\n")
         if log.read_text().count("\n") == 4:
@@ -437,7 +439,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
             elif point == "save":
                 parts.msgspec = None  # the columns are written, the summary is not
                 parts.Summary = die
-        return index_tar(path)
+        return index_tar(path, salvage)
 
     indexes.index_tar = scan
     if point == "merge":
@@ -479,8 +481,8 @@ def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
     (tmp_path / ".index.parts" / "1-of-an-older-version").mkdir()
     (many / "4.tar").write_bytes(good)
     scans.clear()
-    assert extend(many, tmp_path / "index")[1:] == (2, 4)
-    assert scans == ["4.tar", "5.tar"]
+    assert extend(many, tmp_path / "index")[1:] == (1, 5)
+    assert scans == ["4.tar"]
     assert names_in(tmp_path) == ["index", "many"]
 
 
@@ -570,3 +572,34 @@ def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path
     assert index.find("1.tar:10") == 0
     with pytest.raises(Fault, match=r"the nearest: 1.tar"):
         index.find("2.tar:10")
+
+
+def cut(path: Path, files: int) -> None:
+    """Cuts a tar short within the payload of the file after so many."""
+    members = tar.scan(path)
+    os.truncate(path, int(members.offsets[files]) + 1)
+
+
+def test_what_lies_before_a_break_is_taken_when_asked_for(tmp_path):
+    whole, broken = (synthetic.write(tmp_path / name, 4, seed=seed)[0] for name, seed in (("whole", 1), ("broken", 2)))
+    whole.rename(tmp_path / "a.tar")
+    broken.rename(tmp_path / "b.tar")
+    cut(tmp_path / "b.tar", 5)
+    with pytest.raises(Fault, match=r"member 6 .* was cut short, fetch it again; 5 files lie before the break, which 'gigamask index --salvage'"):
+        indexes.build(tmp_path / "*.tar", tmp_path / "index")
+    built, scanned, reused = indexes.extend(tmp_path / "*.tar", tmp_path / "index", salvage=True)
+    assert (len(built), scanned, reused) == (7, 1, 1)  # two whole entries, and a jpg whose json is gone
+    assert built.report()["without_json"] == 1
+    assert [reason.split(": ")[0] for reason in built.report()["broken_tars"]] == [str(tmp_path / "b.tar")]
+    with pytest.raises(Fault, match="cut short"):  # a broken tar is not taken over without being asked for either
+        indexes.build([tmp_path / "index"], tmp_path / "again")
+
+
+def test_all_broken_tars_are_named_at_once(tmp_path):
+    for name in ("a", "b", "c"):
+        synthetic.write(tmp_path / name, 2, seed=1)[0].rename(tmp_path / f"{name}.tar")
+    for name in ("a", "c"):
+        cut(tmp_path / f"{name}.tar", 1)
+    with pytest.raises(Fault, match=r"^2 of 3 tars are unusable, the others are done and kept: .*a.tar: member 2 .*; so are .*c.tar$"):
+        indexes.build(tmp_path / "*.tar", tmp_path / "index")
+    assert indexes.extend(tmp_path / "b.tar", tmp_path / "index").reused == 1

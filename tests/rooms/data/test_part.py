@@ -96,7 +96,7 @@ def test_a_servers_error_stops_rather_than_leaves_out(scenes_tar, monkeypatch):
 
 
 def test_a_tar_that_goes_away_meanwhile_is_named(scenes_tar, monkeypatch):
-    monkeypatch.setattr(tar, "scan", lambda path, real=tar.scan: (real(path), os.unlink(path))[0])
+    monkeypatch.setattr(tar, "scan", lambda path, salvage, real=tar.scan: (real(path, salvage), os.unlink(path))[0])
     with pytest.raises(Fault, match=r"a.tar: went away while it was indexed \(No such file or directory\); check the disk and run the same command"):
         index_tar(str(scenes_tar))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.data import index, tar
+from gigamask.data import image, index, tar
 from gigamask.data.part import index_tar
 from gigamask.faults import Fault
 from gigamask.prepare import verify as verification
@@ -185,10 +185,10 @@ def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
 def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
     tar.write(tmp_path / "t.tar", broken.members(1, *broken.sound(1)) + broken.members(2, *broken.sound(2)))
     size = len(broken.sound(1)[0])
-    monkeypatch.setattr(verification, "MAX_JPG_BYTES", size - 1)
+    monkeypatch.setattr(image, "MAX_BYTES", size - 1)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
     assert f"has {size} bytes, more than are read of one file; leave it out" in [finding.reason for finding in report.bad]
-    monkeypatch.setattr(verification, "MAX_JPG_BYTES", 2**20)
+    monkeypatch.setattr(image, "MAX_BYTES", 2**20)
     read = os.pread
 
     def failing(descriptor: int, count: int, offset: int) -> bytes:
