@@ -21,7 +21,7 @@ from gigamask.faults import Fault
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 
-VERBS = ("synth", "index", "stats", "train", "evaluate", "follow", "demo")
+VERBS = ["download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "train", "evaluate", "follow", "demo"]
 """In the order of the work. All but `train` are a class `Verb` in the module of `verbs` that is called like them."""
 TRAIN = "trains a recipe, or continues a run: train RECIPE --data PATH... --out RUN, or train --resume RUN"
 

@@ -74,11 +74,10 @@ class Source:
         return MaskStore.open(self.assembly.mask_store, self.index) if self.assembly.mask_store else None
 
     def sample(self, visit: Visit, entry: shards.Entry | BadSample | None = None) -> Sample:
-        """Reads (unless its bytes are given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
-        name = self.index.entry_name(visit.item)
+        """Reads (unless what was read is given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
         if isinstance(entry, BadSample):
             raise entry
-        jpg, json = entry or self._shards.read_entry(self.index, visit.item)
+        name, (jpg, json) = self.index.entry_name(visit.item), entry or self._shards.read_entry(self.index, visit.item)
         if self._masks is not None:
             return assemble_stored(jpg, self._masks, visit.item, visit.position, self.assembly, self.chance, visit.epoch)
         if json is None:
@@ -88,7 +87,7 @@ class Source:
     def batch(self, job: Job) -> Batch:
         """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
         samples, rejected = [], []
-        entries = self._shards.read_entries(self.index, [visit.item for visit in job.visits])
+        entries = self._shards.read_entries(self.index, [visit.item for visit in job.visits], jsons=self._masks is None)
         for visit, entry in zip(job.visits, entries, strict=True):
             try:
                 samples.append(self.sample(visit, entry))

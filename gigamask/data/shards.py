@@ -67,9 +67,9 @@ class Shards:
             raise entry
         return entry
 
-    def read_entries(self, index: Index, rows: Sequence[int]) -> list[Entry | BadSample]:
-        """Returns each row's jpg and json (None without one), or why they are not to be had."""
-        spans = [_members(index, row) for row in rows]
+    def read_entries(self, index: Index, rows: Sequence[int], jsons: bool = True) -> list[Entry | BadSample]:
+        """Returns each row's jpg and json (None without one, or without `jsons`), or why they are not to be had."""
+        spans = [_members(index, row, jsons) for row in rows]
         read = self._read_spans(index, [span for jpg, json in spans for span in _together(jpg, json)])
         return [_cut(jpg, json, read) for jpg, json in spans]
 
@@ -163,12 +163,12 @@ class Shards:
         self.close()
 
 
-def _members(index: Index, row: int) -> tuple[Span, Span | None]:
-    """Returns where a row's jpg and json lie."""
+def _members(index: Index, row: int, jsons: bool) -> tuple[Span, Span | None]:
+    """Returns where a row's jpg and, if wanted, json lie."""
     shard, jpg, jpg_bytes, json, json_bytes = (
         int(index.images[column][row]) for column in ("shard", "jpg_offset", "jpg_bytes", "json_offset", "json_bytes")
     )
-    return Span(shard, jpg, jpg + jpg_bytes), None if json < 0 else Span(shard, json, json + json_bytes)
+    return Span(shard, jpg, jpg + jpg_bytes), None if json < 0 or not jsons else Span(shard, json, json + json_bytes)
 
 
 def _together(jpg: Span, json: Span | None) -> list[Span]:

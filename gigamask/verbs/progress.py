@@ -1,4 +1,4 @@
-"""The bar that shows how far a verb is: on standard error, gone when the work is done."""
+"""The bar that shows how far a verb is: on standard error, where that is a terminal, and gone when the work is done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(what, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
