@@ -55,13 +55,14 @@ class Job(NamedTuple):
 class Source:
     """Where samples come from. It may be pickled: index and tars are opened by the process that first reads.
 
-    `read_ahead`: bytes of the blocks that remote tars are fetched in (`data.shards`), 0 for exactly what is asked for.
+    `read_ahead`: bytes of the blocks that remote tars are fetched in, `blocks` of which are held (`data.shards`); 0 for exactly what is asked for.
     """
 
     folder: str
     assembly: Assembly
     chance: Chance
     read_ahead: int = 0
+    blocks: int = 4
 
     @cached_property
     def index(self) -> Index:
@@ -69,7 +70,7 @@ class Source:
 
     @cached_property
     def _shards(self) -> shards.Shards:
-        return shards.Shards(self.index.shard_paths, read_ahead=self.read_ahead)
+        return shards.Shards(self.index.shard_paths, read_ahead=self.read_ahead, blocks=self.blocks)
 
     @cached_property
     def _masks(self) -> MaskStore | None:

@@ -27,7 +27,8 @@ def feed(run: Run, index: indexes.Index, cursor: Cursor, pin: bool = False) -> I
     if not items.count:
         raise Fault(f"{' '.join(run.data)}: none of {len(index)} images has a mask that passes the filters; loosen --loading.filters")
     chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
-    source = loader.Source(str(index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20)
+    # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
+    source = loader.Source(str(index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
 
     @lru_cache(maxsize=1)
     def order(epoch: int) -> np.ndarray:

@@ -43,7 +43,7 @@ class Loading:
     workers: int = 2
     """loader processes; 0 loads in the training process"""
     read_ahead_mb: int = 0
-    """size of the blocks that remote tars are fetched in, four of which each process holds; for orders that go through tars (--sampler streamed)"""
+    """size of the blocks that remote tars are fetched in, of which each process holds two x micro; for --sampler streamed"""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def names_of_epoch(index: indexes.Index, workers: int, world: int, start: int, r
     items, rows = loader.items(index, Filters())
     sampler, micro, batch = Streamed(lanes=world * 2 * max(workers, 1), buffer=1), 2, 4
     order = rows[sampler.order(items, 0, None)]
-    source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead)
+    source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead, 2 * micro)
     names = []
     for rank in range(world):
         groups = islice(split.groups(lambda _: order, len(order), start, batch, micro, rank, world), (len(order) - start) // batch)

@@ -1,0 +1,100 @@
+"""Training data from a server that answers slowly: images a second with random access and going through the tars, against the local disk.
+
+The server is on this machine and waits before each answer, as an object store does; each of its connections is a thread. Images have SA-1B's size.
+
+Run: python benchmarks/remote.py [--delay 0.03] [--images 192] [--workers 2] [--micro 4]
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+from gigamask.contracts import Chance
+from gigamask.data import index as indexes
+from gigamask.data import loader, tar
+from gigamask.data.choose import Filters
+from gigamask.data.settings import Assembly
+from gigamask.prepare import specimen
+from gigamask.samplers import split
+from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.uniform import Uniform
+from gigamask.seams import Sampler
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.servers import FileServer
+
+TARS = 4
+
+
+def serve(folder: Path, delay_s: float, told) -> None:
+    """Serves a folder until told to stop; what was asked for and sent is told each time it is wanted."""
+    with FileServer(folder, delay_s=delay_s) as server:
+        told.send(server.url)
+        while told.recv():
+            told.send((len(server.asked), server.bytes_sent))
+            server.forget()
+
+
+def epoch(index: indexes.Index, sampler: Sampler, workers: int, micro: int, read_ahead: int) -> float:
+    """Returns the seconds that an epoch takes to load."""
+    items, rows = loader.items(index, Filters())
+    order = rows[sampler.order(items, 0, None)]
+    source = loader.Source(str(index.folder), Assembly(1024, 256), Chance(0, 12, 12), read_ahead, 2 * micro)
+    started = time.perf_counter()
+    for _ in islice(loader.batches(source, split.groups(lambda _: order, len(order), 0, micro, micro), workers), len(order) // micro):
+        pass
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--delay", type=float, default=0.03, help="seconds before each answer")
+    parser.add_argument("--images", type=int, default=192)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--micro", type=int, default=4)
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        jpg, json = specimen.make((1500, 2250), 100)
+        each = flags.images // TARS
+        for number in range(TARS):
+            members = []
+            for name in (f"sa_{number * each + image}" for image in range(each)):
+                members += [(f"{name}.jpg", jpg), (f"{name}.json", json.replace(b"sa_0.jpg", f"{name}.jpg".encode()))]
+            tar.write(folder / "tars" / f"{number}.tar", members)
+        here, there = multiprocessing.get_context("spawn").Pipe()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder / "tars", flags.delay, there), daemon=True)
+        server.start()
+        url = here.recv()
+        started = time.perf_counter()
+        remote = indexes.build([f"{url}/{number}.tar" for number in range(TARS)], folder / "remote")
+        here.send(True)
+        print(f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} ms")
+        print(f"index: {time.perf_counter() - started:.1f} s, {here.recv()[0]} requests")
+        local = indexes.build(folder / "tars", folder / "local")
+        streamed = Streamed(lanes=max(flags.workers, 1) * flags.micro, buffer=1)
+        print(f"{'':32}{'images/s':>10}{'requests':>10}{'MB':>8}")
+        for name, index, sampler, ahead in (
+            ("local, random", local, Uniform(), 0),
+            ("remote, random", remote, Uniform(), 0),
+            ("remote, streamed", remote, streamed, 0),
+            ("remote, streamed, 8 MiB ahead", remote, streamed, 2**23),
+        ):
+            elapsed_s = epoch(index, sampler, flags.workers, flags.micro, ahead)
+            here.send(True)
+            asked, sent = here.recv()
+            print(f"{name:32}{len(index) / elapsed_s:>10.1f}{asked:>10}{sent / 1e6:>8.0f}")
+        here.send(False)
+
+
+if __name__ == "__main__":
+    main()
