@@ -57,8 +57,8 @@ def count(column: Shaped[np.ndarray, "n"], logarithmic: bool = False) -> dict[st
 
 
 def round_step(least: float) -> float:
-    """Returns the smallest of 1, 2, 5 times a power of ten that is not below `least`."""
-    if least <= 0:
+    """Returns the smallest of 1, 2, 5 times a power of ten that is not below `least`; a hundredth where that is next to nothing."""
+    if least < 1e-9:
         return 0.01
     power = 10.0 ** math.floor(math.log10(least))
     return next(round(power * factor, 12) for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
