@@ -215,7 +215,7 @@ class _Sent:
 
     def unpacked(self) -> Batch:
         """Returns the batch."""
-        rest = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in self.rest.items()}
+        rest: dict[str, Any] = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in self.rest.items()}
         return Batch(images=self.images, draws=Draws(**{name: torch.from_numpy(value) for name, value in self.draws.items()}), **rest)
 
     def pin_memory(self) -> Batch:
