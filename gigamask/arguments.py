@@ -24,6 +24,7 @@ import yaml
 
 from gigamask import names, recipes
 from gigamask.faults import Fault
+from gigamask.train.run import DATA as DATA
 from gigamask.train.run import Run, check_resume, leaves
 
 Verb = TypeVar("Verb")

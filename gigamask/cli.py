@@ -9,11 +9,13 @@ Not here: what a verb prints (`verbs`), how words become values (`arguments`).
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return dispatch(words)
     except Fault as fault:
         print(f"gigamask: {fault}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a folder that may not be written: whoever was at work cannot mend it
+        if error.filename is None:
+            raise
+        print(f"gigamask: {error.filename}: {error.strerror}; check the path, its permissions and the disk", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("gigamask: interrupted", file=sys.stderr)
@@ -63,6 +70,7 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in VERBS:
         raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
     verb = arguments.parse(module_of(words[0]).Verb, words[1:], f"gigamask {words[0]}")
+    check_json(verb.json)
     done = verb.run()
     write_json(verb.json, done)
     if "fault" in done:
@@ -90,6 +98,7 @@ def train(words: list[str]) -> int:
         print(training_overview())
         return 0
     flags = arguments.parse_train(words)
+    check_json(flags.json)
     run, changed = arguments.settle(flags)
     if flags.print_config:
         print(arguments.text_of(run))
@@ -97,6 +106,8 @@ def train(words: list[str]) -> int:
     for name, (before, now) in changed.items():
         print(f"--{name} was {before} and is {now} from here on")
     arguments.save_run(run)
+    if flags.allow_other_order:
+        (Path(run.out) / arguments.DATA).unlink(missing_ok=True)
     from gigamask.train.loop import train as train_run
 
     state = train_run(run)
@@ -105,7 +116,7 @@ def train(words: list[str]) -> int:
     if state.step < run.steps:
         print(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; continue with: gigamask train --resume {run.out}")
         return STOPPED
-    print(f"{run.out}: {state.step} steps, {state.cursor.samples} samples\nnext: gigamask evaluate {run.out} --data PATH...")
+    print(f"{run.out}: {state.step} steps, {state.cursor.samples} samples\nnext: gigamask evaluate {quote(run.out)} --data HELD_OUT_TARS")
     return 0
 
 
@@ -121,6 +132,12 @@ def training_overview() -> str:
         f"parts, each by a name or as file.py:Class:\n{parts}\n\n"
         "'gigamask train RECIPE --help' lists every flag and its value there."
     )
+
+
+def check_json(path: str | None) -> None:
+    """Raises Fault for a file that cannot be written later, before the work is done."""
+    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise Fault(f"--json {path}: cannot be written; name a file in a folder that exists")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:

@@ -32,7 +32,8 @@ class FileServer:
     requests with 503 (n < 0: all); `status` answers that to every request; `drop_after=n` closes the connection after n bytes of a body, for the
     first `drops` bodies that are longer (all by default); `redirect=True` sends every path to `/moved/...` first, "relative" by a relative address,
     "loop" again and again; `wrong_length=n` states n bytes more than it sends; `head=False` refuses HEAD with 403 as presigned links do;
-    `sizes=False` never states a file's length or version; `shift=n` answers a range with one that begins n bytes later; `kind` is the content's type;
+    `sizes=False` never states a file's length or version; `shift=n` answers a range with one that begins n bytes later,
+    `most=n` with n bytes of it at most; `kind` is the content's type;
     `delay_s` waits before each answer, `piece_s` before each 64 KiB of a body.
 
     Counted: `asked` (every request in order), `bytes_sent` (of bodies), `most_at_once` (answers under way at the same time).
@@ -52,6 +53,7 @@ class FileServer:
         head: bool = True,
         sizes: bool = True,
         shift: int = 0,
+        most: int = 0,
         kind: str = "application/x-tar",
         delay_s: float = 0.0,
         piece_s: float = 0.0,
@@ -60,7 +62,7 @@ class FileServer:
         self.ranges, self.busy, self.status, self.redirect = ranges, busy, status, redirect
         self.drop_after, self.drops, self.wrong_length = drop_after, drops, wrong_length
         self.head, self.sizes, self.delay_s = head, sizes, delay_s
-        self.shift, self.kind, self.piece_s = shift, kind, piece_s
+        self.shift, self.most, self.kind, self.piece_s = shift, most, kind, piece_s
         self.asked: list[Asked] = []
         self.bytes_sent, self.most_at_once, self.at_once = 0, 0, 0
         self.lock = threading.Lock()
@@ -159,6 +161,8 @@ class _Answer(BaseHTTPRequestHandler):
         partial = bool(wanted) and served.ranges and self.headers.get("If-Range", tag) == tag
         start = int(wanted[1]) + served.shift if partial else 0
         stop = min(int(wanted[2]) + 1, held.st_size) if partial and wanted[2] else held.st_size
+        if partial and served.most:
+            stop = min(stop, start + served.most)
         if partial and start >= held.st_size:
             return self._plain(416, {"Content-Range": f"bytes */{held.st_size}"})
         self.send_response(206 if partial else 200)

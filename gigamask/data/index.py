@@ -16,7 +16,6 @@ import fcntl
 import glob
 import hashlib
 import os
-import posixpath
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +70,12 @@ class Index:
         """The tars' absolute paths or URLs, in the order that the column `shard` counts."""
         return [stored.path for stored in self.manifest.tars]
 
+    @property
+    def digest(self) -> str:
+        """Names what the rows are: the tars' names, sizes and counts, wherever they lie."""
+        told = "\n".join(f"{store.name(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}" for part in self.manifest.parts)
+        return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
     def report(self) -> dict[str, Any]:
         """Returns what was indexed and what was left out, as plain data."""
         left_out = self.manifest.left_out
@@ -93,7 +98,7 @@ class Index:
     def entry_name(self, row: int) -> str:
         """Returns the name by which errors and `find` know one image: `sa_000000.tar:sa_1`."""
         path = self.manifest.parts[self.images["shard"][row]].tar.path
-        return f"{_name(path)}:{os.fsdecode(self.images['name'][row])}"
+        return f"{store.name(path)}:{os.fsdecode(self.images['name'][row])}"
 
     def find(self, name: str) -> int:
         """Returns the row of `TAR:IMAGE`: a tar's name (with as much of its path as it takes) and an image's name or number."""
@@ -102,7 +107,7 @@ class Index:
             raise Fault(f"{name!r} names no entry; write TAR:IMAGE, such as {self.entry_name(0)}")
         shards = [shard for shard, path in enumerate(self.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]
         if not shards:
-            near = difflib.get_close_matches(tar, [_name(path) for path in self.shard_paths], 3, 0)
+            near = difflib.get_close_matches(tar, [store.name(path) for path in self.shard_paths], 3, 0)
             raise Fault(f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {', '.join(near)}")
         if len(shards) > 1:
             ends = ", ".join(self.shard_paths[shard] for shard in shards[:3])
@@ -284,10 +289,6 @@ def _index_into(work: Path, path: str, salvage: bool) -> Rows | str:
     folder = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
     part.save(folder)
     return columns.rows_of_part(folder)
-
-
-def _name(path: str) -> str:
-    return posixpath.basename(store.bare(path))
 
 
 def _check_tar(folder: Path, stored: Tar) -> None:

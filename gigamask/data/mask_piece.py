@@ -7,6 +7,7 @@ every `BLOCK_BYTES` of the other two. It depends on its tar alone, so pieces may
 Not here: reading masks for training, all pieces together (`data.mask_store`).
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -21,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from jaxtyping import Int64, UInt64
-from numpy.lib.format import open_memmap
 
 from gigamask.data import annotation, store
 from gigamask.data.index import Index
@@ -63,29 +63,44 @@ class Job(NamedTuple):
 
 
 def build_piece(job: Job) -> None:
-    """Cuts the masks of one tar; its files appear when they are complete, the json last."""
+    """Cuts the masks of one tar, unless that is done already; its files appear when they are complete, the json last."""
     index, folder = Index.open(job.index), Path(job.folder)
     manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
-    starts, first = row_starts(index, job.shard, manifest), int(first_rows(index)[job.shard])
+    lock = folder / f".{key_of(tar)}.lock"
+    try:
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same tar
+            if list(find_faults(folder, manifest, tar, False)):
+                _cut(index, job.shard, folder, manifest, tar)
+        lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise Fault(f"{folder}: the masks cannot be written ({error.strerror}); make room or give another folder, then run it again") from error
+
+
+def _cut(index: Index, shard: int, folder: Path, manifest: Manifest, tar: dict[str, str | int]) -> None:
+    """Writes one tar's piece."""
+    starts, first = row_starts(index, shard, manifest), int(first_rows(index)[shard])
     work = folder / f".{key_of(tar)}"
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
     work.mkdir()
-    bits = open_memmap(work / "bits.npy", "w+", "<u8", (int(starts[-1]), words_of(manifest.grid)))
-    for at, raw in _jsons(index, job.shard, first, np.flatnonzero(np.diff(starts)).tolist()):
-        name, count = index.entry_name(first + at), int(index.images["masks"][first + at])
-        entry = annotation.parse(raw, name)
-        if len(entry.masks) != count:
-            raise Fault(f"{name}: holds {len(entry.masks)} masks, its index says {count}; the tar has changed, build the index again")
-        frames = [Frame.whole(entry.size, manifest.side)]
-        if starts[at + 1] - starts[at] > count:
-            frames.append(Frame.whole(entry.size, manifest.side, flip=True))
-        bits[starts[at] : starts[at + 1]] = np.concatenate([pack(frame.masks(entry.masks, manifest.grid)) for frame in frames])
-    bits.flush()
+    with open(work / "bits.npy", "wb") as file:  # into a mapped file a full disk would end the process without a word
+        shape = (int(starts[-1]), words_of(manifest.grid))
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u8", "fortran_order": False, "shape": shape})
+        for at, raw in _jsons(index, shard, first, np.flatnonzero(np.diff(starts)).tolist()):
+            name, count = index.entry_name(first + at), int(index.images["masks"][first + at])
+            entry = annotation.parse(raw, name)
+            if len(entry.masks) != count:
+                raise Fault(f"{name}: holds {len(entry.masks)} masks, its index says {count}; the tar has changed, build the index again")
+            frames = [Frame.whole(entry.size, manifest.side)]
+            if starts[at + 1] - starts[at] > count:
+                frames.append(Frame.whole(entry.size, manifest.side, flip=True))
+            for frame in frames:
+                file.write(pack(frame.masks(entry.masks, manifest.grid)).astype("<u8").tobytes())
     np.save(work / "rows.npy", starts)
     bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
     (work / "bits.npy").rename(bits_path)
     (work / "rows.npy").rename(rows_path)
-    write(json_path, msgspec.json.encode(Piece(tar, len(bits), checksums(bits_path), checksums(rows_path))))
+    write(json_path, msgspec.json.encode(Piece(tar, int(starts[-1]), checksums(bits_path), checksums(rows_path))))
     work.rmdir()
 
 

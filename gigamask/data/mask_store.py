@@ -25,6 +25,7 @@ from jaxtyping import Int, Int64
 from gigamask.contracts import Chance, Sample
 from gigamask.data import crew, mask_piece
 from gigamask.data.assemble import compose
+from gigamask.data.augment import Flip, LargeScaleJitter, ResizedCrop
 from gigamask.data.choose import Candidates
 from gigamask.data.index import Index
 from gigamask.data.mask_piece import MANIFEST, SCHEMA, Job, Manifest
@@ -72,6 +73,25 @@ class MaskStore:
         masks = mask_piece.unpack(bits[first + numbers], grid)
         return mask_piece.mirror(masks, Frame.whole(self._size(row), side).resized[1] * grid // side) if flip and not own else masks
 
+    def check(self, settings: Assembly) -> None:
+        """Raises Fault where samples of such settings cannot be made from the store."""
+        made = self.manifest
+        if (settings.grid, settings.side) != (made.grid, made.side):
+            raise Fault(
+                f"{self.folder}: holds masks on a grid of {made.grid} for images of {made.side}, wanted are {settings.grid} and {settings.side}; "
+                f"build one with 'gigamask masks --grid {settings.grid} --side {settings.side}', or leave out --loading.mask-store"
+            )
+        if isinstance(settings.augment, Flip) and settings.augment.probability and not made.mirrored:
+            sizes = np.unique(np.stack([self.index.images["height"], self.index.images["width"]]), axis=1).T.tolist()
+            if any(mask_piece.has_own_mirror((height, width), made.side, made.grid) for height, width in sizes):
+                act = "build a store with 'gigamask masks --mirrored', or train without flips"
+                raise Fault(f"{self.folder}: holds no mirrored masks, which some of its images need; {act}")
+        elif isinstance(settings.augment, LargeScaleJitter | ResizedCrop):
+            raise Fault(
+                f"{self.folder}: a mask store knows whole images only, {type(settings.augment).__name__} crops or scales them; "
+                "choose --loading.augment none or flip, or leave out --loading.mask-store"
+            )
+
     @property
     def bytes(self) -> int:
         """What the masks of the index take on disk."""
@@ -98,14 +118,9 @@ class MaskStore:
 def assemble_stored(raw: bytes, store: MaskStore, row: int, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
     """Returns the sample that `assemble` returns for the image at `row` of the store's index, its masks read from the store instead of a json.
 
-    Raises Fault where the store's grid or side is another, and where the frame does not show the whole image at its usual size.
+    The store must have passed `check`; raises Fault where the frame does not show the whole image at its usual size, as a user's own may not.
     """
-    index, name, made = store.index, store.index.entry_name(row), store.manifest
-    if (settings.grid, settings.side) != (made.grid, made.side):
-        raise Fault(
-            f"{store.folder}: holds masks on a grid of {made.grid} for images of {made.side}, wanted are {settings.grid} and {settings.side}; "
-            f"build one with 'gigamask masks --grid {settings.grid} --side {settings.side}', or leave out --loading.mask-store"
-        )
+    index, name = store.index, store.index.entry_name(row)
     held = index.mask_rows(row)
     area, box, predicted_iou, stability = (np.array(index.masks[column][held]) for column in ("area", "box", "predicted_iou", "stability_score"))
     size, boxes = (int(index.images["height"][row]), int(index.images["width"][row])), box.astype(np.int32)

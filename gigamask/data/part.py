@@ -132,7 +132,7 @@ def index_tar(path: str, salvage: bool = False) -> Part:
     rows, tables, names, rejected = [], [], [], []
     described = [_place(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()]
     for (stem, jpg), first in zip(jpgs.items(), payloads(described), strict=True):
-        name = f"{posixpath.basename(store.bare(path))}:{stem}"
+        name = f"{store.name(path)}:{stem}"
         at, size = int(members.offsets[jpg]), int(members.sizes[jpg])
         json = jsons.get(stem)
         try:

@@ -41,11 +41,11 @@ class Shards:
     """
 
     def __init__(self, paths: Sequence[str], open_files: int = 64, read_ahead: int = 0, blocks: int = 4) -> None:
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._held: OrderedDict[Span, bytes] = OrderedDict()
         self.paths = tuple(paths)
         self.open_files, self.read_ahead, self.blocks = open_files, read_ahead, blocks
         self._remote = tuple(map(store.remote, self.paths))
-        self._descriptors: OrderedDict[int, int] = OrderedDict()
-        self._held: OrderedDict[Span, bytes] = OrderedDict()
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Returns `size` bytes of a tar from `offset` on; raises BadSample where they are not to be had."""

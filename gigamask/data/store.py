@@ -9,6 +9,7 @@ Not here: files that are held open (`data.shards`), what the bytes mean (`data.t
 import errno
 import importlib
 import os
+import posixpath
 import re
 import time
 from collections import defaultdict
@@ -29,7 +30,7 @@ CONNECT_S, SILENCE_S = 15, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 _VERSIONS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "updated", "created")
-_BUGS = (TypeError, AttributeError, RuntimeError, AssertionError, ImportError)
+_BUGS = (TypeError, AttributeError, NotImplementedError, AssertionError, ImportError)
 _PERMANENT = {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG}
 
 Result = TypeVar("Result")
@@ -64,6 +65,11 @@ def spell(path: str | os.PathLike) -> str:
 def bare(path: str) -> str:
     """Returns a path without the query and fragment that sign an http link."""
     return re.split(r"[?#]", path, maxsplit=1)[0] if path.startswith("http") and remote(path) else path
+
+
+def name(path: str) -> str:
+    """Returns the last part of a path, by which a tar is known."""
+    return posixpath.basename(bare(path))
 
 
 def state(path: str) -> State:

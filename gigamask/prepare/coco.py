@@ -10,7 +10,7 @@ Not here: pictures (`prepare.pictures`), shards (`prepare.convert`).
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -152,6 +152,8 @@ def _images(listed: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[Re
             key, name = str(row.id), f"{row.file_name} (id {row.id})"
             if not (0 < row.height <= MAX_SIDE and 0 < row.width <= MAX_SIDE and row.height * row.width <= MAX_PIXELS):
                 raise BadSample(f"it is said to have {row.height} x {row.width} pixels, sides are 1 to {MAX_SIDE} and pixels at most {MAX_PIXELS}")
+            if PurePath(row.file_name).is_absolute() or ".." in PurePath(row.file_name).parts:
+                raise BadSample("its file_name leads out of the folder of pictures; give names within it")
             if key in rows:
                 clashing |= {key} if rows[key] != row else set()
                 raise BadSample(f"id {key} was given before; give each image an id of its own")

@@ -22,6 +22,7 @@ from gigamask.faults import BadSample, Fault
 from gigamask.prepare import coco, label_images
 from gigamask.prepare import record as records
 from gigamask.prepare.objects import Annotated, Listing, Objects
+from gigamask.prepare.partial import locked
 from gigamask.prepare.pictures import as_jpeg
 
 PARTIAL = ".partial"
@@ -86,21 +87,12 @@ def convert(
     tally = Tally(rejected=listing.rejected, rejected_masks=listing.strays)
     tally.rejected += [Rejected(image.source, f"{image.source}: there is no {image.picture}; put it there, or mend --images") for image in missing]
     _check(source, "images", tally.rejected, len(images))
-    work = _prepare(out)
-    try:
-        starts = range(0, len(images), shard_images)
-        shards = [Shard(work / f"{number:06d}.tar", images[start : start + shard_images]) for number, start in enumerate(starts)]
-        tallies = crew.each(write_shard, shards, workers, progress)
-        for each in tallies:
-            tally.add(each)
-        _check(source, "images", tally.rejected, tally.images)
-        _check(source, "masks", tally.rejected_masks, tally.masks)
-        filled = [shard.path for shard, each in zip(shards, tallies, strict=True) if each.images]
-        tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
-        for before, after in zip(filled, tars, strict=True):
-            before.rename(after)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with locked(out, PARTIAL):
+        work = _cleared(out)
+        try:
+            tars = _write_shards(source, out, work, images, shard_images, workers, progress, tally)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     return {
         "images": tally.images,
         "masks": tally.masks,
@@ -112,6 +104,31 @@ def convert(
         "images_left_out": [{"name": each.name, "reason": each.reason} for each in tally.rejected],
         "masks_left_out": [{"name": each.name, "reason": each.reason} for each in tally.rejected_masks],
     }
+
+
+def _write_shards(
+    source: Path,
+    out: Path,
+    work: Path,
+    images: list[Annotated],
+    shard_images: int,
+    workers: int,
+    progress: crew.Progress | None,
+    tally: Tally,
+) -> list[Path]:
+    """Writes all tars and only then gives them their names, which are returned; counts into `tally`."""
+    starts = range(0, len(images), shard_images)
+    shards = [Shard(work / f"{number:06d}.tar", images[start : start + shard_images]) for number, start in enumerate(starts)]
+    tallies = crew.each(write_shard, shards, workers, progress)
+    for each in tallies:
+        tally.add(each)
+    _check(source, "images", tally.rejected, tally.images)
+    _check(source, "masks", tally.rejected_masks, tally.masks)
+    filled = [shard.path for shard, each in zip(shards, tallies, strict=True) if each.images]
+    tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
+    for before, after in zip(filled, tars, strict=True):
+        before.rename(after)
+    return tars
 
 
 def write_shard(shard: Shard) -> Tally:
@@ -173,16 +190,11 @@ def _check(source: Path, what: str, rejected: list[Rejected], usable: int) -> No
         raise Fault(f"{source}: lists no image; give a file or a folder that does")
 
 
-def _prepare(out: Path) -> Path:
-    """Makes the output folder and returns the one in it where tars lie until they are complete."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        held = [name for name in os.listdir(out) if name.endswith(".tar")]
-        if held:
-            raise Fault(f"--out {out}: holds {len(held)} tars such as {held[0]}, which new ones would mix with; give another folder")
-        work = out / PARTIAL
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        return work
-    except OSError as error:
-        raise Fault(f"--out {out}: cannot be made or written ({error.strerror}); give a folder that can") from error
+def _cleared(out: Path) -> Path:
+    """Returns the folder in the output folder where tars lie until they are complete, cleared of what a process left that was killed."""
+    held = [name for name in os.listdir(out) if name.endswith(".tar")]
+    if held:
+        raise Fault(f"--out {out}: holds {len(held)} tars such as {held[0]}, which new ones would mix with; give another folder")
+    for left in (out / PARTIAL).glob("*.tar*"):
+        left.unlink()
+    return out / PARTIAL

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError, IncompleteRead, MaxRetryError, ResponseError
+from urllib3.exceptions import HTTPError, IncompleteRead, LocationValueError, MaxRetryError, ResponseError
 
 from gigamask.faults import Fault
 from gigamask.prepare.checksums import digest
@@ -189,11 +189,13 @@ class _Crew:
 
     def _fill(self, file: Partial) -> None:
         """Asks until the file is whole and its checksum holds; each attempt goes on where the one before stopped."""
-        attempts, furthest = 0, file.held
+        attempts, furthest, starts = 0, file.held, file.starts
         while True:
             try:
                 if not file.is_whole():
                     self._ask(file)
+                if not file.is_whole():  # a range may be answered with less of it
+                    raise Again(f"the server sent {file.held} of {file.receipt.size} bytes")
                 if file.checksum is None:
                     return
                 found = digest(file.part, file.checksum)
@@ -202,6 +204,8 @@ class _Crew:
                 file.start_again(f"its checksum is {found}, the list says {file.checksum}")
             except (Again, HTTPError) as error:
                 why = _why(error)
+                if file.starts > starts:
+                    starts, furthest = file.starts, -1
                 attempts = 0 if file.held > furthest else attempts + 1
                 furthest = max(furthest, file.held)
                 if attempts == ATTEMPTS:
@@ -303,6 +307,8 @@ def _expiry(url: str) -> str:
 def _why(error: Exception) -> str:
     """Returns an error's words without the address, which is long and secret; raises Fault when it redirects without end."""
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason is not None else error
+    if isinstance(reason, LocationValueError):
+        raise Fault("its link is no address that can be used; fetch a new links file") from error
     if isinstance(reason, ResponseError):
         raise Fault(f"its link redirects more than {REDIRECTS} times; fetch a new links file") from error
     if isinstance(reason, IncompleteRead):

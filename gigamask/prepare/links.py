@@ -42,6 +42,8 @@ def read(path: str | Path) -> list[Link]:
             raise Fault(
                 f"{path}: line {number} is not a name and an http address, separated by a tab: {line[:80]!r}; give the list as it was handed out"
             )
+        if not _is_address(urls[0]):
+            raise Fault(f"{path}: line {number} holds no address that can be used: {urls[0][:80]!r}; give the list as it was handed out")
         name = names[0] if names else unquote(urlsplit(urls[0]).path).rpartition("/")[2]
         if not _is_plain(name):
             raise Fault(
@@ -64,6 +66,15 @@ def choose(links: Sequence[Link], names: Sequence[str] = (), count: int | None =
             near = difflib.get_close_matches(name, [link.name for link in links], 3, 0)
             raise Fault(f"--names {name}: none of the {len(links)} links has such a name; the nearest: {', '.join(near)}")
     return chosen[:count]
+
+
+def _is_address(url: str) -> bool:
+    """Says whether a URL names a server."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def _is_plain(name: str) -> bool:

@@ -124,16 +124,16 @@ class Partial:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps it to this process until the block ends; the lock of a process that was killed is gone with it."""
+def locked(folder: Path, kept: str = KEPT) -> Iterator[None]:
+    """Makes the folder, and `kept` in it, and keeps both to this process until the block ends; the lock of a killed process is gone with it."""
     try:
-        (folder / KEPT).mkdir(parents=True, exist_ok=True)
-        lock = open(folder / KEPT / "lock", "w")  # noqa: SIM115
+        (folder / kept).mkdir(parents=True, exist_ok=True)
+        lock = open(folder / kept / "lock", "w")  # noqa: SIM115
     except OSError as error:
         raise Fault(f"{folder}: cannot be written ({error.strerror}); give a folder that can") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Fault(f"{folder}: another download into it is running; let it end, or give another folder") from None
+            raise Fault(f"{folder}: another process is writing into it; let it end, or give another folder") from None
         yield

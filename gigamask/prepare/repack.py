@@ -11,7 +11,6 @@ Not here: reading tars of unknown soundness (`data.part`).
 import contextlib
 import glob
 import os
-import posixpath
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from jaxtyping import Int64
 
 from gigamask.contracts import Rejected
 from gigamask.data import annotation, crew, image, store, tar
+from gigamask.data.columns import is_index
 from gigamask.data.index import Paths
 from gigamask.data.index import tars as find_tars
 from gigamask.data.part import Part, index_tar, stored_tar
@@ -124,6 +124,8 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
         raise Fault(f"--size {settings.size}: images are repacked to {MIN_SIZE} pixels on the long side at least; give a larger size")
     if not 1 <= settings.quality <= 100:
         raise Fault(f"--quality {settings.quality}: a JPEG's quality is 1 to 100; give such")
+    if is_index(out):
+        raise Fault(f"--out {out}: is an index; give a folder for the tars")
     found = find_tars(paths)
     _check_names(found, out)
     try:
@@ -144,7 +146,7 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
 
 def repack_tar(path: str, out: Path, settings: Settings) -> tuple[Done | str, bool]:
     """Repacks one tar and returns what was done, and whether it had been done before; for an unusable tar the reason instead."""
-    target = out / _name(path)
+    target = out / store.name(path)
     try:
         source = _source(path)
         before = _read_done(target)
@@ -231,7 +233,7 @@ def _told(told: dict[str, Any], masks: Runs, seen: Int64[np.ndarray, "n"], frame
 
 def _members(path: str, part: Part, settings: Settings, tally: Tally) -> Iterator[tuple[str, bytes]]:
     """Yields what the new tar holds, one image at a time."""
-    shards, columns, tar_name = Shards([path]), part.images, _name(path)
+    shards, columns, tar_name = Shards([path]), part.images, store.name(path)
     for row in range(len(columns["name"])):
         stem = os.fsdecode(columns["name"][row])
         name = f"{tar_name}:{stem}"
@@ -280,7 +282,7 @@ def _check_names(found: list[str], out: Path) -> None:
     """Raises Fault where a tar would be written over a source, over another, or over what repack did not write."""
     targets: dict[str, str] = {}
     for path in found:
-        name = _name(path)
+        name = store.name(path)
         if name in targets:
             raise Fault(f"{path}: {targets[name]} has the same name, and --out holds one of each; repack them into folders of their own")
         targets[name] = path
@@ -288,10 +290,6 @@ def _check_names(found: list[str], out: Path) -> None:
             raise Fault(f"--out {out}: is where {name} itself lies, which would be replaced; give another folder")
         if (out / name).exists() and not _ledger(out / name).exists():
             raise Fault(f"{out / name}: is there, and repack did not write it; give another --out or move it away")
-
-
-def _name(path: str) -> str:
-    return posixpath.basename(store.bare(path))
 
 
 def _source(path: str) -> Source:

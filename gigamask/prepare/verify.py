@@ -115,7 +115,7 @@ def _stale(stored: Tar) -> str | None:
 def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     """Reads one tar in full."""
     report = TarReport(path)
-    listed = sums.get(_file_name(path))
+    listed = sums.get(store.name(path))
     try:
         if listed is not None and (found := checksums.digest(path, listed)) != listed:
             report.faults.append(f"{path}: its checksum is {found}, the list says {listed}; fetch it again")
@@ -129,10 +129,6 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     except OSError as error:
         report.faults.append(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk")
     return report
-
-
-def _file_name(path: str) -> str:
-    return posixpath.basename(store.bare(path))
 
 
 class _Stated(msgspec.Struct):
@@ -186,7 +182,7 @@ class _Reading:
 
     def _checked(self, member: int, stem: str, data: bytes | BadSample, check: Callable[[int, bytes, str], Any]) -> Any:
         """Returns what the check returns, or None for a member that is bad, which is noted."""
-        name, size = f"{_file_name(self.report.path)}:{stem}", int(self.members.sizes[member])
+        name, size = f"{store.name(self.report.path)}:{stem}", int(self.members.sizes[member])
         try:
             if isinstance(data, BadSample):
                 raise data
@@ -198,7 +194,7 @@ class _Reading:
         return None
 
     def _note(self, findings: list[Finding], member: int, stem: str, reason: str) -> None:
-        sample, offset = f"{_file_name(self.report.path)}:{stem}", int(self.members.offsets[member])
+        sample, offset = f"{store.name(self.report.path)}:{stem}", int(self.members.offsets[member])
         reason = reason.removeprefix(f"{sample}: ").removeprefix(f"{self.report.path}: ")
         findings.append(Finding(self.report.path, self.members.names[member], offset, sample, reason))
 

@@ -23,6 +23,9 @@ from gigamask.seams import Objective, Policy, Sampler
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import Schedule, WarmupDrops
 
+DATA = "data.json"
+"""In the run folder: what the run's data were when it began."""
+
 
 @dataclass(frozen=True)
 class Loading:
@@ -138,7 +141,7 @@ def kinds(record: Any, prefix: str = "") -> dict[str, str]:
     for each in fields(record):
         name, value = prefix + each.name.replace("_", "-"), getattr(record, each.name)
         if is_dataclass(value):
-            found |= {name: type(value).__qualname__} | kinds(value, name + ".")
+            found |= {name: f"{type(value).__module__}.{type(value).__qualname__}"} | kinds(value, name + ".")
     return found
 
 
@@ -148,20 +151,11 @@ def differences(ours: Run, theirs: Run) -> dict[str, tuple[Any, Any]]:
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 
 
-# Changing one of these on resume changes the shapes of the weights, or which sample comes when; everything else may be changed between two stops.
+# Changing one of these on resume changes the shapes of the weights, or what the samples are and which comes when; everything else may be changed
+# between two stops. Processes and reading ahead change no sample, nor does a mask store, whose samples are those of the json bit for bit.
 SHAPES = ("model.",)
-DATA_ORDER = (
-    "data",
-    "batch",
-    "seed",
-    "sampler",
-    "loading.filters.",
-    "loading.max-masks",
-    "loading.choice",
-    "loading.augment",
-    "loading.colour",
-    "policy",
-)
+DATA_ORDER = ("data", "batch", "seed", "sampler", "loading.", "policy")
+SAME_SAMPLES = ("loading.workers", "loading.read-ahead-mb", "loading.mask-store")
 
 
 def check_resume(saved: Run, wanted: Run, allow_other_order: bool) -> dict[str, tuple[Any, Any]]:
@@ -170,7 +164,7 @@ def check_resume(saved: Run, wanted: Run, allow_other_order: bool) -> dict[str, 
     for name, (before, now) in changed.items():
         if name.startswith(SHAPES):
             raise Fault(f"--{name} was {before} in {saved.out} and is {now} now: weights of another shape cannot be resumed; give another --out")
-        if name.startswith(DATA_ORDER) and not allow_other_order:
+        if name.startswith(DATA_ORDER) and name not in SAME_SAMPLES and not allow_other_order:
             raise Fault(
                 f"--{name} was {before} in {saved.out} and is {now} now, which changes the data or its order; "
                 "give --allow-other-order, or another --out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tyro.conf import Positional
@@ -54,5 +55,5 @@ class Verb:
                 print(f"  {what} left out: {len(left_out)}" + (f", the first {SHOWN}:" if len(left_out) > SHOWN else ""))
             for each in left_out[:SHOWN]:
                 print(f"    {each['reason']}")
-        print(f"next: gigamask stats {self.out}")
+        print(f"next: gigamask stats {quote(self.out)}")
         return done

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,9 +60,10 @@ class Verb:
             print(f"  {unlisted} without a checksum: what arrived was not compared with anything")
         report = {"out": self.out, **counts, "without_checksum": unlisted, "files": [asdict(outcome) for outcome in outcomes]}
         if counts["failed"]:
-            report["fault"] = f"{self.out}: {counts['failed']} of {len(outcomes)} files failed; run the same command again, what is there is kept"
+            act = "for the reasons above; the same command fetches only what is missing"
+            report["fault"] = f"{self.out}: {counts['failed']} of {len(outcomes)} files failed, {act}"
         else:
-            print(f"next: gigamask verify {self.out}")
+            print(f"next: gigamask verify {quote(self.out)}")
         return report
 
 
@@ -72,7 +74,8 @@ def _bar(count: int) -> Iterator[Callable[[int, int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.fields[files]} of " + f"{count} files"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task("download", total=None, files=0)
         yield lambda done, total, files: shown.update(task, completed=done, total=total or None, files=files)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tyro.conf import Positional
 
-from gigamask.faults import Fault
-from gigamask.verbs.opening import opened
+from gigamask.verbs.opening import opened_sample
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,6 @@ class Verb:
     def run(self) -> dict[str, Any]:
         from gigamask import follow, recipes
 
-        tar, colon, name = self.sample.rpartition(":")
-        if not colon:
-            raise Fault(f"{self.sample!r} names no sample; write TAR:IMAGE, such as {self.sample}:0")
-        with opened([tar]) as index:
-            doors = follow.follow(index, index.find(f"{Path(tar).name}:{name}"), recipes.find(self.recipe)())
+        with opened_sample(self.sample) as (index, row):
+            doors = follow.follow(index, row, recipes.find(self.recipe)())
         return {"doors": doors}

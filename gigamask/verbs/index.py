@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from tyro.conf import Positional
@@ -38,5 +39,5 @@ class Verb:
             print(f"  broken {each}")
         for each in report["rejected"]:
             print(f"  left out {each['reason']}")
-        print(f"next: gigamask stats {self.out}")
+        print(f"next: gigamask stats {quote(self.out)}")
         return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from tyro.conf import Positional
@@ -50,5 +51,5 @@ class Verb:
             f"{self.out}: {report['masks']} masks of {report['tars']} tars, {report['bytes'] / 1e6:.1f} MB" + (", all sound" if self.verify else "")
         )
         if not self.verify:
-            print(f"next: gigamask train RECIPE --data {' '.join(self.paths)} --loading.mask-store {self.out}")
+            print(f"for recipes of that side and grid: --loading.mask-store {quote(self.out)}")
         return report

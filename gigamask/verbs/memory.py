@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
@@ -43,13 +42,9 @@ class SampleVerb:
     def _read(words: str) -> tuple[str, bytes, bytes]:
         """Returns the name and the bytes of the sample that TAR:IMAGE means."""
         from gigamask.data.shards import Shards
-        from gigamask.verbs.opening import opened
+        from gigamask.verbs.opening import opened_sample
 
-        tar, colon, image = words.rpartition(":")
-        if not colon:
-            raise Fault(f"{words!r} names no sample; write TAR:IMAGE, such as {words}:0")
-        with opened([tar]) as index:
-            row = index.find(f"{Path(tar).name}:{image}")
+        with opened_sample(words) as (index, row):
             name = index.entry_name(row)
             jpg, json = Shards(index.shard_paths).read_entry(index, row)
         if json is None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gigamask.faults import Fault
+
 if TYPE_CHECKING:
     from gigamask.data.index import Index
 
@@ -21,3 +23,15 @@ def opened(paths: Sequence[str]) -> Iterator[Index]:
 
     with tempfile.TemporaryDirectory() as folder:
         yield indexes.open_or_build(paths, folder)
+
+
+@contextmanager
+def opened_sample(words: str) -> Iterator[tuple[Index, int]]:
+    """Opens the index of the tar, and gives the row of the image, that TAR:IMAGE means."""
+    from gigamask.data import store
+
+    tar, colon, image = words.rpartition(":")
+    if not colon:
+        raise Fault(f"{words!r} names no sample; write TAR:IMAGE, such as {words}:0")
+    with opened([tar]) as index:
+        yield index, index.find(f"{store.name(tar)}:{image}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tyro.conf import Positional
@@ -52,5 +53,5 @@ class Verb:
                 f"{len(done['failed'])} tars could not be repacked; mend them and run the same command again (the first: {done['failed'][0]})"
             )
         else:
-            print(f"next: gigamask index {self.out} --out {self.out}/index")
+            print(f"next: gigamask index {quote(self.out)} --out {quote(self.out + '/index')}")
         return done

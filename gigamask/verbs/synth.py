@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from tyro.conf import Positional
@@ -28,5 +29,5 @@ class Verb:
 
         paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first)
         print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
-        print(f"next: gigamask train tiny --data {self.folder} --out runs/tiny")
+        print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")
         return {"images": self.images, "tars": [str(path) for path in paths]}

@@ -59,7 +59,7 @@ class Verb:
             "the index does not fit its tars" * bool(stale),
         ]
         if any(faults):
-            act = "fetch their tars again, or go on: training leaves out bad samples, broken tars have to be moved away"
+            act = "training leaves out bad samples; fetch a broken tar again, move it away, or index it with --salvage"
             done["fault"] = f"{', '.join(filter(None, faults))}; {act}"
         else:
             print("all of it can be used")

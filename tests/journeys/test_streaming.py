@@ -1,5 +1,6 @@
 """Training that goes through remote tars in sequence: every sample once, every byte about once, resumed in mid-tar; and from a mask store."""
 
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -85,3 +86,17 @@ def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
     assert main([*flags, "--out", str(tmp_path / "json")]) == 0
     assert main([*flags, "--out", str(tmp_path / "stored"), "--loading.mask-store", str(tmp_path / "store")]) == 0
     assert weights(tmp_path / "json") == weights(tmp_path / "stored")
+
+
+def test_data_that_have_changed_are_not_trained_on_unasked(tars, tmp_path, capsys):
+    data = tmp_path / "data"
+    shutil.copytree(tars, data)
+    command = ["train", LITTLE, "--data", str(data), "--out", str(tmp_path / "run")]
+    assert main([*command, "--steps", "1"]) == 0
+    shutil.copy(data / "sa_000000.tar", data / "another.tar")
+    capsys.readouterr()
+    assert main([*command, "--steps", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "run: trained on 24 images in 3 tars, its data are 32 images in 4 tars now, so that the samples left would be others; put it back" in said
+    assert main([*command, "--steps", "2", "--allow-other-order"]) == 0
+    assert main([*command, "--steps", "3"]) == 0

@@ -136,6 +136,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         ("index", str(tmp_path / "cut.tar"), "--out", str(tmp_path / "i")): "cut.tar: member",
         ("stats", str(tmp_path / "*.none")): "matches no file",
         ("stats",): "no path was given",
+        ("stats", str(scenes), "--json", str(tmp_path / "none" / "x.json")): "x.json: cannot be written; name a file in a folder that exists",
+        ("synth", str(bare), "--images", "1"): "bare.tar: File exists; check the path, its permissions and the disk",
         ("synth", str(tmp_path / "s"), "--images", "0"): "0 images",
         ("synth", str(tmp_path / "s"), "--images", "many"): "invalid literal",
         (*train, "--data", str(tmp_path / "gone")): "no such path",

@@ -99,7 +99,10 @@ def test_the_last_word_wins_over_files(tmp_path):
 
 def test_another_kind_of_sampler_is_another_order():
     saved = replace(tiny(), sampler=Uniform())
-    with pytest.raises(Fault, match=r"--sampler was Uniform .* and is Streamed now, which changes the data or its order"):
+    with pytest.raises(
+        Fault,
+        match=r"--sampler was gigamask.samplers.uniform.Uniform .* and is .*Streamed now, which changes the data or its order",
+    ):
         check_resume(saved, replace(saved, sampler=Streamed()), allow_other_order=False)
 
 

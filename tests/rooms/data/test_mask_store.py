@@ -10,7 +10,7 @@ import simplejpeg
 
 from gigamask.contracts import Chance
 from gigamask.data import crew, index, mask_piece, mask_store, tar
-from gigamask.data.augment import Flip, LargeScaleJitter, ResizedCrop
+from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
 from gigamask.data.mask_store import MaskStore, assemble_stored
 from gigamask.data.settings import Assembly
 from gigamask.data.shards import Shards
@@ -272,13 +272,20 @@ def test_settings_that_a_store_cannot_serve_are_refused_in_one_line(built, opene
     with pytest.raises(
         Fault, match=r"holds masks on a grid of 32 for images of 128, wanted are 16 and 128; build one with 'gigamask masks --grid 16"
     ):
-        stored(built, 0, Assembly(side=SIDE, grid=16))
+        built.check(Assembly(side=SIDE, grid=16))
     for augment in (LargeScaleJitter(), ResizedCrop(1.1, 1.2)):
+        with pytest.raises(Fault, match=rf"a mask store knows whole images only, {type(augment).__name__} crops or scales them; choose --lo"):
+            built.check(Assembly(side=SIDE, grid=GRID, augment=augment))
         with pytest.raises(
             Fault, match=rf"a.tar:sa_0: {type(augment).__name__} crops or scales it, a mask store knows whole images only; choose --lo"
         ):
             stored(built, 0, Assembly(side=SIDE, grid=GRID, augment=augment))
     plain = mask_store.build(opened, tmp_path / "plain", GRID, SIDE)
+    with pytest.raises(Fault, match=r"plain: holds no mirrored masks, which some of its images need; build a store with 'gigamask masks --mirrored'"):
+        plain.check(Assembly(SIDE, GRID, augment=Flip()))
+    for augment in (Plain(), Flip(0.0)):
+        plain.check(Assembly(SIDE, GRID, augment=augment))
+    built.check(Assembly(SIDE, GRID, augment=Flip()))
     assert len(stored(plain, opened.find("a.tar:sa_0"), Assembly(SIDE, GRID, augment=Flip(1.0))).masks) > 0
     with pytest.raises(Fault, match=r"a.tar:sa_1: mirrored it lies between the cells of .*plain; build a store with 'gigamask masks --mirrored', or"):
         stored(plain, opened.find("a.tar:sa_1"), Assembly(SIDE, GRID, augment=Flip(1.0)))

@@ -278,3 +278,11 @@ def test_nothing_remote_is_imported_for_local_files(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "fsspec" not in done.stdout
     assert "aiohttp" not in done.stdout
+
+
+def test_a_session_that_was_closed_is_tried_again():
+    again, words = store._judge("s3://bucket/a.tar", RuntimeError("Session is closed"), 5)
+    assert again
+    assert words.startswith(" after 5 tries (Session is closed); check the network and the server")
+    with pytest.raises(NotImplementedError):
+        store._judge("odd://a.tar", NotImplementedError(), 1)

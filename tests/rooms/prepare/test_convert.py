@@ -15,7 +15,8 @@ from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.prepare.convert import Options, convert
+from gigamask.prepare.convert import PARTIAL, Options, convert
+from gigamask.prepare.partial import locked
 
 SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]
 
@@ -410,7 +411,7 @@ def test_faults(case, monkeypatch):
     with pytest.raises(Fault, match=r"--out .*out: holds 1 tars such as sa_000000.tar, which new ones would mix with"):
         case.coco([row()], [thing()])
     case.out = case.put("file", b"") / "out"
-    with pytest.raises(Fault, match=r"--out .*file/out: cannot be made or written .Not a directory"):
+    with pytest.raises(Fault, match=r"file/out: cannot be written \(Not a directory\); give a folder that can"):
         case.coco([row()], [thing()])
     case.out = case.folder / "full"
 
@@ -420,4 +421,19 @@ def test_faults(case, monkeypatch):
 
     monkeypatch.setattr("gigamask.data.tar.write", full)
     with pytest.raises(Fault, match=r"000000.tar: cannot be written .No space left on device.; free space"):
+        case.coco([row()], [thing()])
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "{folder}/secret.jpg"])
+def test_names_that_lead_elsewhere_are_left_out(case, name):
+    (case.folder / "secret.jpg").write_bytes(jpeg())
+    case.put("1.jpg", jpeg())
+    done = case.coco([row(1), row(2, name.format(folder=case.folder))], [thing(1), thing(2)])
+    assert done["images"] == 1
+    assert reason(done, "images").endswith("its file_name leads out of the folder of pictures; give names within it")
+
+
+def test_a_second_convert_into_the_folder_is_refused(case):
+    case.put("1.jpg", jpeg())
+    with locked(case.out, PARTIAL), pytest.raises(Fault, match=r"out: another process is writing into it; let it end, or give another folder"):
         case.coco([row()], [thing()])

@@ -78,6 +78,13 @@ def test_a_dropped_connection_goes_on_where_it_broke(served, tmp_path):
     assert same(served, tmp_path, "a.tar")
 
 
+def test_a_range_that_is_answered_in_part_is_asked_for_again(served, tmp_path):
+    with FileServer(served, drop_after=200_000, drops=1, most=300_000) as server:
+        assert fetch(server, tmp_path, "a.tar").status == "fetched"
+        assert [asked.range for asked in server.asked] == ["bytes=0-0", None, "bytes=200000-", "bytes=500000-"]
+    assert same(served, tmp_path, "a.tar")
+
+
 def test_a_server_that_ignores_ranges_starts_over(served, tmp_path):
     with FileServer(served, ranges=False, drop_after=250_000, drops=3) as server:
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
@@ -308,7 +315,7 @@ def test_a_second_download_into_the_folder_is_refused(served, tmp_path):
     with FileServer(served) as server:
         with open(tmp_path / KEPT / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(Fault, match=r"another download into it is running; let it end, or give another folder"):
+            with pytest.raises(Fault, match=r"another process is writing into it; let it end, or give another folder"):
                 fetch(server, tmp_path, "a.tar")
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
 

@@ -52,6 +52,8 @@ def test_addresses_without_a_plain_name_are_refused(tmp_path, url):
         ("file_name\tcdn_link\n", r"holds no link"),
         ("file_name\tcdn_link\na.tar\tnot a link\n", r"line 2 is not a name and an http address, separated by a tab: 'a.tar\\tnot a link'; give the"),
         ("a.tar\tftp://cdn.example/a\n", r"line 1 is not a name and an http address"),
+        ("a.tar\thttp://[bad/a.tar\n", r"line 1 holds no address that can be used: 'http://\[bad/a.tar'; give the list as it was handed out"),
+        ("a.tar\thttp:///a.tar\n", r"line 1 holds no address that can be used"),
         ("a.tar b.tar http://cdn.example/a\n", r"line 1 is not a name and an http address"),
         ("a.tar http://x/a\na.tar http://x/b\n", r"line 2 gives a.tar a second address; keep one of them"),
         (b"\xff\xfe", r"links.txt: is no text \(invalid start byte at byte 0\); give the list itself, unpacked"),

@@ -271,6 +271,9 @@ def test_faults(tmp_path, monkeypatch):
         repack(source, out, Settings(64, 101))
     with pytest.raises(Fault, match=r"--out .*in: is where a.tar itself lies"):
         repack(source, tmp_path / "more" / ".." / "in", Settings(64))
+    indexes.build(source, tmp_path / "index")
+    with pytest.raises(Fault, match=r"--out .*index: is an index; give a folder for the tars"):
+        repack(source, tmp_path / "index", Settings(64))
     with pytest.raises(Fault, match=r"more/a.tar: .*in/a.tar has the same name"):
         repack([source, tmp_path / "more"], out, Settings(64))
     with pytest.raises(Fault, match=r"a.tar: is there, and repack did not write it"):
