@@ -71,7 +71,7 @@ def test_what_cannot_be_fetched_is_said_and_ends_with_2(served, tmp_path, capsys
         assert main(["download", list_of_links, "--out", str(tmp_path / "a"), "--json", str(tmp_path / "d.json")]) == 2
         said = capsys.readouterr()
         assert "  failed sa_000000.tar, sa_000001.tar, sa_000002.tar: HTTP 403 Forbidden: the link is refused, as links are that have" in said.out
-        assert "3 of 3 files failed; run the same command again, what is there is kept" in said.err
+        assert "3 of 3 files failed, for the reasons above; the same command fetches only what is missing" in said.err
         assert json.loads((tmp_path / "d.json").read_text())["failed"] == 3
         assert main(["download", list_of_links, "--out", str(tmp_path / "a"), "--names", "sa_000009.tar"]) == 2
         assert "--names sa_000009.tar: none of the 3 links has such a name" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert main(["verify", str(tmp_path), "--json", str(tmp_path / "bad.json")]) == 2
     said = capsys.readouterr()
     assert f"{len(bad)} of " in said.err
-    assert f"{len(tars)} of {len(tars) + 2} tars are broken; fetch their tars again, or go on" in said.err
+    assert f"{len(tars)} of {len(tars) + 2} tars are broken; training leaves out bad samples" in said.err
     assert "zero block" in said.out
     assert re.search(r"and \d+ more, all of them with --json FILE|bad .*samples.tar sa_1.jpg at \d+: ", said.out)
     found = json.loads((tmp_path / "bad.json").read_text())
