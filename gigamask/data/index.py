@@ -12,7 +12,6 @@ Not here: the files (`data.columns`), one tar's rows (`data.part`), reading the 
 
 import contextlib
 import difflib
-import fcntl
 import glob
 import hashlib
 import os
@@ -22,12 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from gigamask.data import columns, crew, store
+from gigamask.data import columns, crew, lock, store
 from gigamask.data.columns import MANIFEST as MANIFEST
 from gigamask.data.columns import REBUILD, SCHEMA, Manifest, Rows, is_index, merge
 from gigamask.data.part import PART, Tar, index_tar, stored_tars
@@ -221,7 +220,7 @@ def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | Non
 def _only_writer(out: Path) -> Iterator[Path]:
     """Holds the folder of finished tars beside `out` for this process, swept of what a killed one left; it goes unless it holds finished tars."""
     work = out.parent / f".{out.name}.parts"
-    with _lock(out, work):
+    with lock.hold(work / LOCK, f"{out}: another process is writing this index; wait for it, or give another --out"):
         if not out.exists() and (work / "before").exists():  # killed between the two renames
             (work / "before").rename(out)
         for path in work.iterdir():
@@ -232,24 +231,6 @@ def _only_writer(out: Path) -> Iterator[Path]:
         finally:
             if work.exists() and not any(path.name.startswith(f"{SCHEMA}-") for path in work.iterdir()):
                 shutil.rmtree(work)
-
-
-def _lock(out: Path, work: Path) -> IO[str]:
-    """Opens and locks the file that stands for the folder `work`, which another process may be about to remove."""
-    while True:
-        work.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            file = open(work / LOCK, "w")  # noqa: SIM115
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(work / LOCK)):
-                    return file
-            except BlockingIOError:
-                file.close()
-                raise Fault(f"{out}: another process is writing this index; wait for it, or give another --out") from None
-            except FileNotFoundError:
-                pass
-            file.close()
 
 
 def _held_rows(given: list[Path], out: Path, work: Path) -> dict[Tar, Rows]:

@@ -7,7 +7,6 @@ Not here: where the bytes come from (`download`).
 """
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gigamask.data import lock
 from gigamask.faults import Fault
 from gigamask.prepare.links import Link
 
@@ -127,13 +127,8 @@ class Partial:
 def locked(folder: Path, kept: str = KEPT) -> Iterator[None]:
     """Makes the folder, and `kept` in it, and keeps both to this process until the block ends; the lock of a killed process is gone with it."""
     try:
-        (folder / kept).mkdir(parents=True, exist_ok=True)
-        lock = open(folder / kept / "lock", "w")  # noqa: SIM115
+        held = lock.hold(folder / kept / "lock", f"{folder}: another process is writing into it; let it end, or give another folder")
     except OSError as error:
         raise Fault(f"{folder}: cannot be written ({error.strerror}); give a folder that can") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Fault(f"{folder}: another process is writing into it; let it end, or give another folder") from None
+    with held:
         yield

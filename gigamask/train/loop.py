@@ -3,13 +3,11 @@
 Not here: what a step does (`train.step`), where batches come from (`train.feed`), what is saved (`train.checkpoint`).
 """
 
-import fcntl
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gigamask.faults import Fault
+from gigamask.data import lock
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.train import checkpoint
 from gigamask.train.feed import feed, open_index
@@ -24,7 +22,8 @@ from gigamask.train.watch import Watch
 def train(run: Run) -> TrainState:
     """Trains until `run.steps` or until told to stop (SIGINT, SIGTERM), saves, and returns the state."""
     device = choose_device(run.check().device)
-    with only_writer(Path(run.out)), stop_signal() as told_to_stop:
+    busy = f"{run.out}: another process is training there; wait for it, or give another --out"
+    with lock.hold(Path(run.out) / "lock", busy), stop_signal() as told_to_stop:
         state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
         if state.step >= run.steps:
             return state
@@ -44,18 +43,6 @@ def train(run: Run) -> TrainState:
                 if leaving:
                     break
     return state
-
-
-@contextmanager
-def only_writer(out: Path) -> Iterator[None]:
-    """Holds the run folder for this process; a second training on it is refused."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Fault(f"{out}: another process is training there; wait for it, or give another --out") from None
-        yield
 
 
 @contextmanager
