@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int64
+    from jaxtyping import Float, Float32, Float64, Int32, Int64
     from torch import Tensor
 
     from gigamask.contracts import Batch, Draws, Prompts, Round, Terms, Truth
@@ -21,19 +21,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Items:
-    """What can be sampled: how many items there are, and their attributes by name, each an array of that length (memory-mapped is fine)."""
+    """What can be sampled: how many images or masks there are, and their attributes by name, each an array of that length.
+
+    An attribute may be worked out when it is first asked for, or be memory-mapped.
+    """
 
     count: int
     columns: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """What the losses of training have said about the items before the step in which an epoch begins.
+
+    `losses` holds each item's loss, a moving average if the sampler wants one, NaN where it was never trained on; `seen` the epoch in which it last
+    was, -1 where never; `epoch_losses` the mean loss of each earlier epoch, NaN where none was noted.
+    """
+
+    losses: Float32[np.ndarray, "count"]
+    seen: Int32[np.ndarray, "count"]
+    epoch_losses: Float64[np.ndarray, "epochs"]
+
+
+@runtime_checkable
+class Order(Protocol):
+    """The items of an epoch by position: an array, or whatever works them out when it is asked for some."""
+
+    def __len__(self) -> int:
+        """Returns the number of positions."""
+        ...
+
+    def __getitem__(self, positions: Int64[np.ndarray, "n"], /) -> Int64[np.ndarray, "n"]:
+        """Returns the items at these positions."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An order whose samples' losses count more or less: each is multiplied by the weight at its position."""
+
+    items: Int64[np.ndarray, "N"]
+    weights: Float32[np.ndarray, "N"]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        return self.items[positions]
 
 
 @dataclass(frozen=True)
 class Sampler(ABC):
     """Says in which order the items are visited."""
 
+    @property
+    def decay(self) -> float | None:
+        """None when orders do not depend on losses; else how much of an item's earlier loss the ledger keeps when it is trained on again."""
+        return None
+
     @abstractmethod
-    def order(self, items: Items, epoch: int, ledger: Float[np.ndarray, "count"] | None) -> Int64[np.ndarray, "N"]:
-        """Returns the item of each position of `epoch`; N depends on `items` only. `ledger` holds each item's last loss, NaN where unseen."""
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+        """Returns the item of each position of `epoch`; their number depends on `items` only. `ledger` is None where `decay` is."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from gigamask.faults import Fault
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int64
+    from jaxtyping import Int64
 
-    from gigamask.seams import Items
+    from gigamask.seams import Items, Ledger
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Streamed(Sampler):
             if getattr(self, name) < 1:
                 raise Fault(f"the streamed order's {name} is {getattr(self, name)}, it must be at least 1; give such")
 
-    def order(self, items: Items, epoch: int, ledger: Float[np.ndarray, "count"] | None) -> Int64[np.ndarray, "N"]:
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`."""
         generator = draw(self.seed, "streamed", epoch)
         edges = np.concatenate([[0], np.flatnonzero(np.diff(items.columns["shard"])) + 1, [items.count]])

@@ -15,9 +15,9 @@ from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Float, Int64
+    from jaxtyping import Int64
 
-    from gigamask.seams import Items
+    from gigamask.seams import Items, Ledger
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class Uniform(Sampler):
     seed: int = 0
     """names the orders"""
 
-    def order(self, items: Items, epoch: int, ledger: Float[np.ndarray, "count"] | None) -> Int64[np.ndarray, "N"]:
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the permutation of `epoch`."""
         return draw(self.seed, "order", epoch).permutation(items.count)
