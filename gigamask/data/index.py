@@ -130,13 +130,18 @@ class Built(NamedTuple):
     reused: int
 
 
+def listed(paths: Paths) -> list[str | Path]:
+    """Returns the paths, one alone as a list."""
+    return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
 def tars(paths: Paths) -> list[str]:
     """Returns the absolute paths and URLs of the tars that are meant, each once and sorted.
 
     A path is a tar, a folder (its `.tar` files), a glob (`**` goes deeper), or an index (its tars); tars, folders and globs may be remote.
     """
     found = []
-    for path in [paths] if isinstance(paths, str | Path) else paths:
+    for path in listed(paths):
         text = store.spell(path)
         if store.remote(text):
             found += store.find_tars(text)
@@ -177,7 +182,7 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise Fault(f"{out}: exists and is no index, so it is not overwritten; give another folder")
     found = tars(paths)
-    given = [Path(store.spell(path)) for path in ([paths] if isinstance(paths, str | Path) else paths) if is_index(store.spell(path))]
+    given = [Path(store.spell(path)) for path in listed(paths) if is_index(store.spell(path))]
     try:
         with _only_writer(out) as work:
             held = {tar: rows for tar, rows in _held_rows(given, out, work).items() if salvage or not rows.summary.left_out.broken}
@@ -203,7 +208,7 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
 
 def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | None = None) -> Index:
     """Opens the index that `paths` is, or the one kept for these tars under `cache`, built first where it is missing or a tar has changed."""
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    paths = listed(paths)
     if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
     found = tars(paths)

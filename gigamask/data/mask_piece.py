@@ -9,7 +9,6 @@ Not here: reading masks for training, all pieces together (`data.mask_store`).
 
 import fcntl
 import hashlib
-import os
 import re
 import shutil
 import zlib
@@ -25,6 +24,7 @@ from jaxtyping import Int64, UInt64
 
 from gigamask.data import annotation, store
 from gigamask.data.index import Index
+from gigamask.data.part import payloads
 from gigamask.data.store import Place
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
@@ -33,7 +33,6 @@ from gigamask.geometry.runs import Runs
 SCHEMA = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 2**25
-GROUP = 64
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -86,7 +85,11 @@ def _cut(index: Index, shard: int, folder: Path, manifest: Manifest, tar: dict[s
     with open(work / "bits.npy", "wb") as file:  # into a mapped file a full disk would end the process without a word
         shape = (int(starts[-1]), words_of(manifest.grid))
         np.lib.format.write_array_header_1_0(file, {"descr": "<u8", "fortran_order": False, "shape": shape})
-        for at, raw in _jsons(index, shard, first, np.flatnonzero(np.diff(starts)).tolist()):
+        annotated, path = np.flatnonzero(np.diff(starts)), index.manifest.parts[shard].tar.path
+        offsets, sizes = (index.images[key][first + annotated].tolist() for key in ("json_offset", "json_bytes"))
+        for at, raw in zip(annotated.tolist(), payloads([Place(path, *place) for place in zip(offsets, sizes, strict=True)]), strict=True):
+            if isinstance(raw, BadSample):
+                raise raw
             name, count = index.entry_name(first + at), int(index.images["masks"][first + at])
             entry = annotation.parse(raw, name)
             if len(entry.masks) != count:
@@ -100,7 +103,7 @@ def _cut(index: Index, shard: int, folder: Path, manifest: Manifest, tar: dict[s
     bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
     (work / "bits.npy").rename(bits_path)
     (work / "rows.npy").rename(rows_path)
-    write(json_path, msgspec.json.encode(Piece(tar, int(starts[-1]), checksums(bits_path), checksums(rows_path))))
+    store.write(json_path, msgspec.json.encode(Piece(tar, int(starts[-1]), checksums(bits_path), checksums(rows_path))))
     work.rmdir()
 
 
@@ -108,17 +111,6 @@ def verify_piece(job: Job) -> list[str]:
     """Returns what is wrong with one tar's piece, every byte of it read."""
     tar = describe_tars(Index.open(job.index))[job.shard]
     return list(find_faults(Path(job.folder), read_manifest(Path(job.folder)), tar, True))
-
-
-def _jsons(index: Index, shard: int, first: int, images: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Yields the json of some of a tar's images, counted from `first`; a group is read at once, which a server answers at once."""
-    path, offsets, sizes = index.shard_paths[shard], index.images["json_offset"], index.images["json_bytes"]
-    for start in range(0, len(images), GROUP):
-        group = images[start : start + GROUP]
-        for at, raw in zip(group, store.read_ranges([Place(path, int(offsets[first + at]), int(sizes[first + at])) for at in group]), strict=True):
-            if isinstance(raw, BadSample):
-                raise raw
-            yield at, raw
 
 
 def find_faults(folder: Path, manifest: Manifest, tar: dict[str, str | int], thorough: bool) -> Iterator[str]:
@@ -156,20 +148,15 @@ def _damage(path: Path, noted: list[int]) -> Iterator[str]:
 
 def describe_tars(index: Index) -> list[dict[str, str | int]]:
     """Returns by what a tar is known again wherever it lies: name, size and version as the index has them, and how much it holds."""
-    firsts = first_rows(index)
-    masks = np.diff(index.images["first_mask"][firsts])
-    described = []
-    for first, images, held, tar in zip(firsts[:-1].tolist(), np.diff(firsts).tolist(), masks.tolist(), index.manifest.tars, strict=True):
-        stored = {key: value for key, value in msgspec.to_builtins(tar).items() if key != "path"}
-        described.append({"name": index.entry_name(first).rpartition(":")[0], **stored, "images": images, "masks": held})
-    return described
+    return [
+        {"name": store.name(part.tar.path), "bytes": part.tar.bytes, "version": part.tar.version, "images": part.images, "masks": part.masks}
+        for part in index.manifest.parts
+    ]
 
 
 def first_rows(index: Index) -> Int64[np.ndarray, "t1"]:
     """Returns the row of the index where each tar's images begin, and the number of images."""
-    shards = index.images["shard"]
-    # Of the column's own type, or the whole column would be converted.
-    return np.searchsorted(shards, np.arange(len(index.manifest.tars) + 1, dtype=shards.dtype))
+    return np.cumsum([0, *(part.images for part in index.manifest.parts)])
 
 
 def key_of(tar: dict[str, str | int]) -> str:
@@ -245,10 +232,3 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: the mask store has schema {manifest.gigamask_masks}, this version reads {SCHEMA}; build it again with 'gigamask masks'"
         )
     return manifest
-
-
-def write(path: Path, content: bytes) -> None:
-    """Writes a file that appears whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)

@@ -204,17 +204,22 @@ def pair(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, lis
 
 def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
     """Returns image id, width and height of an image without annotation: the number its name ends in (-1 without), and its header's size."""
+    height, width = read_size(head, place, name)
+    digits = re.search(r"\d{1,18}$", name, re.ASCII)
+    return int(digits.group()) if digits else -1, width, height
+
+
+def read_size(head: bytes, place: Place, name: str) -> tuple[int, int]:
+    """Returns the (height, width) of a JPEG from its head, or else from the whole of it, which is read then."""
     try:
-        height, width = image.size(head, name)
+        return image.size(head, name)
     except BadSample:
         if place.size > image.MAX_BYTES:
             raise BadSample(f"{name}: has {place.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; leave it out") from None
         [whole] = payloads([place])
         if isinstance(whole, BadSample):
             raise whole from None
-        height, width = image.size(whole, name)
-    digits = re.search(r"\d{1,18}$", name, re.ASCII)
-    return int(digits.group()) if digits else -1, width, height
+        return image.size(whole, name)
 
 
 def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:

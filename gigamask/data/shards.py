@@ -53,11 +53,11 @@ class Shards:
         if self._remote[shard]:
             return store.read(*place)
         try:
-            data = os.pread(self._descriptor(shard), size, offset)
+            data = store.read_at(self._descriptor(shard), place)
         except OSError as error:
             raise store.unreadable(place, error) from error
-        if len(data) != size:
-            raise store.short(place, len(data))
+        if isinstance(data, BadSample):
+            raise data
         return data
 
     def read_entry(self, index: Index, row: int) -> Entry:

@@ -1,7 +1,7 @@
 """Where bytes lie: a local path or an fsspec URL enters; its size and version, ranges of its bytes, or the tars it leads to leave.
 
 A URL is anything with `protocol://` (s3, gs, http, memory...). What fsspec is told (endpoint, keys) is fsspec's own configuration; it and the
-library behind a protocol are imported when the first URL is used. Transient errors are retried, here and nowhere below.
+library behind a protocol are imported when the first URL is used. Transient errors are retried, here and nowhere below. Written are local files only.
 
 Not here: files that are held open (`data.shards`), what the bytes mean (`data.tar`, `data.part`).
 """
@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gigamask.draws import draw
@@ -126,9 +127,20 @@ def read_ranges(places: Sequence[Place]) -> list[bytes | BadSample]:
     return found
 
 
-def short(place: Place, there: int) -> BadSample:
-    """Returns the complaint that a file ends too early."""
-    return BadSample(f"{place.path}: {place.size} bytes were wanted at {place.offset}, {there} are there; fetch the tar and index it again")
+def read_at(descriptor: int, place: Place) -> bytes | BadSample:
+    """Returns the bytes of a place in a local file that is open, or why they are not to be had."""
+    try:
+        data = os.pread(descriptor, place.size, place.offset)
+    except OSError as error:
+        return unreadable(place, error)
+    return data if len(data) == place.size else _short(place, len(data))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a local file that appears whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    beside.replace(path)
 
 
 def unreadable(place: Place, error: OSError) -> BadSample:
@@ -154,21 +166,14 @@ def find_tars(url: str) -> list[str]:
 
 
 def _read_local(path: str, places: list[Place]) -> list[bytes | BadSample]:
-    found: list[bytes | BadSample] = []
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         return [unreadable(place, error) for place in places]
     try:
-        for place in places:
-            try:
-                data = os.pread(descriptor, place.size, place.offset)
-                found.append(data if len(data) == place.size else short(place, len(data)))
-            except OSError as error:
-                found.append(unreadable(place, error))
+        return [read_at(descriptor, place) for place in places]
     finally:
         os.close(descriptor)
-    return found
 
 
 def _read_remote(files: Any, wanted: dict[int, tuple[str, Place]]) -> dict[int, bytes | BadSample]:
@@ -192,12 +197,17 @@ def _read_remote(files: Any, wanted: dict[int, tuple[str, Place]]) -> dict[int, 
     return found
 
 
+def _short(place: Place, there: int) -> BadSample:
+    """Returns the complaint that a file ends too early."""
+    return BadSample(f"{place.path}: {place.size} bytes were wanted at {place.offset}, {there} are there; fetch the tar and index it again")
+
+
 def _judge_answer(place: Place, answer: bytes | Exception, tried: int) -> tuple[bytes | BadSample, bool]:
     """Returns the bytes or the complaint, and whether asking again may help."""
     if not isinstance(answer, Exception):
         if len(answer) > place.size:
             return BadSample(_ignores_ranges(place.path)), False
-        return (answer, False) if len(answer) == place.size else (short(place, len(answer)), True)
+        return (answer, False) if len(answer) == place.size else (_short(place, len(answer)), True)
     again, why = _judge(place.path, answer, tried)
     bad = BadSample(why if isinstance(answer, Fault) else f"{place.path}: {place.size} bytes at {place.offset} cannot be read{why}")
     bad.__cause__ = answer

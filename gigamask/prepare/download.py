@@ -41,6 +41,8 @@ _FOLLOW = urllib3.Retry(total=None, connect=0, read=0, status=0, other=0, redire
 
 Progress = Callable[[int, int, int], object]
 """Called as `progress(bytes_done, bytes_total, files_done)`."""
+Say = Callable[[str], object]
+"""Called with a line about what goes wrong and is tried again, from any thread."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def download(
     progress: Progress | None = None,
     proxy: str | None = None,
     pause_s: float = 1.0,
+    say: Say = lambda line: None,
 ) -> list[Outcome]:
     """Fetches the files that are not there yet, `workers` at a time, and returns what became of each, in the links' order.
 
@@ -71,7 +74,7 @@ def download(
     if workers < 1:
         raise Fault(f"{workers} workers: at least one has to do the work; give a number from 1 on")
     folder = Path(out)
-    with locked(folder), _Crew(workers, progress, proxy, pause_s) as crew:
+    with locked(folder), _Crew(workers, progress, proxy, pause_s, say) as crew:
         crew.files = [Partial(link, folder, (checksums or {}).get(link.name)) for link in links]
         outcomes = {outcome.name: outcome for outcome in crew.each(crew.look, crew.files) if outcome is not None}
         missing = [file for file in crew.files if file.link.name not in outcomes]
@@ -91,6 +94,7 @@ class _Crew:
     progress: Progress | None
     proxy: str | None
     pause_s: float
+    say: Say
     files: Sequence[Partial] = ()
     files_done: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
@@ -210,15 +214,20 @@ class _Crew:
                 furthest = max(furthest, file.held)
                 if attempts == ATTEMPTS:
                     raise Fault(f"{ATTEMPTS} attempts in a row failed, the last: {why}; run the same command again, it goes on from here") from error
+                if attempts and not self.stop.is_set():
+                    self.say(f"retrying {file.link.name} ({why}), try {attempts + 1} of {ATTEMPTS}")
                 asked_s = error.wait_s if isinstance(error, Again) else 0.0
                 if self.stop.wait(min(MAX_PAUSE_S, max(asked_s, self.pause_s * 2 ** (attempts - 1)))):
                     raise Fault("it was interrupted") from error
 
     def _stated_size(self, file: Partial) -> int | None:
         """Asks for one byte to learn the size; None where that does not tell."""
-        with contextlib.suppress(HTTPError), self._answer(file, {"Range": "bytes=0-0"}) as answer:
-            return _described(answer).size if answer.status in (200, 206) else None
-        return None
+        try:
+            with self._answer(file, {"Range": "bytes=0-0"}) as answer:
+                return _described(answer).size if answer.status in (200, 206) else None
+        except HTTPError as error:
+            self.say(f"{file.link.name} states no size yet ({_why(error)})")
+            return None
 
     @contextlib.contextmanager
     def _answer(self, file: Partial, headers: Mapping[str, str]) -> Iterator[Any]:

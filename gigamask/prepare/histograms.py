@@ -1,6 +1,6 @@
 """Histograms: a column of numbers enters, edges and counts leave, and one picture of all that `statistics.describe` counted.
 
-Not here: the columns (`prepare.statistics`).
+Not here: the columns (`prepare.statistics`), curves over a training (`prepare.exposure`).
 """
 
 import math
@@ -14,6 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 from gigamask.faults import Fault
 
 MOST_BARS = 40
+LEAST_BARS = 10
+"""An axis has room for so many: the bar of equal values, alone, would fill it and not show where they lie."""
 PER_DECADE = 8
 DECADES = 9
 """Of a logarithmic axis, at most: what is smaller is counted in its lowest bar."""
@@ -84,6 +86,11 @@ def write_picture(stats: dict[str, Any], path: str | Path, title: str) -> None:
         else:
             drawn = {key: (stats["histograms"][key], stats["distributions"][key]) for key in held if key in stats["histograms"]}
             panel.histograms(drawn, logarithmic="logarithmic" in axis, from_zero=counted == "images")
+    save(picture, path)
+
+
+def save(picture: Image.Image, path: str | Path) -> None:
+    """Writes a picture in the format that the file's name asks for."""
     try:
         picture.save(path)
     except (OSError, ValueError) as error:
@@ -112,8 +119,11 @@ class Panel:
             self.draw.text(((self.box[0] + self.box[2]) // 2, (self.box[1] + self.box[3]) // 2), "none", FAINT, font(20), anchor="mm")
             return
         scale = math.log10 if logarithmic else float
-        low = 0.0 if from_zero else min(scale(histogram["edges"][0]) for histogram, _ in drawn.values())
-        high = max(scale(histogram["edges"][-1]) for histogram, _ in drawn.values())
+        edges = [[scale(edge) for edge in histogram["edges"]] for histogram, _ in drawn.values()]
+        low, high = min(each[0] for each in edges), max(each[-1] for each in edges)
+        room, least = LEAST_BARS * (edges[0][1] - edges[0][0]), -math.inf if logarithmic else 0.0
+        low = 0.0 if from_zero else min(low, max(high - room, least))
+        high = max(high, low + room)
         x0, y0, x1, y1 = self.box
 
         def place(value: float) -> float:
@@ -144,10 +154,10 @@ class Panel:
             self.draw.text((middle, top - 12), f"{bar / max(total, 1):.1%}", INK, font(17), anchor="mm")
             self.draw.text((middle, y1 + 20), name, INK, font(16), anchor="mm")
 
-    def vertical(self, most: int) -> float:
-        """Draws the vertical axis for counts up to `most` and returns the count at its upper end."""
+    def vertical(self, most: int | float, least_step: float = 1.0) -> float:
+        """Draws the vertical axis for numbers up to `most`, counts by default, and returns the number at its upper end."""
         x0, y0, x1, y1 = self.box
-        step = max(round_step(most / 5), 1.0)
+        step = max(round_step(most / 5), least_step)
         top = max(most * 1.08, step)
         for number in range(int(top / step) + 1):
             y = round(y1 - number * step / top * (y1 - y0))
@@ -189,7 +199,7 @@ def percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g}%"
 
 
-def thousands(value: float) -> str:
+def thousands(value: int | float) -> str:
     """Returns a count as axes show it: 800, 1.5k, 20M, 1.1G."""
     for unit in ("", "k", "M"):
         if value < 1000:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gigamask.data import lock
+from gigamask.data import lock, store
 from gigamask.faults import Fault
 from gigamask.prepare.links import Link
 
@@ -82,9 +82,7 @@ class Partial:
 
     def keep(self, receipt: Receipt) -> None:
         """Writes the receipt."""
-        beside = self._paper.with_name(f"{self._paper.name}.new")
-        beside.write_bytes(msgspec.json.encode(receipt))
-        os.replace(beside, self._paper)
+        store.write(self._paper, msgspec.json.encode(receipt))
         self.receipt = receipt
 
     def drop(self) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import glob
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,8 +26,8 @@ from jaxtyping import Int64
 
 from gigamask.contracts import Rejected
 from gigamask.data import annotation, crew, image, store, tar
-from gigamask.data.columns import is_index
-from gigamask.data.index import Paths
+from gigamask.data.columns import is_index, read_manifest
+from gigamask.data.index import Paths, listed
 from gigamask.data.index import tars as find_tars
 from gigamask.data.part import Part, index_tar, stored_tar
 from gigamask.data.shards import Shards
@@ -75,6 +75,7 @@ class Done(msgspec.Struct, frozen=True):
     vanished: int
     others: int
     rejected: list[Rejected]
+    broken: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class Pixels(msgspec.Struct):
 def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progress: crew.Progress | None = None) -> dict[str, Any]:
     """Writes every tar anew into the folder `out` and returns what was done; a tar that is unusable is named under `failed` and left out.
 
-    Tars that `out` holds already, made of the same source in the same way, are kept as they are.
+    Tars that `out` holds already, made of the same source in the same way, are kept as they are. Of a tar that breaks off, and that an index among
+    `paths` holds as far as it goes (`--salvage`), as much is taken; it is named under `broken_tars`.
     """
     if settings.size < MIN_SIZE:
         raise Fault(f"--size {settings.size}: images are repacked to {MIN_SIZE} pixels on the long side at least; give a larger size")
@@ -132,7 +134,9 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
         (out / LEDGER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Fault(f"--out {out}: cannot be made ({error.strerror}); give a folder that can") from error
-    results = crew.each(partial(repack_tar, out=out, settings=settings), found, workers, progress)
+    manifests = [read_manifest(Path(path)) for path in listed(paths) if is_index(path)]
+    salvaged = {part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken}
+    results = crew.each(partial(repack_tar, out=out, settings=settings, salvaged=salvaged), found, workers, progress)
     done = [each for each, _ in results if isinstance(each, Done)]
     return {
         "tars": len(done),
@@ -140,19 +144,25 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
         **{name: sum(getattr(each, name) for each in done) for name in ("images", "copied", "masks", "vanished", "others", "bytes")},
         "source_bytes": sum(each.source.bytes for each in done),
         "left_out": [{"name": rejected.name, "reason": rejected.reason} for each in done for rejected in each.rejected],
+        "broken_tars": [each.broken for each in done if each.broken],
         "failed": [each for each, _ in results if isinstance(each, str)],
     }
 
 
-def repack_tar(path: str, out: Path, settings: Settings) -> tuple[Done | str, bool]:
+def repack_tar(path: str, out: Path, settings: Settings, salvaged: Container[str] = ()) -> tuple[Done | str, bool]:
     """Repacks one tar and returns what was done, and whether it had been done before; for an unusable tar the reason instead."""
-    target = out / store.name(path)
+    target, salvage = out / store.name(path), path in salvaged
     try:
         source = _source(path)
         before = _read_done(target)
-        if before is not None and (before.settings, before.source) == (settings, source) and _is_whole(target, before):
+        if (
+            before is not None
+            and (before.settings, before.source) == (settings, source)
+            and (salvage or not before.broken)
+            and _is_whole(target, before)
+        ):
             return before, True
-        part = index_tar(path)
+        part = index_tar(path, salvage)
     except Fault as fault:
         return str(fault), False
     work, tally = out / LEDGER / f".{target.name}", Tally()
@@ -177,9 +187,10 @@ def repack_tar(path: str, out: Path, settings: Settings) -> tuple[Done | str, bo
             vanished=tally.vanished,
             others=part.left_out.other_files + part.left_out.json_without_jpg,
             rejected=[*part.left_out.rejected, *tally.rejected],
+            broken=part.left_out.broken,
         )
         # Said first, done next: whatever lies under the tar's name has its line, so that repack never takes a stranger's tar for its own.
-        _write_done(target, done)
+        store.write(_ledger(target), msgspec.json.encode(done))
         os.replace(work, target)
     except OSError as error:
         raise Fault(f"{target}: cannot be written ({error.strerror}); free space on the disk and run the same command again") from error
@@ -322,9 +333,3 @@ def _read_done(target: Path) -> Done | None:
     with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):  # what cannot be read is done anew
         return msgspec.json.decode(_ledger(target).read_bytes(), type=Done)
     return None
-
-
-def _write_done(target: Path, done: Done) -> None:
-    partial_file = _ledger(target).with_suffix(".partial")
-    partial_file.write_bytes(msgspec.json.encode(done))
-    os.replace(partial_file, _ledger(target))

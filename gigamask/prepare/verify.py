@@ -20,7 +20,7 @@ import numpy as np
 
 from gigamask.contracts import Entry
 from gigamask.data import annotation, columns, crew, image, index, store, tar
-from gigamask.data.part import HEADER_BYTES, Tar, check_record, pair, payloads, stored_tar
+from gigamask.data.part import HEADER_BYTES, Tar, check_record, pair, payloads, read_size, stored_tar
 from gigamask.faults import BadSample, Fault
 from gigamask.prepare import checksums
 
@@ -64,15 +64,14 @@ def verify(
     sums: Mapping[str, str] | None = None,
     decode: bool = True,
     workers: int = 1,
-    progress: Callable[[int, int], object] | None = None,
+    progress: crew.Progress | None = None,
 ) -> tuple[list[TarReport], list[str]]:
     """Returns a report for each tar that `paths` means, and what is wrong with the indexes among them.
 
     `sums` are checksums by name; without `decode` only the JPEGs' headers are read.
     """
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    faults = [fault for path in listed for fault in check_index(path)]
-    return crew.each(partial(check_tar, sums=dict(sums or {}), decode=decode), index.tars(listed), workers, progress), faults
+    faults = [fault for path in index.listed(paths) for fault in check_index(path)]
+    return crew.each(partial(check_tar, sums=dict(sums or {}), decode=decode), index.tars(paths), workers, progress), faults
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:
@@ -211,10 +210,7 @@ class _Reading:
         if self.decode:
             image.decode(raw, name, annotated)
             return
-        try:
-            found = image.size(raw, name)
-        except BadSample:  # its header is longer than what was read, or broken
-            found = image.size(store.read(self.report.path, int(self.members.offsets[member]), int(self.members.sizes[member])), name)
+        found = read_size(raw, store.Place(self.report.path, int(self.members.offsets[member]), int(self.members.sizes[member])), name)
         if annotated is not None:
             image.check_annotated(found, annotated, name)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from gigamask.prepare.download import Progress, Say
 
 NAMES_TOLD = 5
 
@@ -41,8 +44,8 @@ class Verb:
 
         chosen = links.choose(links.read(self.links), self.names, self.count)
         sums = checksums.read(self.checksums) if self.checksums else {}
-        with _bar(len(chosen)) as progress:
-            outcomes = download.download(chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url))
+        with _bar(len(chosen)) as (progress, say):
+            outcomes = download.download(chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), say=say)
         counts = Counter(outcome.status for outcome in outcomes)
         for status in ("fetched", "resumed", "skipped", "failed"):
             kept = [outcome for outcome in outcomes if outcome.status == status]
@@ -68,16 +71,19 @@ class Verb:
 
 
 @contextmanager
-def _bar(count: int) -> Iterator[Callable[[int, int, int], None]]:
-    """Shows bytes, speed and files on standard error, and gives the function that moves them."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def _bar(count: int) -> Iterator[tuple[Progress, Say]]:
+    """Shows bytes, speed and files on standard error, and gives the function that moves them, and one that prints a line above them."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from gigamask.verbs.progress import display
 
     columns = (TextColumn("{task.fields[files]} of " + f"{count} files"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    with display(*columns) as shown:
         task = shown.add_task("download", total=None, files=0)
-        yield lambda done, total, files: shown.update(task, completed=done, total=total or None, files=files)
+        yield (
+            lambda done, total, files: shown.update(task, completed=done, total=total or None, files=files),
+            lambda line: shown.console.print(line, markup=False, highlight=False, soft_wrap=True),
+        )
 
 
 def _proxy(url: str) -> str | None:

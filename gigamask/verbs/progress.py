@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich import progress
+
+    from gigamask.data import crew
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def bar(what: str) -> Iterator[crew.Progress]:
     """Shows a bar named `what` and gives the function that moves it: `progress(done, total)`."""
+    with display() as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def display(*columns: progress.ProgressColumn) -> progress.Progress:
+    """Returns rich's bar of these columns, or of its own, to be entered."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -18,7 +18,7 @@ class Verb:
     """writes tars anew at a smaller size, images and masks, which load several times as fast; run again, it goes on where it stopped"""
 
     paths: Positional[tuple[str, ...]]
-    """tars, folders of tars, globs, or an index"""
+    """tars, folders of tars, globs, or an index; of one made with --salvage, broken tars as far as they go"""
     out: str
     """folder for the tars, which keep their names"""
     size: int = 1024
@@ -43,6 +43,8 @@ class Verb:
         for what, means in (("copied", "images were small already"), ("vanished", "masks have no pixel left"), ("others", "other members left out")):
             if done[what]:
                 print(f"  {done[what]} {means}")
+        for each in done["broken_tars"]:
+            print(f"  broken, repacked as far as it goes: {each}")
         for what, means in (("left_out", "images left out"), ("failed", "tars left out")):
             if done[what]:
                 print(f"  {len(done[what])} {means}" + (f", the first {SHOWN}:" if len(done[what]) > SHOWN else ":"))

@@ -161,9 +161,11 @@ def test_a_busy_server_is_asked_again(served, tmp_path):
 
 
 def test_a_server_that_stays_busy_is_given_up(served, tmp_path):
+    told: list[str] = []
     with FileServer(served, busy=-1) as server:
-        outcome = fetch(server, tmp_path, "a.tar")
+        outcome = fetch(server, tmp_path, "a.tar", say=told.append)
         assert server.requests == 1 + downloads.ATTEMPTS
+    assert told == [f"retrying a.tar (HTTP 503 Service Unavailable), try {number} of 8" for number in range(2, 9)]
     assert outcome.reason == "8 attempts in a row failed, the last: HTTP 503 Service Unavailable; run the same command again, it goes on from here"
 
 
@@ -215,7 +217,7 @@ def test_redirects_are_followed(served, tmp_path, kind):
 def test_redirects_without_end_are_given_up(served, tmp_path):
     with FileServer(served, redirect="loop") as server:
         assert fetch(server, tmp_path, "a.tar").reason == "its link redirects more than 10 times; fetch a new links file"
-        assert server.requests == 2 * (downloads.REDIRECTS + 1)
+        assert server.requests == downloads.REDIRECTS + 1
 
 
 def test_a_server_that_lies_about_the_length_is_not_believed(served, tmp_path):
@@ -333,8 +335,13 @@ def test_no_server_is_said_without_the_address(tmp_path):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/a.tar?secret=1"
-        outcome = downloads.download([Link("a.tar", url)], tmp_path, pause_s=0.001)[0]
+        told: list[str] = []
+        outcome = downloads.download([Link("a.tar", url)], tmp_path, pause_s=0.001, say=told.append)[0]
     assert outcome.reason.startswith("8 attempts in a row failed, the last: NewConnectionError (")
+    assert told[0].startswith("a.tar states no size yet (NewConnectionError (")
+    assert told[1].startswith("retrying a.tar (NewConnectionError (")
+    assert told[1].endswith(", try 2 of 8")
+    assert "secret" not in "".join(told)
     assert "refused" in outcome.reason
     assert "secret" not in outcome.reason
 

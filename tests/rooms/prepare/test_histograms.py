@@ -117,6 +117,21 @@ def test_the_picture_shows_the_counts(stats, tmp_path):
     assert np.allclose(np.array(heights) / max(heights), np.array(counts) / max(counts), atol=0.02)
 
 
+def test_equal_values_leave_room_on_their_axis(tmp_path, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(histograms.ImageDraw.ImageDraw, "text", lambda self, at, text, *_, **__: told.append(text))
+    ones = {
+        "histograms": {"predicted_iou": histograms.count(np.ones(9, np.float32))},
+        "distributions": {"predicted_iou": {"median": 1.0, "mean": 1.0}},
+    }
+    rows = {"images": 1, "masks": 9}
+    histograms.write_picture(rows | ones | {"tars": 1, "sampled_rows": rows, "granularity": {"fine": 9}}, tmp_path / "ones.png", "ones")
+    assert [text for text in told if text.startswith(("0.9", "1.0"))] == ["0.92", "0.94", "0.96", "0.98", "1.00"]
+    blue = (np.array(Image.open(tmp_path / "ones.png"))[histograms.HEAD + 2 * histograms.PANEL_HEIGHT :] == histograms.COLOURS[0]).all(2).any(0)
+    inside = (histograms.WIDTH - 2 * histograms.MARGIN) // 2 - histograms.LEFT - histograms.RIGHT
+    assert 0.08 < blue.sum() / inside < 0.12
+
+
 def test_thinned_columns_and_none_are_said(stats, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(histograms.ImageDraw.ImageDraw, "text", lambda self, at, text, *_, **__: told.append(text))

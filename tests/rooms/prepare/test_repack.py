@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.contracts import Chance
+from gigamask.contracts import Chance, Visit
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.loader import Source
@@ -21,7 +21,6 @@ from gigamask.geometry.runs import Runs
 from gigamask.prepare import record as records
 from gigamask.prepare import synthetic
 from gigamask.prepare.repack import Settings, repack
-from gigamask.samplers.split import Visit
 
 HEIGHT, WIDTH = 60, 80
 
@@ -240,6 +239,23 @@ def test_unusable_tars_are_named_and_the_others_done(tmp_path):
     assert "b.tar" in done["failed"][0]
     assert "c.tar: 2 of its 3 images are unusable, at most half may be" in done["failed"][1]
     assert [path.name for path in (tmp_path / "out").glob("*.tar")] == ["a.tar"]
+
+
+def test_a_salvaged_index_is_repacked_as_far_as_it_goes(scenes, tmp_path):
+    cut, out = tmp_path / "in" / "sa_000000.tar", tmp_path / "out"
+    cut.parent.mkdir()
+    whole = (scenes / cut.name).read_bytes()
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    salvaged = indexes.extend(cut, tmp_path / "index", salvage=True).index
+    assert 0 < len(salvaged) < 4
+    done = repack(tmp_path / "index", out, Settings(128))
+    assert (done["images"], done["failed"]) == (len(salvaged), [])
+    assert "it was cut short" in done["broken_tars"][0]
+    assert len(indexes.build(out, tmp_path / "small")) == len(salvaged)
+    again = repack(tmp_path / "index", out, Settings(128))
+    assert (again["kept"], again["broken_tars"]) == (1, done["broken_tars"])
+    [reason] = repack(cut, out, Settings(128))["failed"]  # nobody allowed it
+    assert reason.endswith("files lie before the break, which 'gigamask index --salvage' takes")
 
 
 def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
