@@ -11,13 +11,12 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from gigamask.data.index import Index
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
 from gigamask.prepare import histograms
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
 MAX_ROWS = 2**22
 """Four million rows put a quantile within 0.1 % of its true rank."""
-FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
-"""Shares of the image between which a mask is of medium granularity."""
 LOGARITHMIC = ("mask area", "mask area share", "jpg bytes")
 """Whose histograms have bars of equal ratio."""
 _IMAGE_BLOCK = 2**16

@@ -7,7 +7,7 @@ two objects that touch. A click inside a part therefore has two or three right a
 Not here: outlines (`prepare.shapes`), colours and patterns (`prepare.textures`), the tar (`data.tar`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-from gigamask.data import tar
+from gigamask.data import crew, tar
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
@@ -29,6 +29,8 @@ LONG_SIDE = (256, 320)
 JPEG_QUALITY = 92
 # A mask is kept when it can be seen at 128 px: 1 % of the image, mostly one piece, and not a sliver.
 MIN_AREA_SHARE = 0.01
+# In crowded scenes 0.3 %, which is 7 x 7 px there: most of their masks are fine, below 1 %.
+MIN_CROWDED_SHARE = 0.003
 MIN_PIECE_SHARE = 0.8
 MIN_CORE_SHARE = 0.2
 # A part that hides almost all of its object says nothing that the object does not.
@@ -56,7 +58,7 @@ class Scene:
 class Canvas:
     """What has been painted so far: the region that owns each pixel (0 is the background), its brightness and its share of the second colour.
 
-    The lists hold each region's parent, the object it belongs to, and its two colours.
+    The lists hold each region's parent, the object it belongs to, and its two colours. `crowded` scenes have many small objects.
     """
 
     owner: UInt8[np.ndarray, "H W"]
@@ -66,6 +68,12 @@ class Canvas:
     objects: list[int] = field(default_factory=list)
     colours: list[Colour] = field(default_factory=list)
     seconds: list[Colour] = field(default_factory=list)
+    crowded: bool = False
+
+    @property
+    def least_area(self) -> float:
+        """The pixels that a mask has at least."""
+        return (MIN_CROWDED_SHARE if self.crowded else MIN_AREA_SHARE) * self.owner.size
 
     @property
     def size(self) -> tuple[int, int]:
@@ -97,29 +105,33 @@ def write(
     shard_images: int = 500,
     first: int = 0,
     long_side: tuple[int, int] = LONG_SIDE,
-    progress: Callable[[int, int], None] | None = None,
+    progress: crew.Progress | None = None,
+    crowded: float = 0.0,
 ) -> list[Path]:
     """Writes images `first` to `first + images` and returns the shards' paths; image N lies in shard `N // shard_images`.
 
-    `long_side` bounds the images' longer side in pixels; `progress(done, images)` is called after each image.
+    `long_side` bounds the images' longer side in pixels; `progress(done, images)` is called after each image. `crowded` is the share of scenes with
+    many small objects, whose masks are mostly fine (< 1 % of the image); the other scenes are the same with and without.
     """
     if images < 1 or shard_images < 1 or first < 0:
         raise Fault(f"{folder}: {images} images from {first} on, {shard_images} a shard: counts start at 1 and numbers at 0; give such")
     if not 32 <= long_side[0] <= long_side[1] <= 8192:
         raise Fault(f"{folder}: long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192, the smaller first; give such")
+    if not 0 <= crowded <= 1:
+        raise Fault(f"{folder}: {crowded} of the scenes are to be crowded, a share is from 0 to 1; give such")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for shard in range(first // shard_images, (first + images - 1) // shard_images + 1):
         numbers = range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
         paths.append(folder / f"sa_{shard:06d}.tar")
-        tar.write(paths[-1], _members(seed, numbers, long_side, lambda number: progress and progress(number - first + 1, images)))
+        scenes = (compose_scene(seed, number, long_side, crowded) for number in numbers)
+        tar.write(paths[-1], _members(zip(numbers, scenes, strict=True), lambda number: progress and progress(number - first + 1, images)))
     return paths
 
 
-def _members(seed: int, numbers: range, long_side: tuple[int, int], done: Callable[[int], object]) -> Iterator[tuple[str, bytes]]:
-    for number in numbers:
-        scene = compose_scene(seed, number, long_side)
+def _members(scenes: Iterable[tuple[int, Scene]], done: Callable[[int], object]) -> Iterator[tuple[str, bytes]]:
+    for number, scene in scenes:
         pixels = simplejpeg.encode_jpeg(scene.pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420")
         yield f"sa_{number}.jpg", pixels
         yield f"sa_{number}.json", records.encode(record(scene, number))
@@ -132,13 +144,14 @@ def record(scene: Scene, number: int) -> dict[str, Any]:
     return records.record(number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score)
 
 
-def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE) -> Scene:
-    """Returns image `number` of the world that `seed` names."""
+def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE, crowded: float = 0.0) -> Scene:
+    """Returns image `number` of the world that `seed` names, of whose scenes a share is crowded."""
     generator = draw(seed, "scene", number)
     long = int(generator.integers(long_side[0], long_side[1] + 1))
     short = max(2, int(long * generator.uniform(0.75, 1.0)))
     size = (short, long) if generator.random() < 0.7 else (long, short)
     canvas = _background(generator, size)
+    canvas.crowded = bool(draw(seed, "crowded", number).random() < crowded)
     _draw_objects(generator, canvas)
     masks = _visible_masks(generator, canvas)
     masks = masks[generator.permutation(len(masks))]
@@ -169,10 +182,11 @@ def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas
 
 
 def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
-    """Draws three to six objects back to front, the larger ones mostly behind."""
-    count = int(generator.integers(3, 7))
+    """Draws three to six objects back to front, the larger ones mostly behind; twelve to twenty small ones in a crowded scene."""
+    count = int(generator.integers(12, 21) if canvas.crowded else generator.integers(3, 7))
     height, width = canvas.size
-    shares = np.exp(generator.uniform(np.log(0.05), np.log(0.32), count)) * (5.0 / count) ** 0.4
+    low, high = (0.004, 0.012) if canvas.crowded else (0.05, 0.32)
+    shares = np.exp(generator.uniform(np.log(low), np.log(high), count)) * (1.0 if canvas.crowded else (5.0 / count) ** 0.4)
     shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.4, count)))]
     centres: list[np.ndarray] = []
     for share in shares:
@@ -207,7 +221,7 @@ def _draw_parts(
     for shape, inner in _part_shapes(generator, kind, outline):
         inner_place = compose(place, inner)
         part = rasterise_within(shape, inner_place, window)
-        if int(part.pixels.sum()) < MIN_AREA_SHARE * canvas.owner.size:
+        if int(part.pixels.sum()) < canvas.least_area:
             continue
         number = canvas.add(generator, part, parent)
         if depth < 2 and kind in ("inner", "disc", "shape") and generator.random() < 0.4:
@@ -256,7 +270,7 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> Runs:
         one, other = pairs[int(generator.integers(len(pairs)))]
         if min(areas[one], areas[other]) > 0.1 * max(areas[one], areas[other]):
             rows.append(within[one] | within[other])
-    rows = [row for row in rows if row @ seen >= MIN_AREA_SHARE * canvas.owner.size]
+    rows = [row for row in rows if row @ seen >= canvas.least_area]
     tables = np.zeros((len(rows), 256), np.uint8)
     tables[:, :regions] = np.array(rows).reshape(len(rows), regions)
     pictures = [cv2.LUT(canvas.owner, table) for table in tables]

@@ -21,13 +21,15 @@ class Verb:
     """names the scenes: the same seed and number give the same bytes"""
     first: int = 0
     """number of the first scene; scenes with other numbers are other scenes"""
+    crowded: float = 0.0
+    """share of the scenes that hold many small objects, whose masks are mostly fine (< 1 % of the image)"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
         from gigamask.prepare import synthetic
 
-        paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first)
+        paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first, crowded=self.crowded)
         print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
         print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")
         return {"images": self.images, "tars": [str(path) for path in paths]}

@@ -126,3 +126,20 @@ def test_counts_that_are_none_are_refused(tmp_path, wrong):
 def test_sizes_out_of_bounds_are_refused(tmp_path, long_side):
     with pytest.raises(Fault, match=rf"long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192"):
         write(tmp_path, 1, long_side=long_side)
+
+
+def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
+    plain, mixed = ([compose_scene(3, number, crowded=share) for number in range(30)] for share in (0.0, 0.4))
+    crowded = [number for number in range(30) if mixed[number].masks.to_coco() != plain[number].masks.to_coco()]
+    assert 6 <= len(crowded) <= 18
+    assert all((mixed[number].pixels == plain[number].pixels).all() for number in range(30) if number not in crowded)
+    for number in crowded:
+        shares = mixed[number].masks.areas() / np.prod(mixed[number].masks.size)
+        assert len(shares) >= 8
+        assert shares.min() >= 0.003
+        assert np.mean(shares < 0.01) > 0.5
+
+
+def test_a_share_of_crowded_scenes_that_is_none_is_refused(tmp_path):
+    with pytest.raises(Fault, match=r"1.5 of the scenes are to be crowded, a share is from 0 to 1; give such$"):
+        write(tmp_path, 1, crowded=1.5)
