@@ -161,12 +161,12 @@ def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Run) -> tupl
     batches.marks = marks
     begin = time.perf_counter()
     marks.set()
-    record = step(Marked(task, marks), state, batches, 0.01 * run.optimizer.lr, run.optimizer.clip_norm)
+    done = step(Marked(task, marks), state, batches, len(batch.names), 0.01 * run.optimizer.lr, run.optimizer.clip_norm)
     marks.set()
     clear, encode, rounds, encoder, update = marks.seconds()
     seconds = time.perf_counter() - begin
-    if record["skipped"]:
-        sys.exit(f"the step was skipped, its gradient norm is {record['gradient_norm']}: these times would not be a step's")
+    if done.skipped:
+        sys.exit(f"the step was skipped, its gradient norm is {done.record['gradient_norm']}: these times would not be a step's")
     return seconds, [encode, rounds, encoder, clear + update]
 
 

@@ -21,13 +21,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gigamask.data import columns, loader
+from gigamask.data import columns
 from gigamask.data.choose import Filters
 from gigamask.data.columns import MANIFEST, SCHEMA, Manifest, write_column
 from gigamask.data.index import Index
+from gigamask.data.items import open_items
 from gigamask.data.part import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Summary, Tar
 from gigamask.draws import draw
 from gigamask.samplers import split
+from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.uniform import Uniform
 
 IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000
@@ -153,25 +155,25 @@ def measure_rare_items(folder: Path) -> dict[str, float]:
 
 def timed_items(folder: Path, name: str, filters: Filters) -> dict[str, float]:
     index, before, start = Index.open(folder), memory(), time.perf_counter()
-    items, rows = loader.items(index, filters)
-    return {name: time.perf_counter() - start, f"{name}: MB kept": memory() - before + 0 * (items.count + len(rows))}
+    found = open_items(index, filters)
+    return {name: time.perf_counter() - start, f"{name}: MB kept": memory() - before + 0 * found.items.count}
 
 
 def measure_epoch(folder: Path) -> dict[str, float]:
     index = Index.open(folder)
-    items, rows = loader.items(index, Filters())
-    sampler, before, start = Uniform(), memory(), time.perf_counter()
-    order = rows[sampler.order(items, 0, None)]
+    found = open_items(index, Filters())
+    before, start = memory(), time.perf_counter()
+    sequence = Sequence(Uniform(), found.items, locate=found.locate)
     ordered = time.perf_counter() - start
-    steps = split.groups(lambda epoch: order if epoch == 0 else rows[sampler.order(items, epoch, None)], len(order), 0, BATCH, MICRO)
+    steps = split.groups(sequence, 0, BATCH, MICRO)
     next(steps)
     first = time.perf_counter() - start
     start = time.perf_counter()
-    for _ in range(len(order) // BATCH - 1):
+    for _ in range(found.items.count // BATCH - 1):
         next(steps)
     whole = time.perf_counter() - start
     seen = {"order of an epoch": ordered, "order and first step": first, f"an epoch of steps of {BATCH}": whole, "its MB": memory() - before}
-    return seen | {"microseconds a visit": 1e6 * whole / len(order)}
+    return seen | {"microseconds a visit": 1e6 * whole / found.items.count}
 
 
 def measure_merge(folder: Path) -> dict[str, float]:

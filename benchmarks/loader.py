@@ -115,7 +115,7 @@ def plain(folder: Path, workers: int) -> Iterator:
 
 def our_decoding(member: dict) -> object:
     """Makes a batch of one webdataset sample."""
-    sample = assemble(member["jpg"], annotation.parse(member["json"], member["__key__"]), 0, SETTINGS, CHANCE, 0)
+    sample = assemble(member["jpg"], annotation.parse(member["json"], member["__key__"]), Visit(0, 0, 0), SETTINGS, CHANCE)
     return loader.collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from sample_to_batch import GRID, IMAGES, SIDE, SIZE, TAKEN, members
 
-from gigamask.contracts import Chance
+from gigamask.contracts import Chance, Visit
 from gigamask.data import index as indexes
 from gigamask.data import mask_store, tar
 from gigamask.data.annotation import parse
@@ -91,7 +91,7 @@ def main() -> None:
 
         def from_json(row: int) -> object:
             jpg, raw = shards.read_entry(index, row)
-            return assemble(jpg, parse(raw, index.entry_name(row)), row, assembly, chance, 0)
+            return assemble(jpg, parse(raw, index.entry_name(row)), Visit(0, row, 0), assembly, chance)
 
         print(f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}{'json':>10}{'store':>10}{'ratio':>10}")
         compare(
@@ -103,7 +103,7 @@ def main() -> None:
         compare(
             "the whole sample, with its JPEG",
             from_json,
-            lambda row: mask_store.assemble_stored(shards.read(*place(row)), store, row, row, assembly, chance, 0),
+            lambda row: mask_store.assemble_stored(shards.read(*place(row)), store, Visit(0, row, row), assembly, chance),
             rounds,
         )
         read_kb = TAKEN * GRID * GRID / 8e3, np.mean([len(raw) for _, raw in raws]) / 1e3

@@ -21,9 +21,11 @@ from gigamask.contracts import Chance
 from gigamask.data import index as indexes
 from gigamask.data import loader, tar
 from gigamask.data.choose import Filters
+from gigamask.data.items import open_items
 from gigamask.data.settings import Assembly
 from gigamask.prepare import specimen
 from gigamask.samplers import split
+from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Sampler
@@ -45,11 +47,11 @@ def serve(folder: Path, delay_s: float, told) -> None:
 
 def epoch(index: indexes.Index, sampler: Sampler, workers: int, micro: int, read_ahead: int) -> float:
     """Returns the seconds that an epoch takes to load."""
-    items, rows = loader.items(index, Filters())
-    order = rows[sampler.order(items, 0, None)]
+    found = open_items(index, Filters())
+    sequence = Sequence(sampler, found.items, locate=found.locate)
     source = loader.Source(str(index.folder), Assembly(1024, 256), Chance(0, 12, 12), read_ahead, 2 * micro)
     started = time.perf_counter()
-    for _ in islice(loader.batches(source, split.groups(lambda _: order, len(order), 0, micro, micro), workers), len(order) // micro):
+    for _ in islice(loader.batches(source, split.groups(sequence, 0, micro, micro), workers), found.items.count // micro):
         pass
     return time.perf_counter() - started
 

@@ -20,10 +20,11 @@ from types import ModuleType
 from typing import Any
 
 from gigamask.faults import Fault
+from gigamask.train.run import DATA
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 
-VERBS = ["download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "train", "evaluate", "follow", "demo"]
+VERBS = ["download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "train", "evaluate", "ablate", "follow", "demo"]
 """In the order of the work. All but `train` are a class `Verb` in the module of `verbs` that is called like them."""
 TRAIN = "trains a recipe, or continues a run: train RECIPE --data PATH... --out RUN, or train --resume RUN"
 
@@ -69,7 +70,7 @@ def dispatch(words: list[str]) -> int:
         return train(words[1:])
     if words[0] not in VERBS:
         raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
-    verb = arguments.parse(module_of(words[0]).Verb, words[1:], f"gigamask {words[0]}")
+    verb = arguments.parse_verb(module_of(words[0]).Verb, words[1:], f"gigamask {words[0]}")
     check_json(verb.json)
     done = verb.run()
     write_json(verb.json, done)
@@ -103,14 +104,21 @@ def train(words: list[str]) -> int:
     if flags.print_config:
         print(arguments.text_of(run))
         return 0
-    for name, (before, now) in changed.items():
-        print(f"--{name} was {before} and is {now} from here on")
-    arguments.save_run(run)
-    if flags.allow_other_order:
-        (Path(run.out) / arguments.DATA).unlink(missing_ok=True)
+    from gigamask.parallel.precision import choose_device
+    from gigamask.parallel.world import join
     from gigamask.train.loop import train as train_run
 
-    state = train_run(run)
+    world = join(os.environ, choose_device(run.device))
+    if world.first:
+        for name, (before, now) in changed.items():
+            print(f"--{name} was {before} and is {now} from here on")
+        arguments.save_run(run)
+        if flags.allow_other_order:
+            (Path(run.out) / DATA).unlink(missing_ok=True)
+    world.wait()
+    state = train_run(run, world)
+    if not world.first:
+        return STOPPED if state.step < run.steps else 0
     done = {"run": run.out, "step": state.step, "samples": state.cursor.samples, "steps": run.steps}
     write_json(flags.json, done)
     if state.step < run.steps:

@@ -21,11 +21,18 @@ from gigamask.geometry.runs import Runs, dense
 
 
 class Visit(NamedTuple):
-    """One sample of the endless sequence: the row `item` of the index, at `position` from the beginning of `epoch`."""
+    """One sample of the endless sequence: the image at `row` of the index, at `position` from the beginning of `epoch`.
+
+    `mask` is the one mask it is trained on, counted among those that pass the filters, -1 where there may be several; `place` counts from the
+    beginning of the global batch; `weight` is what its losses are multiplied by.
+    """
 
     epoch: int
     position: int
-    item: int
+    row: int
+    mask: int = -1
+    place: int = 0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Sample:
     """One image ready to be batched: uint8 pixels fitted to the input square, masks as runs of the G x G grid, its boxes and its chance."""
 
     name: str
-    position: int
+    visit: Visit
     image: UInt8[Tensor, "3 h w"]
     frame: Frame
     masks: Runs
@@ -103,13 +110,15 @@ class Rejected:
 class Batch:
     """Images of one step of one rank (or a micro-batch of it), with all their masks on one flat axis.
 
-    `mask_image` tells each mask's image and is sorted. `pause` in [0, 1) chooses the round without a new point; it belongs to the global step,
-    so all ranks and micro-batches share it. `cursor` is where training stands once this batch has been trained on.
+    `places` tells where in the global batch each image is, `weights` what its losses are multiplied by, `mask_image` each mask's image, ascending.
+    `pause` in [0, 1) chooses the round without a new point; it belongs to the global step, so all ranks and micro-batches share it. `cursor` is where training stands once this batch has been trained on.
     """
 
     names: tuple[str, ...]
     images: UInt8[Tensor, "B 3 S S"]
     input_sizes: Int64[Tensor, "B 2"]
+    places: Int64[Tensor, "B"]
+    weights: Float[Tensor, "B"]
     mask_image: Int64[Tensor, "M"]
     boxes_input: Float[Tensor, "M 4"]
     mask_bounds: Int[Tensor, "T"]
@@ -243,10 +252,11 @@ class Terms:
     """Sums and counts of one piece of the loss; only the step divides.
 
     `loss` is the differentiable sum over masks; `count` how many masks it sums; `parts` sums by name for the log, each over `count`;
-    `by_mask` each mask's own loss, outside the graph, for whoever keeps book of single samples.
+    `by_mask` each mask's own loss, which an objective leaves in the graph so that a task can weight it; they are the batch's masks from `first` on.
     """
 
     loss: Float[Tensor, ""]
     count: Float[Tensor, ""]
     parts: dict[str, Float[Tensor, ""]]
     by_mask: Float[Tensor, "M"]
+    first: int = 0

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gigamask.contracts import Chance, Cursor, Prediction, Prompts, Terms
+from gigamask.contracts import Chance, Cursor, Prediction, Prompts, Terms, Visit
 from gigamask.data import annotation, loader
 from gigamask.data.assemble import assemble
 from gigamask.data.index import Index
+from gigamask.data.items import open_items
 from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.memory.sample import held_bytes
 from gigamask.model.start import build
 from gigamask.prompts.rounds import play
+from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
@@ -42,16 +44,18 @@ def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
         return result
 
     shards, name = Shards(index.shard_paths), index.entry_name(row)
-    items, rows = loader.items(index, run.loading.filters)
-    if row not in rows:
+    found = open_items(index, run.loading.filters, seed=run.seed)
+    if row not in found.places:
         raise Fault(f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image")
-    print(f"{name} with recipe {run.recipe}: {len(index)} images in the index, {items.count} of them can be trained on")
-    order = through(1, "Sampler.order", lambda: run.sampler.order(items, 0, None))
-    position = int(np.flatnonzero(rows[order] == row)[0])
+    print(f"{name} with recipe {run.recipe}: {len(index)} images in the index, {found.items.count} of them can be trained on")
+    ledger = Book.empty(found.items.count, 0.0).frozen if run.sampler.decay is not None else None
+    order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, ledger))
+    visits = np.flatnonzero(found.places[order[np.arange(len(order))]] == row)
+    visit = Visit(0, int(visits[0]) if len(visits) else 0, row)
     jpg, raw = through(2, "Shards.read_entry", lambda: shards.read_entry(index, row))
     entry = through(3, "annotation.parse", lambda: annotation.parse(raw, name))
     chance = Chance(run.seed, run.policy.draws, run.model.depth)
-    sample = through(4, "assemble", lambda: assemble(jpg, entry, position, run.assembly, chance, 0))
+    sample = through(4, "assemble", lambda: assemble(jpg, entry, visit, run.assembly, chance))
     batch = through(5, "loader.collate", lambda: loader.collate([sample], (), run.assembly, chance, 0.5, Cursor(1)))
     model = build(run.model, run.seed)
     embedding = through(6, "Sam.encode", lambda: model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)).detach()
@@ -63,7 +67,8 @@ def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
     print(f"   {', '.join(f'{part} {float(value / terms.count):.3f}' for part, value in terms.parts.items())} (means over {int(terms.count)} masks)")
     task = SamTask(run.policy, run.objective, run.masks_at_once)
     state = TrainState.around(model, run)
-    through(9, "step, all rounds", lambda: step(task, state, [batch], run.optimizer.lr * run.schedule.factor(0, run.steps), run.optimizer.clip_norm))
+    rate = run.optimizer.lr * run.schedule.factor(0, run.steps)
+    through(9, "step, all rounds", lambda: step(task, state, [batch], 1, rate, run.optimizer.clip_norm).record)
     return doors
 
 

@@ -1,6 +1,6 @@
 """One entry becomes one sample: the fourth door.
 
-In: a JPEG's bytes, its checked annotation, the settings, and the names of its chance (seed, epoch, position). Out: a `Sample`: pixels fitted to
+In: a JPEG's bytes, its checked annotation, the visit, the settings, and the seed of its chance. Out: a `Sample`: pixels fitted to
 the input square, masks as runs of the target grid, boxes in the input, and every random number that will be spent on it.
 All chance is named by (epoch, position in the epoch), so that neither the process that loads a sample nor the order of loading changes it.
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int, Int32, Int64, UInt8
 from torch import Tensor
 
-from gigamask.contracts import Chance, Draws, Entry, Sample
+from gigamask.contracts import Chance, Draws, Entry, Sample, Visit
 from gigamask.data import image
 from gigamask.data.choose import Candidates
 from gigamask.data.settings import Assembly
@@ -28,8 +28,8 @@ Cut = Callable[[Int64[np.ndarray, "k"], Frame], tuple[Runs, Int[np.ndarray, "k 4
 """Cuts the masks of some numbers to the target grid of a frame; the boxes are of what the frame shows of them, in original pixels."""
 
 
-def assemble(raw: bytes, entry: Entry, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
-    """Returns the sample at `position` of `epoch`; raises `BadSample` when its JPEG cannot be used.
+def assemble(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
+    """Returns the sample of a visit; raises `BadSample` when its JPEG cannot be used.
 
     A mask that has no cell of the target grid, or none in the crop, is left out.
     """
@@ -41,32 +41,38 @@ def assemble(raw: bytes, entry: Entry, position: int, settings: Assembly, chance
         boxes = candidates.boxes[chosen] if frame.crop_size == frame.original else _visible_boxes(taken, frame)
         return frame.masks(taken, settings.grid), boxes
 
-    return compose(raw, entry.name, candidates, cut, position, settings, chance, epoch)
+    return compose(raw, entry.name, candidates, cut, visit, settings, chance)
 
 
-def compose(raw: bytes, name: str, candidates: Candidates, cut: Cut, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
+def compose(raw: bytes, name: str, candidates: Candidates, cut: Cut, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
     """Returns the sample of an image whose masks are known by what `candidates` says and are made by `cut`, those only that are taken."""
-    frame = settings.augment.frame(candidates.size, settings.side, draw(chance.seed, "frame", epoch, position))
-    masks, boxes = cut(_choose(candidates, frame, settings, draw(chance.seed, "masks", epoch, position)), frame)
+    frame = settings.augment.frame(candidates.size, settings.side, draw(chance.seed, "frame", visit.epoch, visit.position))
+    masks, boxes = cut(_choose(candidates, visit.mask, frame, settings, draw(chance.seed, "masks", visit.epoch, visit.position)), frame)
     seen = masks.areas() > 0
     pixels = _fit(raw, name, frame, settings.half_scale).numpy()
     return Sample(
         name=name,
-        position=position,
-        image=torch.from_numpy(settings.colour.adjust(pixels, draw(chance.seed, "colour", epoch, position))),
+        visit=visit,
+        image=torch.from_numpy(settings.colour.adjust(pixels, draw(chance.seed, "colour", visit.epoch, visit.position))),
         frame=frame,
         masks=masks[seen],
         boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
-        draws=_draw(int(seen.sum()), chance, epoch, position),
+        draws=_draw(int(seen.sum()), chance, visit),
     )
 
 
-def _choose(candidates: Candidates, frame: Frame, settings: Assembly, generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
-    """Returns the numbers of the masks that are trained on, of those that pass the filters and whose box meets the crop."""
+def _choose(candidates: Candidates, only: int, frame: Frame, settings: Assembly, generator: np.random.Generator) -> Int64[np.ndarray, "k"]:
+    """Returns the numbers of the masks that are trained on, of those that pass the filters, or of the one of them that is asked for.
+
+    A mask whose box does not meet the crop is not among them.
+    """
     (height, width), (y0, x0, y1, x1), boxes = candidates.size, frame.crop, candidates.boxes
     kept = settings.filters.keep(candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score)
-    kept &= (candidates.areas > 0) & (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
-    numbers = np.flatnonzero(kept)
+    numbers = np.flatnonzero(kept & (candidates.areas > 0))
+    if only >= 0:
+        numbers = numbers[only : only + 1]
+    met = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
+    numbers = numbers[met[numbers]]
     return numbers[settings.choice.choose(candidates[numbers], settings.max_masks, generator)]
 
 
@@ -89,11 +95,11 @@ def _fit(raw: bytes, name: str, frame: Frame, half_scale: bool) -> UInt8[Tensor,
     return replace(frame, original=(height, width), crop=crop).image(pixels)
 
 
-def _draw(masks: int, chance: Chance, epoch: int, position: int) -> Draws:
+def _draw(masks: int, chance: Chance, visit: Visit) -> Draws:
     def uniform(purpose: str, *shape: int) -> Tensor:
-        return torch.from_numpy(draw(chance.seed, purpose, epoch, position).random(shape, dtype=np.float32))
+        return torch.from_numpy(draw(chance.seed, purpose, visit.epoch, visit.position).random(shape, dtype=np.float32))
 
-    noise = draw(chance.seed, "box_noise", epoch, position).standard_normal((masks, 4), dtype=np.float32)
+    noise = draw(chance.seed, "box_noise", visit.epoch, visit.position).standard_normal((masks, 4), dtype=np.float32)
     return Draws(
         first=uniform("first", masks),
         clicks=uniform("clicks", masks, chance.clicks, 2),

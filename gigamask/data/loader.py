@@ -9,6 +9,7 @@ Not here: which rows are visited when (`samplers.split`), how a sample is made (
 
 import math
 import re
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -26,20 +27,14 @@ from gigamask.contracts import Batch, Chance, Cursor, Draws, Group, Rejected, Sa
 from gigamask.data import shards
 from gigamask.data.annotation import parse
 from gigamask.data.assemble import assemble
-from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.mask_store import MaskStore, assemble_stored
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
-from gigamask.seams import Items
 
 PREFETCH = 2
-IMAGES_AT_ONCE = 2**14
-LOOKS = 8
-FEW = 1 / 8
-"""Picking the masks of more of a block's images than this takes longer than reading all of the block's from end to end."""
 NAMES_TOLD = 8
 
 
@@ -80,73 +75,27 @@ class Source:
         """Reads (unless what was read is given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
         if isinstance(entry, BadSample):
             raise entry
-        name, (jpg, json) = self.index.entry_name(visit.item), entry or self._shards.read_entry(self.index, visit.item)
+        name, (jpg, json) = self.index.entry_name(visit.row), entry or self._shards.read_entry(self.index, visit.row)
         if self._masks is not None:
-            return assemble_stored(jpg, self._masks, visit.item, visit.position, self.assembly, self.chance, visit.epoch)
+            return assemble_stored(jpg, self._masks, visit, self.assembly, self.chance)
         if json is None:
             raise BadSample(f"{name}: it has no json, training needs masks; leave it out")
-        return assemble(jpg, parse(json, name), visit.position, self.assembly, self.chance, visit.epoch)
+        return assemble(jpg, parse(json, name), visit, self.assembly, self.chance)
 
     def batch(self, job: Job) -> Batch:
         """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
         samples, rejected = [], []
-        entries = self._shards.read_entries(self.index, [visit.item for visit in job.visits], jsons=self._masks is None)
+        entries = self._shards.read_entries(self.index, [visit.row for visit in job.visits], jsons=self._masks is None)
         for visit, entry in zip(job.visits, entries, strict=True):
             try:
                 samples.append(self.sample(visit, entry))
             except BadSample as fault:
-                rejected.append(Rejected(self.index.entry_name(visit.item), str(fault)))
+                rejected.append(Rejected(self.index.entry_name(visit.row), str(fault)))
         pause = float(draw(self.chance.seed, "pause", job.start).random())
         return collate(samples, tuple(rejected), self.assembly, self.chance, pause, Cursor(job.samples))
 
     def __reduce__(self) -> tuple:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
-
-
-def items(index: Index, filters: Filters) -> tuple[Items, Int64[np.ndarray, "N"]]:
-    """Returns what can be sampled and each item's row: the images of which at least one mask passes the filters.
-
-    Columns: masks, width, height, shard.
-    """
-    parts = [np.zeros(0, np.int64)]
-    for start in range(0, len(index), IMAGES_AT_ONCE):
-        stop = min(start + IMAGES_AT_ONCE, len(index))
-        parts.append(start + np.flatnonzero(_usable(index, filters, start, stop)))
-    rows = np.concatenate(parts)
-    return Items(len(rows), {name: index.images[name][rows] for name in ("masks", "width", "height", "shard")}), rows
-
-
-def _usable(index: Index, filters: Filters, start: int, stop: int) -> Bool[np.ndarray, "n"]:
-    """Says which of the images `start` to `stop` have a mask that passes."""
-    counts, first = index.images["masks"][start:stop], index.images["first_mask"][start : stop + 1]
-    image_areas = index.images["width"][start:stop].astype(np.int64) * index.images["height"][start:stop]
-    passes = np.zeros(stop - start, bool)
-    # Most images pass by one of their first masks; only the others' masks are all looked at.
-    for look in range(LOOKS):
-        rest = np.flatnonzero(~passes & (counts > look))
-        passes[rest] = _kept(index, filters, image_areas[rest], first[rest] + look)
-    rest = np.flatnonzero(~passes & (counts > LOOKS))
-    if len(rest) > FEW * len(passes):
-        rest = np.flatnonzero(counts)
-        kept = _kept(index, filters, np.repeat(image_areas, counts), slice(int(first[0]), int(first[-1])))
-        passes[rest] = np.logical_or.reduceat(kept, first[rest] - first[0])
-    elif len(rest):
-        many = counts[rest].astype(np.int64)
-        owner = np.repeat(np.arange(len(rest)), many)
-        masks = np.arange(len(owner)) + np.repeat(first[rest] - (np.cumsum(many) - many), many)
-        passes[rest] = np.bincount(owner[_kept(index, filters, image_areas[rest][owner], masks)], minlength=len(rest)) > 0
-    return passes
-
-
-def _kept(index: Index, filters: Filters, image_areas: Int64[np.ndarray, "n"], masks: Int64[np.ndarray, "n"] | slice) -> Bool[np.ndarray, "n"]:
-    """Says which rows of the mask table pass; `image_areas` holds the pixels of each one's image."""
-
-    def scores(name: str, least: float | None) -> Float32[np.ndarray, "n"]:
-        # A column that no filter reads is not fetched: each has a billion rows.
-        return np.ones(len(image_areas), np.float32) if least is None else index.masks[name][masks]
-
-    predicted_iou = scores("predicted_iou", filters.min_predicted_iou)
-    return filters.keep(index.masks["area"][masks], image_areas, predicted_iou, scores("stability_score", filters.min_stability))
 
 
 def collate(
@@ -173,6 +122,8 @@ def collate(
         names=tuple(sample.name for sample in samples),
         images=images,
         input_sizes=torch.tensor([sample.frame.resized for sample in samples], dtype=torch.int64).reshape(-1, 2),
+        places=torch.tensor([sample.visit.place for sample in samples], dtype=torch.int64),
+        weights=torch.tensor([sample.visit.weight for sample in samples], dtype=torch.float32),
         mask_image=torch.repeat_interleave(counts),
         boxes_input=torch.from_numpy(boxes),
         mask_bounds=torch.from_numpy(masks.bounds),
@@ -241,64 +192,81 @@ def _as_is(made: Any) -> Any:
     return made
 
 
+def _leave_signals(worker: int) -> None:
+    """Leaves it to the training process to stop: terminals and batch systems tell all processes, and its workers are waited for until it has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def batches(source: Source, groups: Iterable[Group], workers: int = 0, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
-    """Yields each step's micro-batches in order; `workers` processes prepare them ahead, 0 makes them here.
-
-    Raises `Fault` when a worker dies, naming it and the samples that were waited for. `pin` puts tensors into page-locked memory.
-    """
-    stream = _Stream(source, groups, workers, pin)
+    """Yields each step's micro-batches in order, and ends the processes that made them when it is closed."""
+    loader = Loader(source, workers, pin)
     try:
-        for first in stream:
-            yield first, *islice(stream, len(stream.ahead[0].micros) - 1)
-            stream.ahead.popleft()
+        yield from loader.batches(groups)
     finally:
-        # Ends the workers now, also where a traceback still holds the stream.
-        stream.made = iter(())
+        loader.close()
 
 
-class _Stream:
-    """The batches of every step one after the other, and the steps that were begun but not yet delivered."""
+class Loader:
+    """Makes batches, in `workers` processes that prepare them ahead, or here when that is 0. `pin` puts tensors into page-locked memory."""
 
-    def __init__(self, source: Source, groups: Iterable[Group], workers: int, pin: bool) -> None:
-        self.source = source
-        self.ahead: deque[Group] = deque()
-        self.made: Iterator[Batch | _Sent | Fault] = iter(
-            DataLoader(
-                _Jobs(source),
-                batch_size=None,
-                sampler=_jobs(groups, self.ahead),
-                num_workers=workers,
-                collate_fn=_as_is,
-                pin_memory=pin,
-                prefetch_factor=PREFETCH if workers else None,
-                persistent_workers=workers > 0,
-                generator=torch.Generator(),  # torch draws a seed for its workers; from here it leaves the global generator alone
-            )
+    def __init__(self, source: Source, workers: int, pin: bool) -> None:
+        self._source = source
+        self._asked = _Asked()
+        self._stream: Iterator[Batch | _Sent | Fault] = iter(())
+        self._torch: Iterable[Batch | _Sent | Fault] = DataLoader(
+            _Jobs(source),
+            batch_size=None,
+            sampler=self._asked,
+            num_workers=workers,
+            collate_fn=_as_is,
+            worker_init_fn=_leave_signals,
+            pin_memory=pin,
+            prefetch_factor=PREFETCH if workers else None,
+            persistent_workers=workers > 0,
+            generator=torch.Generator(),  # torch draws a seed for its workers; from here it leaves the global generator alone
         )
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+    def batches(self, groups: Iterable[Group]) -> Iterator[tuple[Batch, ...]]:
+        """Yields each step's micro-batches in order; all of them must have been taken before more are asked for.
 
-    def __next__(self) -> Batch:
-        """Returns the next micro-batch; raises the `Fault` that a worker met, or that one is dead."""
-        try:
-            made = next(self.made)
-        except RuntimeError as error:
-            made = self._death(str(error))
-            if made is None:
-                raise
-        if isinstance(made, Fault):
-            raise made
-        return made.unpacked() if isinstance(made, _Sent) else made
+        Raises `Fault` when a worker dies, naming it and the samples that were waited for.
+        """
+        self._asked.groups = groups
+        ahead = self._asked.ahead
+        made = self._made()
+        for first in made:
+            yield first, *islice(made, len(ahead[0].micros) - 1)
+            ahead.popleft()
+
+    def close(self) -> None:
+        """Ends the processes now, also where a traceback still holds the loader."""
+        self._stream, self._torch = iter(()), ()
+
+    def _made(self) -> Iterator[Batch]:
+        """Yields micro-batches; raises the `Fault` that a worker met, or that one is dead."""
+        self._stream = iter(self._torch)
+        while True:
+            try:
+                made = next(self._stream)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                made = self._death(str(error))
+                if made is None:
+                    raise
+            if isinstance(made, Fault):
+                raise made
+            yield made.unpacked() if isinstance(made, _Sent) else made
 
     def _death(self, words: str) -> Fault | None:
         """Returns the `Fault` that says which worker is dead; None when torch's words are about something else."""
         # From its own check, or from its handler of SIGCHLD.
         gone = re.match(r"DataLoader worker (.*?(?:exited unexpectedly|is killed by signal: [^.]*))", words)
-        if gone is None or not self.ahead:
+        if gone is None or not self._asked.ahead:
             return None
-        group = self.ahead[0]
-        names = [self.source.index.entry_name(visit.item) for visits in group.micros for visit in visits]
+        group = self._asked.ahead[0]
+        names = [self._source.index.entry_name(visit.row) for visits in group.micros for visit in visits]
         more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
         return Fault(
             f"the loader worker {gone[1]} while samples from {group.start} on were waited for ({', '.join(names[:NAMES_TOLD])}{more}); often memory "
@@ -306,9 +274,16 @@ class _Stream:
         )
 
 
-def _jobs(groups: Iterable[Group], ahead: deque[Group]) -> Iterator[Job]:
-    """Yields what workers are asked for, and notes each step that is begun."""
-    for group in groups:
-        ahead.append(group)
-        for visits in group.micros:
-            yield Job(visits, group.start, group.samples)
+class _Asked:
+    """What workers are asked for, step after step, and the steps that were begun but not yet delivered."""
+
+    def __init__(self) -> None:
+        self.groups: Iterable[Group] = ()
+        self.ahead: deque[Group] = deque()
+
+    def __iter__(self) -> Iterator[Job]:
+        self.ahead.clear()
+        for group in self.groups:
+            self.ahead.append(group)
+            for visits in group.micros:
+                yield Job(visits, group.start, group.samples)

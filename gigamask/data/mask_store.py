@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int, Int64
 
-from gigamask.contracts import Chance, Sample
+from gigamask.contracts import Chance, Sample, Visit
 from gigamask.data import crew, mask_piece
 from gigamask.data.assemble import compose
 from gigamask.data.augment import Flip, LargeScaleJitter, ResizedCrop
@@ -30,6 +30,7 @@ from gigamask.data.choose import Candidates
 from gigamask.data.index import Index
 from gigamask.data.mask_piece import MANIFEST, SCHEMA, Job, Manifest
 from gigamask.data.settings import Assembly
+from gigamask.data.store import write
 from gigamask.faults import Fault
 from gigamask.geometry.frame import Frame
 from gigamask.geometry.runs import Runs
@@ -115,12 +116,12 @@ class MaskStore:
         return int(self.index.images["height"][row]), int(self.index.images["width"][row])
 
 
-def assemble_stored(raw: bytes, store: MaskStore, row: int, position: int, settings: Assembly, chance: Chance, epoch: int) -> Sample:
-    """Returns the sample that `assemble` returns for the image at `row` of the store's index, its masks read from the store instead of a json.
+def assemble_stored(raw: bytes, store: MaskStore, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
+    """Returns the sample that `assemble` returns for a visit of the store's index, its masks read from the store instead of a json.
 
     The store must have passed `check`; raises Fault where the frame does not show the whole image at its usual size, as a user's own may not.
     """
-    index, name = store.index, store.index.entry_name(row)
+    index, row, name = store.index, visit.row, store.index.entry_name(visit.row)
     held = index.mask_rows(row)
     area, box, predicted_iou, stability = (np.array(index.masks[column][held]) for column in ("area", "box", "predicted_iou", "stability_score"))
     size, boxes = (int(index.images["height"][row]), int(index.images["width"][row])), box.astype(np.int32)
@@ -134,7 +135,7 @@ def assemble_stored(raw: bytes, store: MaskStore, row: int, position: int, setti
         return store.runs(row, chosen, frame.flip), boxes[chosen]
 
     candidates = Candidates(size, area.astype(np.int64), boxes, predicted_iou, stability)
-    return compose(raw, name, candidates, cut, position, settings, chance, epoch)
+    return compose(raw, name, candidates, cut, visit, settings, chance)
 
 
 def build(
@@ -169,7 +170,7 @@ def build(
     needed, free = rows * mask_piece.words_of(grid) * 8, shutil.disk_usage(folder).free
     if needed > free:
         raise Fault(f"{folder}: the masks take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; give a folder on a larger disk, or fewer tars")
-    mask_piece.write(folder / MANIFEST, msgspec.json.encode(wanted))
+    write(folder / MANIFEST, msgspec.json.encode(wanted))
     crew.each(mask_piece.build_piece, [Job(str(index.folder), shard, str(folder)) for shard in missing], workers, progress)
     return MaskStore.open(folder, index)
 

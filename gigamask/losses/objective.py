@@ -84,5 +84,5 @@ class MaskObjective(Objective):
             loss=by_mask.sum(),
             count=torch.full((), float(len(logits)), device=logits.device),
             parts={name: each.detach().sum() for name, each in parts.items()},
-            by_mask=by_mask.detach(),
+            by_mask=by_mask,
         )

@@ -7,7 +7,7 @@ Not here: how a process's memory is read (`data.footprint`), the loader (`data.l
 """
 
 import multiprocessing
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gigamask.contracts import Batch
-from gigamask.data import footprint
+from gigamask.data import crew, footprint
 from gigamask.data.footprint import Footprint
 from gigamask.faults import Fault
 from gigamask.memory.sample import held_bytes, in_bytes
@@ -26,7 +26,7 @@ GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
 """A process has grown when its last third of looks lies above its first by more than both; decoding alone moves single looks by 20 MB."""
 
 
-def measure(steps: Iterator[tuple[Batch, ...]], count: int, prefetch: int, progress: Callable[[int, int], object]) -> dict[str, Any]:
+def measure(steps: Iterator[tuple[Batch, ...]], count: int, prefetch: int, progress: crew.Progress) -> dict[str, Any]:
     """Takes `count` batches from a loader that has not begun, whose processes are `prefetch` batches ahead each; returns bytes."""
     if count < LEAST_BATCHES:
         raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")

@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 from torch import Tensor
 
-from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample
+from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample, Visit
 from gigamask.data import annotation, footprint
 from gigamask.data.assemble import assemble
 from gigamask.data.loader import collate
@@ -27,6 +27,7 @@ ANNOTATION_BYTES = 500
 GRIDS = (256, 1024)
 SETTINGS = Assembly(side=1024, grid=GRIDS[0])
 CHANCE = Chance(seed=0, clicks=12, blocks=12)
+VISIT = Visit(0, 0, 0)
 
 
 def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
@@ -46,7 +47,7 @@ def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
     """Returns the decoded figures and the measured ones, in bytes; raises BadSample for a sample that cannot be used."""
     record = annotation.read(json, name)
     entry = annotation.check(record, name)
-    runs = {grid: assemble(jpg, entry, 0, replace(SETTINGS, grid=grid), CHANCE, 0).masks for grid in GRIDS}
+    runs = {grid: assemble(jpg, entry, VISIT, replace(SETTINGS, grid=grid), CHANCE).masks for grid in GRIDS}
     sample, batch = made(jpg, json, name)
     return {
         "name": name,
@@ -80,7 +81,7 @@ def coco_text_bytes(record: annotation.Record, entry: Entry) -> int:
 
 def made(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
     """Returns the sample and a batch of it alone, as a loader process makes them."""
-    sample = assemble(jpg, annotation.parse(json, name), 0, SETTINGS, CHANCE, 0)
+    sample = assemble(jpg, annotation.parse(json, name), VISIT, SETTINGS, CHANCE)
     return sample, collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
 
 

@@ -14,6 +14,8 @@ import zlib
 from pathlib import Path
 
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from gigamask.contracts import Cursor
@@ -22,11 +24,12 @@ from gigamask.model import weights
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device
+from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 
 FORMAT = 1
-MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors", "ledger.safetensors", "manifest.json"
 
 
 def save(state: TrainState, run: Run) -> Path:
@@ -37,10 +40,13 @@ def save(state: TrainState, run: Run) -> Path:
     part.mkdir(parents=True)
     weights.save(state.model, part / MODEL)
     save_file({name: tensor.contiguous() for name, tensor in state.optimizer_tensors().items()}, part / OPTIMIZER)
-    files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in (MODEL, OPTIMIZER)}
+    if state.book:
+        save_arrays(state.book.arrays(), part / LEDGER)
+    written = sorted(path.name for path in part.iterdir())
+    files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in written}
     manifest = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for name in (MODEL, OPTIMIZER, MANIFEST, "."):
+    for name in (*written, MANIFEST, "."):
         _flush(part / name)
     if final.exists():
         shutil.rmtree(final)
@@ -62,6 +68,8 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     state = TrainState.around(model.to(device), run)
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], Cursor(manifest["samples"])
+    if run.sampler.decay is not None and LEDGER in manifest["files"]:
+        state.book = Book.of(load_arrays(folder / LEDGER), run.sampler.decay, str(folder))
     return state
 
 

@@ -1,21 +1,25 @@
-"""Joins order and loading: from a run and a cursor to the endless sequence of steps' batches.
+"""Joins order and loading: from a run and where it stands to the endless sequence of steps' batches, and back from steps' losses to later orders.
 
 Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`samplers.split`), the loading (`data.loader`).
 """
 
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64
 
 from gigamask.contracts import Batch, Chance, Cursor
+from gigamask.data import attributes, loader
 from gigamask.data import index as indexes
-from gigamask.data import loader
+from gigamask.data.items import open_items
 from gigamask.data.mask_store import MaskStore
 from gigamask.faults import Fault
+from gigamask.parallel.world import World
 from gigamask.samplers import split
+from gigamask.samplers.ledger import Book
+from gigamask.samplers.sequence import Sequence
 from gigamask.train.run import DATA, Run
 
 
@@ -35,22 +39,36 @@ def open_index(run: Run) -> indexes.Index:
     return index
 
 
-def feed(run: Run, index: indexes.Index, cursor: Cursor, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
-    """Yields, for every step from `cursor` on, its micro-batches."""
-    items, rows = loader.items(index, run.loading.filters)
-    if not items.count:
-        why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
-        raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
-    if run.assembly.mask_store:
-        MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
-    chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
-    # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
-    source = loader.Source(str(index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
+class Feed:
+    """What a run trains on from a cursor on. `book` is what its sampler learns from, new unless given; None where it does not learn."""
 
-    @lru_cache(maxsize=1)
-    def order(epoch: int) -> np.ndarray:
-        return rows[run.sampler.order(items, epoch, None)]
+    def __init__(self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: Book | None = None) -> None:
+        table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
+        found = open_items(index, run.loading.filters, run.loading.items, table, run.seed)
+        if not found.items.count:
+            why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
+            raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
+        if run.assembly.mask_store:
+            MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
+        if run.sampler.decay is not None and (book is None or len(book.losses) != found.items.count):
+            book = Book.empty(found.items.count, run.sampler.decay)
+        self.book = book
+        self._run, self._index, self._start = run, index, (cursor or Cursor()).samples
+        self._sequence = Sequence(run.sampler, found.items, book, found.locate)
 
-    per_epoch = len(order(0))
-    groups = split.groups(order, per_epoch, cursor.samples, run.batch, run.micro)
-    return loader.batches(source, groups, workers=run.loading.workers, pin=pin)
+    def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
+        """Yields, for every step, this process's micro-batches."""
+        run, world = self._run, world or World()
+        chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
+        # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
+        source = loader.Source(str(self._index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
+        made = loader.Loader(source, run.loading.workers, pin)
+        try:
+            for leg in split.legs(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
+                yield from made.batches(leg)
+        finally:
+            made.close()
+
+    def note(self, start: int, losses: Float64[np.ndarray, "batch"]) -> None:
+        """Takes the losses of the step that began behind `start` samples, before the next step's batches are asked for."""
+        self._sequence.note(start, losses)

@@ -31,6 +31,10 @@ DATA = "data.json"
 class Loading:
     """How samples are made."""
 
+    items: Literal["image", "mask"] = "image"
+    """what is sampled: images, each with several masks, or single masks, each with its image"""
+    attributes: str | None = None
+    """CSV file of what else is known of images or tars, for samplers (docs/samplers.md)"""
     max_masks: int = 64
     """masks of an image that are trained on"""
     filters: Filters = field(default_factory=Filters)

@@ -1,4 +1,5 @@
-"""What a training carries from step to step, and exactly what a checkpoint holds: weights, optimizer state, the step and the cursor.
+"""What a training carries from step to step, and exactly what a checkpoint holds: weights, optimizer state, the step, the cursor, and the book of
+losses where the sampler learns from them.
 
 There is nothing else to save: chance is named (`draws`), schedules are functions of the step, and the loader's state is the cursor.
 
@@ -15,6 +16,7 @@ from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
+from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 
 
@@ -26,6 +28,7 @@ class TrainState:
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    book: Book | None = None
 
     @classmethod
     def begin(cls, run: Run, device: torch.device, init: str | None = None) -> "TrainState":

@@ -2,7 +2,8 @@
 
 Pieces of the loss arrive one at a time and are sums. Each is back-propagated at once, so its graph is gone before the next is computed;
 where pieces share something costly (the image embedding), their gradients meet on a leaf copy of it and go through it once at the end.
-The gradient of a sum of sums is divided by the sum of counts: accumulation over micro-batches is exact whatever their sizes.
+The gradient of a sum of sums is divided by the sum of counts: accumulation over micro-batches is exact whatever their sizes, and so are processes,
+which add up gradients, sums, counts and each sample's loss in one exchange.
 
 Not here: what a piece is (`train.tasks`).
 """
@@ -11,30 +12,69 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gigamask.contracts import Batch, Terms
+from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.state import TrainState
+
+MOST_PARTS = 16
+"""Processes exchange so many sums of the log, since one without a mask does not know how many there are."""
 
 
 @dataclass
 class Totals:
-    """Sums and counts of a step so far, on the device."""
+    """Sums and counts of a step so far, on the device; `losses` and `rounds` sum those of each sample, by its place in the global batch."""
 
+    losses: Float[Tensor, "batch"]
+    rounds: Float[Tensor, "batch"]
+    count: Float[Tensor, ""]
     sums: dict[str, Tensor] = field(default_factory=dict)
-    count: Tensor | float = 0.0
 
-    def add(self, terms: Terms) -> None:
+    @classmethod
+    def zero(cls, batch: int, like: Tensor) -> "Totals":
+        """Returns the totals of nothing, for a global batch of so many samples."""
+        return cls(like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(()))
+
+    def add(self, terms: Terms, batch: Batch) -> None:
+        """Counts one piece of a batch's loss."""
         for name, value in {"loss": terms.loss, **terms.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
-        self.count = self.count + terms.count
+        self.count += terms.count
+        image = batch.mask_image[terms.first : terms.first + len(terms.by_mask)]
+        # A product, whose sums a GPU adds up in the same order every time; images are few.
+        of_image = (image == torch.arange(len(batch.names), device=image.device)[:, None]).to(self.losses.dtype)
+        self.losses[batch.places] += of_image @ terms.by_mask.detach().to(self.losses.dtype)
+        self.rounds[batch.places] += of_image.sum(1)
+
+    def share(self, world: World, gradients: Sequence[Tensor], stopping: Tensor) -> None:
+        """Adds up what all processes have; the names of the sums are those that this process knows."""
+        sums = self.count.new_zeros(MOST_PARTS)
+        for place, value in enumerate(self.sums.values()):
+            sums[place] = value
+        world.add([*gradients, self.count, self.losses, self.rounds, sums, stopping])
+        self.sums = {name: sums[place] for place, name in enumerate(self.sums)}
 
     def means(self) -> dict[str, float]:
         """Returns each sum over the count; empty when nothing was counted."""
         count = float(self.count)
         return {name: float(value) / count for name, value in self.sums.items()} if count else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an update did: its record for the log, whether it was skipped, the mean loss of each sample of the global batch over its masks and rounds
+    (NaN where it has none), and whether some process was told to stop.
+    """
+
+    record: dict[str, float]
+    skipped: bool
+    losses: Float64[np.ndarray, "batch"]
+    stopping: bool
 
 
 def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals) -> None:
@@ -48,33 +88,45 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals)
 
     for terms in task.terms(model, batch, cut):
         terms.loss.backward()
-        totals.add(terms)
+        totals.add(terms, batch)
         del terms
     for whole, leaf in cuts:
         if leaf.grad is not None:
             whole.backward(leaf.grad)
 
 
-def step(task: Task, state: TrainState, batches: Sequence[Batch], rate: float, clip_norm: float | None) -> dict[str, float]:
-    """Makes one update from all micro-batches of a global batch and returns its record.
+def step(
+    task: Task,
+    state: TrainState,
+    batches: Sequence[Batch],
+    batch: int,
+    rate: float,
+    clip_norm: float | None,
+    world: World | None = None,
+    stopping: bool = False,
+) -> Outcome:
+    """Makes one update from this process's micro-batches of a global batch of `batch` samples, together with those of the others.
 
-    `rate` is the learning rate before each layer's own factor. A step whose gradient is not finite changes nothing and says `skipped: 1`;
+    `rate` is the learning rate before each layer's own factor. A step whose gradient is not finite changes nothing and says that it was skipped;
     so does one without a mask.
     """
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=False)
-    totals = Totals()
-    for batch in batches:
-        accumulate(task, state.model, batch, totals)
-    means = totals.means()
     parameters = [p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
+    totals = Totals.zero(batch, gradients[0])
+    for micro in batches:
+        accumulate(task, state.model, micro, totals)
+    told = totals.count.new_full((), float(stopping))
+    totals.share(world or World(), gradients, told)
     torch._foreach_div_(gradients, max(float(totals.count), 1.0))
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if clip_norm is not None else math.inf))
-    skipped = not math.isfinite(norm) or not means
+    skipped = not math.isfinite(norm) or not float(totals.count)
     if not skipped:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["lr_scale"]
             optimizer.step()
-    return {**means, "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
+    record = {**totals.means(), "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
+    losses = (totals.losses / totals.rounds).double().cpu().numpy()
+    return Outcome(record, skipped, losses, bool(told))

@@ -4,7 +4,7 @@ Not here: the rounds (`prompts.rounds`), the loss (`losses.objective`), backward
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -45,8 +45,10 @@ class SamTask(Task):
             part = slice(start, min(start + self.masks_at_once, masks))
             truth = truth_of(batch, part, model.spec.grid)
             decode = decoder(model, embedding, batch.mask_image[part], self.precision)
+            weights = batch.weights[batch.mask_image[part]]
             for played in play(decode, truth, self.policy, draws_of(batch.draws, part), batch.pause):
-                yield self.objective(played, truth)
+                terms = self.objective(played, truth)
+                yield replace(terms, loss=(terms.by_mask * weights).sum(), by_mask=terms.by_mask.detach(), first=start)
 
 
 def decoder(

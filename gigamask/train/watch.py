@@ -27,10 +27,11 @@ Batches = TypeVar("Batches")
 
 
 class Watch:
-    """Shows and keeps the records of a run; a context manager."""
+    """Shows and keeps the records of a run; a context manager. Of several processes one does, the others only note what is theirs alone."""
 
-    def __init__(self, run: Run, first_step: int, device: torch.device) -> None:
+    def __init__(self, run: Run, first_step: int, device: torch.device, shown: bool = True) -> None:
         self._run = run
+        self._shown = shown
         self._device = device
         self._first = first_step
         self._console = Console(stderr=True)
@@ -41,11 +42,11 @@ class Watch:
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not (shown and self._console.is_terminal),
         )
         self._bar = self._progress.add_task("train", total=run.steps, completed=first_step, figures="")
         self._file = open(Path(run.out) / "metrics.jsonl", "a")  # noqa: SIM115 (closed in __exit__)
-        self._board = _tensorboard(Path(run.out) / "tensorboard")
+        self._board = _tensorboard(Path(run.out) / "tensorboard") if shown else None
         self._began_s = self._last_s = time.perf_counter()
         self._waited_s = 0.0
 
@@ -60,6 +61,8 @@ class Watch:
 
     def record(self, step: int, images: int, record: dict[str, float]) -> None:
         """Takes the record of finished update number `step` (from 1), made of so many images."""
+        if not self._shown:
+            return
         now_s = time.perf_counter()
         record = record | {"images_per_s": images / (now_s - self._last_s), "waited_s": self._waited_s, "memory_gb": memory_gb(self._device)}
         self._last_s = now_s

@@ -69,7 +69,6 @@ class LoaderVerb:
 
     def run(self) -> dict[str, Any]:
         from gigamask import recipes
-        from gigamask.contracts import Cursor
         from gigamask.data import loader
         from gigamask.memory import loading
         from gigamask.train import feed
@@ -80,7 +79,7 @@ class LoaderVerb:
         recipe = recipes.find(self.recipe)()
         with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
             run = replace(recipe, data=self.data, out=folder, loading=replace(recipe.loading, workers=self.workers)).check()
-            steps = feed.feed(run, feed.open_index(run), Cursor())
+            steps = feed.Feed(run, feed.open_index(run)).batches()
             found = loading.measure(steps, self.batches, loader.PREFETCH, progress)
         found = {"recipe": self.recipe, "side": run.assembly.side, "grid": run.assembly.grid} | found
         print(f"recipe {self.recipe}: input {found['side']}, masks on a grid of {found['grid']}")

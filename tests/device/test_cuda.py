@@ -12,14 +12,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gigamask import arguments
-from gigamask.contracts import Batch, Cursor, Draws
+from gigamask.contracts import Batch, Draws
 from gigamask.geometry.runs import Runs, dense
 from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
 from gigamask.model.sizes import SamSpec
 from gigamask.model.start import build
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.rounds import play
-from gigamask.train.feed import feed, open_index
+from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
 from gigamask.train.state import TrainState
 from gigamask.train.step import Totals, accumulate, step
@@ -51,7 +51,7 @@ def run(scenes, tmp_path):
 
 
 def first_batch(run, pin=False) -> Batch:
-    return next(feed(run, open_index(run), Cursor(), pin=pin))[0]
+    return next(Feed(run, open_index(run)).batches(pin=pin))[0]
 
 
 def task_of(run, precision: Literal["fp32", "bf16"] = "fp32") -> SamTask:
@@ -129,7 +129,7 @@ def test_a_step_has_the_gradients_of_the_cpu(run, exact_float32, dtype, limit):
     states, records = [], []
     for device in ("cpu", "cuda"):
         state = TrainState.around(build(run.model, run.seed).to(device, dtype), run)
-        records.append(step(task_of(run), state, [batch.to(device)], run.optimizer.lr, None))
+        records.append(step(task_of(run), state, [batch.to(device)], len(batch.names), run.optimizer.lr, None).record)
         states.append(state)
     assert records[0]["skipped"] == 0
     assert records[1] == pytest.approx(records[0], rel=limit)
@@ -144,7 +144,7 @@ def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
     records = {}
     for precision in ("fp32", "bf16"):
         state = TrainState.begin(run, torch.device("cuda"))
-        records[precision] = step(task_of(run, precision), state, [batch], run.optimizer.lr, 1.0)
+        records[precision] = step(task_of(run, precision), state, [batch], len(batch.names), run.optimizer.lr, 1.0).record
         assert records[precision]["skipped"] == 0
         for name, parameter in state.model.named_parameters():
             assert parameter.dtype == torch.float32
@@ -164,14 +164,14 @@ def test_rounds_never_wait_for_the_device(run, precision):
     part = slice(0, len(batch.mask_image))
     truth, draws = truth_of(batch, part, model.spec.grid), draws_of(batch.draws, part)
     embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path).detach().requires_grad_()
-    totals = Totals()
+    totals = Totals.zero(len(batch.names), embedding)
 
     def play_all() -> int:
         decode, rounds = decoder(model, embedding, batch.mask_image, precision), 0
         for played in play(decode, truth, run.policy, draws, batch.pause):
             terms = run.objective(played, truth)
             terms.loss.backward()
-            totals.add(terms)
+            totals.add(terms, batch)
             rounds += 1
         return rounds
 
@@ -195,7 +195,7 @@ def test_peak_memory_does_not_grow_with_the_rounds(run):
         task = task_of(replace(run, policy=schedule), "bf16")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        accumulate(task, model, batch, Totals())
+        accumulate(task, model, batch, Totals.zero(1, next(model.parameters())))
         peaks[schedule.rounds] = torch.cuda.max_memory_allocated() - before
     assert peaks[11] <= 1.02 * peaks[5]
 

@@ -11,9 +11,11 @@ from gigamask.contracts import Chance
 from gigamask.data import index as indexes
 from gigamask.data import loader
 from gigamask.data.choose import Filters
+from gigamask.data.items import open_items
 from gigamask.data.settings import Assembly
 from gigamask.prepare import synthetic
 from gigamask.samplers import split
+from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.streamed import Streamed
 from tests.servers import FileServer
 
@@ -38,13 +40,13 @@ def weights(run: Path) -> list[bytes]:
 
 def names_of_epoch(index: indexes.Index, workers: int, world: int, start: int, read_ahead: int) -> list[str]:
     """The samples that all ranks together are given from `start` to the end of the first epoch."""
-    items, rows = loader.items(index, Filters())
+    found = open_items(index, Filters())
     sampler, micro, batch = Streamed(lanes=world * 2 * max(workers, 1), buffer=1), 2, 4
-    order = rows[sampler.order(items, 0, None)]
+    sequence = Sequence(sampler, found.items, locate=found.locate)
     source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead, 2 * micro)
     names = []
     for rank in range(world):
-        groups = islice(split.groups(lambda _: order, len(order), start, batch, micro, rank, world), (len(order) - start) // batch)
+        groups = islice(split.groups(sequence, start, batch, micro, rank, world), (len(index) - start) // batch)
         for step in loader.batches(source, groups, workers=workers):
             names += [name for made in step for name in made.names]
     return names

@@ -10,9 +10,11 @@ from gigamask.contracts import Batch, Chance, Draws
 from gigamask.data import index as indexes
 from gigamask.data.augment import Flip
 from gigamask.data.choose import Filters
-from gigamask.data.loader import Source, batches, items
+from gigamask.data.items import open_items
+from gigamask.data.loader import Source, batches
 from gigamask.data.settings import Assembly
 from gigamask.prepare.synthetic import write
+from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.split import groups
 from gigamask.samplers.uniform import Uniform
 
@@ -24,11 +26,11 @@ def deliver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     index = indexes.build(write(folder, 7, shard_images=4), folder / "index")
     source = Source(str(index.folder), Assembly(side=96, grid=24, max_masks=4, augment=Flip()), Chance(seed=1, clicks=2, blocks=2))
-    sampled, rows = items(index, Filters())
+    found = open_items(index, Filters())
 
     def run(steps=STEPS, samples=0, workers=0, **cut):
         cut = {"batch": 6, "micro": 6} | cut
-        order = groups(lambda epoch: rows[Uniform().order(sampled, epoch, None)], len(rows), samples, **cut)
+        order = groups(Sequence(Uniform(), found.items, locate=found.locate), samples, **cut)
         return list(islice(batches(source, order, workers=workers), steps))
 
     return run

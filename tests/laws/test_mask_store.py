@@ -9,7 +9,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.contracts import Chance, Draws
+from gigamask.contracts import Chance, Draws, Visit
 from gigamask.data import index, mask_piece, mask_store, tar
 from gigamask.data.annotation import parse
 from gigamask.data.assemble import assemble
@@ -54,7 +54,7 @@ def store(request, opened, tmp_path_factory):
 def contents(sample):
     draws = [getattr(sample.draws, field.name).numpy().tobytes() for field in fields(Draws)]
     arrays = (sample.image.numpy(), sample.masks.bounds, sample.masks.starts, sample.boxes_input)
-    return [sample.name, sample.position, sample.frame, sample.masks.size, *((each.dtype, each.shape, each.tobytes()) for each in arrays), *draws]
+    return [sample.name, sample.visit, sample.frame, sample.masks.size, *((each.dtype, each.shape, each.tobytes()) for each in arrays), *draws]
 
 
 @pytest.mark.parametrize("augment", [Plain(), Flip(0.5), Flip(1.0)])
@@ -67,9 +67,9 @@ def test_samples_are_equal_bit_for_bit(opened, store, augment, choice):
         jpg, raw = shards.read_entry(opened, row)
         entry = parse(raw, opened.entry_name(row))
         for epoch in range(2):
-            ordinary = assemble(jpg, entry, row, common, CHANCE, epoch)
+            ordinary = assemble(jpg, entry, Visit(epoch, row, row), common, CHANCE)
             settings_of_store = replace(common, mask_store=str(store.folder))
-            assert contents(mask_store.assemble_stored(jpg, store, row, row, settings_of_store, CHANCE, epoch)) == contents(ordinary)
+            assert contents(mask_store.assemble_stored(jpg, store, Visit(epoch, row, row), settings_of_store, CHANCE)) == contents(ordinary)
             assert len(ordinary.masks)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.faults import Fault
+from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.split import groups
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.uniform import Uniform
@@ -19,17 +20,17 @@ CUTS = st.fixed_dictionaries({"per_epoch": st.integers(1, 40), "batch": st.integ
 def sequence(per_epoch: int, seed: int, length: int) -> list[tuple[int, int, int]]:
     """The epochs' orders one after the other, written down plainly."""
     epochs = range(-(-length // per_epoch))
-    orders = [Uniform(seed).order(Items(per_epoch, {}), epoch, None) for epoch in epochs]
+    orders = [Uniform().order(Items(per_epoch, {}, seed), epoch, None) for epoch in epochs]
     return [(epoch, position, int(item)) for epoch in epochs for position, item in enumerate(orders[epoch])][:length]
 
 
 def steps(count: int, per_epoch: int, seed: int, **cut) -> list:
-    return list(islice(groups(lambda epoch: Uniform(seed).order(Items(per_epoch, {}), epoch, None), per_epoch, **cut), count))
+    return list(islice(groups(Sequence(Uniform(), Items(per_epoch, {}, seed)), **cut), count))
 
 
 @given(st.integers(0, 300), st.integers(0, 5), st.integers(0, 2**40))
 def test_an_order_is_a_permutation(count, epoch, seed):
-    assert np.array_equal(np.sort(Uniform(seed).order(Items(count, {}), epoch, None)), np.arange(count))
+    assert np.array_equal(np.sort(Uniform().order(Items(count, {}, seed), epoch, None)), np.arange(count))
 
 
 @given(CUTS, st.integers(1, 5), st.integers(1, 6))
@@ -38,7 +39,7 @@ def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
     plain = sequence(per_epoch, seed, 4 * batch)
     ranks = [steps(4, per_epoch, seed, samples=0, batch=batch, micro=micro, rank=rank, world=world) for rank in range(world)]
     for step in range(4):
-        mine = [[visit for part in rank[step].micros for visit in part] for rank in ranks]
+        mine = [[visit[:3] for part in rank[step].micros for visit in part] for rank in ranks]
         assert all(mine[rank] == plain[step * batch : (step + 1) * batch][rank::world] for rank in range(world))
         assert {len(rank[step].micros) for rank in ranks} == {-(-batch // (world * micro))}
         assert all(len(part) <= micro for rank in ranks for part in rank[step].micros)
@@ -59,16 +60,16 @@ TARS = st.lists(st.integers(0, 30), max_size=12)
 
 
 def tar_items(sizes: list[int]) -> Items:
-    return Items(sum(sizes), {"shard": np.repeat(np.arange(len(sizes)), sizes)})
+    return Items(sum(sizes), {"tar": np.repeat(np.arange(len(sizes)), sizes)})
 
 
 @given(TARS, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
 def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_head(sizes, lanes, buffer, epoch):
     items = tar_items(sizes)
-    order = Streamed(5, lanes, buffer).order(items, epoch, None)
+    order = Streamed(lanes, buffer).order(items, epoch, None)
     assert np.array_equal(np.sort(order), np.arange(items.count))
-    assert np.array_equal(order, Streamed(5, lanes, buffer).order(items, epoch, None))
-    unmixed = Streamed(5, lanes, 1).order(items, epoch, None)
+    assert np.array_equal(order, Streamed(lanes, buffer).order(items, epoch, None))
+    unmixed = Streamed(lanes, 1).order(items, epoch, None)
     starts = np.cumsum([0, *sizes])
     for lane in range(min(lanes, items.count)):
         visited, reading = order[lane::lanes].tolist(), unmixed[lane::lanes]
@@ -82,23 +83,22 @@ def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_he
 def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(sizes, lanes, world, micro, data):
     items, batch = tar_items(sizes), data.draw(st.integers(1, 7))
     start = data.draw(st.integers(0, items.count - 1))
-    sampler = Streamed(1, lanes, 4)
+    sampler = Streamed(lanes, 4)
     whole = [(epoch, int(item)) for epoch in range(batch + 2) for item in sampler.order(items, epoch, None)]
     steps_wanted = -(-(items.count - start) // batch)
     dealt = []
     for rank in range(world):
-        taken = islice(groups(lambda epoch: sampler.order(items, epoch, None), items.count, start, batch, micro, rank, world), steps_wanted)
-        dealt += [(visit.epoch, visit.position, visit.item) for group in taken for visits in group.micros for visit in visits]
+        taken = islice(groups(Sequence(sampler, items), start, batch, micro, rank, world), steps_wanted)
+        dealt += [(visit.epoch, visit.position, visit.row) for group in taken for visits in group.micros for visit in visits]
     dealt.sort()
     assert [(epoch, item) for epoch, _, item in dealt] == whole[start : start + steps_wanted * batch]
 
 
 def test_lanes_of_their_own_let_every_worker_read_onward():
     items, world, micro, workers = tar_items([100, 100, 100]), 2, 2, 3
-    sampler = Streamed(0, lanes=world * micro * workers, buffer=1)
-    order = sampler.order(items, 0, None)
+    sampler = Streamed(lanes=world * micro * workers, buffer=1)
     for rank in range(world):
-        steps = islice(groups(lambda _: order, items.count, 0, world * micro, micro, rank, world), items.count // (world * micro))
+        steps = islice(groups(Sequence(sampler, items), 0, world * micro, micro, rank, world), items.count // (world * micro))
         jobs = [visits for group in steps for visits in group.micros]
         for worker in range(workers):
             lanes_read = {visit.position % sampler.lanes for visits in jobs[worker::workers] for visit in visits}
@@ -107,7 +107,7 @@ def test_lanes_of_their_own_let_every_worker_read_onward():
 
 def test_neighbours_are_mixed_and_epochs_differ():
     items = tar_items([500, 500])
-    first, second = (Streamed(0, 1, 100).order(items, epoch, None) for epoch in (0, 1))
+    first, second = (Streamed(1, 100).order(items, epoch, None) for epoch in (0, 1))
     assert (np.diff(first) == 1).mean() < 0.05
     assert not np.array_equal(first, second)
 

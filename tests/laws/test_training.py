@@ -7,13 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from gigamask import arguments
-from gigamask.contracts import Cursor
+from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.replay import Replay
+from gigamask.samplers.uniform import Uniform
 from gigamask.train import checkpoint
-from gigamask.train.feed import feed, open_index
+from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
 from gigamask.train.state import TrainState
 from gigamask.train.step import Totals, accumulate
@@ -30,15 +33,21 @@ def run_in(folder: Path, scenes: Path, **changes):
 def same(a: TrainState, b: TrainState) -> bool:
     ours, theirs = a.model.state_dict() | a.optimizer_tensors(), b.model.state_dict() | b.optimizer_tensors()
     assert ours.keys() == theirs.keys()
+    told, tells = (state.book.arrays() if state.book else {} for state in (a, b))
+    assert told.keys() == tells.keys()
+    assert all(np.array_equal(told[name], tells[name], equal_nan=True) for name in told)
     return (a.step, a.cursor) == (b.step, b.cursor) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, workers):
+SAMPLERS = [(Uniform(), 0), (Uniform(), 2), (LossWeighted(per_epoch=8, importance=True), 2), (Replay(per_epoch=7, share=0.4, percentile=50.0), 0)]
+
+
+@pytest.mark.parametrize(("sampler", "workers"), SAMPLERS)
+def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, workers):
     """The first process dies by SIGKILL behind a checkpoint and in front of the next; another worker count finishes the run."""
     loading = replace(little().loading, workers=workers)
-    whole = train(run_in(tmp_path / "whole", scenes))
-    run = run_in(tmp_path / "killed", scenes, loading=loading)
+    whole = train(run_in(tmp_path / "whole", scenes, sampler=sampler))
+    run = run_in(tmp_path / "killed", scenes, sampler=sampler, loading=loading)
     script = (
         "import os, signal, sys\n"
         "from gigamask import arguments\n"
@@ -60,8 +69,8 @@ def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, workers):
 
 def gradients(run, micro: int, masks_at_once: int) -> tuple[list[torch.Tensor], float]:
     state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
-    task, totals = SamTask(run.policy, run.objective, masks_at_once), Totals()
-    for batch in next(iter(feed(replace(run, micro=micro), open_index(run), Cursor(0)))):
+    task, totals = SamTask(run.policy, run.objective, masks_at_once), Totals.zero(run.batch, next(state.model.parameters()))
+    for batch in next(Feed(replace(run, micro=micro), open_index(run)).batches()):
         accumulate(task, state.model, batch, totals)
     return [p.grad / totals.count for p in state.model.parameters()], totals.means()["loss"]
 

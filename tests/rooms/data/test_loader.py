@@ -14,17 +14,21 @@ import pytest
 import simplejpeg
 import torch
 
-from gigamask.contracts import Batch, Chance, Cursor
+from gigamask.contracts import Batch, Chance, Cursor, Group, Visit
 from gigamask.data import index as indexes
-from gigamask.data import loader, tar
+from gigamask.data import tar
 from gigamask.data.choose import Filters
-from gigamask.data.loader import Source, batches, items
+from gigamask.data.items import open_items
+from gigamask.data.loader import Source, batches
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
 from gigamask.prepare.synthetic import compose_scene, record, write
-from gigamask.samplers.split import Group, Visit, groups
+from gigamask.samplers.sequence import Sequence
+from gigamask.samplers.split import groups
+from gigamask.samplers.uniform import Uniform
+from gigamask.seams import Items
 
 ASSEMBLY = Assembly(side=128, grid=32, max_masks=6)
 CHANCE = Chance(seed=5, clicks=3, blocks=4)
@@ -74,40 +78,6 @@ def damage(tars, tmp_path, member, change):
     return path
 
 
-def test_items_are_the_images_with_a_mask_that_passes(index):
-    every, rows = items(index, Filters())
-    assert every.count == len(rows) == 12
-    assert rows.dtype == np.int64
-    assert rows.tolist() == list(range(12))
-    assert every.columns["masks"].tolist() == np.diff(index.images["first_mask"]).tolist()
-    for name in ("width", "height", "shard"):
-        assert np.array_equal(every.columns[name], index.images[name])
-
-
-@pytest.mark.parametrize(("at_once", "looks", "few"), [(1, 0, 0.5), (5, 2, 0.5), (2**16, 0, 0.5), (2**16, 1, 1.0), (2**16, 4, 1.0), (2**16, 8, 0.0)])
-@pytest.mark.parametrize(
-    "filters",
-    [Filters(max_area=0.0125), Filters(min_area=11_000), Filters(min_predicted_iou=0.995), Filters(min_stability=0.996), Filters(min_area=10**9)],
-)
-def test_items_equal_a_plain_loop(index, monkeypatch, filters, at_once, looks, few):
-    monkeypatch.setattr(loader, "IMAGES_AT_ONCE", at_once)
-    monkeypatch.setattr(loader, "LOOKS", looks)
-    monkeypatch.setattr(loader, "FEW", few)
-    expected = []
-    for row in range(len(index)):
-        masks = index.mask_rows(row)
-        size = int(index.images["width"][row]) * int(index.images["height"][row])
-        columns = [index.masks[name][masks] for name in ("area", "predicted_iou", "stability_score")]
-        if filters.keep(columns[0], size, columns[1], columns[2]).any():
-            expected.append(row)
-    if filters.min_area != 10**9:
-        assert 0 < len(expected) < 12
-    few, rows = items(index, filters)
-    assert rows.tolist() == expected
-    assert few.count == len(expected)
-    assert all(len(column) == len(expected) for column in few.columns.values())
-
-
 def test_images_without_masks_are_no_items(tars, tmp_path):
     names = tar.scan(tars[0])
     raw = tars[0].read_bytes()
@@ -115,9 +85,9 @@ def test_images_without_masks_are_no_items(tars, tmp_path):
     empty = b'{"image":{"image_id":9,"width":300,"height":200,"file_name":"sa_9.jpg"},"annotations":[]}'
     tar.write(tmp_path / "a.tar", [pairs[0], *pairs[2:4], ("sa_9.json", empty), ("sa_9.jpg", pairs[2][1])])
     index = indexes.build([tmp_path / "a.tar"], tmp_path / "index")
-    few, rows = items(index, Filters())
-    assert [index.entry_name(int(row)) for row in rows] == ["a.tar:sa_1"]
-    assert few.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
+    few = open_items(index, Filters())
+    assert [index.entry_name(int(row)) for row in few.places] == ["a.tar:sa_1"]
+    assert few.items.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
     source = Source(str(index.folder), ASSEMBLY, CHANCE)
     with pytest.raises(BadSample, match=r"a\.tar:sa_0: it has no json, training needs masks; leave it out"):
         source.sample(Visit(0, 0, index.find("a.tar:sa_0")))
@@ -241,11 +211,11 @@ def test_chance_outside_is_left_alone(source):
 
 
 def test_steps_may_be_without_end(source, swept):
-    endless = batches(source, groups(lambda epoch: np.arange(12), 12, 0, batch=4, micro=4), workers=1)
+    endless = batches(source, groups(Sequence(Uniform(), Items(12, {})), 0, batch=4, micro=4), workers=1)
     taken = list(islice(endless, 5))
     endless.close()
     assert [micro.cursor.samples for (micro,) in taken] == [4, 8, 12, 16, 20]
-    assert taken[0][0].names == taken[3][0].names
+    assert sorted(name for (micro,) in taken[:3] for name in micro.names) == sorted({name for (micro,) in taken for name in micro.names})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -259,7 +229,7 @@ def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
 @dataclass(frozen=True)
 class Deadly(Source):
     def sample(self, visit, entry=None):
-        if visit.item == 3:
+        if visit.row == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().sample(visit, entry)
 
@@ -292,4 +262,4 @@ def test_every_tensor_moves(source):
     tensors = [getattr(moved, field.name) for field in fields(Batch) if isinstance(getattr(moved, field.name), torch.Tensor)]
     tensors += [getattr(moved.draws, field.name) for field in fields(moved.draws)]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 10
+    assert len(tensors) == 12

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.contracts import Chance, Cursor, Entry
+from gigamask.contracts import Chance, Cursor, Entry, Visit
 from gigamask.data.assemble import assemble
 from gigamask.data.loader import collate
 from gigamask.data.settings import Assembly
@@ -22,7 +22,7 @@ def batch_of(jpg, counts):
             masks[number, 4 * number : 4 * number + 8, 5 : 9 + 6 * number] = True
         scores = np.full(count, 0.9, np.float32)
         entry = Entry(f"x.tar:{position}", (40, 60), Runs.from_dense(masks), scores, scores)
-        samples.append(assemble(jpg(40, 60, position), entry, position, ASSEMBLY, CHANCE, 0))
+        samples.append(assemble(jpg(40, 60, position), entry, Visit(0, position, 0), ASSEMBLY, CHANCE))
     return collate(samples, (), ASSEMBLY, CHANCE, 0.5, Cursor(len(samples)))
 
 

@@ -52,7 +52,8 @@ def test_sums_are_twenty_focal_one_dice_one_iou(case):
     assert float(terms.parts["dice"]) == pytest.approx(float(sum(dice_each[m, m % 3] for m in range(4))))
     assert float(terms.parts["iou_head"]) == pytest.approx(float(sum((iou[m, m % 3] - actual[m, m % 3]) ** 2 for m in range(4))))
     assert float(terms.parts["iou"]) == pytest.approx(float(sum(actual[m, iou[m].argmax()] for m in range(4)))), "of the answer that goes on"
-    assert not any(part.requires_grad for part in (*terms.parts.values(), terms.by_mask, terms.count))
+    assert not any(part.requires_grad for part in (*terms.parts.values(), terms.count))
+    assert terms.by_mask.requires_grad, "so that a task can weight it"
 
 
 def test_masks_in_chunks_add_up_to_all(case):

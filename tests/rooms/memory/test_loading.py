@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask.contracts import Cursor
 from gigamask.data import footprint, loader
 from gigamask.data.footprint import Footprint
 from gigamask.faults import Fault
@@ -26,10 +25,10 @@ def run(scenes, tmp_path, workers):
 def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
     wanted, seen = run(scenes, tmp_path, 2), []
     index = feed.open_index(wanted)
-    found = loading.measure(feed.feed(wanted, index, Cursor()), 12, loader.PREFETCH, lambda done, total: seen.append((done, total)))
+    found = loading.measure(feed.Feed(wanted, index).batches(), 12, loader.PREFETCH, lambda done, total: seen.append((done, total)))
     assert multiprocessing.active_children() == []
     assert seen == [(number, 12) for number in range(1, 13)]
-    steps = feed.feed(replace(wanted, loading=replace(wanted.loading, workers=0)), index, Cursor())
+    steps = feed.Feed(replace(wanted, loading=replace(wanted.loading, workers=0)), index).batches()
     batches = [batch for _ in range(6) for batch in next(steps)]
     assert found["images"] == sum(len(batch.names) for batch in batches) == 18
     assert found["batch_bytes"] == max(map(held_bytes, batches)) > 2 * 3 * 64 * 64
@@ -68,7 +67,7 @@ def test_too_few_batches_show_no_growth(scenes, tmp_path):
 
 def test_a_loader_without_processes_has_none_to_look_at(scenes, tmp_path):
     wanted = run(scenes, tmp_path, 0)
-    steps = feed.feed(wanted, feed.open_index(wanted), Cursor())
+    steps = feed.Feed(wanted, feed.open_index(wanted)).batches()
     with pytest.raises(Fault, match=r"^no loader process could be looked at; give at least one worker, on a system with Linux's /proc$"):
         loading.measure(steps, 9, 2, lambda *_: None)
 

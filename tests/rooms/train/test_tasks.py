@@ -9,7 +9,7 @@ from gigamask.data.loader import collate
 from gigamask.faults import Fault
 from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device, choose_precision
-from gigamask.train.feed import feed
+from gigamask.train.feed import Feed
 from gigamask.train.step import Totals, accumulate
 from gigamask.train.tasks import SamTask, truth_of
 from tests.little import little
@@ -21,7 +21,7 @@ def index(scenes, tmp_path_factory):
 
 
 def first_batch(run, index):
-    (batch,) = next(iter(feed(replace(run, batch=3, micro=3), index, Cursor(0))))
+    (batch,) = next(Feed(replace(run, batch=3, micro=3), index).batches())
     return batch
 
 
@@ -61,7 +61,7 @@ def losses(run, index, precision):
     model = build(run.model, 0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    totals = Totals()
+    totals = Totals.zero(3, next(model.parameters()))
     accumulate(SamTask(run.policy, run.objective, 4, precision), model, first_batch(run, index), totals)
     return totals, torch.cat([p.grad.flatten() for p in model.parameters()])
 

@@ -1,0 +1,213 @@
+"""Losses of training reach the orders of later epochs, the same ones wherever training stops, however it is cut."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from gigamask.contracts import Chance, Visit
+from gigamask.data.loader import Job, Source
+from gigamask.draws import draw
+from gigamask.samplers.ledger import Book
+from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.replay import Replay
+from gigamask.samplers.sequence import Sequence
+from gigamask.samplers.split import legs
+from gigamask.seams import Items, Ledger, Sampler
+from gigamask.train.feed import Feed, open_index
+from gigamask.train.loop import train
+from gigamask.train.state import TrainState
+from gigamask.train.step import step
+from gigamask.train.tasks import SamTask
+from tests.laws.test_training import run_in
+
+
+@dataclass(frozen=True)
+class Sensitive(Sampler):
+    """An order that changes with every loss in the ledger."""
+
+    per_epoch: int = 5
+
+    @property
+    def decay(self) -> float:
+        return 0.5
+
+    def order(self, items: Items, epoch: int, ledger: Ledger) -> np.ndarray:
+        told = np.nan_to_num(ledger.losses, nan=-1.0).tobytes() + ledger.seen.tobytes() + np.nan_to_num(ledger.epoch_losses).tobytes()
+        return draw(epoch, "sensitive", *told[:200]).integers(items.count, size=self.per_epoch)
+
+
+def loss_of(number: int, item: int) -> float:
+    return np.nan if number % 7 == 3 else item + number / 8
+
+
+def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
+    """The items of the sequence, by the definition: an epoch's order sees the losses of the steps before the one it begins in."""
+    sampler, book, sequence, orders = Sensitive(per_epoch), Book.empty(count, 0.5), [], {}
+    for start in range(0, steps * batch, batch):
+        numbers = range(start, start + batch)
+        book.freeze()
+        for number in numbers:
+            if number % per_epoch == 0:
+                orders[number // per_epoch] = sampler.order(Items(count, {}), number // per_epoch, book.frozen)
+        items = [int(orders[number // per_epoch][number % per_epoch]) for number in numbers]
+        sequence += items
+        losses = [loss_of(number, item) for number, item in zip(numbers, items, strict=True)]
+        book.note(np.array(items), np.array(numbers) // per_epoch, np.array(losses))
+    return sequence
+
+
+def visited(book: Book, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int) -> list[int]:
+    """The same from step `first` on, as training goes through it: every rank takes all of a leg before the first step's losses are noted."""
+    sequences = [Sequence(Sensitive(per_epoch), Items(len(book.losses), {}), replace_book(book)) for _ in range(world)]
+    cut = [legs(sequence, first * batch, batch, micro, rank, world) for rank, sequence in enumerate(sequences)]
+    taken: list[int] = []
+    while len(taken) < steps * batch:
+        ahead = [list(next(legs_of_rank)) for legs_of_rank in cut]
+        for of_ranks in zip(*ahead, strict=True):
+            start, rows = of_ranks[0].start, np.empty(batch, np.int64)
+            for group in of_ranks:
+                for visit in (visit for visits in group.micros for visit in visits):
+                    rows[visit.place] = visit.row
+            taken += rows.tolist()
+            for sequence in sequences:
+                sequence.note(start, np.array([loss_of(start + place, row) for place, row in enumerate(rows.tolist())]))
+            if len(taken) == steps * batch:
+                book_after(book, sequences[0])
+                return taken
+    return taken
+
+
+def replace_book(book: Book) -> Book:
+    return Book.of({name: array.copy() for name, array in book.arrays().items()}, book.decay, "")
+
+
+def book_after(book: Book, sequence: Sequence) -> None:
+    book.__dict__.update(sequence._book.__dict__)
+
+
+@given(
+    count=st.integers(1, 9),
+    per_epoch=st.integers(1, 13),
+    batch=st.integers(1, 9),
+    micro=st.integers(1, 4),
+    worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stop=st.integers(0, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(count, per_epoch, batch, micro, worlds, stop):
+    book = Book.empty(count, 0.5)
+    before = visited(book, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
+    after = visited(replace_book(book), per_epoch, batch, micro, worlds[1], stop, 6)
+    assert before + after == plainly(count, per_epoch, batch, stop + 6)
+
+
+def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
+    """What the ledger holds is each sample's mean loss over masks and rounds, and the epochs after it are what the sampler makes of it."""
+    sampler = LossWeighted(per_epoch=6, ema=0.5, temperature=0.1)
+    run = run_in(tmp_path / "run", scenes, sampler=sampler, batch=3, steps=2)
+    state = train(run)
+    items, book, index = Items(len(state.book.losses), {}), state.book, open_index(run)
+    first = sampler.order(items, 0, Book.empty(items.count, 0.5).frozen)[np.arange(6)]
+    assert np.flatnonzero(np.isfinite(book.losses)).tolist() == sorted(set(first.tolist()))
+    onward = Feed(run, index, state.cursor, book).batches()
+    names = [name for batches in islice(onward, 2) for batch in batches for name in batch.names]
+    after = sampler.order(items, 1, book.frozen)[np.arange(6)]
+    assert names == [index.entry_name(row) for row in after]
+    assert not np.array_equal(after, sampler.order(items, 1, Book.empty(items.count, 0.5).frozen)[np.arange(6)])
+
+
+def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, batch=2, micro=2)
+    (batch,) = next(Feed(run, open_index(run)).batches())
+    state = TrainState.begin(run, torch.device("cpu"))
+    task = SamTask(run.policy, run.objective, 3)
+    by_image: list[list[float]] = [[], []]
+    for terms in task.terms(state.model, batch, lambda whole: whole):
+        for number, loss in enumerate(terms.by_mask.tolist()):
+            by_image[int(batch.mask_image[terms.first + number])].append(loss)
+    done = step(task, state, [batch], 2, 1e-3, None)
+    assert done.losses == pytest.approx([np.mean(losses) for losses in by_image], rel=1e-5)
+    assert done.record["loss"] == pytest.approx(np.mean([loss for losses in by_image for loss in losses]), rel=1e-5)
+
+
+def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, batch=2, micro=2)
+    (batch,) = next(Feed(run, open_index(run)).batches())
+    task, gradients, losses = SamTask(run.policy, run.objective, 3), [], []
+    for weights in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [2.0, 0.5]):
+        state = TrainState.begin(run, torch.device("cpu"))
+        state.model.double()
+        state = TrainState.around(state.model, run)
+        done = step(task, state, [replace(batch, weights=torch.tensor(weights))], 2, 0.0, None)
+        gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters()]))
+        losses.append(done.losses)
+    whole, left, right, mixed = gradients
+    assert torch.allclose(left + right, whole, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(2 * left + 0.5 * right, mixed, rtol=1e-9, atol=1e-12)
+    assert all(np.allclose(each, losses[0]) for each in losses)
+
+
+def gradient(run, state, source, visit) -> np.ndarray:
+    """The gradient of one step that consists of this visit alone, in fifty random directions."""
+    done = step(SamTask(run.policy, run.objective, 64), state, [source.batch(Job((visit,), 0, 1))], 1, 0.0, None)
+    assert not done.skipped
+    whole = torch.cat([p.grad.flatten() for p in state.model.parameters()])
+    return (torch.from_numpy(draw(0, "directions").normal(size=(50, len(whole)))) @ whole).numpy()
+
+
+def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
+    """Steps of weighted samples have in the mean the gradient of steps over all items alike, which unweighted ones miss."""
+    run = run_in(tmp_path / "run", scenes, batch=1, micro=1)
+    source = Source(str(open_index(run).folder), run.assembly, Chance(0, run.policy.draws, run.model.depth))
+    state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
+    count = len(source.index)
+    every = np.stack([gradient(run, state, source, Visit(0, row, row)) for row in range(count)])
+    book = Book.empty(count, 0.0)
+    book.note(np.arange(count), np.zeros(count, int), np.linalg.norm(every, axis=1))
+    book.freeze()
+    sampler = LossWeighted(per_epoch=4000, importance=True, temperature=0.3, floor=0.05)
+    orders = [sampler.order(Items(count, {}), epoch, book.frozen) for epoch in range(400)]
+    items, weights = (np.concatenate([getattr(order, each) for order in orders]) for each in ("items", "weights"))
+    # What a step does with a weight is what this sum does with it.
+    assert np.allclose(gradient(run, state, source, Visit(0, 3, 3, weight=1.75)), 1.75 * every[3], rtol=1e-9)
+    truth = every.mean(0)
+    for weighted, off in ((True, False), (False, True)):
+        samples = every[items] * (weights[:, None] if weighted else 1.0)
+        errors = np.abs(samples.mean(0) - truth) / (samples.std(0) / np.sqrt(len(samples)))
+        assert (errors.max() > 10) == off, "in standard errors, of fifty directions"
+        assert off or errors.max() < 4
+
+
+def ledger_in(out: str) -> dict[str, np.ndarray]:
+    return load_file(sorted(Path(out).glob("checkpoints/step_*"))[-1] / "ledger.safetensors")
+
+
+@pytest.mark.parametrize("sampler", [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)])
+def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(tmp_path, scenes, sampler):
+    """Two processes under torchrun train as one does: the same samples in every step, the same ledger, to rounding."""
+    alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch=4))
+    run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch=4, save_every=4)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command += [str(Path(sys.executable).with_name("gigamask")), "train", "--resume", run.out]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    weights = load_file(Path(run.out) / "checkpoints" / "step_00000008" / "model.safetensors")
+    assert all(np.allclose(tensor.numpy(), weights[name], atol=2e-4) for name, tensor in alone.model.state_dict().items())
+    both = ledger_in(run.out)
+    shutil.rmtree(Path(run.out) / "checkpoints" / "step_00000008")
+    after = train(replace(run, loading=replace(run.loading, workers=1))).book.arrays()
+    for name, array in alone.book.arrays().items():
+        for other in (both, after):
+            assert np.allclose(other[name], array, rtol=0 if name in ("seen", "counts") else 1e-3, equal_nan=True), name

@@ -1,0 +1,42 @@
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from gigamask.data.index import build
+from gigamask.faults import Fault
+from gigamask.samplers.lazy import Lazy
+from gigamask.samplers.replay import Replay
+from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.uniform import Uniform
+from gigamask.train.feed import Feed
+from gigamask.train.run import check_resume
+from tests.little import little
+
+
+@pytest.fixture(scope="module")
+def index(scenes, tmp_path_factory):
+    return build(scenes, tmp_path_factory.mktemp("index") / "index")
+
+
+def visited(run, index) -> list[str]:
+    """The images of the first epoch."""
+    steps = islice(Feed(run, index).batches(), len(index) // run.batch)
+    return [name for step in steps for batch in step for name in batch.names]
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Lazy(), Streamed(), Replay(share=0.0)], ids=lambda each: type(each).__name__)
+def test_the_seed_of_a_run_names_its_order(index, sampler):
+    run = replace(little(), sampler=sampler)
+    first, again, other = (visited(replace(run, seed=seed), index) for seed in (0, 0, 1))
+    assert len(set(first)) == len(index)
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+
+
+def test_another_seed_is_another_order_on_resume():
+    run = little()
+    with pytest.raises(Fault, match=r"--seed was 0 in .* and is 1 now, which changes the data or its order; give --allow-other-order"):
+        check_resume(run, replace(run, seed=1), allow_other_order=False)
+    assert check_resume(run, replace(run, seed=1), allow_other_order=True) == {"seed": (0, 1)}
