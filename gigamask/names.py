@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
@@ -21,7 +21,15 @@ from gigamask.data import augment, choose
 from gigamask.faults import Fault
 from gigamask.losses.objective import MaskObjective
 from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.samplers.chunked import Chunked
+from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
+from gigamask.samplers.lazy import Lazy
+from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.replay import Replay
+from gigamask.samplers.sharded import Sharded
+from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, MultiLevel, Stratified
 from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Objective, Policy, Sampler
 from gigamask.train.optim import AdamW, MuonAdamW
@@ -29,7 +37,27 @@ from gigamask.train.run import Run
 from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 
 SEAMS: dict[str, tuple[type, dict[str, type]]] = {
-    "sampler": (Sampler, {"random": Uniform, "streamed": Streamed}),
+    "sampler": (
+        Sampler,
+        {
+            "random": Uniform,
+            "tar_aware": TarAware,
+            "stratified_granularity": Stratified,
+            "multi_level": MultiLevel,
+            "curriculum": Curriculum,
+            "adaptive_curriculum": AdaptiveCurriculum,
+            "balanced_tar": BalancedTars,
+            "streaming_tars": StreamingTars,
+            "streamed": Streamed,
+            "loss_weighted": LossWeighted,
+            "replay": Replay,
+            "chunked": Chunked,
+            "lazy": Lazy,
+            "multi_attribute": MultiAttribute,
+            "distributed_balanced": DistributedBalanced,
+            "sharded": Sharded,
+        },
+    ),
     "loading.choice": (
         choose.Choice,
         {"random": choose.RandomChoice, "diverse": choose.Diverse, "quality": choose.Quality, "size_balanced": choose.SizeBalanced},
@@ -46,14 +74,14 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
 """What each part must be, and the names of ours."""
 
 
-def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Takes the words that name parts, `--sampler streamed` or `--sampler=streamed`, out of the others."""
+def split(words: Sequence[str], parts: Collection[str] = SEAMS.keys()) -> tuple[dict[str, str], list[str]]:
+    """Takes the words that name some parts, `--sampler streamed` or `--sampler=streamed`, out of the others."""
     chosen, rest = {}, []
     left = list(words)
     while left:
         flag, equals, value = left.pop(0).partition("=")
         part = flag.removeprefix("--").replace("_", "-")
-        if not flag.startswith("--") or part not in SEAMS:
+        if not flag.startswith("--") or part not in parts:
             rest.append(flag + equals + value)
             continue
         if not equals:
@@ -68,7 +96,7 @@ def choose_parts(run: Run, chosen: Mapping[str, str]) -> Run:
     """Returns the run with the parts that are named; one that it has already keeps its fields."""
     for part, name in chosen.items():
         if name != name_of(part, part_of(run, part)):
-            run = _with(run, part.split("."), _make(part, name))
+            run = _with(run, part.split("."), make(part, name))
     return run
 
 
@@ -90,7 +118,8 @@ def name_of(part: str, value: Any) -> str:
     return f"{os.path.abspath(inspect.getfile(type(value)))}:{type(value).__qualname__}"
 
 
-def _make(part: str, name: str) -> Any:
+def make(part: str, name: str) -> Any:
+    """Returns the part of that name, its fields at their defaults."""
     seam, known = SEAMS[part]
     if name in known:
         return known[name]()

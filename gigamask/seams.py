@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 class Items:
     """What can be sampled: how many images or masks there are, and their attributes by name, each an array of that length.
 
-    An attribute may be worked out when it is first asked for, or be memory-mapped.
+    An attribute may be worked out when it is first asked for, or be memory-mapped. `seed` names their orders: it is that of the training.
     """
 
     count: int
     columns: Mapping[str, np.ndarray]
+    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +73,21 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Says in which order the items are visited."""
+    """Says in which order the items are visited.
+
+    An order depends on the sampler's fields, the items with their seed, the epoch and the ledger alone. What is random in it is drawn from
+    `draws.draw(items.seed, "what it is for", epoch)`.
+    """
 
     @property
     def decay(self) -> float | None:
         """None when orders do not depend on losses; else how much of an item's earlier loss the ledger keeps when it is trained on again."""
         return None
+
+    @property
+    def multiple(self) -> int:
+        """What the global batch must be a multiple of, for the order to keep its promise."""
+        return 1
 
     @abstractmethod
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:

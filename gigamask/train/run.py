@@ -102,6 +102,9 @@ class Run:
         _at_least("--loading.max-masks", self.loading.max_masks, 1)
         _at_least("--loading.workers", self.loading.workers, 0)
         _at_least("--loading.read-ahead-mb", self.loading.read_ahead_mb, 0)
+        if self.batch % self.sampler.multiple:
+            kind = type(self.sampler).__name__
+            raise Fault(f"--batch is {self.batch}, {kind} needs a multiple of {self.sampler.multiple}; change it, or the sampler's fields")
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):

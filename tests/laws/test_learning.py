@@ -123,7 +123,7 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     onward = Feed(run, index, state.cursor, book).batches()
     names = [name for batches in islice(onward, 2) for batch in batches for name in batch.names]
     after = sampler.order(items, 1, book.frozen)[np.arange(6)]
-    assert names == [index.entry_name(row) for row in after]
+    assert names == [index.entry_name(row) for row in after.tolist()]
     assert not np.array_equal(after, sampler.order(items, 1, Book.empty(items.count, 0.5).frozen)[np.arange(6)])
 
 

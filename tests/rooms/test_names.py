@@ -28,7 +28,7 @@ class Backwards(Sampler):
 
 @dataclass(frozen=True)
 class Unset(Sampler):
-    seed: int
+    lanes: int
     def order(self, items, epoch, ledger): ...
 
 class Unlike: ...
@@ -58,15 +58,15 @@ def test_the_part_that_is_there_keeps_its_fields():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sampler"], r"^--sampler wants a name: random, streamed, and file.py:Class for your own$"),
+        (["--sampler"], r"^--sampler wants a name: random, .*sharded, and file.py:Class for your own$"),
         (["--sampler", "--seed"], r"^--sampler wants a name"),
         (
             ["--sampler", "streaming"],
-            r"^--sampler is 'streaming', known are random, streamed, and file.py:Class for your own; perhaps you meant streamed$",
+            r"^--sampler is 'streaming', known are random, .*sharded, and file.py:Class for your own; perhaps you meant streaming_tars$",
         ),
         (["--sampler", "none.py:My"], r"^none.py: no such file; name a Python file of your own"),
         (["--sampler", "{own}:Unlike"], r"has no frozen dataclass 'Unlike' that is a gigamask.seams.Sampler; write one there$"),
-        (["--sampler", "{own}:Unset"], r"Unset.seed in .* has no default; give every field one, flags change them$"),
+        (["--sampler", "{own}:Unset"], r"Unset.lanes in .* has no default; give every field one, flags change them$"),
         (["--sampler", "random", "--sampler.lanes", "2"], r"Unrecognized options: --sampler.lanes"),
     ],
 )

@@ -1,0 +1,99 @@
+"""Items drawn more often where the loss is high, with replacement.
+
+In: the ledger's losses, an epoch. Out: an order, with weights where estimates shall stay those of the mean over all items.
+Importance sampling as in Katharopoulos and Fleuret 2018, with losses that are as old as an item's last visit.
+
+Not here: how losses get into the ledger (`samplers.ledger`), the hardest few among ordinary items (`samplers.replay`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.seams import Sampler, Weighted
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
+
+    from gigamask.seams import Items, Ledger, Order
+
+
+@dataclass(frozen=True)
+class LossWeighted(Sampler):
+    """Each item with a probability proportional to `loss ** (1 / temperature)`, and not below `floor / items`."""
+
+    temperature: float = 1.0
+    """above 1 evens the probabilities out, below 1 sharpens them"""
+    floor: float = 0.1
+    """share of the positions that is drawn from all items alike"""
+    ema: float = 0.99
+    """how much of an item's earlier loss stays when it is trained on again"""
+    importance: bool = False
+    """weigh losses by 1 / (items x probability), so that they estimate the mean over all items as ordinary batches do"""
+    per_epoch: int = 100_000
+    """positions of an epoch, at most as many as there are items; losses are looked at once an epoch"""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise Fault(
+                f"the loss-weighted order's temperature is {self.temperature}, it must be above 0; give such, 1 for probabilities like losses"
+            )
+        if not 0 <= self.floor <= 1:
+            raise Fault(f"the loss-weighted order's floor is {self.floor}, it must be from 0 to 1; give the share that is drawn from all items alike")
+        if not 0 <= self.ema < 1:
+            raise Fault(f"the loss-weighted order's ema is {self.ema}, it must be from 0 to below 1; give what stays of an earlier loss")
+        if self.importance and not self.floor:
+            raise Fault(
+                "the loss-weighted order's floor is 0, with importance it must be above 0, for what is never drawn cannot be weighed; give such"
+            )
+        if self.per_epoch < 1:
+            raise Fault(f"the loss-weighted order's per_epoch is {self.per_epoch}, it must be at least 1; give such")
+
+    @property
+    def decay(self) -> float:
+        """How much of an item's earlier loss the ledger keeps."""
+        return self.ema
+
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+        """Returns the order of `epoch`, drawn from the probabilities of the ledger it is given; `Weighted` with importance.
+
+        One draw is made in each of N equal parts of the probability: an item comes as often as expected, up to one or two, so estimates vary less
+        than with N free draws and have the same mean.
+        """
+        if not items.count:
+            return np.empty(0, np.int64)
+        number = min(self.per_epoch, items.count)
+        relative = self.relative(ledger.losses) if ledger else np.ones(items.count, np.float32)
+        sums = np.cumsum(relative, dtype=np.float64)
+        generator = draw(items.seed, "loss-weighted", epoch)
+        points = (np.arange(number) + generator.random(number)) / number * sums[-1]
+        # Rounding may lift the last point to the very end, behind which there are only items of probability 0.
+        drawn = np.searchsorted(sums, np.minimum(points, np.nextafter(sums[-1], 0)), side="right")
+        generator.shuffle(drawn)
+        return Weighted(drawn, 1 / relative[drawn]) if self.importance else drawn
+
+    def relative(self, losses: Float32[np.ndarray, "count"]) -> Float32[np.ndarray, "count"]:
+        """Returns each item's probability as a multiple of `1 / items`; they are `floor` or more and their mean is 1.
+
+        An unseen item counts as the mean of the seen ones. A loss that is not finite says nothing, so its item is as one unseen; negative ones
+        count as 0. Where all are 0, all items are alike.
+        """
+        seen = np.isfinite(losses)
+        known = np.maximum(losses[seen], 0)
+        highest = known.max(initial=0)
+        if not highest:
+            return np.ones(len(losses), np.float32)
+        # The highest counts as 1: a power of it cannot overflow.
+        known /= highest
+        relative = np.full(len(losses), known.mean(dtype=np.float64), np.float32)
+        relative[seen] = known
+        if self.temperature != 1:
+            relative **= np.float32(1 / self.temperature)
+        relative *= np.float32((1 - self.floor) / relative.mean(dtype=np.float64))
+        relative += np.float32(self.floor)
+        return relative

@@ -1,0 +1,150 @@
+"""What holds for every order that visits each item once an epoch, and for what such orders are made of."""
+
+import random
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamask.draws import draw
+from gigamask.samplers import uniform
+from gigamask.samplers.chunked import Chunked
+from gigamask.samplers.lazy import ROUNDS, SMALL, Lazy, _mix, cycle, permute, share
+from gigamask.samplers.sharded import Sharded
+from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
+from gigamask.samplers.uniform import Uniform, dealt
+from gigamask.seams import Items, Sampler
+
+SEEDS, EPOCHS = st.integers(0, 2**63), st.integers(0, 2**31)
+NEAR_POWERS = st.builds(lambda power, beside: 2**power + beside, st.integers(14, 16), st.integers(1, 9)) | st.integers(SMALL + 1, 70_000)
+SAMPLERS = [
+    Uniform(),
+    Lazy(),
+    Chunked(17),
+    Streamed(2, 9),
+    TarAware(10),
+    BalancedTars(10),
+    StreamingTars(2),
+    Sharded(2),
+]
+ITEMS = Items(190, {"tar": np.repeat(np.arange(5), [40, 30, 50, 60, 10])}, 3)
+
+
+def whole(sampler: Sampler, items: Items, epoch: int) -> np.ndarray:
+    order = sampler.order(items, epoch, None)
+    return order[np.arange(len(order))]
+
+
+def is_permutation(order: np.ndarray, count: int) -> bool:
+    return order.dtype == np.int64 and np.array_equal(np.sort(order), np.arange(count))
+
+
+@given(st.integers(0, 300), EPOCHS, SEEDS, st.integers(1, 320))
+def test_uniform_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chunk):
+    for sampler in (Uniform(), Lazy(), Chunked(chunk)):
+        assert is_permutation(whole(sampler, Items(count, {}, seed), epoch), count)
+
+
+@given(st.integers(1, 3000), st.integers(200, 3000), SEEDS)
+def test_what_is_dealt_is_a_permutation(count, piece, seed):
+    with patch.object(uniform, "PIECE", piece):
+        found = dealt(np.arange(count), draw(seed, "test"))
+    assert is_permutation(found, count)
+    assert np.array_equal(found, dealt(np.arange(count), draw(seed, "test")))
+
+
+@given(NEAR_POWERS, SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_networks_permute_any_size(size, seed):
+    assert is_permutation(permute(np.arange(size), size, draw(seed, "test")), size)
+
+
+@given(st.integers(1, 12), SEEDS)
+def test_a_network_permutes_all_numbers_of_so_many_bits(bits, seed):
+    keys = draw(seed, "test").integers(2**63, size=ROUNDS, dtype=np.uint64)
+    assert is_permutation(_mix(np.arange(2**bits, dtype=np.uint64), bits, keys).astype(np.int64), 2**bits)
+
+
+@given(st.integers(1, 2**40), SEEDS, st.data())
+@settings(deadline=None)
+def test_different_positions_hold_different_items_at_any_size(size, seed, data):
+    positions = np.array(data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=60)), np.int64)
+    items = permute(positions, size, draw(seed, "test"))
+    assert len(np.unique(items)) == len(positions)
+    assert ((items >= 0) & (items < size)).all()
+    for at in range(0, len(positions), 13):
+        assert permute(positions[at : at + 1], size, draw(seed, "test"))[0] == items[at]
+
+
+@given(st.integers(1, 10**10), st.integers(1, 10**6), EPOCHS, SEEDS, st.data())
+@settings(deadline=None)
+def test_chunks_of_any_size_hold_each_item_once(count, chunk, epoch, seed, data):
+    order = Chunked(chunk).order(Items(count, {}, seed), epoch, None)
+    start = data.draw(st.integers(0, count - 1))
+    items = order[np.arange(start, min(start + 40, count))]
+    assert len(np.unique(items)) == len(items)
+    assert ((items >= 0) & (items < count)).all()
+    borders = np.flatnonzero(np.diff(items // chunk)) + 1
+    # Forty neighbours lie in few chunks: the one they begin in, full ones, and perhaps the short last one.
+    assert len(borders) <= 40 // chunk + 2
+
+
+@given(st.integers(1, 30), st.integers(0, 10**9), st.integers(0, 80), SEEDS)
+def test_a_cycle_visits_all_equally_often_from_its_beginning(size, turn, length, seed):
+    found = cycle(np.arange(turn * size, turn * size + length), size, seed, "test", 4)
+    for start in range(0, length - size + 1, size):
+        assert is_permutation(found[start : start + size], size)
+    counts = np.bincount(found, minlength=size)
+    assert counts.max() - counts.min() <= 1
+
+
+@given(st.integers(1, 40), st.integers(0, 90), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_shares_hold_different_items_and_take_all_equally_often(size, taken, seed):
+    total = np.zeros(size, np.int64)
+    for visit in range(2 * size):
+        counts = np.bincount(share(visit, taken, size, seed, "test"), minlength=size)
+        assert counts.sum() == taken
+        assert counts.max() - counts.min() <= 1
+        total += counts
+        assert total.max() - total.min() <= 1
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda each: type(each).__name__)
+def test_an_order_depends_on_seed_and_epoch_only(sampler, monkeypatch):
+    first = [whole(sampler, ITEMS, epoch) for epoch in (0, 1, 7)]
+
+    def refused(*_, **__):
+        raise AssertionError("global random state was touched")
+
+    random.seed(5)
+    np.random.seed(5)
+    for module, names in (
+        (random, ("seed", "random", "shuffle", "sample", "choice", "choices", "randint", "randrange", "getrandbits", "setstate")),
+        (np.random, ("seed", "rand", "random", "shuffle", "permutation", "choice", "randint", "uniform", "set_state", "default_rng")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, refused)
+    # Whatever was asked for before changes nothing.
+    again = [whole(sampler, ITEMS, epoch) for epoch in (7, 1, 0)][::-1]
+    assert all(map(np.array_equal, first, again))
+    assert len({order.tobytes() for order in first}) == 3
+    assert len({len(order) for order in first}) == 1
+    other = whole(sampler, replace(ITEMS, seed=4), 0)
+    assert not np.array_equal(other, first[0])
+    # Seeds and epochs are not added up.
+    assert not np.array_equal(other, first[1])
+    assert sampler.decay is None
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda each: type(each).__name__)
+def test_any_positions_may_be_asked_for(sampler):
+    order, plain = sampler.order(ITEMS, 2, None), whole(sampler, ITEMS, 2)
+    some = draw(0, "test").integers(len(order), size=70)
+    assert np.array_equal(order[some], plain[some])
+    assert np.array_equal(np.concatenate([order[some[start : start + 9]] for start in range(0, 70, 9)]), plain[some])
+    assert len(order[some[:0]]) == 0

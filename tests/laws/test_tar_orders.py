@@ -1,0 +1,122 @@
+"""What holds for orders that know tars or nodes, whatever the tars' sizes."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamask.draws import draw
+from gigamask.samplers.sharded import Sharded
+from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
+from gigamask.seams import Items
+
+SIZES = st.lists(st.integers(0, 25) | st.just(1), max_size=9)
+SOME = SIZES.filter(lambda sizes: sum(sizes) > 0)
+PER_TAR, SEEDS = st.integers(1, 30), st.integers(0, 2**40)
+
+
+def items_of(sizes: list[int], seed: int = 0) -> Items:
+    """Items whose tars' numbers have gaps."""
+    return Items(sum(sizes), {"tar": np.repeat(3 * np.arange(len(sizes), dtype=np.int32) + 1, sizes)}, seed)
+
+
+def exposures(sampler, items: Items, epochs: int) -> np.ndarray:
+    """How often each item was visited up to the end of each epoch."""
+    counts = [np.bincount(order[np.arange(len(order))], minlength=items.count) for order in (sampler.order(items, e, None) for e in range(epochs))]
+    return np.cumsum(counts, axis=0)
+
+
+def spread(counts: np.ndarray, items: Items) -> int:
+    """The largest difference between how often two items of one tar were visited, at the end of any epoch."""
+    tars = items.columns["tar"]
+    return max((int(np.ptp(counts[:, tars == tar], axis=1).max()) for tar in np.unique(tars)), default=0)
+
+
+def runs(labels: np.ndarray) -> np.ndarray:
+    """The labels without repetitions that follow each other."""
+    return labels[np.flatnonzero(np.diff(labels, prepend=-1))]
+
+
+@given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
+def test_tar_aware_takes_up_to_so_many_of_each_tar_one_after_the_other(sizes, per_tar, seed, epoch):
+    items = items_of(sizes, seed)
+    order = TarAware(per_tar).order(items, epoch, None)
+    assert order.dtype == np.int64
+    assert len(np.unique(order)) == len(order)
+    tars = items.columns["tar"][order]
+    assert np.bincount(tars, minlength=28)[1::3][: len(sizes)].tolist() == [min(size, per_tar) for size in sizes]
+    assert len(runs(tars)) == np.count_nonzero(sizes)
+
+
+@given(SIZES, PER_TAR, SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_tar_aware_and_balanced_visit_the_items_of_a_tar_equally_often(sizes, per_tar, seed):
+    items = items_of(sizes, seed)
+    for sampler in (TarAware(per_tar), BalancedTars(per_tar)):
+        assert spread(exposures(sampler, items, 12), items) <= 1
+
+
+@given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
+def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch):
+    items = items_of(sizes, seed)
+    order = BalancedTars(per_tar).order(items, epoch, None)
+    assert order.dtype == np.int64
+    assert np.bincount(items.columns["tar"][order], minlength=28)[1::3][: len(sizes)].tolist() == [per_tar * (size > 0) for size in sizes]
+    counts = np.bincount(order, minlength=items.count)
+    assert spread(counts[None], items) <= 1
+
+
+@given(SIZES, st.integers(1, 12), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_streaming_epochs_are_equal_pieces_of_passes_over_all_tars(sizes, number, seed):
+    items = items_of(sizes, seed)
+    count, tars = items.count, max(1, np.count_nonzero(sizes))
+    orders = [StreamingTars(number).order(items, epoch, None) for epoch in range(3 * tars + 1)]
+    lengths = {len(order) for order in orders}
+    assert lengths == {max(min(1, count), round(count * min(number, tars) / tars))}
+    sequence = np.concatenate(orders)
+    for start in range(0, len(sequence) - count + 1, count or 1):
+        visited = sequence[start : start + count]
+        assert np.array_equal(np.sort(visited), np.arange(count))
+        assert len(runs(items.columns["tar"][visited])) == np.count_nonzero(sizes)
+
+
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(1, 12), SEEDS, st.integers(0, 1000))
+def test_streaming_epochs_of_equal_tars_hold_whole_ones(tars, size, number, seed, epoch):
+    items = items_of([size] * tars, seed)
+    order = StreamingTars(number).order(items, epoch, None)
+    counts = np.bincount(items.columns["tar"][order], minlength=3 * tars + 1)[1::3]
+    assert counts.sum() == size * min(number, tars)
+    assert (counts % size == 0).all()
+
+
+@given(SIZES, SEEDS, st.integers(0, 5))
+def test_a_streamed_order_is_a_permutation_where_tars_have_gaps(sizes, seed, epoch):
+    items = items_of(sizes, seed)
+    assert np.array_equal(np.sort(Streamed(3, 5).order(items, epoch, None)), np.arange(items.count))
+
+
+@given(SOME, st.integers(1, 5), SEEDS, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(sizes, nodes, seed, named):
+    items = items_of(sizes, seed)
+    filled = int(np.count_nonzero(sizes))
+    nodes = min(nodes, filled)
+    # Which of the tars that have items each item lies in.
+    tars = np.unique(items.columns["tar"], return_inverse=True)[1]
+    owner = tars * nodes // filled
+    if named:
+        owner = (nodes - 1 - owner)[draw(seed, "test").permutation(items.count)]
+        items = Items(items.count, {"place": owner.astype(np.int16)}, seed)
+    sampler = Sharded(nodes, "place" if named else None)
+    largest = np.bincount(owner).max()
+    epochs = [sampler.order(items, epoch, None) for epoch in range(4)]
+    assert {len(order) for order in epochs} == {nodes * largest}
+    for order in epochs:
+        visited = order[np.arange(len(order))]
+        assert np.array_equal(owner[visited], np.arange(len(order)) % nodes)
+    counts = exposures(sampler, items, 4)
+    for node in range(nodes):
+        assert np.ptp(counts[:, owner == node], axis=1).max() <= 1
+        if (owner == node).sum() == largest:
+            assert (counts[:, owner == node] == np.arange(1, 5)[:, None]).all()
