@@ -1,8 +1,9 @@
 """Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, with the best of three masks, and for a box.
 
-Enters a model and an index; leaves one record for each mask and their means. Protocol (SAM paper, section 7.1 and appendix D.1; details it leaves
-open are in `Protocol`): the first click is the point of the mask farthest from its boundary, each further one the point of the error region farthest
-from that region's boundary; the answer is the mask of the highest predicted IoU, thresholded at 0, at the size of the stored image.
+Enters a model and an index; leaves one record for each mask and their means, over all masks and by granularity. Protocol (SAM paper, section 7.1
+and appendix D.1; details it leaves open are in `Protocol`): the first click is the point of the mask farthest from its boundary, each further one
+the point of the error region farthest from that region's boundary; the answer is the mask of the highest predicted IoU, thresholded at 0, at the size
+of the stored image.
 
 Not here: the clicks (`prompts.policy.CentreClicks`), pictures (`evaluate.pictures`).
 """
@@ -19,6 +20,7 @@ from gigamask.contracts import Entry, Prediction, Prompts, Round, Truth
 from gigamask.data import annotation, image
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
 from gigamask.data.shards import Shards
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
@@ -29,6 +31,7 @@ from gigamask.prompts.rounds import play
 
 # Logits of one group of masks at the stored size: three masks each, float32.
 GROUP_BYTES = 2**28
+GRANULARITIES = ("fine", "medium", "coarse")
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,20 @@ class Protocol:
 
 @dataclass(frozen=True)
 class MaskScore:
-    """One mask's scores: its image's row in the index, its number among that image's annotations, IoU by number of clicks, oracle and box IoU."""
+    """One mask's scores: its image's row in the index, its number among that image's annotations, its share of the image's area, IoU by number of
+    clicks, oracle and box IoU."""
 
     row: int
     number: int
+    area_share: float
     clicks: dict[int, float]
     oracle: float
     box: float
+
+    @property
+    def granularity(self) -> str:
+        """Which of `GRANULARITIES` the mask is."""
+        return GRANULARITIES[(self.area_share >= FINE_BELOW) + (self.area_share > COARSE_ABOVE)]
 
 
 @dataclass(frozen=True)
@@ -69,16 +79,22 @@ class Result:
     rejected: list[str] = field(default_factory=list)
 
     def summary(self) -> dict:
-        """Returns the means, as `gigamask evaluate --json` writes them."""
+        """Returns the means, as `gigamask evaluate --json` writes them; those of a granularity without masks are None."""
         if not self.scores:
             raise Fault("no mask to evaluate: no image has one that passes the filters; loosen --min-predicted-iou")
         return {
             "images": self.images,
-            "masks": len(self.scores),
-            "clicks": {str(n): float(np.mean([score.clicks[n] for score in self.scores])) for n in self.protocol.clicks},
-            "oracle": float(np.mean([score.oracle for score in self.scores])),
-            "box": float(np.mean([score.box for score in self.scores])),
+            **self._means(self.scores),
+            "granularity": {name: self._means([score for score in self.scores if score.granularity == name]) for name in GRANULARITIES},
             "protocol": asdict(self.protocol),
+        }
+
+    def _means(self, scores: list[MaskScore]) -> dict:
+        return {
+            "masks": len(scores),
+            "clicks": {str(n): _mean([score.clicks[n] for score in scores]) for n in self.protocol.clicks},
+            "oracle": _mean([score.oracle for score in scores]),
+            "box": _mean([score.box for score in scores]),
         }
 
 
@@ -179,6 +195,8 @@ def score_image(model: Sam, index: Index, shards: Shards, row: int, filters: Fil
 def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protocol: Protocol) -> list[MaskScore]:
     """Plays the clicks and the box for some masks of one image."""
     truth, decode = scene.truth(numbers), scene.decoder(model)
+    height, width = scene.frame.original
+    shares = (scene.entry.masks[numbers].areas() / (height * width)).tolist()
     by_clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
     for played in play(decode, truth, CentreClicks(max(protocol.clicks), protocol.feed_mask), None, 0.0):
@@ -188,17 +206,25 @@ def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protoco
         by_clicks[played.index + 1] = _of_chosen(every, played)
     (boxed,) = play(decode, truth, BoxPrompt(), None, 0.0)
     box = _of_chosen(actual_iou(boxed.prediction.logits, truth.masks, truth.valid), boxed)
-    return [MaskScore(row, int(number), {n: by_clicks[n][i] for n in protocol.clicks}, oracle[i], box[i]) for i, number in enumerate(numbers)]
+    return [
+        MaskScore(row, int(number), shares[i], {n: by_clicks[n][i] for n in protocol.clicks}, oracle[i], box[i]) for i, number in enumerate(numbers)
+    ]
 
 
 def _of_chosen(every: Tensor, played: Round) -> list[float]:
     return every.gather(1, played.chosen[:, None])[:, 0].tolist()
 
 
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
 def table(summary: dict) -> str:
-    """Returns a summary as two lines of a table, in per cent."""
-    columns = {f"{n} click{'s' if n != '1' else ''}": value for n, value in summary["clicks"].items()}
-    columns |= {"oracle": summary["oracle"], "box": summary["box"]}
-    head = "  ".join(f"{name:>8}" for name in columns)
-    row = "  ".join(f"{100 * value:8.1f}" for value in columns.values())
-    return f"mIoU, % of {summary['masks']} masks on {summary['images']} images\n{head}\n{row}"
+    """Returns a summary as a table in per cent: a row for all masks, and one for each granularity that has any."""
+    rows = {"all": summary} | {name: each for name, each in summary["granularity"].items() if each["masks"]}
+    names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]] + ["oracle", "box", "masks"]
+    lines = [f"mIoU, % of {summary['masks']} masks on {summary['images']} images", " " * 8 + "".join(f"{name:>10}" for name in names)]
+    for name, each in rows.items():
+        values = [*each["clicks"].values(), each["oracle"], each["box"]]
+        lines.append(f"{name:8}" + "".join(f"{100 * value:10.1f}" for value in values) + f"{each['masks']:10,}")
+    return "\n".join(lines)

@@ -13,7 +13,7 @@ from gigamask.verbs.opening import opened
 
 @dataclass(frozen=True)
 class Verb:
-    """scores weights on shards: mean IoU after 1, 2, 3, 5 and 9 clicks, best of three masks, and for a box"""
+    """scores weights on shards: mean IoU after 1, 2, 3, 5 and 9 clicks, best of three masks, and for a box; of fine, medium and coarse masks too"""
 
     weights: Positional[str]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""

@@ -10,7 +10,7 @@ from torch import nn
 from gigamask.data.choose import Filters
 from gigamask.data.index import build
 from gigamask.evaluate import interactive
-from gigamask.evaluate.interactive import Protocol, measure, table
+from gigamask.evaluate.interactive import MaskScore, Protocol, Result, measure, table
 from gigamask.evaluate.pictures import write_sheets
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
@@ -52,6 +52,7 @@ def test_all_foreground_scores_each_masks_share_of_the_image(index):
         share = index.masks["area"][rows][score.number] / (int(index.images["height"][score.row]) * int(index.images["width"][score.row]))
         assert set(score.clicks) == {1, 2, 3, 5, 9}
         assert [*score.clicks.values(), score.oracle, score.box] == pytest.approx([share] * 7, abs=1e-6)
+        assert score.area_share == pytest.approx(share)
 
 
 def test_the_answer_is_chosen_by_predicted_iou_and_the_oracle_by_truth(index):
@@ -92,6 +93,37 @@ def test_filters_and_summary(index):
     assert f"{len(result.scores)} masks" in table(summary)
     with pytest.raises(Fault, match="no mask to evaluate: no image has one that passes the filters"):
         measure(model, index, Filters(min_predicted_iou=2.0)).summary()
+
+
+def scored(area_share: float, iou: float) -> MaskScore:
+    return MaskScore(0, 0, area_share, {1: iou, 3: iou / 2}, iou, iou)
+
+
+def test_masks_are_told_apart_by_their_share_of_the_image():
+    """One per cent and ten per cent are medium."""
+    scores = [scored(0.0099, 0.2), scored(0.01, 0.4), scored(0.1, 0.6), scored(0.101, 0.8), scored(1.0, 1.0)]
+    assert [score.granularity for score in scores] == ["fine", "medium", "medium", "coarse", "coarse"]
+    summary = Result(Protocol(clicks=(1, 3)), 1, scores).summary()
+    assert {name: (each["masks"], each["clicks"]) for name, each in summary["granularity"].items()} == {
+        "fine": (1, {"1": pytest.approx(0.2), "3": pytest.approx(0.1)}),
+        "medium": (2, {"1": pytest.approx(0.5), "3": pytest.approx(0.25)}),
+        "coarse": (2, {"1": pytest.approx(0.9), "3": pytest.approx(0.45)}),
+    }
+    assert summary["granularity"]["coarse"]["oracle"] == summary["granularity"]["coarse"]["box"] == pytest.approx(0.9)
+    lines = table(summary).splitlines()
+    assert [line.split() for line in lines[2:]] == [
+        ["all", "60.0", "30.0", "60.0", "60.0", "5"],
+        ["fine", "20.0", "10.0", "20.0", "20.0", "1"],
+        ["medium", "50.0", "25.0", "50.0", "50.0", "2"],
+        ["coarse", "90.0", "45.0", "90.0", "90.0", "2"],
+    ]
+    assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_a_granularity_without_masks_has_no_means_and_no_row():
+    summary = Result(Protocol(clicks=(1, 3)), 1, [scored(0.5, 0.8)]).summary()
+    assert summary["granularity"]["fine"] == {"masks": 0, "clicks": {"1": None, "3": None}, "oracle": None, "box": None}
+    assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse"]
 
 
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
