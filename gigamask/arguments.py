@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -24,7 +24,6 @@ import yaml
 
 from gigamask import names, recipes
 from gigamask.faults import Fault
-from gigamask.train.run import DATA as DATA
 from gigamask.train.run import Run, check_resume, leaves
 
 Verb = TypeVar("Verb")
@@ -41,6 +40,17 @@ def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None
         if not leaving.code:
             raise
         raise Fault(f"{one_line(said.getvalue())}; see '{prog} --help'") from None
+
+
+def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
+    """Returns the verb that `argv` describes; a part among its fields, such as a sampler, is chosen by name, and that part's fields are flags, too."""
+    held = names.SEAMS.keys() & {each.name for each in fields(kind)}
+    chosen, words = names.split(argv, held)
+    parts = {part: names.make(part, name) for part, name in chosen.items()}
+    if parts:
+        narrowed = [(part, type(value), field(default=value)) for part, value in parts.items()]
+        kind = make_dataclass(kind.__name__, narrowed, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__})
+    return parse(kind, words, prog)
 
 
 def one_line(boxed: str) -> str:

@@ -1,33 +1,61 @@
-"""`gigamask stats`: what some tars or an index hold."""
+"""`gigamask stats`: what some tars or an index hold, and what a sampler makes of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from gigamask.verbs.opening import opened
 
 
 @dataclass(frozen=True)
 class Verb:
-    """describes tars or an index: masks per image, areas, scores, sizes"""
+    """describes tars or an index: masks per image, areas, scores, sizes; or what a sampler does to it"""
 
     paths: Positional[tuple[str, ...]]
     """an index, or tars to index in passing"""
+    sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
+    """describe what this sampler visits instead: granularity, difficulty and tars over its epochs; its fields are flags, as --sampler.per-tar 10"""
+    epochs: int = 1
+    """how many epochs of the sampler"""
+    seed: int = 0
+    """names the orders, as the seed of a training does"""
+    items: Literal["image", "mask"] = "image"
+    """what the sampler chooses from"""
+    attributes: str | None = None
+    """CSV file of what else is known of images or tars, for the sampler"""
     picture: str | None = None
-    """file for a picture of the distributions, such as stats.png"""
+    """file for a picture of the same, such as stats.png"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.prepare import histograms, statistics
-
         with opened(self.paths) as index:
+            if self.sampler is not None:
+                return self._expose(index)
+            from gigamask.prepare import histograms, statistics
+
             stats = statistics.describe(index)
         print(statistics.table(stats))
         if self.picture:
             histograms.write_picture(stats, self.picture, " ".join(self.paths))
             print(self.picture)
         return stats
+
+    def _expose(self, index: Any) -> dict[str, Any]:
+        """Describes what the sampler visits."""
+        from gigamask.data import attributes
+        from gigamask.data.choose import Filters
+        from gigamask.data.items import open_items
+        from gigamask.prepare import exposure
+
+        sampler: Any = self.sampler  # the command line has put the part in the place of its name
+        known = attributes.read(self.attributes, index) if self.attributes else None
+        found = exposure.describe(open_items(index, Filters(), self.items, known, self.seed).items, sampler, self.epochs)
+        print(exposure.table(found))
+        if self.picture:
+            exposure.write_picture(found, self.picture, f"{type(sampler).__name__} over {' '.join(self.paths)}")
+            print(self.picture)
+        return found
