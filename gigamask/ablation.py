@@ -1,0 +1,301 @@
+"""Ablations: a table of variants enters, each is trained under one budget with several seeds and scored, and the table of their scores leaves.
+
+Every training has a folder `out/VARIANT/seed_K` of its own with `evaluation.json` in it once it is scored; what is done is not done again, and what
+was stopped goes on. A seed names all chance of a training, the order of the samples included.
+
+Not here: training (`train.loop`), scores (`evaluate.interactive`), the command (`verbs.ablate`).
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from gigamask import arguments, names, recipes
+from gigamask.data import crew
+from gigamask.data import index as indexes
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
+from gigamask.evaluate import interactive
+from gigamask.faults import Fault
+from gigamask.train.checkpoint import load_model
+from gigamask.train.loop import train
+from gigamask.train.run import DATA, SAME_SAMPLES, Run, differences
+
+TABLES: dict[str, dict[str, list[str]]] = {
+    "samplers": {
+        "random": [],
+        "stratified_granularity": ["--sampler", "stratified_granularity"],
+        "multi_level": ["--sampler", "multi_level"],
+        "curriculum": ["--sampler", "curriculum", "--sampler.epochs", "1"],
+        "adaptive_curriculum": ["--sampler", "adaptive_curriculum", "--sampler.per-epoch", "400", "--sampler.threshold", "2"],
+        "loss_weighted": ["--sampler", "loss_weighted", "--sampler.per-epoch", "400", "--sampler.ema", "0.5"],
+        "replay": ["--sampler", "replay", "--sampler.per-epoch", "400"],
+        "balanced_tar": ["--sampler", "balanced_tar"],
+        "multi_attribute": ["--sampler", "multi_attribute"],
+    },
+}
+"""Of each table, its variants: a name, and the flags of `gigamask train` that make it.
+
+Numbers suit a few thousand samples: the shares of curricula and what losses change would move next to nothing in so short a training by default.
+"""
+OWN = ("data", "out", "steps", "seed")
+"""What the table gives every training, so that variants differ in nothing else than their flags say."""
+NO_MATTER = ("recipe", "out", "data", "save-every", "keep", "log-every", *SAME_SAMPLES)
+"""What may differ between the training that is there and the one asked for; whether the data are the same is seen in their digest."""
+COLUMNS = {
+    "1 click": ("clicks", "1"),
+    "3 clicks": ("clicks", "3"),
+    "oracle": ("oracle",),
+    "box": ("box",),
+    "fine": ("granularity", "fine", "clicks", "1"),
+    "medium": ("granularity", "medium", "clicks", "1"),
+    "coarse": ("granularity", "coarse", "clicks", "1"),
+    "masks": ("masks",),
+    "seconds": ("seconds",),
+}
+"""Of the printed table, each column's place in a training's `evaluation.json`."""
+EVALUATION, LOG = "evaluation.json", "log.txt"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One variant with one seed: the words of `gigamask train`, its folder, and the threads it has where several go on side by side."""
+
+    variant: str
+    seed: int
+    words: tuple[str, ...]
+    out: str
+    threads: int | None = None
+
+
+def find(name: str, recipe: str) -> dict[str, list[str]]:
+    """Returns the table of that name, or the one in a file of `name: [flags]` or `name: {flag: value}` lines, YAML or JSON."""
+    if name in TABLES:
+        return TABLES[name]
+    path = Path(name)
+    if not path.is_file():
+        raise Fault(f"no table is called {name!r}, and no such file is there; known are {', '.join(TABLES)}, or give a YAML file of your own")
+    try:
+        # Numbers stay the text they are, as in every file of flags.
+        content = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Fault(f"{path}: is no YAML ({' '.join(str(error).split())}); write 'variant: [--flag, value]' lines") from None
+    if not isinstance(content, dict) or not content:
+        raise Fault(f"{path}: holds no variants; write 'variant: [--flag, value]' or 'variant: {{flag: value}}' lines")
+    return {variant: _flags(told, f"{path}: {variant}", recipe) for variant, told in content.items()}
+
+
+def _flags(told: Any, where: str, recipe: str) -> list[str]:
+    """Returns what a file says of a variant as flags."""
+    if not told:
+        return []
+    if isinstance(told, list) and all(isinstance(word, str) for word in told):
+        return told
+    if not isinstance(told, dict) or any(isinstance(value, dict) for value in told.values()):
+        raise Fault(f"{where}: is neither a list of flags nor 'flag: value' lines; write [--sampler, random] or {{sampler: random}}")
+    content = {flag.removeprefix("--").replace("_", "-"): value for flag, value in told.items()}
+    parts = {part: name for part, name in content.items() if part in names.SEAMS}
+    run = names.choose_parts(recipes.find(recipe)(), parts)
+    return [word for part, name in parts.items() for word in (f"--{part}", name)] + arguments.flags_of(content, run)
+
+
+def run(table: str, recipe: str, data: Sequence[str], test: Sequence[str], out: str, steps: int | None, seeds: int, at_once: int) -> dict[str, Any]:
+    """Trains and scores every variant with every seed, so many at once; writes `ablation.md` and `ablation.json` into `out`, prints the first, and
+    returns the second. A training that fails leaves its line under "faults" and does not keep the others."""
+    for flag, number in (("seeds", seeds), ("at-once", at_once)):
+        if number < 1:
+            raise Fault(f"--{flag} is {number}, it must be at least 1")
+    for flag, paths in (("data", data), ("test", test)):
+        if not paths:
+            raise Fault(f"--{flag} is empty; name a tar, a folder of tars or an index")
+        indexes.tars(list(paths))
+    variants = find(table, recipe)
+    words = [recipe, "--data", *data, *([] if steps is None else ["--steps", str(steps)])]
+    trainings = plan(variants, words, out, seeds, max(1, torch.get_num_threads() // at_once) if at_once > 1 else None)
+    train_on, test_on = (indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test))
+    for training in trainings:
+        _check_data(training.out, train_on)
+    work = partial(score, data=str(train_on.folder.absolute()), test=str(test_on.folder.absolute()))
+    scored = crew.each(work, trainings, at_once)
+    found: dict[str, Any] = {
+        "table": table,
+        "recipe": recipe,
+        "steps": run_of(trainings[0]).steps,
+        "seeds": seeds,
+        "data": _described(data, train_on),
+        "test": _described(test, test_on),
+        "protocol": asdict(interactive.Protocol()),
+        **{name: metadata.version(name) for name in ("gigamask", "torch", "numpy")},
+        "git": arguments.revision(),
+        "variants": {name: _gathered(name, flags, trainings, scored) for name, flags in variants.items()},
+    }
+    told = report(found)
+    (Path(out) / "ablation.md").write_text(told + "\n")
+    (Path(out) / "ablation.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(told)
+    faults = [fault for each in found["variants"].values() for fault in each["faults"]]
+    told = f"{len(faults)} of {len(trainings)} trainings failed, the same command tries them again: {faults[0]}" if faults else ""
+    return found | ({"fault": told} if faults else {})
+
+
+def plan(table: Mapping[str, Sequence[str]], words: Sequence[str], out: str, seeds: int, threads: int | None = None) -> list[Training]:
+    """Returns the trainings of a table, seed by seed; `words` are what all have in common: the recipe, its data, its steps.
+
+    Raises Fault where a variant's flags are no training's or change what all must have in common, or where its folder holds another training.
+    """
+    trainings = []
+    for variant, flags in table.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", variant):
+            raise Fault(f"variant {variant!r}: its name becomes a folder's; write it with letters, digits, '_', '+' and '-'")
+        try:
+            common, wanted = (arguments.parse_train([*words, "--out", out, *each]).run for each in ([], flags))
+            wanted.check()
+        except Fault as fault:
+            raise Fault(f"variant {variant}: {fault}") from None
+        for name in OWN:
+            if getattr(wanted, name) != getattr(common, name):
+                raise Fault(f"variant {variant}: its flags hold --{name}, which all variants have in common; leave it out there")
+    for seed in range(seeds):
+        for variant, flags in table.items():
+            folder = str(Path(out) / variant / f"seed_{seed}")
+            trainings.append(Training(variant, seed, (*words, "--out", folder, "--seed", str(seed), *flags), folder, threads))
+            _check_folder(trainings[-1])
+    return trainings
+
+
+def run_of(training: Training) -> Run:
+    """Returns the training's whole configuration."""
+    return arguments.parse_train(training.words).run
+
+
+def _check_folder(training: Training) -> None:
+    """Raises Fault where its folder holds another training that has begun."""
+    if not _begun(training.out):
+        return
+    for name, (before, now) in differences(arguments.load_run(training.out), run_of(training)).items():
+        if name not in NO_MATTER:
+            raise Fault(f"{training.out}: was trained with --{name} {before}, now it is {now}; give another --out, or remove that folder")
+
+
+def _check_data(out: str, index: Index) -> None:
+    """Raises Fault where a folder holds a training on other data."""
+    path = Path(out) / DATA
+    if _begun(out) and path.exists() and json.loads(path.read_text())["digest"] != index.digest:
+        raise Fault(f"{out}: was trained on other data than these {len(index)} images; give another --out, or remove that folder")
+
+
+def _begun(out: str) -> bool:
+    return any(Path(out).glob("checkpoints/step_*"))
+
+
+def score(training: Training, data: str, test: str) -> dict[str, Any]:
+    """Trains on the index `data` and scores on `test` what is not yet; returns the scores, or `{"fault": line}` where the training failed.
+
+    Raises Fault when told to stop.
+    """
+    if training.threads is not None:
+        torch.set_num_threads(training.threads)
+    run, index = run_of(replace(training, words=(*training.words, "--data", data))), Index.open(test)
+    path, measured = Path(run.out) / EVALUATION, {"test": index.digest, "protocol": json.loads(json.dumps(asdict(interactive.Protocol())))}
+    if _begun(run.out) and path.exists():
+        before = json.loads(path.read_text())
+        if {name: before[name] for name in measured} == measured:
+            return before
+    name = f"{training.variant}, seed {training.seed}"
+    print(f"{name}: {run.steps} steps", flush=True)
+    began_s, whole = time.perf_counter(), not _begun(run.out)
+    arguments.save_run(run)
+    try:
+        # Of trainings side by side, what they show while they go on is kept in a file of each.
+        with contextlib.nullcontext() if training.threads is None else _into(Path(run.out) / LOG):
+            state = train(run)
+    except Fault as fault:
+        print(f"{name}: failed: {fault}", flush=True)
+        return {"fault": f"{name}: {fault}"}
+    if state.step < run.steps:
+        raise Fault(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; the same command goes on from there")
+    trained_s = time.perf_counter() - began_s
+    summary = interactive.measure(load_model(run.out, run.device), index, Filters(max_area=None)).summary()
+    found: dict[str, Any] = {**summary, **measured, "seed": training.seed, "seconds": round(trained_s, 1) if whole else None}
+    path.with_suffix(".part").write_text(json.dumps(found, indent=1) + "\n")
+    path.with_suffix(".part").rename(path)
+    print(f"{name}: {100 * found['clicks']['1']:.1f} % after one click, {trained_s:.0f} s", flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def _into(log: Path) -> Iterator[None]:
+    """Sends what is written on standard error to the end of a file."""
+    with open(log, "a") as file, contextlib.redirect_stderr(file):
+        yield
+
+
+def _described(paths: Sequence[str], index: Index) -> dict[str, Any]:
+    return {"paths": list(paths), "images": len(index), "masks": index.manifest.masks, "digest": index.digest}
+
+
+def _gathered(variant: str, flags: Sequence[str], trainings: Sequence[Training], scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a variant's scores, and their means and standard deviations over the seeds, None of what there is nothing of."""
+    own = [found for training, found in zip(trainings, scored, strict=True) if training.variant == variant]
+    scores = [found for found in own if "fault" not in found]
+    means, spreads = {}, {}
+    for column, place in COLUMNS.items():
+        values = [value for found in scores if (value := _at(found, place)) is not None]
+        means[column] = float(np.mean(values)) if values else None
+        spreads[column] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    faults = [found["fault"] for found in own if "fault" in found]
+    return {"flags": list(flags), "mean": means, "spread": spreads, "trainings": scores, "faults": faults}
+
+
+def _at(found: dict[str, Any], place: Sequence[str]) -> Any:
+    for name in place:
+        found = found[name]
+    return found
+
+
+def report(found: dict[str, Any]) -> str:
+    """Returns what `run` found as Markdown that reads well as plain text, too."""
+    seeds = f"{found['seeds']} seeds, mean ± standard deviation" if found["seeds"] > 1 else "one seed"
+    head = [
+        f"# Ablation `{found['table']}`",
+        "",
+        f"Recipe `{found['recipe']}`, {found['steps']} steps, {seeds}. Trained on {_counted(found['data'])},",
+        f"tested on {_counted(found['test'])}. Mean IoU in %; fine (< {FINE_BELOW:.0%} of the image), medium and coarse (> {COARSE_ABOVE:.0%})",
+        "masks after one click; seconds of training.",
+        "",
+    ]
+    rows = [["variant", *COLUMNS]]
+    for name, each in found["variants"].items():
+        rows.append([name, *(_cell(column, each["mean"][column], each["spread"][column]) for column in COLUMNS)])
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]) + " |" for row in rows]
+    rule = "|" + "|".join(["-" * (wide[0] + 2), *("-" * (each + 1) + ":" for each in wide[1:])]) + "|"
+    faults = [f"- failed: {fault}" for each in found["variants"].values() for fault in each["faults"]]
+    return "\n".join([*head, lines[0], rule, *lines[1:], *([""] if faults else []), *faults])
+
+
+def _counted(data: dict[str, Any]) -> str:
+    return f"{data['images']:,} images with {data['masks']:,} masks ({', '.join(data['paths'])})"
+
+
+def _cell(column: str, mean: float | None, spread: float | None) -> str:
+    """Returns a mean and its spread: scores in per cent, counts and seconds whole."""
+    if mean is None:
+        return "-"
+    if column == "masks":
+        return f"{mean:,.0f}"
+    if column == "seconds":
+        return f"{mean:,.0f}" + (f" ± {spread:,.0f}" if spread is not None else "")
+    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "")

@@ -1,0 +1,37 @@
+"""`gigamask ablate`: which of some variants trains best, under one budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Verb:
+    """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
+
+    table: Positional[str]
+    """samplers, or a YAML file of your own: 'variant: [--flag, value]' or 'variant: {flag: value}' lines, the flags those of 'gigamask train'"""
+    data: tuple[str, ...]
+    """tars, folders of tars, globs, or an index to train on"""
+    test: tuple[str, ...]
+    """held-out ones to score on"""
+    out: str
+    """where everything goes: VARIANT/seed_K, ablation.md, ablation.json; the same command goes on with what is missing there"""
+    recipe: str = "tiny"
+    """what the variants are variants of"""
+    steps: int | None = None
+    """updates of each training; the recipe's own number by default"""
+    seeds: int = 3
+    """trainings of each variant; a seed names weights, order, masks and prompts"""
+    at_once: int = 1
+    """trainings side by side, which share the processor's cores or the GPU"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask import ablation
+
+        return ablation.run(self.table, self.recipe, self.data, self.test, self.out, self.steps, self.seeds, self.at_once)
