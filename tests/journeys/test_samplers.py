@@ -1,0 +1,110 @@
+"""Samplers as a user chooses them: by name, over single masks, with attributes of one's own, from a file of one's own, and wrongly."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gigamask import names
+from gigamask.cli import main
+from gigamask.data import index as indexes
+from gigamask.data.items import COLUMNS
+from gigamask.train.feed import Feed
+from gigamask.train.run import Loading
+from tests.little import little
+
+ROOT = Path(__file__).resolve().parents[2]
+LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
+
+
+@pytest.fixture(scope="module")
+def built(scenes, tmp_path_factory) -> Path:
+    return indexes.build(scenes, tmp_path_factory.mktemp("built") / "index").folder
+
+
+@pytest.fixture
+def table(built, tmp_path) -> Path:
+    index = indexes.Index.open(built)
+    lines = ["name,domain,node", *(f"{index.entry_name(row)},{'street' if row % 3 else 'kitchen'},{row % 2}" for row in range(len(index)))]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "table.csv"
+
+
+@pytest.mark.parametrize("name", names.SEAMS["sampler"][1])
+def test_every_name_trains_and_goes_on(built, tmp_path, name):
+    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--batch", "6", "--micro", "3"]
+    command += ["--sampler.ratio", "0", "1", "1"] * (name == "multi_level")  # the scenes have no fine ones
+    assert main([*command, "--steps", "3"]) == 0
+    assert main([*command, "--steps", "4"]) == 0
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert f"sampler: {name}\n" in (tmp_path / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", ["stratified_granularity", "loss_weighted"])
+def test_masks_may_be_what_is_sampled(built, tmp_path, name):
+    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--loading.items", "mask"]) == 0
+    assert main(["stats", str(built), "--sampler", name, "--items", "mask", "--json", str(tmp_path / "told.json")]) == 0
+    assert json.loads((tmp_path / "told.json").read_text())["items"] == indexes.Index.open(built).manifest.masks
+
+
+def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
+    run = replace(little(), data=(str(built),), batch=1, micro=1, loading=Loading(items="mask", workers=0))
+    index = indexes.Index.open(built)
+    feed = Feed(run, index)
+    met = []
+    for (batch,) in islice(feed.batches(), index.manifest.masks):
+        (image,) = (row for row in range(len(index)) if index.entry_name(row) == batch.names[0])
+        assert len(batch.mask_image) <= 1
+        boxes = index.masks["box"][index.mask_rows(image)].astype(float)
+        scale = batch.images.shape[-1] / max(index.images["width"][image], index.images["height"][image])
+        met += [(image, int(np.abs(boxes * scale - box).sum(1).argmin())) for box in batch.boxes_input.numpy()]
+    assert len(set(met)) == len(met) > 0.9 * index.manifest.masks, "some vanish from so small a grid"
+
+
+def test_attributes_of_ones_own_are_balanced(built, table, tmp_path):
+    given = ["--loading.attributes", str(table), "--sampler", "multi_attribute", "--sampler.attributes", "domain"]
+    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *given]) == 0
+    shown = ["--attributes", str(table), "--sampler", "sharded", "--sampler.nodes", "2", "--sampler.column", "node"]
+    assert main(["stats", str(built), *shown, "--json", str(tmp_path / "told.json"), "--picture", str(tmp_path / "told.png")]) == 0
+    assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
+
+
+def test_the_documents_sampler_works_as_told(built, tmp_path, capsys):
+    page = (ROOT / "docs" / "samplers.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    own = ["--sampler", f"{tmp_path / 'mine.py'}:LargeFirst", "--sampler.share", "0.5"]
+    assert main(["stats", str(built), *own, "--picture", str(tmp_path / "mine.png")]) == 0
+    assert "6 positions an epoch" in capsys.readouterr().out
+    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *own, "--steps", "2"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
+
+
+def test_the_document_knows_every_sampler_and_column():
+    told = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\|(.*?)\|", (ROOT / "docs" / "samplers.md").read_text(), re.MULTILINE))))
+    assert names.SEAMS["sampler"][1].keys() | set(COLUMNS) <= told
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch is 3, .* multiple of 2"),
+        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch is 3, .* multiple of 2"),
+        (["--sampler", "multi_attribute", "--sampler.attributes", "region"], r"no column 'region'; choose one of tar, masks, .*"),
+        (["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"], r"difficulty"),
+        (["--sampler", "curriculum", "--sampler.start", "1.5"], r"start .*1\.5"),
+        (["--sampler", "curriculum", "--sampler.stat", "0.5"], r"--sampler\.stat"),
+        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch", "6"], r"node"),
+        (["--loading.attributes", "nowhere.csv"], r"nowhere\.csv"),
+        (["--loading.items", "pixel"], r"pixel"),
+    ],
+)
+def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):
+    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *words]) == 2
+    said = capsys.readouterr().err
+    assert re.search(line, said), said
+    assert said.count("\n") == 1
