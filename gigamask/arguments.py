@@ -43,7 +43,7 @@ def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None
 
 
 def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
-    """Returns the verb that `argv` describes; a part among its fields, such as a sampler, is chosen by name, and that part's fields are flags, too."""
+    """Returns the verb that `argv` describes; a part among its fields, such as a sampler, is chosen by name, and its own fields are flags, too."""
     held = names.SEAMS.keys() & {each.name for each in fields(kind)}
     chosen, words = names.split(argv, held)
     parts = {part: names.make(part, name) for part, name in chosen.items()}

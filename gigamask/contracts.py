@@ -111,7 +111,8 @@ class Batch:
     """Images of one step of one rank (or a micro-batch of it), with all their masks on one flat axis.
 
     `places` tells where in the global batch each image is, `weights` what its losses are multiplied by, `mask_image` each mask's image, ascending.
-    `pause` in [0, 1) chooses the round without a new point; it belongs to the global step, so all ranks and micro-batches share it. `cursor` is where training stands once this batch has been trained on.
+    `pause` in [0, 1) chooses the round without a new point; it belongs to the global step, so all ranks and micro-batches share it.
+    `cursor` is where training stands once this batch has been trained on.
     """
 
     names: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Float32, Float64, Int32, Int64
+    from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
     from torch import Tensor
 
     from gigamask.contracts import Batch, Draws, Prompts, Round, Terms, Truth
@@ -46,13 +46,13 @@ class Ledger:
 
 @runtime_checkable
 class Order(Protocol):
-    """The items of an epoch by position: an array, or whatever works them out when it is asked for some."""
+    """The items of an epoch by position: an array of whole numbers, or whatever works them out when it is asked for some."""
 
     def __len__(self) -> int:
         """Returns the number of positions."""
         ...
 
-    def __getitem__(self, positions: Int64[np.ndarray, "n"], /) -> Int64[np.ndarray, "n"]:
+    def __getitem__(self, positions: Int64[np.ndarray, "n"], /) -> Int[np.ndarray, "n"]:
         """Returns the items at these positions."""
         ...
 
@@ -61,13 +61,13 @@ class Order(Protocol):
 class Weighted:
     """An order whose samples' losses count more or less: each is multiplied by the weight at its position."""
 
-    items: Int64[np.ndarray, "N"]
+    items: Int[np.ndarray, "N"]
     weights: Float32[np.ndarray, "N"]
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
         return self.items[positions]
 
 

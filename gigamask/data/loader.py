@@ -193,7 +193,7 @@ def _as_is(made: Any) -> Any:
 
 
 def _leave_signals(worker: int) -> None:
-    """Leaves it to the training process to stop: terminals and batch systems tell all processes, and its workers are waited for until it has saved."""
+    """Leaves it to the training process to stop: terminals and batch systems tell all processes, and it still waits for what its workers make."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

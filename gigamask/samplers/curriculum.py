@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gigamask.faults import Fault
-from gigamask.samplers.lazy import cycle
+from gigamask.samplers.lazy import alike, cycle
 from gigamask.samplers.stratified import column
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Shaped
 
-    from gigamask.seams import Items, Ledger
-
-
-PIECE = 2**20
+    from gigamask.seams import Items, Ledger, Order
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,12 @@ class Curriculum(Sampler):
         """Returns the share of the items that is reached after so many epochs."""
         return min(1.0, self.start + (1 - self.start) * epochs / self.epochs) if epochs < self.epochs else 1.0
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Returns the order of `epoch`: in each stage, passes over the items that are reached; stages that reach equally many are one."""
         reached = [_reached(self.share(epoch + stage / self.stages), items.count) for stage in range(self.stages)]
         begins = [stage for stage in range(self.stages) if stage == 0 or reached[stage] != reached[stage - 1]]
-        order, easiest = np.empty(items.count, np.int64), _easiest(items, reached[0], "curriculum")
-        for stage, end in zip(begins, [*begins[1:], self.stages], strict=True):
-            piece = order[stage * items.count // self.stages : end * items.count // self.stages]
-            _fill(piece, easiest[: reached[stage]], 0, items.seed, "curriculum", epoch, stage)
-        return order
+        passes = [_Passes(stage * items.count // self.stages, reached[stage], ("curriculum", epoch, stage)) for stage in begins]
+        return _InPasses(items.count, items.seed, _easiest(items, reached[0], "curriculum"), passes)
 
 
 @dataclass(frozen=True)
@@ -99,15 +93,12 @@ class AdaptiveCurriculum(Sampler):
                 growths, recent = growths + 1, []
         return min(1.0, self.start + growths * self.growth)
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Returns the order of `epoch`: passes over the items that are reached, which go on across epochs that reach equally many."""
-        if not items.count:
-            return np.empty(0, np.int64)
-        order = np.empty(self.per_epoch or items.count, np.int64)
+        length = (self.per_epoch or items.count) if items.count else 0
         reached = _reached(self.share(ledger.epoch_losses) if ledger else self.start, items.count)
-        easiest = _easiest(items, reached, "adaptive curriculum")[:reached]
-        _fill(order, easiest, epoch * len(order), items.seed, "adaptive curriculum", reached)
-        return order
+        passes = _Passes(-epoch * length, reached, ("adaptive curriculum", reached))
+        return _InPasses(length, items.seed, _easiest(items, reached, "adaptive curriculum"), [passes])
 
 
 def _reached(share: float, count: int) -> int:
@@ -121,11 +112,33 @@ def _easiest(items: Items, fewest: int, sampler: str) -> Int64[np.ndarray, "coun
     return np.arange(items.count) if fewest >= items.count else ranked(difficulty)
 
 
-def _fill(order: Int64[np.ndarray, "N"], easiest: Int64[np.ndarray, "n"], first: int, seed: int, purpose: str, *ids: int) -> None:
-    """Fills `order` with the places from `first` on of an endless sequence of passes over these items; a piece at a time, which saves memory."""
-    for start in range(0, len(order), PIECE):
-        piece = order[start : start + PIECE]
-        piece[:] = easiest[cycle(np.arange(first + start, first + start + len(piece)), len(easiest), seed, purpose, *ids)]
+class _Passes(NamedTuple):
+    """An endless sequence of passes over the `reached` easiest items, whose beginning lies at position `start`, before the epoch's or in it."""
+
+    start: int
+    reached: int
+    name: tuple[str, *tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class _InPasses:
+    """The order of one epoch: at each position, what the passes that began last hold there."""
+
+    count: int
+    seed: int
+    easiest: Int64[np.ndarray, "items"]
+    passes: list[_Passes]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        which = np.searchsorted([each.start for each in self.passes], positions, side="right") - 1
+        found = np.empty(len(positions), np.int64)
+        for number, there in alike(which):
+            start, reached, name = self.passes[number]
+            found[there] = self.easiest[cycle(positions[there] - start, reached, self.seed, *name)]
+        return found
 
 
 def ranked(values: Shaped[np.ndarray, "count"]) -> Int64[np.ndarray, "count"]:

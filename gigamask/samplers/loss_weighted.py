@@ -18,9 +18,13 @@ from gigamask.faults import Fault
 from gigamask.seams import Sampler, Weighted
 
 if TYPE_CHECKING:
-    from jaxtyping import Float32
+    from jaxtyping import Float32, Float64, Int64
 
     from gigamask.seams import Items, Ledger, Order
+
+
+BLOCK = 2**15
+"""Items whose weights are summed together."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class LossWeighted(Sampler):
     """how much of an item's earlier loss stays when it is trained on again"""
     importance: bool = False
     """weigh losses by 1 / (items x probability), so that they estimate the mean over all items as ordinary batches do"""
-    per_epoch: int = 100_000
+    per_epoch: int = 200_000
     """positions of an epoch, at most as many as there are items; losses are looked at once an epoch"""
 
     def __post_init__(self) -> None:
@@ -69,11 +73,8 @@ class LossWeighted(Sampler):
             return np.empty(0, np.int64)
         number = min(self.per_epoch, items.count)
         relative = self.relative(ledger.losses) if ledger else np.ones(items.count, np.float32)
-        sums = np.cumsum(relative, dtype=np.float64)
         generator = draw(items.seed, "loss-weighted", epoch)
-        points = (np.arange(number) + generator.random(number)) / number * sums[-1]
-        # Rounding may lift the last point to the very end, behind which there are only items of probability 0.
-        drawn = np.searchsorted(sums, np.minimum(points, np.nextafter(sums[-1], 0)), side="right")
+        drawn = _found(relative, (np.arange(number) + generator.random(number)) / number)
         generator.shuffle(drawn)
         return Weighted(drawn, 1 / relative[drawn]) if self.importance else drawn
 
@@ -83,17 +84,32 @@ class LossWeighted(Sampler):
         An unseen item counts as the mean of the seen ones. A loss that is not finite says nothing, so its item is as one unseen; negative ones
         count as 0. Where all are 0, all items are alike.
         """
-        seen = np.isfinite(losses)
-        known = np.maximum(losses[seen], 0)
-        highest = known.max(initial=0)
+        unseen = ~np.isfinite(losses)
+        relative = np.where(unseen, np.float32(0), losses)
+        np.maximum(relative, 0, out=relative)
+        highest = relative.max(initial=0)
         if not highest:
             return np.ones(len(losses), np.float32)
         # The highest counts as 1: a power of it cannot overflow.
-        known /= highest
-        relative = np.full(len(losses), known.mean(dtype=np.float64), np.float32)
-        relative[seen] = known
+        relative /= highest
+        np.putmask(relative, unseen, relative.sum(dtype=np.float64) / (len(losses) - np.count_nonzero(unseen)))
         if self.temperature != 1:
             relative **= np.float32(1 / self.temperature)
         relative *= np.float32((1 - self.floor) / relative.mean(dtype=np.float64))
         relative += np.float32(self.floor)
         return relative
+
+
+def _found(weights: Float32[np.ndarray, "count"], points: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    """Returns the items in which these shares of all weights end, ascending; sums are made block by block, where a processor's cache holds them."""
+    firsts = np.arange(0, len(weights), BLOCK)
+    ends = np.cumsum(np.add.reduceat(weights, firsts, dtype=np.float64))
+    # Rounding may lift the last point to the very end, behind which there are only items of weight 0.
+    points = np.minimum(points * ends[-1], np.nextafter(ends[-1], 0))
+    found, edges = np.empty(len(points), np.int64), np.searchsorted(points, np.append(0, ends))
+    for block in np.flatnonzero(np.diff(edges)):
+        there = slice(edges[block], edges[block + 1])
+        sums = np.cumsum(weights[firsts[block] : firsts[block] + BLOCK], dtype=np.float64) + (ends[block - 1] if block else 0)
+        last = np.searchsorted(sums, sums[-1])
+        found[there] = firsts[block] + np.minimum(np.searchsorted(sums, points[there], side="right"), last)
+    return found

@@ -35,11 +35,12 @@ class Sequence:
         self._sampler, self._items, self._book, self._locate = sampler, items, book, locate
         self._orders: dict[int, Order] = {}
         # Where a training goes on, the book already knows later epochs; the number of positions does not depend on it.
-        first = sampler.order(items, 0, Book.empty(items.count, 0.0).frozen if book else None)
+        new = book is None or (book.seen < 0).all()
+        first = sampler.order(items, 0, (book if new else Book.empty(items.count, 0.0)).frozen if book else None)
         self.per_epoch = len(first)
         if not self.per_epoch:
             raise Fault("the sampler's order has no positions, training needs at least one; loosen the sampler or the filters")
-        if book is None:
+        if new:
             self._orders[0] = first
 
     def open(self, samples: int, batch: int) -> float:

@@ -16,7 +16,7 @@ from gigamask.draws import draw
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64
+    from jaxtyping import Int
 
     from gigamask.seams import Items, Ledger
 
@@ -31,12 +31,13 @@ PIECE = 2**18
 class Uniform(Sampler):
     """A permutation per epoch."""
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
-        """Returns the permutation of `epoch`."""
-        return shuffled(np.arange(items.count), draw(items.seed, "order", epoch))
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int[np.ndarray, "N"]:
+        """Returns the permutation of `epoch`, in numbers of four bytes where they suffice."""
+        numbers = np.arange(items.count, dtype=np.int32 if items.count < 2**31 else np.int64)
+        return shuffled(numbers, draw(items.seed, "order", epoch))
 
 
-def shuffled(values: Int64[np.ndarray, "n"], generator: np.random.Generator) -> Int64[np.ndarray, "n"]:
+def shuffled(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> Int[np.ndarray, "n"]:
     """Returns the values in random order; few are shuffled where they are."""
     if len(values) >= LARGE:
         return dealt(values, generator)
@@ -44,7 +45,7 @@ def shuffled(values: Int64[np.ndarray, "n"], generator: np.random.Generator) -> 
     return values
 
 
-def dealt(values: Int64[np.ndarray, "n"], generator: np.random.Generator) -> Int64[np.ndarray, "n"]:
+def dealt(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> Int[np.ndarray, "n"]:
     """Returns the values, at least one, in random order, all equally likely (Rao 1961, Sandelius 1962).
 
     Each falls into a random bucket, and each bucket, which the processor's cache holds, is shuffled.

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gigamask.faults import Fault
-from gigamask.samplers import curriculum
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum, ranked
 from gigamask.seams import Items, Ledger
+from tests.orders import listed
 
 ITEMS = Items(1000, {"difficulty": np.random.default_rng(0).random(1000).astype(np.float32)})
 RANK = np.argsort(np.argsort(ITEMS.columns["difficulty"]))
@@ -24,7 +24,7 @@ def test_the_easiest_come_first_and_all_are_reached_and_stay():
     sampler = Curriculum(epochs=2.0, stages=4)
     hardest = []
     for epoch in range(12):
-        order = sampler.order(ITEMS, epoch, None)
+        order = listed(sampler.order(ITEMS, epoch, None))
         assert len(order) == 1000
         for stage in range(4):
             reached = min(1.0, 0.3 + 0.7 * (epoch + stage / 4) / 2) * 1000
@@ -39,7 +39,7 @@ def test_the_easiest_come_first_and_all_are_reached_and_stay():
 
 
 def test_the_share_grows_within_an_epoch():
-    order = RANK[Curriculum(start=0.1, epochs=1.0, stages=10).order(ITEMS, 0, None)]
+    order = RANK[listed(Curriculum(start=0.1, epochs=1.0, stages=10).order(ITEMS, 0, None))]
     highest = [order[start : start + 100].max() for start in range(0, 1000, 100)]
     assert highest[0] < 100
     assert highest[4] > 250
@@ -47,29 +47,21 @@ def test_the_share_grows_within_an_epoch():
 
 
 def test_stages_that_reach_equally_many_are_one():
-    assert np.array_equal(np.sort(Curriculum(start=1.0).order(ITEMS, 0, None)), np.arange(1000))
-    assert np.array_equal(np.sort(Curriculum(epochs=0.0).order(ITEMS, 3, None)), np.arange(1000))
-    counts = np.bincount(Curriculum(start=0.004, epochs=1e12).order(ITEMS, 0, None), minlength=1000)
+    assert np.array_equal(np.sort(listed(Curriculum(start=1.0).order(ITEMS, 0, None))), np.arange(1000))
+    assert np.array_equal(np.sort(listed(Curriculum(epochs=0.0).order(ITEMS, 3, None))), np.arange(1000))
+    counts = np.bincount(listed(Curriculum(start=0.004, epochs=1e12).order(ITEMS, 0, None)), minlength=1000)
     assert sorted(counts[counts > 0].tolist()) == [250] * 4
 
 
 def test_items_of_a_stage_are_visited_equally_often():
-    order = Curriculum(start=0.03, epochs=10.0, stages=2).order(ITEMS, 0, None)
+    order = listed(Curriculum(start=0.03, epochs=10.0, stages=2).order(ITEMS, 0, None))
     counts = np.bincount(RANK[order[:500]])
     assert len(counts) == 30
     assert np.ptp(counts) <= 1
 
 
-def test_long_orders_are_filled_a_piece_at_a_time_without_a_seam(monkeypatch):
-    for sampler in (Curriculum(epochs=1.0), Curriculum(start=1.0), AdaptiveCurriculum()):
-        whole = sampler.order(ITEMS, 1, ledger())
-        with monkeypatch.context() as patch:
-            patch.setattr(curriculum, "PIECE", 37)
-            assert np.array_equal(sampler.order(ITEMS, 1, ledger()), whole)
-
-
 def test_what_is_reached_is_mixed():
-    order = Curriculum(start=1.0).order(ITEMS, 0, None)
+    order = listed(Curriculum(start=1.0).order(ITEMS, 0, None))
     assert abs(np.corrcoef(RANK[order], np.arange(1000))[0, 1]) < 0.15
 
 
@@ -95,7 +87,7 @@ def test_epochs_without_a_loss_are_passed_over():
 
 def test_only_the_easiest_share_is_visited():
     for number, losses in ((300, ()), (350, (0.05,) * 3), (1000, (0.05,) * 60)):
-        order = AdaptiveCurriculum().order(ITEMS, len(losses), ledger(*losses))
+        order = listed(AdaptiveCurriculum().order(ITEMS, len(losses), ledger(*losses)))
         assert len(order) == 1000
         assert np.array_equal(np.unique(RANK[order]), np.arange(number))
     assert np.array_equal(np.sort(order), np.arange(1000))
@@ -103,7 +95,7 @@ def test_only_the_easiest_share_is_visited():
 
 def test_short_epochs_go_on_where_the_last_ended():
     sampler = AdaptiveCurriculum(per_epoch=70)
-    orders = [sampler.order(ITEMS, epoch, ledger(*[0.5] * epoch)) for epoch in range(30)]
+    orders = [listed(sampler.order(ITEMS, epoch, ledger(*[0.5] * epoch))) for epoch in range(30)]
     assert {len(order) for order in orders} == {70}
     assert np.bincount(RANK[np.concatenate(orders)]).tolist() == [7] * 300
 
@@ -130,7 +122,7 @@ def test_no_items_make_no_positions():
 def test_difficulty_must_be_known():
     for name, sampler in {"curriculum": Curriculum(), "adaptive curriculum": AdaptiveCurriculum()}.items():
         with pytest.raises(Fault, match=f"the {name} order reads the column 'difficulty', which the items lack; choose one of tar, or add it"):
-            sampler.order(Items(2, {"tar": np.zeros(2)}), 0, ledger(count=2))
+            listed(sampler.order(Items(2, {"tar": np.zeros(2)}), 0, ledger(count=2)))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_all_permutations_are_equally_likely_when_dealt(buckets, piece, monkeypa
 def test_large_orders_are_dealt_and_are_as_good():
     orders = [Uniform().order(Items(LARGE, {}), epoch, None) for epoch in (0, 1)]
     for order in orders:
-        assert order.dtype == np.int64
+        assert order.dtype == np.int32
         assert np.array_equal(np.bincount(order, minlength=LARGE), np.ones(LARGE))
         # As many items stay at their place as would by chance, 1 on average.
         assert (order == np.arange(LARGE)).sum() < 7
