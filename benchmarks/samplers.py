@@ -55,7 +55,7 @@ def measure(name: str, count: int) -> dict[str, float]:
     items = Items(count, {}) if count > IMAGES else items_of(count)
     book = None
     if sampler.decay is not None:
-        book = Book.empty(count, sampler.decay)
+        book = Book.empty(name, count, sampler.decay)
         seen = np.flatnonzero(draw(0, "seen").random(count) < 0.1)
         book.note(seen, np.zeros(len(seen), np.int64), draw(0, "losses").exponential(size=len(seen)))
     before, wall, cpu = peak_mb(), time.perf_counter(), time.process_time()

@@ -216,11 +216,10 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
     name = f"{training.variant}, seed {training.seed}"
     print(f"{name}: {run.steps} steps", flush=True)
     began_s, whole = time.perf_counter(), not _begun(run.out)
-    arguments.save_run(run)
     try:
         # Of trainings side by side, what they show while they go on is kept in a file of each.
         with contextlib.nullcontext() if training.threads is None else _into(Path(run.out) / LOG):
-            state = train(run)
+            state = train(run, begun=lambda: arguments.save_run(run))
     except Fault as fault:
         print(f"{name}: failed: {fault}", flush=True)
         return {"fault": f"{name}: {fault}"}

@@ -112,7 +112,7 @@ def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: l
 def settle(flags: TrainFlags) -> tuple[Run, dict[str, tuple[Any, Any]]]:
     """Returns the run to train and how it differs from the one whose checkpoints are in its folder; raises `Fault` where it cannot go on so."""
     run = flags.run.check()
-    if not any(Path(run.out).glob("checkpoints/step_*")):
+    if not run.begun:
         return run, {}
     return run, check_resume(load_run(run.out), run, flags.allow_other_order)
 

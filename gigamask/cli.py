@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from gigamask.faults import Fault
-from gigamask.train.run import DATA
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 
@@ -105,18 +104,19 @@ def train(words: list[str]) -> int:
         print(arguments.text_of(run))
         return 0
     from gigamask.parallel.precision import choose_device
-    from gigamask.parallel.world import join
+    from gigamask.parallel.world import join, leave
     from gigamask.train.loop import train as train_run
 
-    world = join(os.environ, choose_device(run.device))
-    if world.first:
+    def begun() -> None:
         for name, (before, now) in changed.items():
-            print(f"--{name} was {before} and is {now} from here on")
+            print(f"--{name} was {before} and is {now} from here on", flush=True)
         arguments.save_run(run)
-        if flags.allow_other_order:
-            (Path(run.out) / DATA).unlink(missing_ok=True)
-    world.wait()
-    state = train_run(run, world)
+
+    world = join(os.environ, choose_device(run.device))
+    try:
+        state = train_run(run, world, flags.allow_other_order, begun)
+    finally:
+        leave(world)
     if not world.first:
         return STOPPED if state.step < run.steps else 0
     done = {"run": run.out, "step": state.step, "samples": state.cursor.samples, "steps": run.steps}

@@ -24,7 +24,7 @@ from gigamask.geometry.runs import Runs
 from gigamask.memory.sample import held_bytes
 from gigamask.model.start import build
 from gigamask.prompts.rounds import play
-from gigamask.samplers.ledger import Book
+from gigamask.seams import Ledger
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
@@ -48,7 +48,7 @@ def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
     if row not in found.places:
         raise Fault(f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image")
     print(f"{name} with recipe {run.recipe}: {len(index)} images in the index, {found.items.count} of them can be trained on")
-    ledger = Book.empty(found.items.count, 0.0).frozen if run.sampler.decay is not None else None
+    ledger = Ledger.empty(found.items.count) if run.sampler.decay is not None else None
     order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, ledger))
     visits = np.flatnonzero(found.places[order[np.arange(len(order))]] == row)
     visit = Visit(0, int(visits[0]) if len(visits) else 0, row)

@@ -24,11 +24,13 @@ class Items:
     """What can be sampled: how many images or masks there are, and their attributes by name, each an array of that length.
 
     An attribute may be worked out when it is first asked for, or be memory-mapped. `seed` names their orders: it is that of the training.
+    `tars` says how many there are, with or without items.
     """
 
     count: int
     columns: Mapping[str, np.ndarray]
     seed: int = 0
+    tars: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +38,17 @@ class Ledger:
     """What the losses of training have said about the items before the step in which an epoch begins.
 
     `losses` holds each item's loss, a moving average if the sampler wants one, NaN where it was never trained on; `seen` the epoch in which it last
-    was, -1 where never; `epoch_losses` the mean loss of each earlier epoch, NaN where none was noted.
+    was, -1 where never; `epoch_losses` the mean loss of each epoch that was over by then, NaN where none was noted.
     """
 
     losses: Float32[np.ndarray, "count"]
     seen: Int32[np.ndarray, "count"]
     epoch_losses: Float64[np.ndarray, "epochs"]
+
+    @classmethod
+    def empty(cls, count: int) -> Ledger:
+        """Returns the ledger of items of which none was trained on."""
+        return cls(np.full(count, np.nan, np.float32), np.full(count, -1, np.int32), np.zeros(0))
 
 
 @runtime_checkable
@@ -84,10 +91,9 @@ class Sampler(ABC):
         """None when orders do not depend on losses; else how much of an item's earlier loss the ledger keeps when it is trained on again."""
         return None
 
-    @property
-    def multiple(self) -> int:
-        """What the global batch must be a multiple of, for the order to keep its promise."""
-        return 1
+    def check(self, batch: int, processes: int, nodes: int) -> None:
+        """Raises `Fault` where an order cannot keep its promise with this global batch, so many processes, and so many machines."""
+        return
 
     @abstractmethod
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:

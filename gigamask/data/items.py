@@ -77,7 +77,7 @@ def open_items(index: Index, filters: Filters, kind: Kind = "image", attributes:
     """
     places = _rows(index, filters) if kind == "image" else _firsts(index, filters)
     count = len(places) if kind == "image" else int(places[-1])
-    return Catalogue(kind, Items(count, _Columns(index, filters, kind, places, attributes or {}), seed), places)
+    return Catalogue(kind, Items(count, _Columns(index, filters, kind, places, attributes or {}), seed, len(index.shard_paths)), places)
 
 
 def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:

@@ -5,13 +5,16 @@ In: the environment that torchrun sets. Out: a `World`. One process alone is a w
 Not here: what is shared when (`train.step`), who does what (`train.loop`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from gigamask.faults import Fault
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,30 @@ class World:
         for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
-    def wait(self) -> None:
-        """Waits until every process has come here."""
-        if self.size > 1:
-            distributed.barrier()
+    def in_turn(self, act: Callable[[], Result]) -> Result:
+        """Returns what `act` returns, which the first process does before the others; all leave together.
+
+        Where one raises a `Fault`, that is its line, and the others end in silence (exit code 2).
+        """
+        if not self.first:
+            self.wait()
+        try:
+            result = act()
+        except Fault:
+            self.wait(failed=True)
+            raise
+        self.wait()
+        if self.first:
+            self.wait()
+        return result
+
+    def wait(self, failed: bool = False) -> None:
+        """Waits until every process has come here; ends this one when another has failed."""
+        on_gpu = self.size > 1 and distributed.get_backend() == "nccl"
+        others = torch.tensor(float(failed), device="cuda" if on_gpu else "cpu")
+        self.add([others])
+        if others and not failed:
+            raise SystemExit(2)
 
 
 def join(environment: Mapping[str, str], device: torch.device) -> World:
@@ -53,13 +76,23 @@ def join(environment: Mapping[str, str], device: torch.device) -> World:
 
     On GPUs, each process takes the one of its number on its machine.
     """
-    if int(environment.get("WORLD_SIZE", "1")) == 1:
+    if environment.get("WORLD_SIZE", "1") == "1":
         return World()
-    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    if missing := [name for name in names if not environment.get(name, "").isdigit()]:
-        raise Fault(f"WORLD_SIZE is {environment['WORLD_SIZE']}, but {missing[0]} is not set; start several processes by torchrun")
-    rank, size, local, node = (int(environment[name]) for name in names)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    if odd := [name for name in names if not environment.get(name, "").isdigit()]:
+        raise Fault(f"WORLD_SIZE is {environment['WORLD_SIZE']}, but {odd[0]} is {environment.get(odd[0])}; start several processes by torchrun")
+    rank, size, number, local, node = (int(environment[name]) for name in names)
+    if size % local:
+        raise Fault(f"{size} processes do not make equally many on each machine, this one has {local}; start as many everywhere")
     if device.type == "cuda":
-        torch.cuda.set_device(rank % local)
+        if device.index is not None:
+            raise Fault(f"--device is {device}, one GPU for {size} processes; give cuda, and each takes one of its own")
+        torch.cuda.set_device(number)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(rank, size, node, size // local) if size % local == 0 else World(rank, size)
+    return World(rank, size, node, size // local)
+
+
+def leave(world: World) -> None:
+    """Takes leave of the other processes."""
+    if world.size > 1:
+        distributed.destroy_process_group()

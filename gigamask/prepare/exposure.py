@@ -65,7 +65,7 @@ def _pieces(items: Items, sampler: Sampler, epochs: int, pieces: int, seconds: l
     """Yields the items of each piece of the sequence, one epoch's order at a time; notes in `seconds` how long each order took to make."""
     ledger = None
     if sampler.decay is not None:
-        ledger = Ledger(np.full(items.count, np.nan, np.float32), np.full(items.count, -1, np.int32), np.zeros(0))
+        ledger = Ledger.empty(items.count)
     began: list[np.ndarray] = []
     edges: list[int] = []
     length = 0

@@ -16,22 +16,24 @@ from gigamask.seams import Ledger
 
 @dataclass
 class Book:
-    """The losses so far, and as they were at the last freeze; `decay` is the share of an item's earlier loss that stays when there is a new one."""
+    """The losses so far, and as they were at the last freeze; `decay` is the share of an item's earlier loss that stays when there is a new one.
 
+    `subject` names what the losses are of: a sampler's kind, its epochs' length and its items. Of another subject they would say something else.
+    """
+
+    subject: str
     decay: float
     losses: Float32[np.ndarray, "count"]
     seen: Int32[np.ndarray, "count"]
     sums: Float64[np.ndarray, "epochs"] = field(default_factory=lambda: np.zeros(0))
     counts: Int64[np.ndarray, "epochs"] = field(default_factory=lambda: np.zeros(0, np.int64))
-    frozen: Ledger = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.freeze()
+    frozen: Ledger = field(default_factory=lambda: Ledger.empty(0))
 
     @classmethod
-    def empty(cls, count: int, decay: float) -> "Book":
+    def empty(cls, subject: str, count: int, decay: float) -> "Book":
         """Returns a book of so many items, none of them trained on."""
-        return cls(decay, np.full(count, np.nan, np.float32), np.full(count, -1, np.int32))
+        nothing, frozen = Ledger.empty(count), Ledger.empty(count)
+        return cls(subject, decay, nothing.losses, nothing.seen, frozen=frozen)
 
     def note(self, items: Int64[np.ndarray, "n"], epochs: Int64[np.ndarray, "n"], losses: Float64[np.ndarray, "n"]) -> None:
         """Takes the losses of one step's samples; NaN where a sample has none. An item that the step holds twice counts with its mean."""
@@ -44,11 +46,13 @@ class Book:
         now = np.bincount(places, losses) / np.bincount(places)
         before = self.losses[distinct].astype(np.float64)
         self.losses[distinct] = np.where(np.isnan(before), now, self.decay * before + (1 - self.decay) * now)
-        self.seen[distinct] = epochs.max(initial=-1)
+        self.seen[items] = epochs  # which ascend; of an item that comes twice, the last stays
 
-    def freeze(self) -> None:
-        """Makes `frozen` what the book says now."""
-        means = np.divide(self.sums, self.counts, out=np.full(len(self.sums), np.nan), where=self.counts > 0)
+    def freeze(self, finished: int) -> None:
+        """Makes `frozen` what the book says now, of epochs the first `finished`: the mean of one that goes on would be another one later."""
+        means = np.full(finished, np.nan)
+        sums, counts = self.sums[:finished], self.counts[:finished]
+        np.divide(sums, counts, out=means[: len(sums)], where=counts > 0)
         self.frozen = Ledger(self.losses.copy(), self.seen.copy(), means)
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "..."]]:
@@ -57,11 +61,10 @@ class Book:
         return now | {f"frozen.{each.name}": getattr(self.frozen, each.name) for each in fields(Ledger)}
 
     @classmethod
-    def of(cls, arrays: dict[str, Shaped[np.ndarray, "..."]], decay: float, source: str) -> "Book":
+    def of(cls, arrays: dict[str, Shaped[np.ndarray, "..."]], subject: str, decay: float, source: str) -> "Book":
         """Returns the book that `arrays` described; raises Fault where it holds something else."""
-        wanted = set(cls.empty(0, 0.0).arrays())
+        wanted = set(cls.empty("", 0, 0.0).arrays())
         if odd := sorted(wanted ^ set(arrays)):
             raise Fault(f"{source}: {odd[0]} is missing or unknown in the ledger; give another --out to start anew")
-        book = cls(decay, *(arrays[each] for each in ("losses", "seen", "sums", "counts")))
-        book.frozen = Ledger(*(arrays[f"frozen.{each.name}"] for each in fields(Ledger)))
-        return book
+        frozen = Ledger(*(arrays[f"frozen.{each.name}"] for each in fields(Ledger)))
+        return cls(subject, decay, *(arrays[each] for each in ("losses", "seen", "sums", "counts")), frozen=frozen)

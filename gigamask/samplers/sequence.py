@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 from gigamask.contracts import Visit
 from gigamask.faults import Fault
 from gigamask.samplers.ledger import Book
-from gigamask.seams import Items, Order, Sampler, Weighted
+from gigamask.seams import Items, Ledger, Order, Sampler, Weighted
 
 Locate = Callable[[Int64[np.ndarray, "n"]], tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]]
 """From items to the rows of their images, and which of the image's masks an item is, -1 where it is the whole image."""
@@ -36,7 +36,7 @@ class Sequence:
         self._orders: dict[int, Order] = {}
         # Where a training goes on, the book already knows later epochs; the number of positions does not depend on it.
         new = book is None or (book.seen < 0).all()
-        first = sampler.order(items, 0, (book if new else Book.empty(items.count, 0.0)).frozen if book else None)
+        first = sampler.order(items, 0, Ledger.empty(items.count) if book else None)
         self.per_epoch = len(first)
         if not self.per_epoch:
             raise Fault("the sampler's order has no positions, training needs at least one; loosen the sampler or the filters")
@@ -52,7 +52,7 @@ class Sequence:
         if samples % self.per_epoch:
             self._order(samples // self.per_epoch)
         if newest * self.per_epoch >= samples:
-            self._book.freeze()
+            self._book.freeze(samples // self.per_epoch)
         for epoch in range(-(-samples // self.per_epoch), newest + 1):
             self._order(epoch)
         return float(samples + ((newest + 1) * self.per_epoch - samples) // batch * batch)

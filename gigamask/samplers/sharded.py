@@ -20,7 +20,6 @@ import numpy as np
 from gigamask.faults import Fault
 from gigamask.samplers.lazy import alike, cycle
 from gigamask.samplers.stratified import column
-from gigamask.samplers.tars import spans
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
@@ -36,15 +35,18 @@ class Sharded(Sampler):
     nodes: int = 1
     """machines that hold a share of the data each"""
     column: str | None = None
-    """items' attribute that says which node, from 0 on, holds them; None: of T tars, the t-th (from 0) lies on node t * nodes // T"""
+    """items' attribute that says which node, from 0 on, holds them; None: of the index's T tars, the t-th (from 0) lies on node t * nodes // T"""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise Fault(f"the sharded order's nodes are {self.nodes}, it must be at least 1; give such")
 
-    @property
-    def multiple(self) -> int:
-        return self.nodes
+    def check(self, batch: int, processes: int, nodes: int) -> None:
+        """Raises `Fault` where a machine would be asked for items of others'."""
+        if batch % self.nodes:
+            raise Fault(f"--batch is {batch}, the sharded order of {self.nodes} nodes needs a multiple of that; change --batch, or --sampler.nodes")
+        if self.nodes % nodes:
+            raise Fault(f"--sampler.nodes is {self.nodes}, training runs on {nodes} machines; give a multiple of that, or all data to each of them")
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Returns the order of `epoch`, which is worked out position by position."""
@@ -55,8 +57,10 @@ class Sharded(Sampler):
         return _Dealt(members, edges[:-1], sizes, items.seed, epoch)
 
     def _by_tars(self, items: Items) -> tuple[None, Int64[np.ndarray, "edges"]]:
-        firsts, _ = spans(items, "sharded")
-        return None, np.append(firsts, items.count)[-(-np.arange(self.nodes + 1) * len(firsts) // self.nodes)]
+        # Tars without items count, too: which tar lies where must not depend on the filters.
+        tar = column(items, "tar", "sharded")
+        tars = items.tars or (int(tar[-1]) + 1 if items.count else 0)
+        return None, np.searchsorted(tar, -(-np.arange(self.nodes + 1) * tars // self.nodes))
 
     def _by_column(self, items: Items, name: str) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
         values = column(items, name, "sharded")

@@ -116,9 +116,12 @@ class DistributedBalanced(Sampler):
             raise Fault(f"the distributed balanced order's ranks is {self.ranks}, it must be at least 1; give the number of processes")
         _check_number("distributed balanced", "per_stratum", self.per_stratum, "the smallest stratum's size")
 
-    @property
-    def multiple(self) -> int:
-        return self.ranks
+    def check(self, batch: int, processes: int, nodes: int) -> None:
+        """Raises `Fault` where a process would not be balanced for itself."""
+        if batch % self.ranks:
+            raise Fault(f"--batch is {batch}, an order balanced on {self.ranks} ranks needs a multiple of that; change --batch, or --sampler.ranks")
+        if self.ranks % processes:
+            raise Fault(f"--sampler.ranks is {self.ranks}, training has {processes} processes; give a multiple of that")
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: a multiple of ranks times strata, so that the next epoch goes on where this one ends."""

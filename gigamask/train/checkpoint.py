@@ -12,6 +12,7 @@ import shutil
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.numpy import load_file as load_arrays
@@ -44,7 +45,9 @@ def save(state: TrainState, run: Run) -> Path:
         save_arrays(state.book.arrays(), part / LEDGER)
     written = sorted(path.name for path in part.iterdir())
     files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in written}
-    manifest = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
+    manifest: dict[str, Any] = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
+    if state.book:
+        manifest["ledger"] = state.book.subject
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
@@ -69,7 +72,7 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], Cursor(manifest["samples"])
     if run.sampler.decay is not None and LEDGER in manifest["files"]:
-        state.book = Book.of(load_arrays(folder / LEDGER), run.sampler.decay, str(folder))
+        state.book = Book.of(load_arrays(folder / LEDGER), manifest["ledger"], run.sampler.decay, str(folder))
     return state
 
 

@@ -4,8 +4,11 @@ Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`
 """
 
 import json
+import warnings
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -23,20 +26,29 @@ from gigamask.samplers.sequence import Sequence
 from gigamask.train.run import DATA, Run
 
 
-def open_index(run: Run) -> indexes.Index:
+def open_index(run: Run, other_order: bool = False) -> indexes.Index:
     """Returns the index of the run's data; tars that have none are indexed once, into the run folder.
 
-    Raises Fault when the run has trained on other data: a tar more would make every sample that is left another one.
+    Raises Fault when the run has trained on other data, unless `other_order` allows it: a tar more makes every sample that is left another one.
     """
-    index = indexes.open_or_build(run.data, run.out)
-    found, path = {"digest": index.digest, "images": len(index), "tars": len(index.shard_paths)}, Path(run.out) / DATA
-    before = json.loads(path.read_text()) if path.exists() and any(Path(run.out).glob("checkpoints/step_*")) else found
-    if before != found:
+    index, path = indexes.open_or_build(run.data, run.out), Path(run.out) / DATA
+    if other_order or not path.exists() or not run.begun:
+        return index
+    before, found = json.loads(path.read_text()), described(run, index)
+    if before["digest"] != found["digest"]:
         words = [f"{each['images']} images in {each['tars']} tars" for each in (before, found)]
         act = "put it back, give --allow-other-order, or another --out"
         raise Fault(f"{run.out}: trained on {words[0]}, its data are {words[1]} now, so that the samples left would be others; {act}")
-    path.write_text(json.dumps(found) + "\n")
+    if before.get("attributes") != found["attributes"]:
+        act = "put it back, give --allow-other-order, or another --out"
+        raise Fault(f"{run.loading.attributes}: another table than {run.out} has trained with, so that its order would be another; {act}")
     return index
+
+
+def described(run: Run, index: indexes.Index) -> dict[str, Any]:
+    """Returns what the order of a run's samples depends on besides its configuration."""
+    table = run.loading.attributes and blake2b(Path(run.loading.attributes).read_bytes(), digest_size=16).hexdigest()
+    return {"digest": index.digest, "images": len(index), "tars": len(index.shard_paths), "attributes": table}
 
 
 class Feed:
@@ -50,9 +62,7 @@ class Feed:
             raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
         if run.assembly.mask_store:
             MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
-        if run.sampler.decay is not None and (book is None or len(book.losses) != found.items.count):
-            book = Book.empty(found.items.count, run.sampler.decay)
-        self.book = book
+        self.book = book = _book(run, described(run, index), found.items.count, book)
         self._run, self._index, self._start = run, index, (cursor or Cursor()).samples
         self._sequence = Sequence(run.sampler, found.items, book, found.locate)
 
@@ -72,3 +82,16 @@ class Feed:
     def note(self, start: int, losses: Float64[np.ndarray, "batch"]) -> None:
         """Takes the losses of the step that began behind `start` samples, before the next step's batches are asked for."""
         self._sequence.note(start, losses)
+
+
+def _book(run: Run, data: dict[str, Any], items: int, before: Book | None) -> Book | None:
+    """Returns the book of a sampler that learns: the one from before, if it is of the same sampler and items."""
+    if run.sampler.decay is None:
+        return None
+    told = f"{run.sampler!r} {run.loading.items} {run.loading.filters!r} {json.dumps(data)}"
+    subject = blake2b(told.encode(), digest_size=16).hexdigest()
+    if before is not None and before.subject == subject:
+        return before
+    if before is not None:
+        warnings.warn(f"{run.out}: its ledger of losses is of another sampler or other data, a new one is begun", stacklevel=2)
+    return Book.empty(subject, items, run.sampler.decay)

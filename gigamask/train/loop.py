@@ -3,37 +3,44 @@
 Not here: what a step does (`train.step`), where batches come from (`train.feed`), what is saved (`train.checkpoint`).
 """
 
+import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from gigamask.data import lock
-from gigamask.data.index import Index
+import torch
+
+from gigamask.data import lock, store
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.parallel.world import World
 from gigamask.train import checkpoint
-from gigamask.train.feed import Feed, open_index
+from gigamask.train.feed import Feed, described, open_index
 from gigamask.train.guard import Guard
-from gigamask.train.run import Run
+from gigamask.train.run import DATA, Run
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.tasks import SamTask
 from gigamask.train.watch import Watch
 
 
-def train(run: Run, world: World | None = None) -> TrainState:
-    """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state."""
-    world = world or World()
-    device = choose_device(run.check().device)
-    with only_writer(run, world), stop_signal() as told_to_stop:
-        state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
-        if state.step >= run.steps:
+def train(run: Run, world: World | None = None, other_order: bool = False, begun: Callable[[], object] = lambda: None) -> TrainState:
+    """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
+
+    `other_order` lets a run go on whose data have changed. `begun` is called by the first process, once the run folder is its own and all is ready.
+    """
+    world, device = world or World(), choose_device(run.check().device)
+    run.sampler.check(run.batch, world.size, world.nodes)
+    with ExitStack() as kept:
+        told_to_stop = kept.enter_context(stop_signal())
+        # The first process goes ahead: tars that have no index are indexed once.
+        state, feed = world.in_turn(lambda: prepare(run, device, other_order, kept if world.first else None))
+        if world.first:
+            begun()
+        if feed is None:
             return state
         task = SamTask(run.policy, run.objective, run.masks_at_once, choose_precision(run.precision, device))
         state.model.train()
-        feed = Feed(run, shared_index(run, world), state.cursor, state.book)
-        state.book = feed.book
         with Watch(run, state.step, device, world.first) as watch:
             guard = Guard(run, watch)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
@@ -48,27 +55,24 @@ def train(run: Run, world: World | None = None) -> TrainState:
                     checkpoint.save(state, run)
                 if leaving:
                     break
+        world.wait()  # whoever leaves first would let another training begin
     return state
 
 
-@contextmanager
-def only_writer(run: Run, world: World) -> Iterator[None]:
-    """Keeps other trainings out of the run folder; the first process does so for all of this one's."""
-    busy = f"{run.out}: another process is training there; wait for it, or give another --out"
-    with lock.hold(Path(run.out) / "lock", busy) if world.first else nullcontext():
-        yield
-        # Whoever leaves first would let others begin.
-        world.wait()
-
-
-def shared_index(run: Run, world: World) -> Index:
-    """Returns the index of the run's data, which the first process builds where there is none."""
-    if world.first:
-        index = open_index(run)
-        world.wait()
-        return index
-    world.wait()
-    return open_index(run)
+def prepare(run: Run, device: torch.device, other_order: bool, holding: ExitStack | None) -> tuple[TrainState, Feed | None]:
+    """Returns where a run stands and what is left to train on; `holding` is given the lock that keeps other trainings out of its folder."""
+    if holding is not None:
+        busy = f"{run.out}: another process is training there; wait for it, or give another --out"
+        holding.enter_context(lock.hold(Path(run.out) / "lock", busy))
+    state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
+    if state.step >= run.steps:
+        return state, None
+    index = open_index(run, other_order)
+    feed = Feed(run, index, state.cursor, state.book)
+    state.book = feed.book
+    if holding is not None:
+        store.write(Path(run.out) / DATA, json.dumps(described(run, index)).encode())
+    return state, feed
 
 
 @contextmanager

@@ -8,6 +8,7 @@ Not here: how flags become a run (`cli`), what the parts do (their own modules).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from gigamask.data.augment import Augment, Plain
@@ -102,14 +103,17 @@ class Run:
         _at_least("--loading.max-masks", self.loading.max_masks, 1)
         _at_least("--loading.workers", self.loading.workers, 0)
         _at_least("--loading.read-ahead-mb", self.loading.read_ahead_mb, 0)
-        if self.batch % self.sampler.multiple:
-            kind = type(self.sampler).__name__
-            raise Fault(f"--batch is {self.batch}, {kind} needs a multiple of {self.sampler.multiple}; change it, or the sampler's fields")
+        self.sampler.check(self.batch, processes=1, nodes=1)
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise Fault(f"--device is {self.device!r}, known are auto, cpu, cuda and cuda:N; leave it out to take a GPU when there is one")
         return self
+
+    @property
+    def begun(self) -> bool:
+        """Whether its folder holds a checkpoint already."""
+        return any(Path(self.out).glob("checkpoints/step_*"))
 
     @property
     def assembly(self) -> Assembly:

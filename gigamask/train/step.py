@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from gigamask.contracts import Batch, Terms
+from gigamask.faults import Fault
 from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.state import TrainState
@@ -28,17 +29,20 @@ MOST_PARTS = 16
 
 @dataclass
 class Totals:
-    """Sums and counts of a step so far, on the device; `losses` and `rounds` sum those of each sample, by its place in the global batch."""
+    """Sums and counts of a step so far, on the device; of each sample, by its place in the global batch, the sum and number of its masks' losses in
+    all rounds, and its weight.
+    """
 
     losses: Float[Tensor, "batch"]
-    rounds: Float[Tensor, "batch"]
+    terms: Float[Tensor, "batch"]
+    weights: Float[Tensor, "batch"]
     count: Float[Tensor, ""]
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def zero(cls, batch: int, like: Tensor) -> "Totals":
         """Returns the totals of nothing, for a global batch of so many samples."""
-        return cls(like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(()))
+        return cls(like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(()))
 
     def add(self, terms: Terms, batch: Batch) -> None:
         """Counts one piece of a batch's loss."""
@@ -46,18 +50,33 @@ class Totals:
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
         self.count += terms.count
         image = batch.mask_image[terms.first : terms.first + len(terms.by_mask)]
-        # A product, whose sums a GPU adds up in the same order every time; images are few.
-        of_image = (image == torch.arange(len(batch.names), device=image.device)[:, None]).to(self.losses.dtype)
-        self.losses[batch.places] += of_image @ terms.by_mask.detach().to(self.losses.dtype)
-        self.rounds[batch.places] += of_image.sum(1)
+        # Row by row, which a GPU adds up in the same order every time; images are few.
+        of_image = image == torch.arange(len(batch.names), device=image.device)[:, None]
+        self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
+        self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
+        self.weights[batch.places] = batch.weights.to(self.weights.dtype)
 
     def share(self, world: World, gradients: Sequence[Tensor], stopping: Tensor) -> None:
         """Adds up what all processes have; the names of the sums are those that this process knows."""
-        sums = self.count.new_zeros(MOST_PARTS)
-        for place, value in enumerate(self.sums.values()):
-            sums[place] = value
-        world.add([*gradients, self.count, self.losses, self.rounds, sums, stopping])
-        self.sums = {name: sums[place] for place, name in enumerate(self.sums)}
+        if len(self.sums) > MOST_PARTS:
+            raise Fault(f"the loss has {len(self.sums)} parts, at most {MOST_PARTS} can be logged; let the objective name fewer")
+        sums, names = self.count.new_zeros(MOST_PARTS), sorted(self.sums)
+        for place, name in enumerate(names):
+            sums[place] = self.sums[name]
+        world.add([*gradients, self.count, self.losses, self.terms, self.weights, sums, stopping])
+        self.sums = {name: sums[place] for place, name in enumerate(names)}
+
+    def divisor(self) -> float:
+        """Returns what the gradient of the weighted sum is divided by: the count, or with weights what the count of an ordinary batch would be.
+
+        Samples that are drawn by their loss may have more masks than others. Their weighted mean is that of ordinary samples; it is the count itself
+        where all have equally many, whatever the weights, so that the estimate is unbiased then, and consistent else.
+        """
+        held = (self.terms > 0).to(self.weights.dtype)
+        weights = (self.weights * held).sum()
+        ordinary = (self.weights * self.terms).sum() * held.sum() / torch.where(weights > 0, weights, 1.0)
+        terms = self.terms.sum()
+        return max(float(torch.where((terms > 0) & (weights > 0), self.count * (ordinary / terms), self.count)), 1.0)
 
     def means(self) -> dict[str, float]:
         """Returns each sum over the count; empty when nothing was counted."""
@@ -119,7 +138,7 @@ def step(
         accumulate(task, state.model, micro, totals)
     told = totals.count.new_full((), float(stopping))
     totals.share(world or World(), gradients, told)
-    torch._foreach_div_(gradients, max(float(totals.count), 1.0))
+    torch._foreach_div_(gradients, totals.divisor())
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if clip_norm is not None else math.inf))
     skipped = not math.isfinite(norm) or not float(totals.count)
     if not skipped:
@@ -128,5 +147,5 @@ def step(
                 group["lr"] = rate * group["lr_scale"]
             optimizer.step()
     record = {**totals.means(), "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
-    losses = (totals.losses / totals.rounds).double().cpu().numpy()
+    losses = (totals.losses / totals.terms).double().cpu().numpy()
     return Outcome(record, skipped, losses, bool(told))

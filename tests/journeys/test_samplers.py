@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from gigamask import names
+from gigamask.arguments import parse_train
 from gigamask.cli import main
 from gigamask.data import index as indexes
+from gigamask.data import lock
 from gigamask.data.items import COLUMNS
 from gigamask.train.feed import Feed
 from gigamask.train.run import Loading
@@ -71,6 +73,11 @@ def test_attributes_of_ones_own_are_balanced(built, table, tmp_path):
     shown = ["--attributes", str(table), "--sampler", "sharded", "--sampler.nodes", "2", "--sampler.column", "node"]
     assert main(["stats", str(built), *shown, "--json", str(tmp_path / "told.json"), "--picture", str(tmp_path / "told.png")]) == 0
     assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
+    run = parse_train([LITTLE, "--data", str(built), "--out", str(tmp_path), *given]).run
+    index = indexes.Index.open(built)
+    kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}
+    met = [name for (*batches,) in islice(Feed(run, index).batches(), 4) for batch in batches for name in batch.names]
+    assert [name in kitchens for name in met].count(True) == len(met) // 2 == 6, "though only a third of the images are kitchens"
 
 
 def test_the_documents_sampler_works_as_told(built, tmp_path, capsys):
@@ -89,18 +96,50 @@ def test_the_document_knows_every_sampler_and_column():
     assert names.SEAMS["sampler"][1].keys() | set(COLUMNS) <= told
 
 
+def test_a_table_that_changed_is_refused_until_told(built, table, tmp_path, capsys):
+    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), "--loading.attributes", str(table)]
+    command += ["--sampler", "multi_attribute", "--sampler.attributes", "domain"]
+    assert main([*command, "--steps", "2"]) == 0
+    table.write_text(table.read_text().replace("kitchen", "street", 1))
+    assert main([*command, "--steps", "3"]) == 2
+    assert "table.csv: another table than" in capsys.readouterr().err
+    assert main([*command, "--steps", "3", "--allow-other-order"]) == 0
+    assert main([*command, "--steps", "4"]) == 0
+
+
+@pytest.mark.filterwarnings("always:.*its ledger of losses")
+def test_another_sampler_begins_a_ledger_of_its_own_and_says_so(built, tmp_path, capsys):
+    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run")]
+    assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--steps", "3", "--sampler", "loss_weighted", "--allow-other-order"]) == 0
+    assert "its ledger of losses is of another sampler or other data, a new one is begun" in capsys.readouterr().err
+    assert main([*command, "--steps", "4", "--sampler", "loss_weighted"]) == 0
+    assert "ledger" not in capsys.readouterr().err
+
+
+def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
+    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path)]
+    assert main([*command, "--steps", "2"]) == 0
+    kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "data.json")}
+    with lock.hold(tmp_path / "lock", "held"):
+        assert main([*command, "--sampler", "lazy", "--allow-other-order"]) == 2
+    assert main([*command, "--sampler", "multi_attribute", "--sampler.attributes", "region", "--allow-other-order"]) == 2
+    assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch is 3, .* multiple of 2"),
-        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch is 3, .* multiple of 2"),
+        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch is 3, .* needs a multiple of that"),
+        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch is 3, .* needs a multiple of that"),
         (["--sampler", "multi_attribute", "--sampler.attributes", "region"], r"no column 'region'; choose one of tar, masks, .*"),
-        (["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"], r"difficulty"),
+        (["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"], r"attribute 'difficulty' holds float32 numbers"),
         (["--sampler", "curriculum", "--sampler.start", "1.5"], r"start .*1\.5"),
         (["--sampler", "curriculum", "--sampler.stat", "0.5"], r"--sampler\.stat"),
-        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch", "6"], r"node"),
+        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch", "6"], r"node 1 of 3 has no items"),
         (["--loading.attributes", "nowhere.csv"], r"nowhere\.csv"),
-        (["--loading.items", "pixel"], r"pixel"),
+        (["--loading.items", "pixel"], r"invalid choice 'pixel' for argument '--loading.items'"),
     ],
 )
 def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):

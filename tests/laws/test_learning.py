@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from gigamask.contracts import Chance, Visit
 from gigamask.data.loader import Job, Source
 from gigamask.draws import draw
+from gigamask.samplers.curriculum import AdaptiveCurriculum
 from gigamask.samplers.ledger import Book
 from gigamask.samplers.loss_weighted import LossWeighted
 from gigamask.samplers.replay import Replay
@@ -53,17 +54,25 @@ def loss_of(number: int, item: int) -> float:
 
 def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
     """The items of the sequence, by the definition: an epoch's order sees the losses of the steps before the one it begins in."""
-    sampler, book, sequence, orders = Sensitive(per_epoch), Book.empty(count, 0.5), [], {}
+    sampler, sequence, orders = Sensitive(per_epoch), [], {}
+    known, seen, of_epochs = [np.nan] * count, [-1] * count, {}
     for start in range(0, steps * batch, batch):
-        numbers = range(start, start + batch)
-        book.freeze()
-        for number in numbers:
-            if number % per_epoch == 0:
-                orders[number // per_epoch] = sampler.order(Items(count, {}), number // per_epoch, book.frozen)
-        items = [int(orders[number // per_epoch][number % per_epoch]) for number in numbers]
-        sequence += items
-        losses = [loss_of(number, item) for number, item in zip(numbers, items, strict=True)]
-        book.note(np.array(items), np.array(numbers) // per_epoch, np.array(losses))
+        means = [np.mean(of_epochs.get(epoch, [np.nan])) for epoch in range(start // per_epoch)]
+        ledger = Ledger(np.array(known, np.float32), np.array(seen, np.int32), np.array(means, np.float64))
+        told: dict[int, list[float]] = {}
+        for number in range(start, start + batch):
+            epoch, position = divmod(number, per_epoch)
+            if not position:
+                orders[epoch] = sampler.order(Items(count, {}), epoch, ledger)
+            item = int(orders[epoch][position])
+            sequence.append(item)
+            loss = loss_of(number, item)
+            if not np.isnan(loss):
+                told.setdefault(item, []).append(loss)
+                of_epochs.setdefault(epoch, []).append(loss)
+                seen[item] = epoch
+        for item, losses in told.items():
+            known[item] = float(np.float32(np.mean(losses) if np.isnan(known[item]) else 0.5 * known[item] + 0.5 * np.mean(losses)))
     return sequence
 
 
@@ -89,7 +98,7 @@ def visited(book: Book, per_epoch: int, batch: int, micro: int, world: int, firs
 
 
 def replace_book(book: Book) -> Book:
-    return Book.of({name: array.copy() for name, array in book.arrays().items()}, book.decay, "")
+    return Book.of({name: array.copy() for name, array in book.arrays().items()}, "", book.decay, "")
 
 
 def book_after(book: Book, sequence: Sequence) -> None:
@@ -106,10 +115,24 @@ def book_after(book: Book, sequence: Sequence) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(count, per_epoch, batch, micro, worlds, stop):
-    book = Book.empty(count, 0.5)
+    book = Book.empty("", count, 0.5)
     before = visited(book, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
     after = visited(replace_book(book), per_epoch, batch, micro, worlds[1], stop, 6)
     assert before + after == plainly(count, per_epoch, batch, stop + 6)
+
+
+@given(window=st.integers(1, 3), per_epoch=st.integers(1, 9), batch=st.integers(1, 20), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(window, per_epoch, batch, seed):
+    sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=per_epoch, threshold=1.0, window=window), []
+    book, losses = Book.empty("", 7, 0.0), draw(seed, "losses").uniform(0, 2, (40, batch))
+    sequence = Sequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), book)
+    for start, of_step in enumerate(losses):
+        sequence.open(start * batch, batch)
+        shares.append(sampler.share(book.frozen.epoch_losses))
+        sequence.note(start * batch, of_step)
+    assert shares == sorted(shares)
+    assert shares[-1] > shares[0] or window * per_epoch > 20
 
 
 def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
@@ -118,13 +141,13 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, sampler=sampler, batch=3, steps=2)
     state = train(run)
     items, book, index = Items(len(state.book.losses), {}), state.book, open_index(run)
-    first = sampler.order(items, 0, Book.empty(items.count, 0.5).frozen)[np.arange(6)]
+    first = sampler.order(items, 0, Ledger.empty(items.count))[np.arange(6)]
     assert np.flatnonzero(np.isfinite(book.losses)).tolist() == sorted(set(first.tolist()))
     onward = Feed(run, index, state.cursor, book).batches()
     names = [name for batches in islice(onward, 2) for batch in batches for name in batch.names]
     after = sampler.order(items, 1, book.frozen)[np.arange(6)]
     assert names == [index.entry_name(row) for row in after.tolist()]
-    assert not np.array_equal(after, sampler.order(items, 1, Book.empty(items.count, 0.5).frozen)[np.arange(6)])
+    assert not np.array_equal(after, sampler.order(items, 1, Ledger.empty(items.count))[np.arange(6)])
 
 
 def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
@@ -173,9 +196,9 @@ def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
     state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
     count = len(source.index)
     every = np.stack([gradient(run, state, source, Visit(0, row, row)) for row in range(count)])
-    book = Book.empty(count, 0.0)
+    book = Book.empty("", count, 0.0)
     book.note(np.arange(count), np.zeros(count, int), np.linalg.norm(every, axis=1))
-    book.freeze()
+    book.freeze(1)
     sampler = LossWeighted(per_epoch=4000, importance=True, temperature=0.3, floor=0.05)
     orders = [sampler.order(Items(count, {}), epoch, book.frozen) for epoch in range(400)]
     items, weights = (np.concatenate([getattr(order, each) for order in orders]) for each in ("items", "weights"))

@@ -1,5 +1,7 @@
 """Which process this is."""
 
+import re
+
 import pytest
 import torch
 
@@ -31,6 +33,28 @@ def test_alone_sums_stay():
     assert [tensor.tolist() for tensor in tensors] == [[1, 1], [0, 1, 2]]
 
 
-def test_half_an_environment_is_refused():
-    with pytest.raises(Fault, match=r"^WORLD_SIZE is 8, but LOCAL_WORLD_SIZE is not set; start several processes by torchrun$"):
-        join({"WORLD_SIZE": "8", "RANK": "1"}, CPU)
+WHOLE = {"WORLD_SIZE": "8", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "line"),
+    [
+        ({"WORLD_SIZE": "8", "RANK": "1"}, "cpu", "WORLD_SIZE is 8, but LOCAL_RANK is None; start several processes by torchrun"),
+        (WHOLE | {"GROUP_RANK": "one"}, "cpu", "WORLD_SIZE is 8, but GROUP_RANK is one; start several processes by torchrun"),
+        (WHOLE | {"LOCAL_WORLD_SIZE": "3"}, "cpu", "8 processes do not make equally many on each machine, this one has 3; start as many everywhere"),
+        (WHOLE, "cuda:0", "--device is cuda:0, one GPU for 8 processes; give cuda, and each takes one of its own"),
+    ],
+)
+def test_odd_environments_are_refused(environment, device, line):
+    with pytest.raises(Fault, match=f"^{re.escape(line)}$"):
+        join(environment, torch.device(device))
+
+
+def test_alone_turns_are_taken_at_once():
+    assert World().in_turn(lambda: 5) == 5
+    with pytest.raises(Fault, match=r"^mine$"):
+        World().in_turn(fail)
+
+
+def fail() -> None:
+    raise Fault("mine")

@@ -37,11 +37,11 @@ def test_an_empty_buffer_makes_ordinary_full_batches(told):
 
 def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
     """An item is in the buffer once, with its latest loss, however often it was hard."""
-    sampler, book = Replay(per_epoch=100, percentile=80.0, recent=2), Book.empty(100, 0.0)
+    sampler, book = Replay(per_epoch=100, percentile=80.0, recent=2), Book.empty("", 100, 0.0)
     assert sampler.decay == 0.0
     hard = set(range(10))
     for epoch in range(12):
-        book.freeze()
+        book.freeze(epoch)
         buffer = sampler.buffer(epoch, book.frozen).tolist()
         assert len(set(buffer)) == len(buffer)
         if epoch >= 2:

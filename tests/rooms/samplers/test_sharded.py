@@ -1,5 +1,7 @@
 """The sampler whose items lie on several machines."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,24 @@ def test_faults(nodes, column, line):
     items = items_of([2, 1], node=[0, 1, 1], low=[-1, 0, 1], half=[0, 1, 0.5])
     with pytest.raises(Fault, match=line):
         Sharded(nodes, column).order(items, 0, None)
+
+
+def test_a_tar_without_items_still_lies_on_its_node():
+    """Filters must not move a tar to another machine: of four tars, the first of which has nothing to train on, the third lies on the second node."""
+    items = Items(6, {"tar": np.array([1, 1, 2, 2, 3, 3])}, tars=4)
+    order = Sharded(nodes=2).order(items, 0, None)[np.arange(8)]
+    assert set(items.columns["tar"][order[::2]]) == {1}
+    assert set(items.columns["tar"][order[1::2]]) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("batch", "nodes", "line"),
+    [
+        (6, 1, "--batch is 6, the sharded order of 4 nodes needs a multiple of that; change --batch, or --sampler.nodes"),
+        (8, 3, "--sampler.nodes is 4, training runs on 3 machines; give a multiple of that, or all data to each of them"),
+    ],
+)
+def test_machines_that_would_read_what_others_hold_are_refused(batch, nodes, line):
+    Sharded(nodes=4).check(8, 8, 2)
+    with pytest.raises(Fault, match=f"^{re.escape(line)}$"):
+        Sharded(nodes=4).check(batch, 12, nodes)

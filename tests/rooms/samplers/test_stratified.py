@@ -211,3 +211,11 @@ def test_an_epoch_costs_a_few_shuffles_of_all_items():
     items = Items(count, {"granularity": generator.choice(3, count, p=(0.2, 0.5, 0.3)), "tar": np.sort(generator.integers(30, size=count))})
     shuffle = min(cost(lambda: np.random.default_rng(0).permutation(count)) for _ in range(3))
     assert min(cost(lambda: MultiAttribute().order(items, 3, None)) for _ in range(2)) < 30 * shuffle
+
+
+def test_processes_that_would_not_be_balanced_are_refused():
+    DistributedBalanced(ranks=8).check(16, 4, 1)
+    with pytest.raises(Fault, match=r"^--batch is 12, an order balanced on 8 ranks needs a multiple of that; change --batch, or --sampler.ranks$"):
+        DistributedBalanced(ranks=8).check(12, 4, 1)
+    with pytest.raises(Fault, match=r"^--sampler.ranks is 8, training has 3 processes; give a multiple of that$"):
+        DistributedBalanced(ranks=8).check(16, 3, 1)

@@ -3,14 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
-from gigamask.contracts import Batch, Chance, Cursor, Terms
+from gigamask.contracts import Batch, Chance, Cursor, Draws, Terms
 from gigamask.data.loader import collate
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.state import TrainState
-from gigamask.train.step import step
+from gigamask.train.step import Totals, step
 from tests.little import little
 
 EMPTY = collate([], (), little().assembly, Chance(0, 2, 2), 0.0, Cursor(3))
@@ -63,3 +67,61 @@ def test_a_step_that_is_not_finite_or_has_no_mask_changes_nothing(state, task):
     assert not state.optimizer_tensors()
     step(Pull(slope=1.0), state, [EMPTY], 1, rate=1e-3, clip_norm=1.0)
     assert not torch.equal(before["mask_decoder.iou_token.weight"], state.model.mask_decoder.iou_token.weight)
+
+
+def totals(terms: list[float], weights: list[float]) -> Totals:
+    found = Totals.zero(len(terms), torch.zeros(()))
+    found.terms, found.weights, found.count = torch.tensor(terms), torch.tensor(weights), torch.tensor(sum(terms))
+    return found
+
+
+def test_without_weights_sums_are_divided_by_the_count():
+    assert totals([3.0, 5.0, 0.0], [1.0, 1.0, 0.0]).divisor() == 8
+    assert totals([0.0, 0.0], [0.0, 0.0]).divisor() == 1
+
+
+def test_weights_change_nothing_where_all_samples_have_equally_many_masks():
+    assert totals([4.0, 4.0, 4.0, 0.0], [0.5, 3.0, 0.25, 0.0]).divisor() == pytest.approx(12)
+
+
+def test_weighted_steps_estimate_what_ordinary_ones_do_where_samples_have_unequal_masks():
+    """Half the samples have four masks of a low loss, half 64 of a high one, which are drawn five times as often."""
+    masks, losses = np.repeat([4.0, 64.0], 50), np.repeat([0.2, 1.0], 50)
+    generator, chance = draw(0, "steps"), losses / losses.sum()
+    estimates: dict[str, list[float]] = {"ordinary": [], "weighted": [], "by the bare count": []}
+    for _ in range(300):
+        plain, drawn = generator.integers(100, size=64), generator.choice(100, 64, p=chance)
+        estimates["ordinary"].append(float((losses * masks)[plain].sum() / masks[plain].sum()))
+        weights = 1 / (100 * chance[drawn])
+        weighted = float((weights * (losses * masks)[drawn]).sum())
+        estimates["weighted"].append(weighted / totals(masks[drawn].tolist(), weights.tolist()).divisor())
+        estimates["by the bare count"].append(weighted / masks[drawn].sum())
+    ordinary, found, bare = (np.mean(each) for each in estimates.values())
+    assert found == pytest.approx(ordinary, rel=0.02)
+    assert bare < 0.8 * ordinary
+
+
+def test_a_loss_that_is_no_number_is_its_own_samples_alone():
+    batch = replace(
+        EMPTY,
+        names=("a", "b"),
+        images=torch.zeros(2, 3, 64, 64, dtype=torch.uint8),
+        input_sizes=torch.zeros(2, 2, dtype=torch.int64),
+        places=torch.tensor([1, 0]),
+        weights=torch.ones(2),
+        mask_image=torch.tensor([0, 0, 1]),
+        boxes_input=torch.zeros(3, 4),
+        mask_starts=torch.zeros(4, dtype=torch.int64),
+        draws=Draws(torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 4), torch.zeros(2, 2, 2)),
+    )
+    found = Totals.zero(2, torch.zeros(()))
+    found.add(Terms(torch.tensor(0.0), torch.tensor(3.0), {}, torch.tensor([1.0, 2.0, float("nan")])), batch)
+    assert found.losses[1] == 3
+    assert found.losses[0].isnan()
+
+
+def test_more_parts_than_are_exchanged_are_refused(state):
+    found = Totals.zero(1, torch.zeros(()))
+    found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
+    with pytest.raises(Fault, match=r"^the loss has 17 parts, at most 16 can be logged; let the objective name fewer$"):
+        found.share(World(), [], torch.tensor(0.0))
