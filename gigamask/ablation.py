@@ -237,6 +237,7 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def _into(log: Path) -> Iterator[None]:
     """Sends what is written on standard error to the end of a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as file, contextlib.redirect_stderr(file):
         yield
 

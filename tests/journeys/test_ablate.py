@@ -109,10 +109,10 @@ def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
 def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypatch, capsys):
     train, once = ablation.train, [*command, "--out", str(tmp_path / "out"), "--seeds", "1", "--steps", "1"]
 
-    def failing(run):
+    def failing(run, **given):
         if "plain" in run.out:
             raise Fault("the loss is not finite")
-        return train(run)
+        return train(run, **given)
 
     with monkeypatch.context() as patch:
         patch.setattr(ablation, "train", failing)

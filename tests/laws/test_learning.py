@@ -132,7 +132,19 @@ def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(window, per
         shares.append(sampler.share(book.frozen.epoch_losses))
         sequence.note(start * batch, of_step)
     assert shares == sorted(shares)
-    assert shares[-1] > shares[0] or window * per_epoch > 20
+
+
+def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
+    """Epochs of five in steps of three: the order of an epoch sees the mean of one that ended before the step it begins in."""
+    sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
+    book = Book.empty("", 7, 0.0)
+    sequence = Sequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), book)
+    for start in range(0, 27, 3):
+        sequence.open(start, 3)
+        shares.append(round(sampler.share(book.frozen.epoch_losses), 1))
+        sequence.note(start, np.full(3, 0.5))
+    # Epochs begin at 0, 5, 10, 15, 20, 25: in the steps from 0, 3, 9, 15, 18 and 24 on, when 0, 0, 1, 3, 3 and 4 are over.
+    assert shares == [0.3, 0.3, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.0]
 
 
 def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):

@@ -40,7 +40,7 @@ def whole(sampler: Sampler, items: Items, epoch: int) -> np.ndarray:
 
 
 def is_permutation(order: np.ndarray, count: int) -> bool:
-    return order.dtype == np.int64 and np.array_equal(np.sort(order), np.arange(count))
+    return order.dtype.kind == "i" and np.array_equal(np.sort(order), np.arange(count))
 
 
 @given(st.integers(0, 300), EPOCHS, SEEDS, st.integers(1, 320))

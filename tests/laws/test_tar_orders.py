@@ -1,10 +1,12 @@
 """What holds for orders that know tars or nodes, whatever the tars' sizes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.draws import draw
+from gigamask.faults import Fault
 from gigamask.samplers.sharded import Sharded
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
@@ -100,11 +102,12 @@ def test_a_streamed_order_is_a_permutation_where_tars_have_gaps(sizes, seed, epo
 @settings(max_examples=60, deadline=None)
 def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(sizes, nodes, seed, named):
     items = items_of(sizes, seed)
-    filled = int(np.count_nonzero(sizes))
-    nodes = min(nodes, filled)
-    # Which of the tars that have items each item lies in.
-    tars = np.unique(items.columns["tar"], return_inverse=True)[1]
-    owner = tars * nodes // filled
+    # Tars without items lie somewhere, too.
+    owner = items.columns["tar"] * nodes // (items.columns["tar"][-1] + 1)
+    if len(np.unique(owner)) < nodes:
+        with pytest.raises(Fault, match=r"^node [0-9] of [0-9] has no items"):
+            Sharded(nodes).order(items, 0, None)
+        return
     if named:
         owner = (nodes - 1 - owner)[draw(seed, "test").permutation(items.count)]
         items = Items(items.count, {"place": owner.astype(np.int16)}, seed)
