@@ -31,6 +31,7 @@ Kind = Literal["image", "mask"]
 
 FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
 """Shares of the image between which a mask is of medium granularity."""
+GRANULARITIES = ("fine", "medium", "coarse")
 AREA_WEIGHT, STABILITY_WEIGHT, IOU_WEIGHT, MASKS_WEIGHT = 0.3, 0.3, 0.2, 0.2
 """What counts how much towards difficulty."""
 MANY_MASKS = 200
@@ -81,7 +82,7 @@ def open_items(index: Index, filters: Filters, kind: Kind = "image", attributes:
 
 
 def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:
-    """Returns 0 for a mask that covers a fine share of its image, 1 for a medium and 2 for a coarse one."""
+    """Returns for masks that cover these shares of their images which of `GRANULARITIES` they are."""
     return (shares >= FINE_BELOW).astype(np.int32) + (shares > COARSE_ABOVE)
 
 

@@ -20,7 +20,7 @@ from gigamask.contracts import Entry, Prediction, Prompts, Round, Truth
 from gigamask.data import annotation, image
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
-from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW, GRANULARITIES
 from gigamask.data.shards import Shards
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
@@ -31,7 +31,6 @@ from gigamask.prompts.rounds import play
 
 # Logits of one group of masks at the stored size: three masks each, float32.
 GROUP_BYTES = 2**28
-GRANULARITIES = ("fine", "medium", "coarse")
 
 
 @dataclass(frozen=True)
