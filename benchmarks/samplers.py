@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
+from gigamask.data import footprint
 from gigamask.draws import draw
 from gigamask.names import SEAMS
 from gigamask.samplers.ledger import Book
@@ -44,9 +44,15 @@ def items_of(count: int) -> Items:
     return Items(count, columns)
 
 
+def held_mb() -> float:
+    """Returns the memory that this process holds, and counts its peak from here on."""
+    footprint.forget_high_water()
+    return footprint.resident() / 1e6
+
+
 def peak_mb() -> float:
-    """Returns the most memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Returns the most memory that this process has held since."""
+    return footprint.high_water() / 1e6
 
 
 def measure(name: str, count: int) -> dict[str, float]:
@@ -58,7 +64,7 @@ def measure(name: str, count: int) -> dict[str, float]:
         book = Book.empty(name, count, sampler.decay)
         seen = np.flatnonzero(draw(0, "seen").random(count) < 0.1)
         book.note(seen, np.zeros(len(seen), np.int64), draw(0, "losses").exponential(size=len(seen)))
-    before, wall, cpu = peak_mb(), time.perf_counter(), time.process_time()
+    before, wall, cpu = held_mb(), time.perf_counter(), time.process_time()
     sequence = Sequence(sampler, items, book)
     steps = groups(sequence, 0, BATCH, BATCH)
     next(steps)
@@ -67,7 +73,7 @@ def measure(name: str, count: int) -> dict[str, float]:
     wall = time.perf_counter()
     for _ in range(batches):
         next(steps)
-    found |= {"a batch, ms": 1e3 * (time.perf_counter() - wall) / max(batches, 1), "positions": sequence.per_epoch}
+    found |= {"a batch, ms": 1e3 * (time.perf_counter() - wall) / max(batches, 1), "positions": sequence.per_epoch, "grew, MB": peak_mb() - before}
     if book is not None:
         chosen, wall = draw(0, "update").integers(count, size=LEARNED), time.perf_counter()
         for _ in range(20):
@@ -76,7 +82,7 @@ def measure(name: str, count: int) -> dict[str, float]:
         wall = time.perf_counter()
         drawn = sampler.order(items, 1, book.frozen)[np.arange(sequence.per_epoch)]
         found |= {f"draw of {LEARNED}, ms": 1e3 * (time.perf_counter() - wall) * LEARNED / len(drawn)}
-    return found | {"grew, MB": peak_mb() - before}
+    return found
 
 
 def plain_random(items: Items) -> Callable[[], object]:
@@ -122,7 +128,7 @@ PLAIN = {"random": plain_random, "stratified_granularity": plain_stratified, "cu
 def measure_plain(name: str, count: int) -> dict[str, float]:
     """Times the plain way of a sampler."""
     items = items_of(count)
-    before, wall, cpu = peak_mb(), time.perf_counter(), time.process_time()
+    before, wall, cpu = held_mb(), time.perf_counter(), time.process_time()
     batch = PLAIN[name](items)
     batch()
     found = {"first batch, s": time.perf_counter() - wall, "its CPU, s": time.process_time() - cpu}
