@@ -28,7 +28,7 @@ from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
 from gigamask.evaluate import interactive
-from gigamask.faults import Fault
+from gigamask.faults import Fault, Stopped
 from gigamask.train.checkpoint import load_model
 from gigamask.train.loop import train
 from gigamask.train.run import DATA, SAME_SAMPLES, Run, differences
@@ -212,7 +212,7 @@ def _begun(out: str) -> bool:
 def score(training: Training, data: str, test: str) -> dict[str, Any]:
     """Trains on the index `data` and scores on `test` what is not yet; returns the scores, or `{"fault": line}` where the training failed.
 
-    Raises Fault when told to stop.
+    Raises Stopped when told to stop.
     """
     if training.threads is not None:
         torch.set_num_threads(training.threads)
@@ -233,7 +233,7 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
         print(f"{name}: failed: {fault}", flush=True)
         return {"fault": f"{name}: {fault}"}
     if state.step < run.steps:
-        raise Fault(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; the same command goes on from there")
+        raise Stopped(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; the same command goes on from there")
     trained_s = time.perf_counter() - began_s
     summary = interactive.measure(load_model(run.out, run.device), index, Filters(max_area=None)).summary()
     found: dict[str, Any] = {**summary, **measured, "seed": training.seed, "seconds": round(trained_s, 1) if whole else None}

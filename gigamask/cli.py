@@ -19,7 +19,7 @@ from shlex import quote
 from types import ModuleType
 from typing import Any
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, Stopped
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return dispatch(words)
     except Fault as fault:
         print(f"gigamask: {fault}", file=sys.stderr)
-        return 2
+        return STOPPED if isinstance(fault, Stopped) else 2
     except OSError as error:  # a full disk, a folder that may not be written: whoever was at work cannot mend it
         if error.filename is None:
             raise

@@ -1,4 +1,4 @@
-"""The two errors that are the user's to mend rather than ours; anything else that escapes is a bug.
+"""The errors that are the user's to mend rather than ours; anything else that escapes is a bug.
 
 A message is one line that names the thing, the value, the limit and the next act.
 """
@@ -14,3 +14,7 @@ class Fault(ValueError):  # noqa: N818 (what is at fault is what was given, not 
 
 class BadSample(Fault):
     """One sample of the data cannot be used (its jpg, json or a mask is broken); training leaves it out and counts it."""
+
+
+class Stopped(Fault):
+    """Work was told to stop before its end and has kept what it did; the command line exits with 75, and the same command goes on."""

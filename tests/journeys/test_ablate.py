@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gigamask import ablation
-from gigamask.cli import main
+from gigamask.cli import STOPPED, main
 from gigamask.faults import Fault
 from gigamask.prepare import synthetic
 from gigamask.train import loop
@@ -90,7 +90,7 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(command, tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Watch", Stopping)
-        assert main([*first, "--out", str(tmp_path / "out")]) == 2
+        assert main([*first, "--out", str(tmp_path / "out")]) == STOPPED
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(r"gigamask: .*/out/plain/seed_0: stopped and saved at step [23] of 4; the same command goes on from there", said)
     assert told(tmp_path / "out") == {}
