@@ -1,5 +1,6 @@
 """From a list of links to data that was read in full, and training over data of which some is broken."""
 
+import functools
 import hashlib
 import json
 import os
@@ -94,7 +95,10 @@ def slow(tmp_path):
 
 def begun(command: list[str], part: Path, held: int) -> subprocess.Popen:
     """Starts the command and returns once so many bytes have arrived."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # What a shell starts in the background ignores interrupts, and so does what it starts in turn.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, preexec_fn=heed)
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size >= held) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
