@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from gigamask import arguments, names, recipes
-from gigamask.data import crew
+from gigamask.data import crew, store
 from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
@@ -135,7 +135,7 @@ def run(table: str, recipe: str, data: Sequence[str], test: Sequence[str], out: 
     trainings = plan(variants, words, out, seeds, max(1, torch.get_num_threads() // at_once) if at_once > 1 else None)
     train_on, test_on = (indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test))
     for training in trainings:
-        _check_data(training.out, train_on)
+        _check_data(run_of(training), train_on)
     work = partial(score, data=str(train_on.folder.absolute()), test=str(test_on.folder.absolute()))
     scored = crew.each(work, trainings, at_once)
     found: dict[str, Any] = {
@@ -191,22 +191,19 @@ def run_of(training: Training) -> Run:
 
 def _check_folder(training: Training) -> None:
     """Raises Fault where its folder holds another training that has begun."""
-    if not _begun(training.out):
+    run = run_of(training)
+    if not run.begun:
         return
-    for name, (before, now) in differences(arguments.load_run(training.out), run_of(training)).items():
+    for name, (before, now) in differences(arguments.load_run(training.out), run).items():
         if name not in NO_MATTER:
             raise Fault(f"{training.out}: was trained with --{name} {before}, now it is {now}; give another --out, or remove that folder")
 
 
-def _check_data(out: str, index: Index) -> None:
-    """Raises Fault where a folder holds a training on other data."""
-    path = Path(out) / DATA
-    if _begun(out) and path.exists() and json.loads(path.read_text())["digest"] != index.digest:
-        raise Fault(f"{out}: was trained on other data than these {len(index)} images; give another --out, or remove that folder")
-
-
-def _begun(out: str) -> bool:
-    return any(Path(out).glob("checkpoints/step_*"))
+def _check_data(run: Run, index: Index) -> None:
+    """Raises Fault where its folder holds a training on other data."""
+    path = Path(run.out) / DATA
+    if run.begun and path.exists() and json.loads(path.read_text())["digest"] != index.digest:
+        raise Fault(f"{run.out}: was trained on other data than these {len(index)} images; give another --out, or remove that folder")
 
 
 def score(training: Training, data: str, test: str) -> dict[str, Any]:
@@ -218,13 +215,13 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
         torch.set_num_threads(training.threads)
     run, index = run_of(replace(training, words=(*training.words, "--data", data))), Index.open(test)
     path, measured = Path(run.out) / EVALUATION, {"test": index.digest, "protocol": json.loads(json.dumps(asdict(interactive.Protocol())))}
-    if _begun(run.out) and path.exists():
+    if run.begun and path.exists():
         before = json.loads(path.read_text())
         if {name: before[name] for name in measured} == measured:
             return before
     name = f"{training.variant}, seed {training.seed}"
     print(f"{name}: {run.steps} steps", flush=True)
-    began_s, whole = time.perf_counter(), not _begun(run.out)
+    began_s, whole = time.perf_counter(), not run.begun
     try:
         # Of trainings side by side, what they show while they go on is kept in a file of each.
         with contextlib.nullcontext() if training.threads is None else _into(Path(run.out) / LOG):
@@ -237,8 +234,7 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
     trained_s = time.perf_counter() - began_s
     summary = interactive.measure(load_model(run.out, run.device), index, Filters(max_area=None)).summary()
     found: dict[str, Any] = {**summary, **measured, "seed": training.seed, "seconds": round(trained_s, 1) if whole else None}
-    path.with_suffix(".part").write_text(json.dumps(found, indent=1) + "\n")
-    path.with_suffix(".part").rename(path)
+    store.write(path, (json.dumps(found, indent=1) + "\n").encode())
     print(f"{name}: {100 * found['clicks']['1']:.1f} % after one click, {trained_s:.0f} s", flush=True)
     return found
 

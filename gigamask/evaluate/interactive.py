@@ -20,7 +20,7 @@ from gigamask.contracts import Entry, Prediction, Prompts, Round, Truth
 from gigamask.data import annotation, image
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
-from gigamask.data.items import COARSE_ABOVE, FINE_BELOW, GRANULARITIES
+from gigamask.data.items import GRANULARITIES, granularity
 from gigamask.data.shards import Shards
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
@@ -65,7 +65,7 @@ class MaskScore:
     @property
     def granularity(self) -> str:
         """Which of `GRANULARITIES` the mask is."""
-        return GRANULARITIES[(self.area_share >= FINE_BELOW) + (self.area_share > COARSE_ABOVE)]
+        return GRANULARITIES[granularity(np.array([self.area_share]))[0]]
 
 
 @dataclass(frozen=True)

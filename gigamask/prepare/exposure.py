@@ -63,9 +63,7 @@ def describe(items: Items, sampler: Sampler, epochs: int = 1, pieces: int = 50) 
 
 def _pieces(items: Items, sampler: Sampler, epochs: int, pieces: int, seconds: list[float]) -> Iterator[Int64[np.ndarray, "n"]]:
     """Yields the items of each piece of the sequence, one epoch's order at a time; notes in `seconds` how long each order took to make."""
-    ledger = None
-    if sampler.decay is not None:
-        ledger = Ledger.empty(items.count)
+    ledger = Ledger.empty(items.count) if sampler.decay is not None else None
     began: list[np.ndarray] = []
     edges: list[int] = []
     length = 0

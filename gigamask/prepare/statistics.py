@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from gigamask.data.index import Index
-from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW, GRANULARITIES, granularity
 from gigamask.prepare import histograms
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
@@ -81,14 +81,13 @@ def table(stats: dict[str, Any]) -> str:
 def _granularity(index: Index, pixels: Int64[np.ndarray, "n"]) -> dict[str, int]:
     """Counts the masks of each granularity, a block of images at a time, so that a billion masks need no billion more numbers."""
     first = index.images["first_mask"]
-    fine = coarse = 0
+    counts = np.zeros(len(GRANULARITIES), np.int64)
     for start in range(0, len(pixels), _IMAGE_BLOCK):
         block = first[start : start + _IMAGE_BLOCK + 1]
         shares = index.masks["area"][block[0] : block[-1]] / np.repeat(pixels[start : start + _IMAGE_BLOCK], np.diff(block))
-        fine += int((shares < FINE_BELOW).sum())
-        coarse += int((shares > COARSE_ABOVE).sum())
+        counts += np.bincount(granularity(shares), minlength=len(counts))
     names = f"fine (< {FINE_BELOW:.0%})", f"medium ({FINE_BELOW:.0%} to {COARSE_ABOVE:.0%})", f"coarse (> {COARSE_ABOVE:.0%})"
-    return dict(zip(names, (fine, index.manifest.masks - fine - coarse, coarse), strict=True))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def _distribution(column: Shaped[np.ndarray, "n"]) -> dict[str, float]:

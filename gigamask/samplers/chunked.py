@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one
 from gigamask.samplers.lazy import alike, permute
 from gigamask.seams import Sampler
 
@@ -31,8 +31,7 @@ class Chunked(Sampler):
     """items of a chunk; larger mixes better, smaller stays nearer together"""
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise Fault(f"the chunked order's chunk is {self.chunk}, it must be at least 1; give such")
+        at_least_one("chunked", chunk=self.chunk)
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Returns the permutation of `epoch`, of which only the chunks that are looked at are worked out."""

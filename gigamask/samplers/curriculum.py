@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one, column
 from gigamask.samplers.lazy import alike, cycle
-from gigamask.samplers.stratified import column
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Curriculum(Sampler):
         _check_share("curriculum", "start", self.start)
         if not 0 <= self.epochs < float("inf"):
             raise Fault(f"the curriculum order's epochs is {self.epochs}, it must be 0 or more; give the epochs until all items are reached")
-        if self.stages < 1:
-            raise Fault(f"the curriculum order's stages is {self.stages}, it must be at least 1; give such")
+        at_least_one("curriculum", stages=self.stages)
 
     def share(self, epochs: float) -> float:
         """Returns the share of the items that is reached after so many epochs."""
@@ -74,10 +73,7 @@ class AdaptiveCurriculum(Sampler):
         _check_share("adaptive curriculum", "growth", self.growth)
         if not self.threshold > 0:
             raise Fault(f"the adaptive curriculum order's threshold is {self.threshold}, it must be above 0; give a loss that training reaches")
-        for name in ("window", "per_epoch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise Fault(f"the adaptive curriculum order's {name} is {value}, it must be at least 1; give such")
+        at_least_one("adaptive curriculum", window=self.window, per_epoch=self.per_epoch)
 
     @property
     def decay(self) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gigamask.draws import draw
 from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one
 from gigamask.seams import Sampler, Weighted
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class LossWeighted(Sampler):
             raise Fault(
                 "the loss-weighted order's floor is 0, with importance it must be above 0, for what is never drawn cannot be weighed; give such"
             )
-        if self.per_epoch < 1:
-            raise Fault(f"the loss-weighted order's per_epoch is {self.per_epoch}, it must be at least 1; give such")
+        at_least_one("loss-weighted", per_epoch=self.per_epoch)
 
     @property
     def decay(self) -> float:

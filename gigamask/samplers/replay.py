@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one
 from gigamask.samplers.lazy import cycle
 from gigamask.seams import Sampler
 
@@ -49,9 +50,7 @@ class Replay(Sampler):
             raise Fault(f"the replay order's share is {self.share}, it must be from 0 to below 1; give the part of a batch that is replayed")
         if not 0 <= self.percentile <= 100:
             raise Fault(f"the replay order's percentile is {self.percentile}, it must be from 0 to 100; give such, 90 for the hardest tenth")
-        for name in ("size", "recent", "per_epoch"):
-            if getattr(self, name) < 1:
-                raise Fault(f"the replay order's {name} is {getattr(self, name)}, it must be at least 1; give such")
+        at_least_one("replay", size=self.size, recent=self.recent, per_epoch=self.per_epoch)
 
     @property
     def decay(self) -> float:

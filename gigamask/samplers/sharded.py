@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.faults import Fault
+from gigamask.samplers.given import column
 from gigamask.samplers.lazy import alike, cycle
-from gigamask.samplers.stratified import column
 from gigamask.seams import Sampler
 
 if TYPE_CHECKING:

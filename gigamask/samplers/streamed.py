@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one
 from gigamask.samplers.tars import spans
 from gigamask.seams import Sampler
 
@@ -36,9 +36,7 @@ class Streamed(Sampler):
     """samples that are shuffled among each other; larger mixes better and reads less in sequence"""
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "buffer"):
-            if getattr(self, name) < 1:
-                raise Fault(f"the streamed order's {name} is {getattr(self, name)}, it must be at least 1; give such")
+        at_least_one("streamed", lanes=self.lanes, buffer=self.buffer)
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`."""

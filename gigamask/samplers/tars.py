@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.samplers.given import at_least_one, column
 from gigamask.samplers.lazy import share
-from gigamask.samplers.stratified import column
 from gigamask.samplers.uniform import shuffled
 from gigamask.seams import Sampler
 
@@ -43,7 +42,7 @@ class TarAware(Sampler):
     """items of a tar in an epoch; a tar with fewer gives all of its"""
 
     def __post_init__(self) -> None:
-        _at_least_one("tar-aware", "per_tar", self.per_tar)
+        at_least_one("tar-aware", per_tar=self.per_tar)
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`."""
@@ -66,7 +65,7 @@ class BalancedTars(Sampler):
     """items of a tar in an epoch; a tar with fewer repeats its own"""
 
     def __post_init__(self) -> None:
-        _at_least_one("balanced-tars", "per_tar", self.per_tar)
+        at_least_one("balanced-tars", per_tar=self.per_tar)
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`."""
@@ -89,7 +88,7 @@ class StreamingTars(Sampler):
     """tars in an epoch"""
 
     def __post_init__(self) -> None:
-        _at_least_one("streaming-tars", "tars", self.tars)
+        at_least_one("streaming-tars", tars=self.tars)
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`; only the tars that it visits are looked at."""
@@ -124,8 +123,3 @@ def _visits(
             return
         shuffled = draw(seed, "streaming tars", turn, tar).permutation(sizes[tar])
         yield firsts[tar] + shuffled[max(0, start - before) : start + length - before]
-
-
-def _at_least_one(order: str, name: str, value: int) -> None:
-    if value < 1:
-        raise Fault(f"the {order} order's {name} is {value}, it must be at least 1; give such")

@@ -54,7 +54,6 @@ class Totals:
         of_image = image == torch.arange(len(batch.names), device=image.device)[:, None]
         self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
         self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
-        self.weights[batch.places] = batch.weights.to(self.weights.dtype)
 
     def share(self, world: World, gradients: Sequence[Tensor], stopping: Tensor) -> None:
         """Adds up what all processes have; the names of the sums are those that this process knows."""
@@ -98,6 +97,7 @@ class Outcome:
 
 def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals) -> None:
     """Adds the gradient of a batch's loss sum to every parameter's, and its sums and counts to `totals`."""
+    totals.weights[batch.places] = batch.weights.to(totals.weights.dtype)
     cuts: list[tuple[Tensor, Tensor]] = []
 
     def cut(whole: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.samplers.uniform import Uniform, dealt
 from gigamask.seams import Items, Sampler
+from tests.orders import listed
 
 SEEDS, EPOCHS = st.integers(0, 2**63), st.integers(0, 2**31)
 NEAR_POWERS = st.builds(lambda power, beside: 2**power + beside, st.integers(14, 16), st.integers(1, 9)) | st.integers(SMALL + 1, 70_000)
@@ -35,8 +36,7 @@ ITEMS = Items(190, {"tar": np.repeat(np.arange(5), [40, 30, 50, 60, 10])}, 3)
 
 
 def whole(sampler: Sampler, items: Items, epoch: int) -> np.ndarray:
-    order = sampler.order(items, epoch, None)
-    return order[np.arange(len(order))]
+    return listed(sampler.order(items, epoch, None))
 
 
 def is_permutation(order: np.ndarray, count: int) -> bool:

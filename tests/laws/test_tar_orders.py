@@ -11,6 +11,7 @@ from gigamask.samplers.sharded import Sharded
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.seams import Items
+from tests.orders import listed
 
 SIZES = st.lists(st.integers(0, 25) | st.just(1), max_size=9)
 SOME = SIZES.filter(lambda sizes: sum(sizes) > 0)
@@ -24,7 +25,7 @@ def items_of(sizes: list[int], seed: int = 0) -> Items:
 
 def exposures(sampler, items: Items, epochs: int) -> np.ndarray:
     """How often each item was visited up to the end of each epoch."""
-    counts = [np.bincount(order[np.arange(len(order))], minlength=items.count) for order in (sampler.order(items, e, None) for e in range(epochs))]
+    counts = [np.bincount(listed(sampler.order(items, epoch, None)), minlength=items.count) for epoch in range(epochs)]
     return np.cumsum(counts, axis=0)
 
 
@@ -116,7 +117,7 @@ def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(size
     epochs = [sampler.order(items, epoch, None) for epoch in range(4)]
     assert {len(order) for order in epochs} == {nodes * largest}
     for order in epochs:
-        visited = order[np.arange(len(order))]
+        visited = listed(order)
         assert np.array_equal(owner[visited], np.arange(len(order)) % nodes)
     counts = exposures(sampler, items, 4)
     for node in range(nodes):

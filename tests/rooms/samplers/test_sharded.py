@@ -8,11 +8,11 @@ import pytest
 from gigamask.faults import Fault
 from gigamask.samplers.sharded import Sharded
 from gigamask.seams import Items
+from tests.orders import listed
 
 
 def whole(sampler: Sharded, items: Items, epoch: int = 0) -> np.ndarray:
-    order = sampler.order(items, epoch, None)
-    return order[np.arange(len(order))]
+    return listed(sampler.order(items, epoch, None))
 
 
 def items_of(sizes: list[int], **columns: list) -> Items:
