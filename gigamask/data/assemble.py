@@ -19,6 +19,7 @@ from torch import Tensor
 from gigamask.contracts import Chance, Draws, Entry, Sample, Visit
 from gigamask.data import image
 from gigamask.data.choose import Candidates
+from gigamask.data.items import granularity
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.geometry.frame import Frame
@@ -47,8 +48,10 @@ def assemble(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, chance:
 def compose(raw: bytes, name: str, candidates: Candidates, cut: Cut, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
     """Returns the sample of an image whose masks are known by what `candidates` says and are made by `cut`, those only that are taken."""
     frame = settings.augment.frame(candidates.size, settings.side, draw(chance.seed, "frame", visit.epoch, visit.position))
-    masks, boxes = cut(_choose(candidates, visit.mask, frame, settings, draw(chance.seed, "masks", visit.epoch, visit.position)), frame)
+    chosen = _choose(candidates, visit.mask, frame, settings, draw(chance.seed, "masks", visit.epoch, visit.position))
+    masks, boxes = cut(chosen, frame)
     seen = masks.areas() > 0
+    shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
     pixels = _fit(raw, name, frame, settings.half_scale).numpy()
     return Sample(
         name=name,
@@ -57,6 +60,7 @@ def compose(raw: bytes, name: str, candidates: Candidates, cut: Cut, visit: Visi
         frame=frame,
         masks=masks[seen],
         boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
+        strata=(granularity(shares) if visit.stratum < 0 else np.full(len(shares), visit.stratum))[seen].astype(np.int64),
         draws=_draw(int(seen.sum()), chance, visit),
     )
 
@@ -105,4 +109,5 @@ def _draw(masks: int, chance: Chance, visit: Visit) -> Draws:
         clicks=uniform("clicks", masks, chance.clicks, 2),
         box_noise=torch.from_numpy(noise),
         drop_path=uniform("drop_path", 1, chance.blocks, 2),
+        patches=uniform("patches", 1, chance.patches),
     )

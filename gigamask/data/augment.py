@@ -7,6 +7,7 @@ Not here: what a frame does (`geometry.frame`), colours (`data.colour`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,6 +95,54 @@ class ResizedCrop(Augment):
 
     def frame(self, original: tuple[int, int], side: int, generator: np.random.Generator) -> Frame:
         return _scaled(original, side, generator, (self.low, self.high), self.flip)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Augment):
+    """A random part of the image, stretched to fill the square, sometimes mirrored: the augmentation of masked pre-training.
+
+    Szegedy et al. 2015 in the numbers of MAE (arXiv 2111.06377, table 8). Area and aspect are drawn until such a part fits in the image, ten
+    times at most, then it is the largest of a permitted aspect in the middle, as in torchvision. Stretching changes shapes: not for masks' sake.
+    """
+
+    area: tuple[float, float] = (0.2, 1.0)
+    """smallest and largest share of the image's area"""
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    """smallest and largest width over height of the part, even in the logarithm"""
+    flip: float = 0.5
+    """share of the visits that are mirrored"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise Fault(f"areas from {self.area[0]} to {self.area[1]}: they lie in (0, 1] and the first is not the larger one; give such")
+        if not 0 < self.aspect[0] <= self.aspect[1] < float("inf"):
+            raise Fault(f"aspects from {self.aspect[0]} to {self.aspect[1]}: they are above 0 and the first is not the larger one; give such")
+        _check_flip(self.flip)
+
+    def frame(self, original: tuple[int, int], side: int, generator: np.random.Generator) -> Frame:
+        from gigamask.geometry.frame import Frame
+
+        tries, (down, along, mirrored) = generator.random((10, 2)).tolist(), generator.random(3).tolist()
+        fitting = (size for share, shape in tries if (size := self._size(original, share, shape)) is not None)
+        found = next(fitting, None)
+        crop_h, crop_w = found or self._largest(original)
+        if found is None:
+            down = along = 0.5
+        y0, x0 = int(down * (original[0] - crop_h + 1)), int(along * (original[1] - crop_w + 1))
+        return Frame(original, (y0, x0, y0 + crop_h, x0 + crop_w), (side, side), side, mirrored < self.flip)
+
+    def _size(self, original: tuple[int, int], share: float, shape: float) -> tuple[int, int] | None:
+        """Returns height and width of the part that two uniform numbers choose, None where it has no pixel or does not fit."""
+        area = original[0] * original[1] * (self.area[0] + share * (self.area[1] - self.area[0]))
+        aspect = self.aspect[0] * (self.aspect[1] / self.aspect[0]) ** shape
+        height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        return (height, width) if 0 < height <= original[0] and 0 < width <= original[1] else None
+
+    def _largest(self, original: tuple[int, int]) -> tuple[int, int]:
+        """Returns the size of the largest part that has a permitted aspect, to whole pixels."""
+        height, width = original
+        tall, wide = max(int(width / self.aspect[0] + 0.5), 1), max(int(height * self.aspect[1] + 0.5), 1)
+        return min(height, tall), min(width, wide)
 
 
 def _scaled(original: tuple[int, int], side: int, generator: np.random.Generator, scales: tuple[float, float], flip: float) -> Frame:

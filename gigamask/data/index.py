@@ -1,13 +1,16 @@
-"""The index: tars enter, a folder of memory-mapped columns leaves that says where each entry lies and what its masks are.
+"""The index: shards enter, a folder of memory-mapped columns leaves that says where each entry lies and what its masks are.
 
-Image columns: shard, jpg_offset, jpg_bytes, json_offset (-1 without a json), json_bytes, image_id, width, height, masks (their number), name (the
-stem, bytes), and first_mask, one longer: image i owns mask rows first_mask[i] to first_mask[i + 1], in its json's order. Mask columns: area in
-pixels, box (xyxy, inclusive ends, from the runs; 1 1 0 0 for an empty mask), predicted_iou, stability_score. Rows go tar by tar, the tars sorted by
-path, in stored order: the same tars give the same bytes, whoever indexed them, in whatever pieces.
+A shard is a tar, or a folder whose images are used as they are (`data.folder`).
 
-Finished tars are kept in the hidden folder `.NAME.parts` beside the index until it is complete.
+Image columns: shard, jpg_offset (0 for a file of a folder), jpg_bytes, json_offset (-1 without a json), json_bytes, image_id, width, height, masks
+(their number), name (the stem, of a folder's file the whole name, bytes), and first_mask, one longer: image i owns mask rows first_mask[i] to
+first_mask[i + 1], in its json's order. Mask columns: area in pixels, box (xyxy, inclusive ends, from the runs; 1 1 0 0 for an empty mask),
+predicted_iou, stability_score. Rows go shard by shard, the shards sorted by path, in stored order, a folder's by name: the same shards give the same
+bytes, whoever indexed them, in whatever pieces.
 
-Not here: the files (`data.columns`), one tar's rows (`data.part`), reading the entries (`data.shards`).
+Finished shards are kept in the hidden folder `.NAME.parts` beside the index until it is complete.
+
+Not here: the files (`data.columns`), one shard's rows (`data.part`), reading the entries (`data.shards`).
 """
 
 import contextlib
@@ -17,6 +20,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +30,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gigamask.data import columns, crew, lock, store
+from gigamask.data import columns, crew, folder, lock, store
 from gigamask.data.columns import MANIFEST as MANIFEST
 from gigamask.data.columns import REBUILD, SCHEMA, Manifest, Rows, is_index, merge
-from gigamask.data.part import PART, Tar, index_tar, stored_tars
+from gigamask.data.part import PART, Tar, index_shard, stored_tars
 from gigamask.faults import Fault
 
 LOCK = "lock"
@@ -48,15 +52,15 @@ class Index:
     masks: Mapping[str, np.ndarray]
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Index":
-        """Opens an index; raises Fault when the folder holds none that fits, or when a local tar is gone or no longer has its size."""
-        folder = Path(folder).absolute()
-        manifest = columns.read_manifest(folder)
-        images, masks = columns.open_columns(folder, manifest)
+    def open(cls, path: str | Path) -> "Index":
+        """Opens an index; raises Fault when the path holds none that fits, when a local shard is gone or a tar no longer has its size."""
+        path = Path(path).absolute()
+        manifest = columns.read_manifest(path)
+        images, masks = columns.open_columns(path, manifest)
         for stored in manifest.tars:
             if not store.remote(stored.path):  # asking a server for a thousand tars takes longer than a second
-                _check_tar(folder, stored)
-        return cls(folder, manifest, images, masks)
+                _check_shard(path, stored)
+        return cls(path, manifest, images, masks)
 
     def __len__(self) -> int:
         return self.manifest.images
@@ -66,14 +70,20 @@ class Index:
 
     @property
     def shard_paths(self) -> list[str]:
-        """The tars' absolute paths or URLs, in the order that the column `shard` counts."""
+        """The shards' absolute paths or URLs, in the order that the column `shard` counts."""
         return [stored.path for stored in self.manifest.tars]
 
     @property
     def digest(self) -> str:
-        """Names what the rows are: the tars' names, sizes and counts, wherever they lie."""
-        told = "\n".join(f"{store.name(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}" for part in self.manifest.parts)
-        return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        """Names what the rows are: the tars' names, sizes and counts, also those of each file of a folder, wherever they lie."""
+        told, first = hashlib.blake2b(digest_size=16), 0
+        for number, part in enumerate(self.manifest.parts):
+            line = f"{store.name(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}"
+            told.update(f"{chr(10) * (number > 0)}{line}".encode("utf-8", "surrogateescape"))
+            rows, first = slice(first, first + part.images), first + part.images
+            if self.images["jpg_offset"][rows.start] == 0:
+                told.update(b"\0".join([b"", *self.images["name"][rows].tolist()]) + self.images["jpg_bytes"][rows].tobytes())
+        return told.hexdigest()
 
     def report(self) -> dict[str, Any]:
         """Returns what was indexed and what was left out, as plain data."""
@@ -136,9 +146,20 @@ def listed(paths: Paths) -> list[str | Path]:
 
 
 def tars(paths: Paths) -> list[str]:
-    """Returns the absolute paths and URLs of the tars that are meant, each once and sorted.
+    """Returns the tars of `shards`; raises Fault where folders of images are among them."""
+    found = shards(paths)
+    for path in found:
+        if folder.is_folder(path):
+            act = "pack them into tars first; as they are, 'gigamask index', 'stats' and 'pretrain' take them"
+            raise Fault(f"{path}: is a folder of images where tars are wanted; {act}")
+    return found
 
-    A path is a tar, a folder (its `.tar` files), a glob (`**` goes deeper), or an index (its tars); tars, folders and globs may be remote.
+
+def shards(paths: Paths) -> list[str]:
+    """Returns the absolute paths and URLs of the shards that are meant, each once and sorted.
+
+    A path is a tar, a folder (its `.tar` files, or else it and those in it that hold images), a glob of tars (`**` goes deeper), or an index (its
+    shards); tars, their folders and globs may be remote.
     """
     found = []
     for path in listed(paths):
@@ -148,10 +169,7 @@ def tars(paths: Paths) -> list[str]:
         elif is_index(text):
             found += [stored.path for stored in columns.read_manifest(Path(text)).tars]
         elif os.path.isdir(text):
-            held = glob.glob(os.path.join(glob.escape(text), "*.tar"))
-            if not held:
-                raise Fault(f"{path}: the folder holds no .tar file; give the folder the tars are in, or a glob such as '{path}/**/*.tar'")
-            found += held
+            found += glob.glob(os.path.join(glob.escape(text), "*.tar")) or folder.find(text)
         elif os.path.exists(text):
             found.append(text)
         elif glob.has_magic(text):
@@ -160,28 +178,31 @@ def tars(paths: Paths) -> list[str]:
                 raise Fault(f"{path}: the glob matches no file; check it with 'ls', and quote it so that the shell leaves it alone")
             found += held
         else:
-            raise Fault(f"{path}: no such path; give a tar, a folder of tars, a glob or an index")
+            raise Fault(f"{path}: no such path; give a tar, a folder of tars or images, a glob or an index")
     if not found:
-        raise Fault("no path was given; give a tar, a folder of tars, a glob or an index")
+        raise Fault("no path was given; give a tar, a folder of tars or images, a glob or an index")
+    for path in found:
+        if folder.is_image(path) and not os.path.isdir(path):
+            raise Fault(f"{path}: is an image; give the folder that it is in, or a tar of images")
     return sorted(set(found))
 
 
 def build(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> Index:
-    """Indexes the tars into the folder `out` and returns the index; see `extend`."""
+    """Indexes the shards into the folder `out` and returns the index; see `extend`."""
     return extend(paths, out, workers, progress).index
 
 
 def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None, salvage: bool = False) -> Built:
-    """Indexes the tars into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
+    """Indexes the shards into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
 
-    Only tars are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
-    did not come to its end. `progress(done, total)` is called after each tar.
-    Raises Fault when tars are unusable, after the others are done; with `salvage`, of a tar that breaks off what lies before the break is taken.
+    Only shards are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
+    did not come to its end. `progress(done, total)` is called after each shard.
+    Raises Fault when shards are unusable, after the others are done; with `salvage`, of a tar that breaks off what lies before the break is taken.
     """
     out = Path(out).absolute()
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise Fault(f"{out}: exists and is no index, so it is not overwritten; give another folder")
-    found = tars(paths)
+    found = shards(paths)
     given = [Path(store.spell(path)) for path in listed(paths) if is_index(store.spell(path))]
     try:
         with _only_writer(out) as work:
@@ -207,18 +228,18 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
 
 
 def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | None = None) -> Index:
-    """Opens the index that `paths` is, or the one kept for these tars under `cache`, built first where it is missing or a tar has changed."""
+    """Opens the index that `paths` is, or the one kept for these shards under `cache`, built first where it is missing or one has changed."""
     paths = listed(paths)
     if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
-    found = tars(paths)
+    found = shards(paths)
     key = hashlib.blake2b("\0".join(found).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    folder = Path(cache) / f"index-{key}"
+    place = Path(cache) / f"index-{key}"
     with contextlib.suppress(Fault):  # none there, or no longer sound: both mean building it
-        index = Index.open(folder)
+        index = Index.open(place)
         if index.manifest.tars == _as_now(found):
             return index
-    return build(paths, folder, progress=progress)
+    return build(paths, place, progress=progress)
 
 
 @contextlib.contextmanager
@@ -243,8 +264,8 @@ def _held_rows(given: list[Path], out: Path, work: Path) -> dict[Tar, Rows]:
     held = [columns.rows_of_part(path) for path in work.iterdir() if path.name != LOCK]
     with contextlib.suppress(Fault):
         held += columns.rows_of_index(out)
-    for folder in given:
-        held += columns.rows_of_index(folder)
+    for path in given:
+        held += columns.rows_of_index(path)
     return {rows.summary.tar: rows for rows in held}
 
 
@@ -262,25 +283,26 @@ def _check_all(faults: list[str], total: int) -> None:
     if faults:
         others = ", ".join(fault.split(": ")[0] for fault in faults[1:NAMES_TOLD])
         more = f" and {len(faults) - NAMES_TOLD} more" * (len(faults) > NAMES_TOLD)
-        raise Fault(f"{len(faults)} of {total} tars are unusable, the others are done and kept: {faults[0]}; so are {others}{more}")
+        raise Fault(f"{len(faults)} of {total} shards are unusable, the others are done and kept: {faults[0]}; so are {others}{more}")
 
 
 def _index_into(work: Path, path: str, salvage: bool) -> Rows | str:
-    """Indexes one tar and keeps its part under a name that says which tar, as it was; returns why not, when it is unusable."""
+    """Indexes one shard and keeps its part under a name that says which shard, as it was; returns why not, when it is unusable."""
     try:
-        part = index_tar(path, salvage)
+        part = index_shard(path, salvage)
     except Fault as fault:
         return str(fault)
     key = "\0".join(map(str, msgspec.structs.astuple(part.tar))).encode("utf-8", "surrogateescape")
-    folder = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
-    part.save(folder)
-    return columns.rows_of_part(folder)
+    place = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
+    part.save(place)
+    return columns.rows_of_part(place)
 
 
-def _check_tar(folder: Path, stored: Tar) -> None:
+def _check_shard(index: Path, stored: Tar) -> None:
     try:
-        size = os.path.getsize(stored.path)
+        status = os.stat(stored.path)
     except OSError as error:
-        raise Fault(f"{stored.path}: the index {folder} was made of it, and it is gone ({error.strerror}); put it back or {REBUILD}") from error
-    if size != stored.bytes:
-        raise Fault(f"{stored.path}: has {size} bytes, the index {folder} was made when it had {stored.bytes}; {REBUILD}")
+        raise Fault(f"{stored.path}: the index {index} was made of it, and it is gone ({error.strerror}); put it back or {REBUILD}") from error
+    # Of a folder that much would be asked of every file; each is compared with its size when it is read.
+    if status.st_size != stored.bytes and not stat.S_ISDIR(status.st_mode):
+        raise Fault(f"{stored.path}: has {status.st_size} bytes, the index {index} was made when it had {stored.bytes}; {REBUILD}")

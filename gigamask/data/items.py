@@ -10,7 +10,8 @@ A column is worked out when it is first asked for, a block of images at a time, 
   coarsest. Of BSDS500's 200 training photographs 143, 48 and 9 are fine, medium and coarse so; by their masks' mean share 3, 180 and 17 would be
 - difficulty: a weighted sum of 1 - area_share, 1 - stability, 1 - predicted_iou and of how many masks the image has
 
-and whatever the user's own table adds (`data.attributes`).
+and whatever the user's own table adds (`data.attributes`). Where training needs no masks, items are all images, with or without, and have the
+columns that are known of these: the first line.
 
 Not here: in which order items are visited (`samplers`), one image's masks (`data.choose`), statistics of the whole index (`prepare.statistics`).
 """
@@ -71,14 +72,25 @@ class Catalogue:
         return rows, items - self.places[rows]
 
 
-def open_items(index: Index, filters: Filters, kind: Kind = "image", attributes: Mapping[str, np.ndarray] | None = None, seed: int = 0) -> Catalogue:
+def open_items(
+    index: Index,
+    filters: Filters,
+    kind: Kind = "image",
+    attributes: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    masks: bool = True,
+) -> Catalogue:
     """Returns what can be sampled, in orders that `seed` names.
 
-    `attributes` holds a value for each image of the index, an item of it has that of its image.
+    `attributes` holds a value for each image of the index, an item of it has that of its image. Without `masks` every image is an item, whatever
+    masks it has and whatever the filters say; raises Fault where items are to be masks all the same.
     """
-    places = _rows(index, filters) if kind == "image" else _firsts(index, filters)
+    if not masks and kind == "mask":
+        raise Fault("items are to be masks (--loading.items mask) where training is without masks; choose --loading.items image")
+    places = _firsts(index, filters) if kind == "mask" else _rows(index, filters) if masks else np.arange(len(index))
     count = len(places) if kind == "image" else int(places[-1])
-    return Catalogue(kind, Items(count, _Columns(index, filters, kind, places, attributes or {}), seed, len(index.shard_paths)), places)
+    columns = _Columns(index, filters, kind, places, attributes or {}, tuple(COLUMNS if masks else OF_IMAGES))
+    return Catalogue(kind, Items(count, columns, seed, len(index.shard_paths)), places)
 
 
 def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:
@@ -123,19 +135,22 @@ class _Columns(Mapping[str, np.ndarray]):
     kind: Kind
     places: Int64[np.ndarray, "places"]
     attributes: Mapping[str, np.ndarray]
+    known: tuple[str, ...]
     made: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
-        yield from COLUMNS
+        yield from self.known
         yield from self.attributes
 
     def __len__(self) -> int:
-        return len(COLUMNS) + len(self.attributes)
+        return len(self.known) + len(self.attributes)
 
     def __contains__(self, name: object) -> bool:
-        return name in COLUMNS or name in self.attributes
+        return name in self.known or name in self.attributes
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self:
+            raise Fault(f"the items have no column {name!r}; choose one of {', '.join(self)}, or add it to the table of attributes")
         if name not in self.made:
             if name in MEASURED:
                 self._measure(name)
@@ -148,8 +163,6 @@ class _Columns(Mapping[str, np.ndarray]):
 
     def _spread(self, name: str) -> np.ndarray:
         """Returns what is known of images, for each item."""
-        if name not in self:
-            raise Fault(f"the items have no column {name!r}; choose one of {', '.join(self)}, or add it to the table of attributes")
         column = self.index.images[OF_IMAGES[name]] if name in OF_IMAGES else self.attributes[name]
         return column[self.places] if self.kind == "image" else np.repeat(column, np.diff(self.places))
 

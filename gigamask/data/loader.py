@@ -11,7 +11,7 @@ import math
 import re
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
@@ -23,7 +23,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from gigamask.contracts import Batch, Chance, Cursor, Draws, Group, Rejected, Sample, Visit
+from gigamask.contracts import Batch, Chance, Cursor, Draws, Entry, Group, Rejected, Sample, Visit
 from gigamask.data import shards
 from gigamask.data.annotation import parse
 from gigamask.data.assemble import assemble
@@ -73,11 +73,15 @@ class Source:
 
     def sample(self, visit: Visit, entry: shards.Entry | BadSample | None = None) -> Sample:
         """Reads (unless what was read is given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
+        if entry is None:
+            [entry] = self._read([visit])
         if isinstance(entry, BadSample):
             raise entry
-        name, (jpg, json) = self.index.entry_name(visit.row), entry or self._shards.read_entry(self.index, visit.row)
+        name, (jpg, json) = self.index.entry_name(visit.row), entry
         if self._masks is not None:
             return assemble_stored(jpg, self._masks, visit, self.assembly, self.chance)
+        if not self.assembly.masks:
+            return assemble(jpg, self._without_masks(visit.row, name), visit, self.assembly, self.chance)
         if json is None:
             raise BadSample(f"{name}: it has no json, training needs masks; leave it out")
         return assemble(jpg, parse(json, name), visit, self.assembly, self.chance)
@@ -85,14 +89,23 @@ class Source:
     def batch(self, job: Job) -> Batch:
         """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
         samples, rejected = [], []
-        entries = self._shards.read_entries(self.index, [visit.row for visit in job.visits], jsons=self._masks is None)
-        for visit, entry in zip(job.visits, entries, strict=True):
+        for visit, entry in zip(job.visits, self._read(job.visits), strict=True):
             try:
                 samples.append(self.sample(visit, entry))
             except BadSample as fault:
                 rejected.append(Rejected(self.index.entry_name(visit.row), str(fault)))
         pause = float(draw(self.chance.seed, "pause", job.start).random())
         return collate(samples, tuple(rejected), self.assembly, self.chance, pause, Cursor(job.samples))
+
+    def _read(self, visits: Sequence[Visit]) -> list[shards.Entry | BadSample]:
+        """Returns the bytes that these samples are made of; jsons only where they say something."""
+        jsons = self.assembly.masks and self._masks is None
+        return self._shards.read_entries(self.index, [visit.row for visit in visits], jsons)
+
+    def _without_masks(self, row: int, name: str) -> Entry:
+        """Returns what is said of an image where its masks are left aside."""
+        size, none = (int(self.index.images["height"][row]), int(self.index.images["width"][row])), np.zeros(0, np.float32)
+        return Entry(name, size, Runs(size, np.zeros(0, np.int32), np.zeros(1, np.int64)), none, none)
 
     def __reduce__(self) -> tuple:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
@@ -116,7 +129,8 @@ def collate(
     masks = Runs.concatenate([nothing, *(sample.masks for sample in samples)])
     counts = torch.tensor([len(sample.masks) for sample in samples], dtype=torch.int64)
     boxes = np.concatenate([np.zeros((0, 4), np.float32), *(sample.boxes_input for sample in samples)])
-    none = Draws(torch.zeros(0), torch.zeros((0, chance.clicks, 2)), torch.zeros((0, 4)), torch.zeros((0, chance.blocks, 2)))
+    blank = ((0,), (0, chance.clicks, 2), (0, 4), (0, chance.blocks, 2), (0, chance.patches))
+    none = Draws(*map(torch.zeros, blank))
     drawn = [none, *(sample.draws for sample in samples)]
     return Batch(
         names=tuple(sample.name for sample in samples),
@@ -125,6 +139,7 @@ def collate(
         places=torch.tensor([sample.visit.place for sample in samples], dtype=torch.int64),
         weights=torch.tensor([sample.visit.weight for sample in samples], dtype=torch.float32),
         mask_image=torch.repeat_interleave(counts),
+        strata=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *(sample.strata for sample in samples)])),
         boxes_input=torch.from_numpy(boxes),
         mask_bounds=torch.from_numpy(masks.bounds),
         mask_starts=torch.from_numpy(masks.starts),

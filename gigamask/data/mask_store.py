@@ -25,7 +25,7 @@ from jaxtyping import Int, Int64
 from gigamask.contracts import Chance, Sample, Visit
 from gigamask.data import crew, mask_piece
 from gigamask.data.assemble import compose
-from gigamask.data.augment import Flip, LargeScaleJitter, ResizedCrop
+from gigamask.data.augment import Flip, Plain
 from gigamask.data.choose import Candidates
 from gigamask.data.index import Index
 from gigamask.data.mask_piece import MANIFEST, SCHEMA, Job, Manifest
@@ -87,7 +87,7 @@ class MaskStore:
             if any(mask_piece.has_own_mirror((height, width), made.side, made.grid) for height, width in sizes):
                 act = "build a store with 'gigamask masks --mirrored', or train without flips"
                 raise Fault(f"{self.folder}: holds no mirrored masks, which some of its images need; {act}")
-        elif isinstance(settings.augment, LargeScaleJitter | ResizedCrop):
+        elif not isinstance(settings.augment, Plain | Flip):
             raise Fault(
                 f"{self.folder}: a mask store knows whole images only, {type(settings.augment).__name__} crops or scales them; "
                 "choose --loading.augment none or flip, or leave out --loading.mask-store"

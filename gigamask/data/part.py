@@ -1,9 +1,11 @@
-"""What the index holds of one tar: a path enters, its image and mask columns leave, with what was left out and why.
+"""What the index holds of one shard: the path of a tar or of a folder of images enters, its image and mask columns leave, with what was left out
+and why.
 
-A part depends on its tar alone, so parts may be made in any order, kept, and joined later. Annotations are fetched a group at a time, which
+A part depends on its shard alone, so parts may be made in any order, kept, and joined later. Annotations are fetched a group at a time, which
 a server answers at once.
 
-Not here: joining parts (`data.columns`), reading them back (`data.index`), tar headers (`data.tar`), servers (`data.store`).
+Not here: joining parts (`data.columns`), reading them back (`data.index`), tar headers (`data.tar`), listing folders (`data.folder`), servers
+(`data.store`).
 """
 
 import os
@@ -18,7 +20,7 @@ import msgspec
 import numpy as np
 
 from gigamask.contracts import Entry, Rejected
-from gigamask.data import annotation, image, store, tar
+from gigamask.data import annotation, folder, image, store, tar
 from gigamask.data.store import Place
 from gigamask.faults import BadSample, Fault
 
@@ -42,7 +44,7 @@ _JPG = {".jpg", ".jpeg"}
 
 
 class Tar(msgspec.Struct, frozen=True):
-    """The tar that a part describes, as it was."""
+    """The tar, or folder of images, that a part describes, as it was."""
 
     path: str
     bytes: int
@@ -50,7 +52,7 @@ class Tar(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What a tar holds beside usable images; `rejected` says of each unusable one why, `broken` why what lies further behind could not be read."""
+    """What a shard holds beside usable images; `rejected` says of each unusable one why, `broken` why what lies further behind could not be read."""
 
     rejected: list[Rejected]
     json_without_jpg: int
@@ -70,16 +72,16 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Part:
-    """The columns of one tar: rows of `images` in stored order, rows of `masks` image by image in the json's order."""
+    """The columns of one shard: rows of `images` in stored order, rows of `masks` image by image in the json's order."""
 
     tar: Tar
     images: dict[str, np.ndarray]
     masks: dict[str, np.ndarray]
     left_out: LeftOut
 
-    def save(self, folder: Path) -> None:
+    def save(self, place: Path) -> None:
         """Writes the part as a folder of columns and `part.json`, which appears when it is complete; one that is there already is kept."""
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        partial = place.with_name(f".{place.name}.{os.getpid()}")
         partial.mkdir()
         for kind, columns in (("images", self.images), ("masks", self.masks)):
             for name, column in columns.items():
@@ -88,26 +90,62 @@ class Part:
         summary = Summary(self.tar, self.left_out, len(names), len(self.masks["area"]), names.dtype.itemsize)
         (partial / PART).write_bytes(msgspec.json.encode(summary))
         try:
-            partial.rename(folder)
+            partial.rename(place)
         except OSError:
             shutil.rmtree(partial)
-            if not folder.is_dir():
+            if not place.is_dir():
                 raise
 
 
-def read_summary(folder: Path) -> Summary:
+def read_summary(place: Path) -> Summary:
     """Returns the summary of a saved part."""
-    return msgspec.json.decode((folder / PART).read_bytes(), type=Summary)
+    return msgspec.json.decode((place / PART).read_bytes(), type=Summary)
 
 
 def stored_tar(path: str) -> Tar:
-    """Returns a tar as it is now; two that differ were not the same bytes. Raises OSError for a local one that is not there."""
-    return Tar(path, *store.state(path))
+    """Returns a tar or a folder of images as it is now; two that differ were not the same bytes. Raises OSError for a local one that is not there."""
+    return Tar(path, *(folder.read(path).state if folder.is_folder(path) else store.state(path)))
 
 
 def stored_tars(paths: Sequence[str]) -> list[Tar]:
     """Returns `stored_tar` of each path; many servers' answers are waited for at once."""
-    return [Tar(path, *state) for path, state in zip(paths, store.states(paths), strict=True)]
+    tars = [path for path in paths if not folder.is_folder(path)]
+    states = dict(zip(tars, store.states(tars), strict=True))
+    return [Tar(path, *states[path]) if path in states else stored_tar(path) for path in paths]
+
+
+def index_shard(path: str, salvage: bool = False) -> Part:
+    """Returns the part of a tar or of a folder of images; see `index_tar` and `index_folder`."""
+    return index_folder(path) if folder.is_folder(path) else index_tar(path, salvage)
+
+
+def index_folder(path: str) -> Part:
+    """Returns the part of the images that lie in a folder itself; an annotation beside one is not read.
+
+    A broken image is left out and named; raises Fault when more than half of them are, or when the folder cannot be read.
+    """
+    try:
+        found = folder.read(path)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk") from error
+    if not found.names:
+        raise Fault(f"{path}: the folder holds no image any more; put them back, or index without it")
+    rows, names, rejected = [], [], []
+    places = [Place(os.path.join(path, name), 0, size) for name, size in zip(found.names, found.sizes, strict=True)]
+    heads = payloads([place._replace(size=min(place.size, HEADER_BYTES)) for place in places])
+    for file, place, head in zip(found.names, places, heads, strict=True):
+        name = f"{store.name(path)}:{file}"
+        try:
+            if isinstance(head, BadSample):
+                raise head
+            height, width = read_size(head, place, name)
+        except BadSample as bad:
+            rejected.append(Rejected(name, str(bad)))
+            continue
+        rows.append((0, place.size, -1, 0, _number(posixpath.splitext(file)[0]), width, height, 0))
+        names.append(file)
+    _check_usable(path, rejected, len(places), "mend it or move it away")
+    return Part(Tar(path, *found.state), _table(rows, names), _no_masks(), LeftOut(rejected, 0, found.others))
 
 
 def index_tar(path: str, salvage: bool = False) -> Part:
@@ -149,15 +187,24 @@ def index_tar(path: str, salvage: bool = False) -> Part:
         rows.append((at, size, *place, *about, len(table["area"])))
         tables.append(table)
         names.append(stem)
-    if 2 * len(rejected) > len(jpgs):
-        first = f"the first: {rejected[0].reason}"
-        raise Fault(f"{path}: {len(rejected)} of its {len(jpgs)} entries are unusable, at most half may be; fetch it again or leave it out ({first})")
-    columns = zip(*rows, strict=True)
-    images = {key: np.array(column, dtype) for (key, dtype), column in zip(IMAGE_COLUMNS.items(), columns, strict=True)}
-    images["name"] = np.array([os.fsencode(name) for name in names])
+    _check_usable(path, rejected, len(jpgs), "fetch it again or leave it out")
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
     left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others, members.broken)
-    return Part(stored, images, masks, left_out)
+    return Part(stored, _table(rows, names), masks, left_out)
+
+
+def _check_usable(path: str, rejected: list[Rejected], entries: int, act: str) -> None:
+    """Raises Fault when more than half of a shard's entries are left out."""
+    if 2 * len(rejected) > entries:
+        first = f"the first: {rejected[0].reason}"
+        raise Fault(f"{path}: {len(rejected)} of its {entries} entries are unusable, at most half may be; {act} ({first})")
+
+
+def _table(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, np.ndarray]:
+    """Returns the image columns of these rows, of which there is one at least."""
+    columns = zip(*rows, strict=True)
+    images = {key: np.array(column, dtype) for (key, dtype), column in zip(IMAGE_COLUMNS.items(), columns, strict=True)}
+    return images | {"name": np.array([os.fsencode(name) for name in names])}
 
 
 def _place(path: str, members: tar.Members, member: int, whole: bool) -> Place:
@@ -205,8 +252,13 @@ def pair(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, lis
 def _describe_jpg(head: bytes, place: Place, name: str) -> tuple[int, int, int]:
     """Returns image id, width and height of an image without annotation: the number its name ends in (-1 without), and its header's size."""
     height, width = read_size(head, place, name)
-    digits = re.search(r"\d{1,18}$", name, re.ASCII)
-    return int(digits.group()) if digits else -1, width, height
+    return _number(name), width, height
+
+
+def _number(stem: str) -> int:
+    """Returns the number that a name ends in, -1 without one."""
+    digits = re.search(r"\d{1,18}$", stem, re.ASCII)
+    return int(digits.group()) if digits else -1
 
 
 def read_size(head: bytes, place: Place, name: str) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Bytes by offset: a tar's number, an offset and a length enter, those bytes leave; or an index's rows enter, their jpgs and jsons leave.
 
-Local tars are read by one positioned read an entry. Remote ones are asked for everything a call wants at once, neighbours by one request.
+Local tars are read by one positioned read an entry, an image of a folder is opened, read and closed. Remote tars are asked for everything a call
+wants at once, neighbours by one request.
 A reader may be pickled, forked or handed to a worker at any time: files are opened when first read, and positioned reads share no file position.
 It belongs to one thread.
 
@@ -12,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gigamask.data import store
+from gigamask.data import folder, store
 from gigamask.data.index import Index
 from gigamask.data.store import Place
 from gigamask.faults import BadSample
@@ -34,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Shards:
-    """Reads from a fixed list of tars, of which at most `open_files` are held open, the least recently used let go first.
+    """Reads from a fixed list of tars and folders; of tars at most `open_files` are held open, the least recently used let go first.
 
     With `read_ahead` > 0, `read_entries` fetches remote tars in aligned blocks of so many bytes and keeps the last `blocks` of them, which is what
     an order wants that goes through a tar. Local files have the page cache.
@@ -70,14 +71,20 @@ class Shards:
     def read_entries(self, index: Index, rows: Sequence[int], jsons: bool = True) -> list[Entry | BadSample]:
         """Returns each row's jpg and json (None without one, or without `jsons`), or why they are not to be had."""
         spans = [_members(index, row, jsons) for row in rows]
-        read = self._read_spans(index, [span for jpg, json in spans for span in _together(jpg, json)])
-        return [_cut(jpg, json, read) for jpg, json in spans]
+        read = self._read_spans(index, [span for jpg, json in spans if jpg.start for span in _together(jpg, json)])
+        # In a tar a header comes before each file, so what lies at its very beginning is a file of a folder.
+        return [_cut(jpg, json, read) if jpg.start else self._read_file(index, row, jpg) for row, (jpg, json) in zip(rows, spans, strict=True)]
 
     def close(self) -> None:
         """Closes every tar and lets go of what was read ahead; a later read opens its tar again."""
         self._held.clear()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+
+    def _read_file(self, index: Index, row: int, jpg: Span) -> Entry | BadSample:
+        """Returns an image of a folder, which has no json."""
+        read = folder.read_file(os.path.join(self.paths[jpg.shard], os.fsdecode(index.images["name"][row])), jpg.stop)
+        return read if isinstance(read, BadSample) else (read, None)
 
     def _read_spans(self, index: Index, spans: list[Span]) -> dict[Span, bytes | BadSample]:
         """Returns the bytes of each span."""

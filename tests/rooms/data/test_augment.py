@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
+from gigamask.data.augment import Flip, LargeScaleJitter, Plain, RandomResizedCrop, ResizedCrop
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
 
 
 def test_plain_is_the_whole_image():
@@ -80,7 +81,74 @@ def test_scales_that_are_none_are_refused(kind, low, high):
         kind(low, high)
 
 
-@pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop])
+def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
+    frames = [RandomResizedCrop().frame((900, 1200), 224, draw(0, "frame", 0, position)) for position in range(2000)]
+    heights, widths = np.array([frame.crop_size for frame in frames]).T
+    areas, aspects = heights * widths / (900 * 1200), np.log(widths / heights)
+    assert {(frame.resized, frame.side) for frame in frames} == {((224, 224), 224)}
+    assert 0.199 < areas.min() < 0.21
+    assert 0.9 < areas.max() <= 1
+    assert np.log(3 / 4) - 0.003 < aspects.min() < np.log(3 / 4) + 0.01
+    assert np.log(4 / 3) - 0.01 < aspects.max() < np.log(4 / 3) + 0.003
+    # Parts that fit whatever their aspect: even in area and in the logarithm of the aspect. Deviations of the means are below 0.01.
+    small = areas < 0.5
+    assert abs(areas[small].mean() - 0.35) < 0.02
+    assert abs(aspects[small].mean()) < 0.03
+    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.06
+    assert len({frame.crop[:2] for frame in frames}) > 1500
+
+
+@pytest.mark.parametrize(
+    ("size", "crop"),
+    [((300, 900), (0, 250, 300, 650)), ((900, 300), (250, 0, 650, 300)), ((1, 700), (0, 350, 1, 351)), ((300, 310), (0, 0, 300, 310))],
+)
+def test_where_no_part_fits_the_largest_in_the_middle_is_taken(size, crop):
+    """A share of the whole area fits only where the aspect is the image's own."""
+    frame = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).frame(size, 64, draw(0, "frame"))
+    assert frame == Frame(size, crop, (64, 64), 64)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3), (47, 33)])
+def test_random_crops_lie_in_every_image(size):
+    for position in range(200):
+        y0, x0, y1, x1 = RandomResizedCrop().frame(size, 16, draw(0, "frame", position)).crop
+        assert 0 <= y0 < y1 <= size[0]
+        assert 0 <= x0 < x1 <= size[1]
+
+
+def test_image_and_masks_are_stretched_alike():
+    """A mask that is painted white into a black picture is the white part of what the encoder sees."""
+    mask = np.zeros((90, 120), bool)
+    mask[20:70, 30:100] = True
+    pixels = np.repeat(mask[..., None], 3, 2).astype(np.uint8) * 255
+    shares = set()
+    for position in range(30):
+        frame = RandomResizedCrop().frame((90, 120), 64, draw(0, "frame", position))
+        seen, laid = frame.image(pixels)[0].numpy() > 127, frame.masks(Runs.from_dense(mask[None]), 64).to_dense()[0]
+        assert seen.shape == laid.shape == (64, 64)
+        border = np.zeros((64, 64), bool)
+        border[1:] |= laid[1:] != laid[:-1]
+        border[:-1] |= laid[1:] != laid[:-1]
+        border[:, 1:] |= laid[:, 1:] != laid[:, :-1]
+        border[:, :-1] |= laid[:, 1:] != laid[:, :-1]
+        assert (seen == laid)[~border].all()
+        shares.add(round(float(laid.mean()), 2))
+    assert len(shares) > 10
+
+
+@pytest.mark.parametrize("area", [(0.0, 1.0), (0.5, 0.2), (0.5, 1.1), (float("nan"), 1.0)])
+def test_areas_that_are_none_are_refused(area):
+    with pytest.raises(Fault, match=rf"areas from {area[0]} to {area[1]}: they lie in \(0, 1\] and the first is not the larger one"):
+        RandomResizedCrop(area=area)
+
+
+@pytest.mark.parametrize("aspect", [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
+def test_aspects_that_are_none_are_refused(aspect):
+    with pytest.raises(Fault, match=rf"aspects from {aspect[0]} to {aspect[1]}: they are above 0 and the first is not the larger one"):
+        RandomResizedCrop(aspect=aspect)
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop, RandomResizedCrop])
 def test_their_flip_is_a_probability(kind):
     with pytest.raises(Fault, match=r"the flip's probability is 2.0, it lies in \[0, 1\]"):
         kind(flip=2.0)

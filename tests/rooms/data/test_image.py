@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -88,11 +89,53 @@ def test_what_is_no_jpeg_is_named(raw):
             read(raw, "a.tar:sa_1")
 
 
-def test_a_png_is_no_jpeg():
+def kept(picture: Image.Image, kind: str, **settings) -> bytes:
     file = io.BytesIO()
-    gradient().save(file, "PNG")
-    with pytest.raises(BadSample, match="are no JPEG"):
-        image.decode(file.getvalue(), "x")
+    picture.save(file, kind, **settings)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("settings", [("PNG", {}), ("WEBP", {"lossless": True})])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
+def test_png_and_webp_are_decoded(settings, mode):
+    picture, (kind, more) = gradient(37, 51).convert(mode), settings
+    raw = kept(picture, kind, **more)
+    assert image.size(raw, "x") == (37, 51)
+    assert (image.decode(raw, "x", (37, 51)) == np.array(picture.convert("RGB"))).all()
+    half = np.array(picture.convert("RGB").reduce(2))
+    assert half.shape == (19, 26, 3)
+    assert (image.decode(raw, "x", half=True) == half).all()
+
+
+def test_a_transparent_palette_is_decoded_without_a_word():
+    picture = gradient().convert("P")
+    raw = kept(picture, "PNG", transparency=bytes(range(200)))
+    assert (image.decode(raw, "x") == np.array(picture.convert("RGB"))).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_damaged_png_and_webp_are_named(kind):
+    raw = kept(Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)), kind)
+    with pytest.raises(BadSample, match=rf"x: the 20 bytes are no {kind} that can be read; leave it out"):
+        image.size(raw[:20], "x")
+    with pytest.raises(BadSample, match=rf"x: the (\d+ bytes are no {kind} that|{kind} of \d+ bytes cannot)"):
+        image.decode(raw[: len(raw) // 2], "x")
+    with pytest.raises(BadSample, match=rf"x: the {kind} has 48 x 64 pixels, its annotation says 64 x 48"):
+        image.decode(raw, "x", (64, 48))
+
+
+def test_deep_pixels_are_refused_rather_than_clipped():
+    raw = kept(Image.fromarray(np.full((4, 6), 40_000, np.uint16)), "PNG")
+    with pytest.raises(BadSample, match=r"x: the PNG has I;16 pixels, known are those of 8 bits; convert it to 8 bits a channel"):
+        image.size(raw, "x")
+
+
+@pytest.mark.parametrize("side", [9000, 60000])
+def test_a_png_bomb_is_seen_in_the_header(side):
+    raw = kept(Image.new("RGB", (8, 8)), "PNG")
+    head = raw[12:16] + struct.pack(">II", side, side) + raw[24:29]
+    with pytest.raises(BadSample, match=r"x: the (PNG states 9000 x 9000 pixels, at most|\d+ bytes are no PNG that can be read)"):
+        image.size(raw[:12] + head + struct.pack(">I", zlib.crc32(head)) + raw[33:], "x")
 
 
 def test_damaged_jpegs_are_named():

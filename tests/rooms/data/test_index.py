@@ -176,10 +176,14 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ("none", "none: no such path; give a tar, a folder of tars, a glob or an index"),
-        ("empty", "empty: the folder holds no .tar file; give the folder the tars are in, or a glob such as '.*empty/[*][*]/[*].tar'"),
+        ("none", "none: no such path; give a tar, a folder of tars or images, a glob or an index"),
+        (
+            "empty",
+            r"empty: the folder holds no .tar file and, at any depth, no image \(.jpg, .jpeg, .png, .webp\); "
+            "give the folder that tars or images are in, or a glob such as '.*empty/[*][*]/[*].tar'",
+        ),
         ("*.tar", r"\*.tar: the glob matches no file; check it with 'ls', and quote it"),
-        (None, "no path was given; give a tar, a folder of tars, a glob or an index"),
+        (None, "no path was given; give a tar, a folder of tars or images, a glob or an index"),
     ],
 )
 def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
@@ -362,7 +366,7 @@ def many(tmp_path, entry):
 def scans(monkeypatch):
     """The names of the tars scanned so far."""
     seen = []
-    monkeypatch.setattr(indexes, "index_tar", lambda path, salvage: seen.append(os.path.basename(path)) or index_tar(path, salvage))
+    monkeypatch.setattr(indexes, "index_shard", lambda path, salvage: seen.append(os.path.basename(path)) or index_tar(path, salvage))
     return seen
 
 
@@ -441,7 +445,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
                 parts.Summary = die
         return index_tar(path, salvage)
 
-    indexes.index_tar = scan
+    indexes.index_shard = scan
     if point == "merge":
         columns.msgspec = type("Broken", (), {"json": type("Broken", (), {"encode": die})})
     if point == "swap":
@@ -600,6 +604,6 @@ def test_all_broken_tars_are_named_at_once(tmp_path):
         synthetic.write(tmp_path / name, 2, seed=1)[0].rename(tmp_path / f"{name}.tar")
     for name in ("a", "c"):
         cut(tmp_path / f"{name}.tar", 1)
-    with pytest.raises(Fault, match=r"^2 of 3 tars are unusable, the others are done and kept: .*a.tar: member 2 .*; so are .*c.tar$"):
+    with pytest.raises(Fault, match=r"^2 of 3 shards are unusable, the others are done and kept: .*a.tar: member 2 .*; so are .*c.tar$"):
         indexes.build(tmp_path / "*.tar", tmp_path / "index")
     assert indexes.extend(tmp_path / "b.tar", tmp_path / "index").reused == 1

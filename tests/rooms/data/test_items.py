@@ -155,3 +155,25 @@ def test_an_unknown_column_is_told_with_those_there_are(small):
         "the items have no column 'domain'; choose one of tar, masks, width, height, area_share, predicted_iou, stability, granularity, difficulty, "
         "region, or add it to the table of attributes"
     )
+
+
+def test_without_masks_every_image_is_an_item(small):
+    found = open_items(small, Filters(min_area=2000), attributes={"region": np.arange(6)}, seed=3, masks=False)
+    assert (found.items.count, found.items.seed, found.items.tars) == (6, 3, 2)
+    assert [column.tolist() for column in found.locate(np.array([5, 0]))] == [[5, 0], [-1, -1]]
+    columns = found.items.columns
+    assert tuple(columns) == ("tar", "masks", "width", "height", "region")
+    assert len(columns) == 5
+    assert columns["tar"].tolist() == [0, 0, 1, 1, 1, 1]
+    assert columns["masks"].tolist() == [4, 4, 1, 0, 2, 0]
+    assert columns["region"].tolist() == list(range(6))
+    for name in ("granularity", "area_share", "predicted_iou", "stability", "difficulty"):
+        assert name not in columns
+        told = f"the items have no column '{name}'; choose one of tar, masks, width, height, region, or add it to the table"
+        with pytest.raises(Fault, match=told):
+            columns[name]
+
+
+def test_masks_are_no_items_without_masks(small):
+    with pytest.raises(Fault, match=r"items are to be masks \(--loading.items mask\) where training is without masks; choose --loading.items image"):
+        open_items(small, Filters(), "mask", masks=False)

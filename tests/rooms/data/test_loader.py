@@ -17,10 +17,13 @@ import torch
 from gigamask.contracts import Batch, Chance, Cursor, Group, Visit
 from gigamask.data import index as indexes
 from gigamask.data import tar
+from gigamask.data.augment import LargeScaleJitter
 from gigamask.data.choose import Filters
+from gigamask.data.colour import ColourJitter
 from gigamask.data.items import open_items
 from gigamask.data.loader import Source, batches
 from gigamask.data.settings import Assembly
+from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
@@ -262,4 +265,79 @@ def test_every_tensor_moves(source):
     tensors = [getattr(moved, field.name) for field in fields(Batch) if isinstance(getattr(moved, field.name), torch.Tensor)]
     tensors += [getattr(moved.draws, field.name) for field in fields(moved.draws)]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 12
+    assert len(tensors) == 14
+
+
+PLAIN = replace(ASSEMBLY, masks=False)
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory, jpg):
+    """A tar with no json at all, and one with jsons for some of its images, one of which is no picture."""
+    folder = tmp_path_factory.mktemp("unlabelled")
+    tar.write(folder / "a.tar", [(f"x_{n}.jpg", jpg(40 + n, 60, n)) for n in range(3)])
+    note = {"image": {"image_id": 4, "width": 60, "height": 44, "file_name": "x_4.jpg"}, "annotations": []}
+    scene = compose_scene(0, 5)
+    last = simplejpeg.encode_jpeg(scene.pixels), json.dumps(record(scene, 5)).encode()
+    broken = jpg(43, 60)[:1500]  # its header is whole
+    members = [("x_3.jpg", broken), ("x_4.jpg", jpg(44, 60)), ("x_4.json", json.dumps(note).encode()), ("sa_5.jpg", last[0]), ("sa_5.json", last[1])]
+    tar.write(folder / "b.tar", members)
+    return indexes.build(folder, folder / "index")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_masks_every_image_is_a_sample(unlabelled, workers):
+    chance = Chance(seed=5, clicks=3, blocks=4, patches=16)
+    source = Source(str(unlabelled.folder), PLAIN, chance)
+    rows = open_items(unlabelled, Filters(), masks=False).places.tolist()
+    assert rows == list(range(6))
+    [(batch,)] = batches(source, [step(rows)], workers=workers)
+    assert batch.names == ("a.tar:x_0", "a.tar:x_1", "a.tar:x_2", "b.tar:x_4", "b.tar:sa_5")
+    [rejected] = batch.rejected
+    assert rejected.name == "b.tar:x_3"
+    assert "b.tar:x_3: the JPEG of 1500 bytes cannot be decoded" in rejected.reason
+    shapes = {"mask_image": (0,), "strata": (0,), "boxes_input": (0, 4), "mask_bounds": (0,), "mask_starts": (1,), "places": (5,)}
+    assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
+    assert {field.name: tuple(getattr(batch.draws, field.name).shape) for field in fields(batch.draws)} == {
+        "first": (0,),
+        "clicks": (0, 3, 2),
+        "box_noise": (0, 4),
+        "drop_path": (5, 4, 2),
+        "patches": (5, 16),
+    }
+    assert torch.equal(batch.draws.patches[3], torch.from_numpy(draw(5, "patches", 0, 4).random((1, 16), dtype=np.float32))[0])
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+def test_what_is_seen_does_not_depend_on_masks(index):
+    varied = replace(ASSEMBLY, augment=LargeScaleJitter(), colour=ColourJitter(brightness=0.3))
+    visits = [Visit(2, row, row, stratum=1) for row in range(12)]
+    for visit in visits:
+        with_masks = Source(str(index.folder), varied, CHANCE).sample(visit)
+        without = Source(str(index.folder), replace(varied, masks=False), CHANCE).sample(visit)
+        assert torch.equal(with_masks.image, without.image)
+        assert (with_masks.frame, with_masks.name) == (without.frame, without.name)
+        assert torch.equal(with_masks.draws.drop_path, without.draws.drop_path)
+        assert len(without.masks) == len(without.strata) == 0
+        assert without.boxes_input.shape == (0, 4)
+
+
+def test_without_masks_no_json_is_read(index, monkeypatch):
+    spans, plain = [], Shards._read_spans
+    monkeypatch.setattr(Shards, "_read_spans", lambda self, index, given: spans.extend(given) or plain(self, index, given))
+    source = Source(str(index.folder), PLAIN, CHANCE)
+    list(batches(source, [step([0, 5])]))
+    source.sample(Visit(0, 7, 7))
+    at, size = index.images["jpg_offset"], index.images["jpg_bytes"]
+    assert [(start, stop) for _, start, stop in spans] == [(at[row], at[row] + size[row]) for row in (0, 5, 7)]
+
+
+def test_a_changed_image_is_told_by_its_size(unlabelled, jpg):
+    source = Source(str(unlabelled.folder), PLAIN, CHANCE)
+    with pytest.raises(BadSample, match=r"a.tar:x_0: the JPEG has 9 x 8 pixels, its annotation says 40 x 60"):
+        source.sample(Visit(0, 0, 0), (jpg(9, 8), None))
+
+
+def test_a_mask_store_without_masks_is_refused():
+    with pytest.raises(Fault, match=r"store: a mask store is of no use where samples have no masks; leave it out"):
+        replace(PLAIN, mask_store="store")
