@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.model.layers import LayerNorm2d, normalise
@@ -91,3 +91,18 @@ class PromptEncoder(nn.Module):
         """Returns weight and bias that turn `mask_features` into the dense embedding."""
         last = cast(nn.Conv2d, self.mask_downscaling[6])
         return last.weight.flatten(1), cast(Tensor, last.bias)
+
+    def mixed_features(
+        self, masks: Float[Tensor, "M G G"], masked: Bool[Tensor, "M"]
+    ) -> tuple[Float[Tensor, "M T c"], Float[Tensor, "C c"], Float[Tensor, "C"]]:
+        """Returns features, weight and bias of dense embeddings of which those that are not `masked` are `no_mask_embed`.
+
+        Two more channels, one for each kind, carry the bias of the masks' projection and `no_mask_embed`; the other sixteen are zero without a mask.
+        What stands in the place of a mask that is not given is neither read nor differentiated.
+        """
+        given = masked[:, None, None]
+        features = torch.where(given, self.mask_features(torch.where(given, masks, 0)), 0)
+        kinds = torch.cat([given, ~given], -1).to(features.dtype).expand(-1, features.shape[1], -1)
+        weight, bias = self.mask_projection()
+        columns = torch.cat([weight, bias[:, None], self.no_mask_embed.weight.T], 1)
+        return torch.cat([features, kinds], -1), columns, torch.zeros_like(bias)

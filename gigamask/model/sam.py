@@ -24,6 +24,15 @@ PIXEL_MEAN = (123.675, 116.28, 103.53)
 PIXEL_STD = (58.395, 57.12, 57.375)
 
 
+def normalised(
+    images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"], mean: Float[Tensor, "3 1 1"], std: Float[Tensor, "3 1 1"]
+) -> Float[Tensor, "B 3 S S"]:
+    """Returns pixels less their mean over their deviation, 0 in the padding."""
+    place = torch.arange(images.shape[-1], device=images.device)
+    rows, columns = place < input_sizes[:, :1], place < input_sizes[:, 1:]
+    return (images.to(mean.dtype) - mean) / std * (rows[:, None, :, None] & columns[:, None, None, :])
+
+
 class Sam(nn.Module):
     """Segment Anything at any size. Any `seams.Encoder` may be assigned to `image_encoder`."""
 
@@ -51,20 +60,22 @@ class Sam(nn.Module):
             raise Fault(
                 f"images have side {side}, the model takes {self.spec.input_side}; build it with input_side={side} and load its weights there"
             )
-        pixels = (images.to(self.pixel_mean.dtype) - self.pixel_mean) / self.pixel_std
-        place = torch.arange(images.shape[-1], device=images.device)
-        rows, columns = place < input_sizes[:, :1], place < input_sizes[:, 1:]
-        return self.image_encoder(pixels * (rows[:, None, :, None] & columns[:, None, None, :]), drop_path)
+        return self.image_encoder(normalised(images, input_sizes, self.pixel_mean, self.pixel_std), drop_path)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        """Returns mask logits and predicted IoU of prompt m on image `mask_image[m]`; K is 3 when `prompts.several`, else 1."""
+        """Returns mask logits and predicted IoU of prompt m on image `mask_image[m]`; K is 3 when `prompts.several`, else 1.
+
+        A mask that `prompts.masked` leaves out is answered as without a mask prompt, whatever stands in its place.
+        """
         encoder = self.prompt_encoder
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
         if prompts.masks is None:
             dense = None
             embedding = embedding + encoder.no_mask_embed.weight.view(1, -1, 1, 1)
-        else:
+        elif prompts.masked is None:
             dense = DensePrompt(encoder.mask_features(prompts.masks), *encoder.mask_projection())
+        else:
+            dense = DensePrompt(*encoder.mixed_features(prompts.masks, prompts.masked))
         return self.mask_decoder(embedding, encoder.grid(), tokens, mask_image, dense, prompts.several)

@@ -4,8 +4,10 @@ Not here: boxes of masks (`geometry.runs`), boxes through the frame (`geometry.f
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
+
+from gigamask.contracts import Draws, Truth
 
 
 def noisy_box(
@@ -20,3 +22,15 @@ def noisy_box(
     moved = boxes_input + (noise * share * extent.repeat(1, 2)).clamp(-limit_px, limit_px)
     x, y = (moved[:, axis::2].clamp(0, largest_xy[axis]).sort(1).values for axis in (0, 1))
     return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1)
+
+
+def hurried_boxes(truth: Truth, draws: Draws, share: float, limit_px: float) -> Float[Tensor, "M 4"]:
+    """Returns the truth's boxes with each side moved by the mask's own noise, inside the part of the input that the truth covers."""
+    height, width = truth.valid.shape[1:]
+    largest = width * truth.cell_xy[0] - 1, height * truth.cell_xy[1] - 1
+    return noisy_box(truth.boxes_input, draws.box_noise, share, limit_px, largest)
+
+
+def corner_labels(count: int, device: torch.device) -> Int64[Tensor, "M 2"]:
+    """Returns the labels of `count` boxes' corners."""
+    return torch.arange(2, 4, device=device).expand(count, 2)

@@ -2,12 +2,14 @@
 
 Random numbers are handed in, and nothing waits for the device: shapes never depend on what a mask holds.
 
-Not here: the centre click of evaluation (`policy.CentreClicks`), points drawn from run lengths (`geometry.runs`).
+Not here: which clicks a round adds (`policy`, `mixed`, `two_sided`), the centre click of evaluation (`policy.CentreClicks`), points drawn from
+run lengths (`geometry.runs`).
 """
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
+from torch.nn import functional
 
 
 def uniform_click(error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]) -> Int64[Tensor, "M 2"]:
@@ -22,20 +24,83 @@ def uniform_click(error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]) 
 
 
 def next_click(
-    guess: Bool[Tensor, "M H W"], truth: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"], valid: Bool[Tensor, "M H W"]
+    guess: Bool[Tensor, "M H W"],
+    truth: Bool[Tensor, "M H W"],
+    uniforms: Float[Tensor, "M 2"],
+    valid: Bool[Tensor, "M H W"],
+    central_share: float = 0.0,
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Returns a pixel (x, y) uniform in what the guess gets wrong, and its label: 1 in a miss, 0 in a false alarm.
 
     The first click is that of an empty guess. Where nothing is wrong the click confirms: uniform in the truth with label 1 or, when the truth
     is empty too, uniform in the background with label 0. Where no pixel is valid the label is -1, no point. (Kirillov et al. 2023, appendix A;
-    what happens without an error is not stated there.)
+    what happens without an error is not stated there.) A mask whose first uniform is below `central_share` is clicked at a pixel deepest in
+    its misses or its false alarms instead, as in evaluation.
     """
     inside = truth & valid
     error = (truth ^ guess) & valid
-    region = torch.where(_any(error), error, torch.where(_any(inside), inside, valid))
+    region = either(error, either(inside, valid))
+    if central_share:
+        central = uniforms[:, 0] < central_share
+        within = torch.where(central, uniforms[:, 0] / central_share, (uniforms[:, 0] - central_share) / max(1 - central_share, 1e-6))
+        region = torch.where(central[:, None, None], deepest(region & truth, region & ~truth), region)
+        uniforms = torch.stack([within.clamp(0, 1 - 2**-24), uniforms[:, 1]], 1)
+    return click_in(region, truth, valid, uniforms)
+
+
+def sided_clicks(
+    guess: Bool[Tensor, "M H W"], truth: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2 2"], valid: Bool[Tensor, "M H W"]
+) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
+    """Returns a pixel (x, y) uniform in the misses, with label 1, and one uniform in the false alarms, with label 0.
+
+    A side without an error has no point, label -1; where neither side has one, the first click confirms as that of `next_click` does.
+    """
+    misses, alarms = truth & ~guess & valid, ~truth & guess & valid
+    alarmed = alarms.flatten(1).any(1)
+    positive, label = next_click(guess & truth, truth, uniforms[:, 0], valid)
+    label = torch.where(alarmed & ~misses.flatten(1).any(1), -1, label)
+    negative = uniform_click(alarms, uniforms[:, 1])
+    return torch.stack([positive, negative], 1), torch.stack([label, alarmed.long() - 1], 1)
+
+
+def click_in(
+    region: Bool[Tensor, "M H W"], truth: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
+) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
+    """Returns a pixel (x, y) uniform in the region, and its label: the truth's where the pixel is valid, else -1."""
     xy = uniform_click(region, uniforms)
     at = torch.arange(len(truth), device=truth.device), xy[:, 1], xy[:, 0]
     return xy, torch.where(valid[at], truth[at].long(), -1)
+
+
+def either(region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]) -> Bool[Tensor, "M H W"]:
+    """Returns each mask's region, or `otherwise` where it is empty."""
+    return torch.where(region.flatten(1).any(1)[:, None, None], region, otherwise)
+
+
+def deepest(first: Bool[Tensor, "M H W"], second: Bool[Tensor, "M H W"]) -> Bool[Tensor, "M H W"]:
+    """Returns the pixels farthest from the boundary of either of two regions of a mask, ties all; none where both are empty."""
+    depths = torch.maximum(depth(first), depth(second))
+    most = depths.amax((1, 2), keepdim=True)
+    return (depths == most) & (most > 0)
+
+
+def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
+    """Returns each pixel's squared distance to the nearest one outside the region, 0 outside; what is beyond the grid counts as outside. Exact.
+
+    Down the columns by the nearest pixel outside above and below, then along the rows by the least of `d(x')^2 + (x - x')^2` over all x'
+    (Saito and Toriwaki 1994), one shift after the other.
+    """
+    masks, height, width = region.shape
+    inside = functional.pad(region, (1, 1, 1, 1))
+    row = torch.arange(height + 2, device=region.device)[:, None]
+    above = torch.where(inside, -1, row).cummax(1).values
+    below = torch.where(inside, height + 2, row).flip(1).cummin(1).values.flip(1)
+    down = torch.minimum(row - above, below - row)[:, 1:-1].float().square()
+    least = down.clone()
+    for shift in range(1, width + 1):
+        least[:, :, shift:] = torch.minimum(least[:, :, shift:], down[:, :, :-shift] + shift**2)
+        least[:, :, :-shift] = torch.minimum(least[:, :, :-shift], down[:, :, shift:] + shift**2)
+    return least[:, :, 1:-1]
 
 
 def cell_to_input(xy: Int64[Tensor, "*n 2"], cell_xy: tuple[float, float]) -> Float32[Tensor, "*n 2"]:
@@ -48,10 +113,6 @@ def input_to_cell(xy_input: Float[Tensor, "*n 2"], cell_xy: tuple[float, float])
     """Returns the cell that holds each point; the inverse of `cell_to_input`."""
     x, y = (((xy_input[..., axis].double() + 0.5) / cell_xy[axis]).floor() for axis in (0, 1))
     return torch.stack([x, y], -1).long()
-
-
-def _any(masks: Bool[Tensor, "M H W"]) -> Bool[Tensor, "M 1 1"]:
-    return masks.flatten(1).any(1)[:, None, None]
 
 
 def _invert(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:

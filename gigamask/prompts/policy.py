@@ -3,7 +3,8 @@
 Tokens: a point prompt is the points and one padding point of label -1, as SAM's own predictor sends; a box is two points of labels 2 and 3.
 Three masks are asked for a single prompt (one point or one box), the single-mask token for more.
 
-Not here: how a click or a noisy box is drawn (`clicks`, `boxes`), playing the rounds (`rounds`), the numbers spent (`data.assemble`).
+Not here: the mix of all kinds of prompts (`mixed`), corrections on both sides (`two_sided`), how a click or a noisy box is drawn (`clicks`,
+`boxes`), playing the rounds (`rounds`), the numbers spent (`data.assemble`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ class InteractiveSchedule(Policy):
     """The standard deviation of each side of a box as a share of its width or height."""
     box_noise_limit_px: float = 20.0
     """The farthest a side of a box moves, in input pixels."""
+    central_share: float = 0.0
+    """The probability that a click lies deepest inside the mask, or inside its errors, as evaluation's do; otherwise it is uniform there as SAM's."""
 
     def __post_init__(self) -> None:
-        _check("InteractiveSchedule.clicks", self.clicks, 1 if self.pauses else 0, None)
-        _check("InteractiveSchedule.box_share", self.box_share, 0, 1)
-        _check("InteractiveSchedule.box_noise", self.box_noise, 0, None)
-        _check("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
+        check_range("InteractiveSchedule.central_share", self.central_share, 0, 1)
+        check_range("InteractiveSchedule.clicks", self.clicks, 1 if self.pauses else 0, None)
+        check_range("InteractiveSchedule.box_share", self.box_share, 0, 1)
+        check_range("InteractiveSchedule.box_noise", self.box_noise, 0, None)
+        check_range("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
     @property
     def rounds(self) -> int:
@@ -55,40 +59,18 @@ class InteractiveSchedule(Policy):
 
     def next(self, previous: Round | None, truth: Truth, draws: Draws | None, pause: float) -> Prompts | None:
         """Returns a point or a box for each mask, then every earlier token with a new click, or without one in a pause."""
-        if draws is None or draws.clicks.shape[1] < self.draws:
-            given = 0 if draws is None else draws.clicks.shape[1]
-            raise Fault(f"InteractiveSchedule: {given} click draws for each mask, {self.draws} are spent; set Chance.clicks to the policy's draws")
+        draws = enough(draws, self)
         index = 0 if previous is None else previous.index + 1
         if previous is None:
-            return self._first(truth, draws)
+            from gigamask.prompts.first_prompt import point_or_box
+
+            return point_or_box(truth, draws, self.box_share, self.box_noise, self.box_noise_limit_px, self.central_share)
         if index >= self.rounds:
             return None
         place = 1 + int(pause * self.clicks) if self.pauses else self.rounds
         if index == place or index > self.clicks + self.pauses:
             return _again(previous)
-        return _with_click(previous, truth, draws.clicks[:, index - (index > place)])
-
-    def _first(self, truth: Truth, draws: Draws) -> Prompts:
-        import torch
-
-        from gigamask.contracts import Prompts
-        from gigamask.prompts.boxes import noisy_box
-        from gigamask.prompts.clicks import cell_to_input, next_click
-
-        foreground = truth.foreground
-        xy, label = next_click(torch.zeros_like(foreground), foreground, draws.clicks[:, 0], truth.valid)
-        point = cell_to_input(xy, truth.cell_xy)
-        points = torch.stack([point, torch.zeros_like(point)], 1)
-        labels = torch.stack([label, torch.full_like(label, -1)], 1)
-        boxes = noisy_box(truth.boxes_input, draws.box_noise, self.box_noise, self.box_noise_limit_px, _largest_xy(truth))
-        boxed = draws.first < self.box_share
-        corners = boxes.to(points.dtype).unflatten(1, (2, 2))
-        return Prompts(
-            points_xy_input=torch.where(boxed[:, None, None], corners, points),
-            labels=torch.where(boxed[:, None], _corner_labels(label), labels),
-            masks=None,
-            several=True,
-        )
+        return _with_click(previous, truth, draws.clicks[:, index - (index > place)], self.central_share)
 
 
 @dataclass(frozen=True)
@@ -106,7 +88,7 @@ class CentreClicks(Policy):
     """Whether the previous mask's logits are fed back, as in training."""
 
     def __post_init__(self) -> None:
-        _check("CentreClicks.clicks", self.clicks, 1, None)
+        check_range("CentreClicks.clicks", self.clicks, 1, None)
 
     @property
     def rounds(self) -> int:
@@ -152,32 +134,27 @@ class BoxPrompt(Policy):
         """Returns the two corners of each box; there is no second round."""
         if previous is not None:
             return None
-        import torch
-
         from gigamask.contracts import Prompts
+        from gigamask.prompts.boxes import corner_labels
 
         corners = truth.boxes_input.float().unflatten(1, (2, 2))
-        labels = _corner_labels(torch.zeros(len(corners), dtype=torch.int64, device=corners.device))
-        return Prompts(points_xy_input=corners, labels=labels, masks=None, several=True)
+        return Prompts(points_xy_input=corners, labels=corner_labels(len(corners), corners.device), masks=None, several=True)
 
 
-def _check(name: str, value: int | float, least: int, most: int | None) -> None:
+def check_range(name: str, value: int | float, least: int, most: int | None) -> None:
     """Raises a fault unless `least <= value <= most`."""
     if not (least <= value and (most is None or value <= most)):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
         raise Fault(f"{name} is {value}, it must be {limits}; give another value")
 
 
-def _largest_xy(truth: Truth) -> tuple[float, float]:
-    """Returns the last pixel of the input that the truth grid covers."""
-    height, width = truth.valid.shape[1:]
-    return width * truth.cell_xy[0] - 1, height * truth.cell_xy[1] - 1
-
-
-def _corner_labels(like: Int64[Tensor, " M"]) -> Int64[Tensor, "M 2"]:
-    import torch
-
-    return torch.stack([torch.full_like(like, 2), torch.full_like(like, 3)], 1)
+def enough(draws: Draws | None, policy: Policy) -> Draws:
+    """Returns the draws; raises a fault where a mask has fewer clicks than the policy spends."""
+    given = 0 if draws is None else draws.clicks.shape[1]
+    if draws is None or given < policy.draws:
+        name = type(policy).__name__
+        raise Fault(f"{name}: {given} click draws for each mask, {policy.draws} are spent; set Chance.clicks to the policy's draws")
+    return draws
 
 
 def _again(previous: Round) -> Prompts:
@@ -188,14 +165,14 @@ def _again(previous: Round) -> Prompts:
     return Prompts(points_xy_input=asked.points_xy_input, labels=asked.labels, masks=previous.handed_on, several=False)
 
 
-def _with_click(previous: Round, truth: Truth, uniforms: Float[Tensor, "M 2"]) -> Prompts:
+def _with_click(previous: Round, truth: Truth, uniforms: Float[Tensor, "M 2"], central_share: float) -> Prompts:
     """Returns the previous round's tokens and a click in its error region, with its mask fed back."""
     import torch
 
     from gigamask.contracts import Prompts
     from gigamask.prompts.clicks import cell_to_input, next_click
 
-    xy, label = next_click(previous.guess, truth.foreground, uniforms, truth.valid)
+    xy, label = next_click(previous.guess, truth.foreground, uniforms, truth.valid, central_share)
     return Prompts(
         points_xy_input=torch.cat([previous.prompts.points_xy_input, cell_to_input(xy, truth.cell_xy)[:, None]], 1),
         labels=torch.cat([previous.prompts.labels, label[:, None]], 1),

@@ -113,6 +113,94 @@ def test_pixels_become_masks_and_every_part_learns():
     assert all(parameter.grad.abs().sum() > 0 for name, parameter in model.image_encoder.named_parameters() if "rel_pos" not in name)
 
 
+@pytest.fixture(scope="module")
+def double():
+    """A small model in float64, every parameter away from its start, and a question about five masks of two images with a mask prompt each."""
+    spec = replace(tiny(), input_side=64, dim=24, depth=1, heads=1, global_blocks=(), embedding_dim=32, decoder_mlp=48, iou_hidden=24)
+    model, chance = build(spec, 0).double(), torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=chance, dtype=torch.float64)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * normal(*parameter.shape))
+    labels = torch.tensor([[1, 0, -1], [2, 3, -1], [-1, -1, -1], [1, -1, -1], [-1, -1, -1]])
+    points = torch.rand(5, 3, 2, generator=chance, dtype=torch.float64) * 64
+    return model, normal(2, 32, 8, 8), torch.tensor([0, 0, 1, 1, 1]), Prompts(points, labels, 5 * normal(5, 32, 32), True)
+
+
+def gradients(model, embedding, mask_image, prompts, weight):
+    """Returns the answer, and the gradients of a weighted sum of it."""
+    leaf = embedding.clone().requires_grad_()
+    logits, iou = model.decode(leaf, mask_image, prompts)
+    model.zero_grad()
+    (logits * weight[:, None, None, None]).square().sum().add((iou * weight[:, None]).sum()).backward()
+    found = {name: torch.zeros_like(each) if each.grad is None else each.grad.clone() for name, each in model.named_parameters()}
+    return logits.detach(), iou.detach(), found | {"embedding": leaf.grad}
+
+
+def near(found, wanted):
+    return (found - wanted).abs().max() <= 1e-12 * max(1, wanted.abs().max())
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("masked", [(1, 0, 1, 0, 0), (0, 1, 0, 1, 1), (0, 0, 0, 0, 0), (1, 1, 1, 1, 1)])
+def test_a_mask_without_a_mask_prompt_is_answered_as_if_alone_without_one(double, masked, several):
+    model, embedding, mask_image, prompts = double
+    masked = torch.tensor(masked, dtype=torch.bool)
+    prompts = replace(prompts, several=several, masked=masked)
+    weight = torch.linspace(-1, 1.5, 5, dtype=torch.float64)
+    logits, iou, found = gradients(model, embedding, mask_image, prompts, weight)
+    totals = {name: torch.zeros_like(gradient) for name, gradient in found.items()}
+    for m in range(5):
+        one, image = slice(m, m + 1), int(mask_image[m])
+        fed = prompts.masks[one] if masked[m] else None
+        alone = replace(prompts, points_xy_input=prompts.points_xy_input[one], labels=prompts.labels[one], masks=fed, masked=None)
+        own_logits, own_iou, own = gradients(model, embedding[image : image + 1], torch.zeros(1, dtype=torch.int64), alone, weight[one])
+        assert near(logits[one], own_logits)
+        assert near(iou[one], own_iou)
+        totals["embedding"][image] += own.pop("embedding")[0]
+        for name, gradient in own.items():
+            totals[name] += gradient
+    # A softmax does not see the keys' bias: its gradient is rounding.
+    assert [name for name in totals if not name.endswith("k_proj.bias") and not near(found[name], totals[name])] == []
+    assert bool(found["prompt_encoder.no_mask_embed.weight"].any()) is not bool(masked.all())
+    assert bool(found["prompt_encoder.mask_downscaling.0.weight"].any()) is bool(masked.any())
+    assert bool(found["prompt_encoder.mask_downscaling.6.bias"].any()) is bool(masked.any())
+
+
+def test_all_masked_is_the_usual_mask_prompt(double):
+    model, embedding, mask_image, prompts = double
+    usual = model.decode(embedding, mask_image, prompts)
+    told = model.decode(embedding, mask_image, replace(prompts, masked=torch.ones(5, dtype=torch.bool)))
+    assert all(near(*pair) for pair in zip(told, usual, strict=True))
+
+
+def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(double):
+    model, embedding, mask_image, prompts = double
+    masked, weight = torch.tensor([True, False, True, False, False]), torch.ones(5, dtype=torch.float64)
+    broken = torch.where(masked[:, None, None], prompts.masks, float("nan"))
+    clean = gradients(model, embedding, mask_image, replace(prompts, masked=masked), weight)
+    other = gradients(model, embedding, mask_image, replace(prompts, masked=masked, masks=broken), weight)
+    assert torch.equal(clean[0], other[0])
+    assert all(torch.equal(clean[2][name], other[2][name]) for name in clean[2])
+
+
+def test_masks_with_and_without_a_prompt_are_told_apart_in_half_precision():
+    model = build(tiny(), 0)
+    embedding = model.encode(torch.full((1, 3, 128, 128), 90, dtype=torch.uint8), torch.tensor([[128, 128]])).detach()
+    masks = torch.randn(4, 64, 64, generator=torch.Generator().manual_seed(1)) * 5
+    prompts = Prompts(torch.full((4, 2, 2), 60.0), torch.tensor([[1, -1]] * 4), masks, True, torch.tensor([True, False, True, False]))
+    image_of = torch.zeros(4, dtype=torch.int64)
+    exact, _ = model.decode(embedding, image_of, prompts)
+    with torch.autocast("cpu", torch.bfloat16):
+        half, _ = model.decode(embedding, image_of, prompts)
+    assert (exact - half).abs().max() < 0.1 * exact.abs().max()
+    none = Prompts(prompts.points_xy_input[:0], prompts.labels[:0], masks[:0], True, prompts.masked[:0])
+    assert model.decode(embedding, image_of[:0], none)[0].shape == (0, 3, 64, 64)
+
+
 def test_an_encoder_of_ones_own_takes_the_place():
     class Means(nn.Module):
         def forward(self, pixels, drop_path):

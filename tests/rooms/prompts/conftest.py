@@ -12,7 +12,7 @@ from gigamask.draws import draw
 def make_truth():
     """Builds a truth from masks, everything valid unless told, cells of 4 x 4 input pixels, and the masks' own boxes."""
 
-    def build(masks, valid=None, cell_xy=(4.0, 4.0)):
+    def build(masks, valid=None, cell_xy=(4.0, 4.0), low_side=None):
         masks = torch.as_tensor(np.asarray(masks))
         foreground = masks if masks.dtype == torch.bool else masks > 0.5
         boxes = torch.zeros(len(masks), 4)
@@ -21,7 +21,18 @@ def make_truth():
             if len(x):
                 low = [int(x.min()) * cell_xy[0], int(y.min()) * cell_xy[1]]
                 boxes[i] = torch.tensor([*low, (int(x.max()) + 1) * cell_xy[0] - 1, (int(y.max()) + 1) * cell_xy[1] - 1])
-        return Truth(masks, torch.ones_like(foreground) if valid is None else torch.as_tensor(valid), boxes, cell_xy)
+        return Truth(masks, torch.ones_like(foreground) if valid is None else torch.as_tensor(valid), boxes, cell_xy, low_side=low_side)
+
+    return build
+
+
+@pytest.fixture
+def repeat():
+    """Repeats a truth of one mask."""
+
+    def build(truth, number):
+        masks, valid = (tensor.expand(number, *tensor.shape[1:]) for tensor in (truth.masks, truth.valid))
+        return Truth(masks, valid, truth.boxes_input.expand(number, 4), truth.cell_xy, low_side=truth.low_side)
 
     return build
 

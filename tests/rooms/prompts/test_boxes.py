@@ -3,7 +3,7 @@ import math
 import torch
 
 from gigamask.draws import draw
-from gigamask.prompts.boxes import noisy_box
+from gigamask.prompts.boxes import corner_labels, hurried_boxes, noisy_box
 
 FAR = (1e6, 1e6)
 
@@ -48,3 +48,20 @@ def test_boxes_stay_in_the_input_and_in_order():
     crossed = noisy_box(boxes[1:2], torch.tensor([[9.0, 0.0, -9.0, 0.0]]), 0.2, 20.0, FAR)
     assert crossed.tolist() == [[91.0, 50.0, 118.0, 60.0]], "100 + 18 and 109 - 18, sorted"
     assert noisy_box(boxes[:0], noise[:0], 0.1, 20.0, FAR).shape == (0, 4)
+
+
+def test_a_truths_boxes_move_by_its_own_draws_and_stay_on_its_grid(make_truth, make_draws):
+    masks = torch.zeros(3, 20, 30, dtype=torch.bool)
+    masks[0, 4:9, 3:20] = masks[1, 2, 2] = masks[2, :, :] = True
+    truth, draws = make_truth(masks, cell_xy=(2.0, 3.0)), make_draws(3)
+    moved = hurried_boxes(truth, draws, 0.1, 2.0)
+    assert torch.equal(moved, noisy_box(truth.boxes_input, draws.box_noise, 0.1, 2.0, (59.0, 59.0)))
+    assert (moved - truth.boxes_input).abs().max() <= 2
+    assert (moved >= 0).all()
+    assert (moved <= 59).all()
+    assert not torch.equal(moved[1], truth.boxes_input[1])
+
+
+def test_corners_have_labels_two_and_three():
+    assert corner_labels(2, torch.device("cpu")).tolist() == [[2, 3], [2, 3]]
+    assert corner_labels(0, torch.device("cpu")).shape == (0, 2)

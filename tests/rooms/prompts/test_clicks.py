@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.draws import draw
-from gigamask.prompts.clicks import cell_to_input, input_to_cell, next_click, uniform_click
+from gigamask.prompts.clicks import cell_to_input, depth, input_to_cell, next_click, sided_clicks, uniform_click
 
 ALMOST_ONE = 1 - 2**-24
 
@@ -126,8 +126,62 @@ def test_where_no_pixel_is_valid_there_is_no_point():
     assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
 
 
+def test_two_clicks_are_uniform_one_in_the_misses_and_one_in_the_false_alarms():
+    number = 50_000
+    truth, guess, valid = torch.zeros(6, 6, dtype=torch.bool), torch.zeros(6, 6, dtype=torch.bool), torch.ones(6, 6, dtype=torch.bool)
+    truth[0:4, 0:4] = guess[1:6, 2:6] = True
+    valid[5] = False
+    every = [mask.expand(number, 6, 6) for mask in (guess, truth, valid)]
+    xy, labels = sided_clicks(every[0], every[1], uniforms(number, 2, 2, position=4), every[2])
+    assert (labels == torch.tensor([1, 0])).all()
+    for side, region in enumerate((truth & ~guess & valid, guess & ~truth & valid)):
+        counts = np.zeros((6, 6))
+        np.add.at(counts, (xy[:, side, 1], xy[:, side, 0]), 1)
+        assert counts[~region.numpy()].sum() == 0
+        assert abs(chi_square_excess(counts[region.numpy()], number / int(region.sum()))) < 5
+    both = torch.corrcoef(torch.stack([*xy[:, 0].T, *xy[:, 1].T]).double())[:2, 2:]
+    assert both.abs().max() < 5 / number**0.5, "the two places know nothing of each other"
+
+
+def sides(truth, guess, valid=None):
+    """Returns 200 pairs of clicks on one 3 x 5 picture as pixels and labels of each side; None for no point."""
+    masks = [torch.tensor(mask, dtype=torch.bool).expand(200, 3, 5) for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)]
+    xy, labels = sided_clicks(masks[1], masks[0], uniforms(200, 2, 2), masks[2])
+    found = []
+    for side in (0, 1):
+        assert len(set(labels[:, side].tolist())) == 1
+        label = int(labels[0, side])
+        found.append(None if label < 0 else ({tuple(p) for p in xy[:, side].tolist()}, label))
+    return found
+
+
+def test_a_side_without_an_error_has_no_point_and_two_such_confirm_once():
+    only = ({(3, 1)}, 1)
+    assert sides(ONE, EMPTY) == [only, None], "a miss and no false alarm"
+    assert sides(ONE, FULL) == [None, (EVERYWHERE - {(3, 1)}, 0)], "no miss, but false alarms"
+    assert sides(ONE, ONE) == [only, None], "confirmed"
+    assert sides(FULL, FULL) == [(EVERYWHERE, 1), None]
+    assert sides(FULL, EMPTY) == [(EVERYWHERE, 1), None]
+    assert sides(EMPTY, EMPTY) == [(EVERYWHERE, 0), None]
+    assert sides(EMPTY, FULL) == [None, (EVERYWHERE, 0)]
+    other = EMPTY.copy()
+    other[0, 0] = 1
+    assert sides(ONE, other) == [only, ({(0, 0)}, 0)], "both of one pixel"
+
+
+def test_two_clicks_never_lie_in_padding():
+    valid = FULL.copy()
+    valid[:, 3:] = 0
+    left = {(x, y) for x, y in EVERYWHERE if x < 3}
+    assert sides(ONE, EMPTY, valid) == [(left, 0), None], "the truth is in the padding: nothing is wrong"
+    assert sides(EMPTY, FULL, valid) == [None, (left, 0)]
+    assert sides(FULL, ONE, valid) == [(left, 1), None]
+    assert sides(FULL, ONE, EMPTY) == [None, None]
+
+
 def test_no_masks_give_no_clicks():
     none = torch.zeros(0, 3, 5, dtype=torch.bool)
+    assert [each.shape for each in sided_clicks(none, none, uniforms(0, 2, 2), none)] == [(0, 2, 2), (0, 2)]
     xy, label = next_click(none, none, uniforms(0, 2), none)
     assert xy.shape == (0, 2)
     assert label.shape == (0,)
@@ -147,3 +201,38 @@ def test_clicks_never_wait_for_the_device():
     masks = torch.zeros(4, 8, 8, dtype=torch.bool, device="meta")
     xy, label = next_click(masks, masks, torch.zeros(4, 2, device="meta"), masks)
     assert (xy.shape, label.shape) == ((4, 2), (4,))
+    xy, labels = sided_clicks(masks, masks, torch.zeros(4, 2, 2, device="meta"), masks)
+    assert (xy.shape, labels.shape) == ((4, 2, 2), (4, 2))
+
+
+def test_depth_is_the_exact_squared_distance():
+    rng = draw(3, "depth")
+    region = torch.tensor(rng.random((6, 13, 17)) < 0.8)
+    region[1], region[2] = True, False
+    padded = np.pad(region.numpy(), ((0, 0), (1, 1), (1, 1)))
+    for found, mask in zip(depth(region), padded, strict=True):
+        outside = np.argwhere(~mask)
+        there = np.argwhere(np.ones_like(mask[1:-1, 1:-1])) + 1
+        nearest = ((there[:, None] - outside[None]) ** 2).sum(2).min(1).reshape(13, 17)
+        assert np.array_equal(found.numpy(), nearest)
+
+
+def test_central_clicks_are_those_of_evaluation_and_the_others_stay_uniform():
+    truth = torch.zeros(4000, 9, 9, dtype=torch.bool)
+    truth[:, 1:8, 1:6] = True
+    uniforms = torch.tensor(draw(4, "central").random((4000, 2)), dtype=torch.float32)
+    xy, label = next_click(torch.zeros_like(truth), truth, uniforms, torch.ones_like(truth), 0.4)
+    middle = (xy[:, 0] == 3) & (xy[:, 1] >= 3) & (xy[:, 1] <= 5)
+    central = uniforms[:, 0] < 0.4
+    assert middle[central].all()
+    assert torch.bincount(xy[central, 1])[3:].float().std() < 60, "ties are equally likely"
+    assert abs(float(middle[~central].float().mean()) - 3 / 35) < 0.03
+    assert (label == 1).all()
+    wrong = truth.clone()
+    wrong[:, 1:8, 1:5] = False
+    wrong[:, 0] = True
+    xy, label = next_click(wrong, truth, uniforms, torch.ones_like(truth), 1.0)
+    assert (label == 1).all(), "the miss is two cells deep, the false alarm one"
+    assert ((xy[:, 0] == 2) | (xy[:, 0] == 3)).all()
+    xy, label = next_click(truth, wrong, uniforms, torch.ones_like(truth), 1.0)
+    assert (label == 0).all(), "and the other way round"

@@ -187,5 +187,6 @@ def test_impossible_schedules_are_refused(values, message):
 
 
 def test_policies_and_objectives_need_no_torch():
-    code = "import sys, gigamask.prompts.policy, gigamask.losses.objective; assert not {'torch', 'cv2', 'jaxtyping'} & set(sys.modules), 'heavy'"
+    modules = "gigamask.prompts.policy, gigamask.prompts.mixed, gigamask.prompts.two_sided, gigamask.losses.objective"
+    code = f"import sys, {modules}; assert not {{'torch', 'cv2', 'jaxtyping'}} & set(sys.modules), 'heavy'"
     subprocess.run([sys.executable, "-c", code], check=True)
