@@ -3,7 +3,7 @@
 Targets are bool or the covered share of a cell. Both losses keep only the logits for the backward pass and compute the rest again there: plain
 autograd would keep some ten maps as large. They work in float32 (float64 for float64 logits) whatever autocast says.
 
-Not here: which answer is supervised and how the terms are weighed (`objective`), intersection over union (`quality`).
+Not here: which answer is supervised and how the terms are weighed (`objective`), which pixels count (`pixels`), intersection over union (`quality`).
 """
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from gigamask.losses.pixels import hardest
+
 
 def focal(
     logits: Float[Tensor, "M K H W"],
@@ -19,12 +21,15 @@ def focal(
     valid: Bool[Tensor, "M H W"],
     alpha: float = 0.25,
     gamma: float = 2.0,
+    share: float = 1.0,
+    least: int = 0,
 ) -> Float[Tensor, "M K"]:
     """Returns the focal loss, mean over valid pixels: `a (1 - p_t)^gamma BCE(x, t)` with `a = alpha t + (1 - alpha)(1 - t)`.
 
-    `p_t = p t + (1 - p)(1 - t)` for a target t in [0, 1], which for t of 0 or 1 is the loss of Lin et al. 2017, equation 5.
+    `p_t = p t + (1 - p)(1 - t)` for a target t in [0, 1], which for t of 0 or 1 is the loss of Lin et al. 2017, equation 5. With a `share` below 1
+    the mean is over the pixels of the highest loss only (`pixels.hardest`), a bool map of which is kept for the backward pass.
     """
-    return _Focal.apply(logits, truth, valid, alpha, gamma)
+    return _Focal.apply(logits, truth, valid, alpha, gamma, share, least)
 
 
 def dice(
@@ -39,31 +44,36 @@ def dice(
 
 class _Focal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, truth: Tensor, valid: Tensor, alpha: float, gamma: float) -> Float[Tensor, "M K"]:
-        ctx.save_for_backward(logits, truth, valid)
-        ctx.alpha, ctx.gamma = alpha, gamma
-        x, t, outside = _maps(logits, truth, valid)
+    def forward(ctx, logits: Tensor, truth: Tensor, valid: Tensor, alpha: float, gamma: float, share: float, least: int) -> Float[Tensor, "M K"]:
+        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
         wrong = _wrong(torch.sigmoid(x), t)
         loss = _cross_entropy(x, t).mul_(wrong.pow_(gamma)).mul_(_balance(t, alpha))
-        return loss.masked_fill_(outside, 0).sum((2, 3)) / _count(valid)
+        del wrong
+        kept = valid.unsqueeze(1)
+        if share < 1:
+            kept = hardest(loss, kept, share, least)
+            outside = ~kept
+        ctx.save_for_backward(logits, truth, kept)
+        ctx.alpha, ctx.gamma = alpha, gamma
+        return loss.masked_fill_(outside, 0).sum((2, 3)) / _count(kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        logits, truth, valid = ctx.saved_tensors
-        x, t, outside = _maps(logits, truth, valid)
+        logits, truth, kept = ctx.saved_tensors
+        x, t, outside = _maps(logits, truth, kept)
         p = torch.sigmoid(x)
         wrong = _wrong(p, t).clamp_(min=torch.finfo(x.dtype).tiny)
         slope = _cross_entropy(x, t).mul_(p).mul_(torch.sigmoid(-x)).mul_(ctx.gamma * (1 - 2 * t))
         slope.addcmul_(wrong, p.sub_(t)).mul_(wrong.pow_(ctx.gamma - 1)).mul_(_balance(t, ctx.alpha))
-        slope.masked_fill_(outside, 0).mul_((grad / _count(valid))[:, :, None, None])
-        return slope.to(logits.dtype), None, None, None, None
+        slope.masked_fill_(outside, 0).mul_((grad / _count(kept))[:, :, None, None])
+        return slope.to(logits.dtype), None, None, None, None, None, None
 
 
 class _Dice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, truth: Tensor, valid: Tensor, smooth: float) -> Float[Tensor, "M K"]:
-        x, t, outside = _maps(logits, truth, valid)
+        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
         p = torch.sigmoid(x).masked_fill_(outside, 0)
         share = t.masked_fill(outside, 0)
         total = p.sum((2, 3)) + share.sum((2, 3)) + smooth
@@ -75,7 +85,7 @@ class _Dice(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         logits, truth, valid, overlap, total = ctx.saved_tensors
-        x, t, outside = _maps(logits, truth, valid)
+        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
         slope = torch.sigmoid(x)
         slope.mul_(torch.sigmoid(-x))
         constant, by_truth = grad * overlap / total**2, -2 * grad / total
@@ -83,10 +93,10 @@ class _Dice(torch.autograd.Function):
         return slope.masked_fill_(outside, 0).to(logits.dtype), None, None, None
 
 
-def _maps(logits: Tensor, truth: Tensor, valid: Tensor) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M 1 H W"], Bool[Tensor, "M 1 H W"]]:
-    """Returns logits and targets as float32 or float64, and the padding."""
+def _maps(logits: Tensor, truth: Tensor, kept: Tensor) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M 1 H W"], Bool[Tensor, "M _ H W"]]:
+    """Returns logits and targets as float32 or float64, and what does not count."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.to(dtype), truth.to(dtype).unsqueeze(1), ~valid.unsqueeze(1)
+    return logits.to(dtype), truth.to(dtype).unsqueeze(1), ~kept
 
 
 def _wrong(p: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]) -> Float[Tensor, "M K H W"]:
@@ -102,6 +112,6 @@ def _balance(t: Float[Tensor, "M 1 H W"], alpha: float) -> Float[Tensor, "M 1 H 
     return alpha * t + (1 - alpha) * (1 - t)
 
 
-def _count(valid: Bool[Tensor, "M H W"]) -> Float[Tensor, "M 1"]:
+def _count(kept: Bool[Tensor, "M k H W"]) -> Float[Tensor, "M k"]:
     """Returns how many pixels count, at least 1 so that a mask without any costs nothing."""
-    return valid.sum((1, 2)).clamp(min=1)[:, None].float()
+    return kept.sum((2, 3)).clamp(min=1).float()

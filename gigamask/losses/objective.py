@@ -1,6 +1,7 @@
 """SAM's objective: a round and the truth enter, sums over masks and their count leave. A value, so torch is imported only when it acts.
 
-Not here: the formulas (`mask`, `quality`), the division by the count of all ranks (`train.step`).
+Not here: the formulas (`mask`, `quality`), places and pixels (`points`, `pixels`), which masks are trained on (`mining`), the
+division by the count of all ranks (`train.step`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from gigamask.faults import Fault
 from gigamask.seams import Objective
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
     from gigamask.contracts import Round, Terms, Truth
 
 Supervise = Literal["best", "all", "single"]
@@ -23,8 +27,9 @@ IouLoss = Literal["mse", "l1"]
 class MaskObjective(Objective):
     """Focal, dice and IoU regression, 20 : 1 : 1, of the answer that is right for each mask (Kirillov et al. 2023, section 3 and appendix A).
 
-    Which logits and targets they see, and so the resolution, is the round's and the truth's. The paper does not state alpha, gamma and the
-    smoothing; they are those of SAM 2's released training code.
+    Which logits and targets they see, and so the resolution, is the round's and the truth's, or with `points` some places of theirs. The paper does
+    not state alpha, gamma and the smoothing; they are those of SAM 2's released training code. Nothing compares masks with each other, so masks in
+    parts, over micro-batches and processes, add up to all.
     """
 
     focal_weight: float = 20.0
@@ -45,6 +50,16 @@ class MaskObjective(Objective):
     """Whose predicted IoU learns: the answer's that `supervise` singles out (the best where it is "all"), or all answers' (their mean)."""
     iou_loss: IouLoss = "mse"
     """The IoU head's regression: squared error as in SAM, or absolute error as in SAM 2."""
+    points: int = 0
+    """Compute focal and dice at so many places of each mask and answer, as PointRend does; 0 for all cells. The literature takes 12,544."""
+    oversample: float = 3.0
+    """With points: how many times as many places are looked at to find the uncertain ones."""
+    important: float = 0.75
+    """With points: which share of them has the smallest absolute logits among the places looked at; the others lie anywhere."""
+    pixel_share: float | None = None
+    """Hard pixel mining: the focal loss is the mean over this hardest share of each answer's pixels or points; dice sees all. None for all pixels."""
+    pixel_min: int = 100_000
+    """With pixel_share: keep at least so many pixels, or all where there are fewer: every one of a 256 x 256 grid or of 12,544 points."""
 
     def __post_init__(self) -> None:
         for name in ("focal_weight", "dice_weight", "iou_weight", "gamma"):
@@ -54,21 +69,38 @@ class MaskObjective(Objective):
             raise Fault(f"MaskObjective.smooth is {self.smooth}, it must be above 0, or an empty mask has no dice; give another value")
         if not 0 <= self.alpha <= 1:
             raise Fault(f"MaskObjective.alpha is {self.alpha}, it must be between 0 and 1; give another value")
+        self._check_places()
         for name, choices in (("supervise", Supervise), ("iou_supervise", SuperviseIou), ("iou_loss", IouLoss)):
             if getattr(self, name) not in get_args(choices):
                 raise Fault(f"MaskObjective.{name} is {getattr(self, name)!r}, it must be one of {', '.join(get_args(choices))}; choose one")
+
+    def _check_places(self) -> None:
+        for name in ("points", "pixel_min"):
+            if getattr(self, name) < 0:
+                raise Fault(f"MaskObjective.{name} is {getattr(self, name)}, it must be at least 0; give another value")
+        if not self.oversample >= 1:
+            raise Fault(f"MaskObjective.oversample is {self.oversample}, it must be at least 1; give another value")
+        if not 0 <= self.important <= 1:
+            raise Fault(f"MaskObjective.important is {self.important}, it must be between 0 and 1; give another value")
+        if self.pixel_share is not None and not 0 < self.pixel_share <= 1:
+            raise Fault(
+                f"MaskObjective.pixel_share is {self.pixel_share}, it must be above 0 and at most 1; give another value, or None for all pixels"
+            )
+
+    @property
+    def draws(self) -> int:
+        """One pair of uniform numbers of each mask moves its points."""
+        return int(self.points > 0)
 
     def __call__(self, round: Round, truth: Truth) -> Terms:
         """Returns the sums of one round; the parts are unweighted, and `iou` is the actual IoU of the answer that goes on."""
         import torch
 
         from gigamask.contracts import Terms
-        from gigamask.losses.mask import dice, focal
         from gigamask.losses.quality import actual_iou, regression
 
         logits = round.prediction.logits
-        focal_each = focal(logits, truth.masks, truth.valid, self.alpha, self.gamma)
-        dice_each = dice(logits, truth.masks, truth.valid, self.smooth)
+        focal_each, dice_each = self._mask_losses(round, truth)
         actual = actual_iou(logits, truth.foreground, truth.valid)
         head_each = regression(round.prediction.iou, actual, self.iou_loss)
 
@@ -86,3 +118,22 @@ class MaskObjective(Objective):
             parts={name: each.detach().sum() for name, each in parts.items()},
             by_mask=by_mask,
         )
+
+    def _mask_losses(self, round: Round, truth: Truth) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+        """Returns the focal and the dice loss of each answer, over all cells or at points."""
+        from gigamask.losses.mask import dice, focal
+        from gigamask.losses.points import sample
+
+        logits, masks, valid = round.prediction.logits, truth.masks, truth.valid
+        answers = logits.shape[:2]
+        if self.points:
+            if truth.shift is None:
+                raise Fault(
+                    f"MaskObjective.points is {self.points}, but the truth has no shift to place them by; fill Truth.shift, or set points to 0"
+                )
+            places = sample(round.prediction.low, truth, round.index, self.points, self.oversample, self.important)
+            # Each answer has places of its own, so it becomes a mask of one answer and one row of cells.
+            logits, masks, valid = places.logits.view(-1, 1, 1, self.points), *(each.view(-1, 1, self.points) for each in places[1:])
+        share = 1.0 if self.pixel_share is None else self.pixel_share
+        focal_each = focal(logits, masks, valid, self.alpha, self.gamma, share, self.pixel_min)
+        return focal_each.view(answers), dice(logits, masks, valid, self.smooth).view(answers)

@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -6,6 +9,7 @@ from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.losses.mask import dice, focal
 from gigamask.losses.objective import MaskObjective
+from gigamask.losses.points import sample
 from gigamask.losses.quality import actual_iou
 
 
@@ -102,6 +106,46 @@ def test_who_learns(case, supervise, iou_supervise, mask_learns, iou_learns):
         assert float(terms.parts["focal"]) == pytest.approx(float(focal_each[:, 0].sum()))
 
 
+def plainly(objective, logits, iou, truth):
+    """Each mask's loss by loops over masks, answers and pixels; the actual IoU is float32 in the objective."""
+    logits, iou, losses = logits.detach(), iou.detach(), []
+    for m in range(len(logits)):
+        answers = []
+        for k in range(logits.shape[1]):
+            pixels = [(1 / (1 + math.exp(-float(logits[m, k, y, x]))), bool(truth.masks[m, y, x])) for y, x in truth.valid[m].nonzero().tolist()]
+            focal_terms = [0.25 * (1 - p) ** 2 * -math.log(p) if t else 0.75 * p**2 * -math.log(1 - p) for p, t in pixels]
+            overlap, total = sum(p for p, t in pixels if t), sum(p + t for p, t in pixels)
+            hits, either = sum(p > 0.5 and t for p, t in pixels), sum(p > 0.5 or t for p, t in pixels)
+            off = float(iou[m, k]) - hits / either
+            mask_loss = 20 * sum(focal_terms) / len(pixels) + 1 - (2 * overlap + 1) / (total + 1)
+            answers.append((mask_loss, off**2 if objective.iou_loss == "mse" else abs(off)))
+        best = min(range(len(answers)), key=lambda k: answers[k][0])
+        picked = 0 if objective.supervise == "single" else best
+        mean = [sum(each) / len(answers) for each in zip(*answers, strict=True)]
+        head = mean[1] if objective.iou_supervise == "all" else answers[picked][1]
+        losses.append((mean[0] if objective.supervise == "all" else answers[picked][0]) + head)
+    return losses
+
+
+@pytest.mark.parametrize("iou_loss", ["mse", "l1"])
+@pytest.mark.parametrize("iou_supervise", ["best", "all"])
+@pytest.mark.parametrize("supervise", ["best", "all", "single"])
+def test_every_option_is_its_plain_loop(case, supervise, iou_supervise, iou_loss):
+    logits, iou, truth = case
+    objective = MaskObjective(supervise=supervise, iou_supervise=iou_supervise, iou_loss=iou_loss)
+    assert objective(played(logits, iou), truth).by_mask.tolist() == pytest.approx(plainly(objective, logits, iou, truth), rel=1e-7)
+    one = played(logits[:, :1], iou[:, :1])
+    assert objective(one, truth).by_mask.tolist() == pytest.approx(plainly(objective, logits[:, :1], iou[:, :1], truth), rel=1e-7)
+
+
+def test_the_best_is_not_taken_of_the_batchs_mean(case):
+    logits, iou, truth = case
+    each = torch.stack([focal(logits[:, k : k + 1], truth.masks, truth.valid)[:, 0] for k in range(3)], 1).detach()
+    terms = MaskObjective(dice_weight=0.0)(played(logits, iou), truth)
+    assert float(terms.parts["focal"]) == pytest.approx(float(each.min(1).values.sum()))
+    assert terms.parts["focal"] < each.mean(0).min() * 4 * 0.9
+
+
 def test_options_reach_the_formulas(case):
     logits, iou, truth = case
     objective = MaskObjective(2.0, 3.0, 5.0, alpha=0.8, gamma=1.0, smooth=7.0, supervise="single", iou_loss="l1")
@@ -128,12 +172,83 @@ def test_no_masks_sum_to_nothing(case):
     assert (float(terms.loss.detach()), float(terms.count), terms.by_mask.shape) == (0, 0, (0,))
 
 
-def test_the_objective_never_waits_for_the_device():
+@pytest.fixture
+def shifted(case):
+    """The same masks with logits, targets and padding on a square, and a shift."""
+    logits, iou, truth = case
+    shift = torch.tensor(draw(1, "test objective").random((4, 2))).float()
+    logits = logits.detach().float()[..., :6].requires_grad_()
+    return logits, iou, replace(truth, masks=truth.masks[..., :6], valid=truth.valid[..., :6], shift=shift)
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_points_are_the_losses_pixels(shifted, share):
+    logits, iou, truth = shifted
+    objective = MaskObjective(points=20, oversample=2.0, important=0.5, pixel_share=share, pixel_min=0)
+    terms = objective(replace(played(logits, iou), index=3), truth)
+    seen = sample(logits.detach(), truth, 3, 20, 2.0, 0.5)
+    expected, parts = [], torch.zeros(2, dtype=torch.float64)
+    for m in range(4):
+        row = seen.logits[m, :, None, None], seen.truth[m, :, None], seen.valid[m, :, None]
+        focal_each = focal(*row, share=share or 1.0, least=0)[:, 0]
+        dice_each = dice(*row)[:, 0]
+        best = int((20 * focal_each + dice_each).argmin())
+        off = iou[m, best].detach() - actual_iou(logits, truth.masks, truth.valid)[m, best]
+        expected.append(float((20 * focal_each + dice_each)[best] + off**2))
+        parts += torch.stack([focal_each[best], dice_each[best]]).detach()
+    assert terms.by_mask.tolist() == pytest.approx(expected, rel=1e-5)
+    assert [float(terms.parts["focal"]), float(terms.parts["dice"])] == pytest.approx(parts.tolist(), rel=1e-5)
+    terms.loss.backward()
+    assert (logits.grad.abs().sum((2, 3)) > 0).sum(1).tolist() == [1, 1, 1, 1], "the best answer of each mask"
+
+
+def test_points_are_read_from_the_low_logits_and_iou_from_the_full(shifted):
+    logits, iou, truth = shifted
+    low = logits.detach().clone().requires_grad_()
+    one = played(logits, iou)
+    terms = MaskObjective(points=20)(replace(one, prediction=replace(one.prediction, low=low)), truth)
+    terms.loss.backward()
+    assert low.grad.abs().sum() > 0
+    assert logits.grad is None
+
+
+def test_hard_pixels_reach_focal_but_not_dice(case):
+    logits, iou, truth = case
+    plain, mined = (MaskObjective(supervise="all", pixel_share=share, pixel_min=5)(played(logits, iou), truth) for share in (None, 0.25))
+    assert float(mined.parts["focal"]) == pytest.approx(float(focal(logits.detach(), truth.masks, truth.valid, share=0.25, least=5).mean(1).sum()))
+    assert mined.parts["focal"] > 1.5 * plain.parts["focal"], "the hardest are harder than all"
+    assert mined.parts["dice"] == plain.parts["dice"]
+    default = MaskObjective(supervise="all", pixel_share=0.25)(played(logits, iou), truth)
+    assert default.parts["focal"] == plain.parts["focal"], "a small image has fewer pixels than the minimum, and keeps all"
+
+
+@pytest.mark.parametrize("objective", [MaskObjective(points=30), MaskObjective(pixel_share=0.25, pixel_min=3)])
+def test_places_and_hard_pixels_of_masks_in_chunks_are_those_of_all(shifted, objective):
+    logits, iou, truth = shifted
+    whole = objective(played(logits, iou), truth).by_mask
+    for m in range(4):
+        one = slice(m, m + 1)
+        alone = Truth(truth.masks[one], truth.valid[one], truth.boxes_input[one], truth.cell_xy, truth.shift[one])
+        assert float(objective(played(logits[one], iou[one]), alone).loss.detach()) == pytest.approx(float(whole[m].detach()), rel=1e-6)
+
+
+def test_points_without_a_shift_are_refused(case):
+    logits, iou, truth = case
+    with pytest.raises(Fault) as caught:
+        MaskObjective(points=10)(played(logits, iou), truth)
+    assert str(caught.value) == "MaskObjective.points is 10, but the truth has no shift to place them by; fill Truth.shift, or set points to 0"
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("objective", [MaskObjective(), MaskObjective(points=30), MaskObjective(pixel_share=0.25, pixel_min=3)])
+def test_the_objective_never_waits_for_the_device(objective, soft):
     """Tensors without data: whatever looks at a value raises."""
     on = {"device": "meta"}
-    masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
+    valid = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
+    masks = valid.float() if soft else valid
     logits = torch.zeros(4, 3, 8, 8, requires_grad=True, **on)
-    terms = MaskObjective()(played(logits, torch.zeros(4, 3, **on)), Truth(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0)))
+    truth = Truth(masks, valid, torch.zeros(4, 4, **on), (4.0, 4.0), torch.zeros(4, 2, **on))
+    terms = objective(played(logits, torch.zeros(4, 3, **on)), truth)
     terms.loss.backward()
     assert logits.grad.shape == logits.shape
 
@@ -145,6 +260,11 @@ def test_the_objective_never_waits_for_the_device():
         ({"gamma": -0.5}, "MaskObjective.gamma is -0.5, it must be at least 0; give another value"),
         ({"smooth": 0.0}, "MaskObjective.smooth is 0.0, it must be above 0, or an empty mask has no dice; give another value"),
         ({"alpha": 1.5}, "MaskObjective.alpha is 1.5, it must be between 0 and 1; give another value"),
+        ({"points": -1}, "MaskObjective.points is -1, it must be at least 0; give another value"),
+        ({"pixel_min": -1}, "MaskObjective.pixel_min is -1, it must be at least 0; give another value"),
+        ({"oversample": 0.5}, "MaskObjective.oversample is 0.5, it must be at least 1; give another value"),
+        ({"important": 1.5}, "MaskObjective.important is 1.5, it must be between 0 and 1; give another value"),
+        ({"pixel_share": 0.0}, "MaskObjective.pixel_share is 0.0, it must be above 0 and at most 1; give another value, or None for all pixels"),
         ({"supervise": "worst"}, "MaskObjective.supervise is 'worst', it must be one of best, all, single; choose one"),
         ({"iou_loss": "l2"}, "MaskObjective.iou_loss is 'l2', it must be one of mse, l1; choose one"),
     ],
