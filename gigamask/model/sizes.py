@@ -1,8 +1,8 @@
-"""The sizes of the model: what a `Sam` is built from, and the four that have a name.
+"""The sizes of the models: what a `Sam` or a `Mae` is built from, and those that have a name.
 
-Importable without torch, since recipes hold a `SamSpec`.
+Importable without torch, since recipes hold a `SamSpec` or a `MaeSpec`.
 
-Not here: the model itself (`model.sam`), reading a size off a checkpoint (`model.weights`).
+Not here: the models themselves (`model.sam`, `model.mae`), reading a size off a checkpoint (`model.weights`).
 """
 
 from dataclasses import dataclass
@@ -73,6 +73,68 @@ class SamSpec:
         return 4 * self.embedding_side
 
 
+@dataclass(frozen=True)
+class MaeSpec:
+    """Every number of a masked autoencoder: its shapes, the share that is hidden, and what is to be guessed.
+
+    Defaults are ViT-B's, and of MAE's published pre-training (He et al. 2021, arXiv 2111.06377).
+    """
+
+    input_side: int = 224
+    """Side in pixels of the square the model sees."""
+    patch: int = 16
+    """Side in pixels of one patch; divides the input side. SAM's is 16."""
+    dim: int = 768
+    """Width of the encoder."""
+    depth: int = 12
+    """Blocks of the encoder."""
+    heads: int = 12
+    """Attention heads of each encoder block; divides the width."""
+    decoder_dim: int = 512
+    """Width of the decoder, which training alone has."""
+    decoder_depth: int = 8
+    """Blocks of the decoder."""
+    decoder_heads: int = 16
+    """Attention heads of each decoder block; divides the decoder's width."""
+    mask_share: float = 0.75
+    """Share of an image's patches that are hidden."""
+    normalise_pixels: bool = True
+    """Guess a patch's pixels with its own mean taken away and over its own deviation, which makes the better encoder."""
+
+    def __post_init__(self) -> None:
+        for name in ("input_side", "patch", "dim", "depth", "heads", "decoder_dim", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
+        if self.input_side % self.patch:
+            near = max(self.patch, round(self.input_side / self.patch) * self.patch)
+            raise Fault(f"input_side {self.input_side} is not a multiple of patch {self.patch}; the nearest that is: {near}")
+        for width, heads in (("dim", "heads"), ("decoder_dim", "decoder_heads")):
+            value, count = getattr(self, width), getattr(self, heads)
+            if value % count:
+                raise Fault(f"{width} {value} is not a multiple of {heads} {count}; choose {heads} that divide it")
+            if value % 4:
+                raise Fault(f"{width} {value} is not a multiple of 4, which the positions need; choose one that is")
+        if not 0 < self.mask_share < 1:
+            raise Fault(f"mask_share is {self.mask_share}; it is a share and must lie in (0, 1)")
+        if not 0 < self.visible < self.patches:
+            raise Fault(f"mask_share {self.mask_share} of {self.patches} patches leaves {self.visible} visible; choose one that hides some, not all")
+
+    @property
+    def embedding_side(self) -> int:
+        """Patches along a side of the image."""
+        return self.input_side // self.patch
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image, P."""
+        return self.embedding_side**2
+
+    @property
+    def visible(self) -> int:
+        """Patches of an image that the encoder sees."""
+        return self.patches - round(self.patches * self.mask_share)
+
+
 def vit_b() -> SamSpec:
     """Returns SAM's ViT-B: 93.7 M parameters."""
     return SamSpec()
@@ -107,3 +169,23 @@ def tiny() -> SamSpec:
         iou_hidden=64,
         informed_start=True,
     )
+
+
+def mae_vit_b() -> MaeSpec:
+    """Returns MAE's ViT-B: an encoder of 85.8 M parameters, and a decoder of 26.1 M that is left behind."""
+    return MaeSpec()
+
+
+def mae_vit_l() -> MaeSpec:
+    """Returns MAE's ViT-L: an encoder of 303.3 M parameters, and a decoder of 26.2 M."""
+    return MaeSpec(dim=1024, depth=24, heads=16)
+
+
+def mae_vit_h() -> MaeSpec:
+    """Returns ViT-H, an encoder of 630.9 M parameters, at patch 16 as SAM's; MAE's published one has patch 14."""
+    return MaeSpec(dim=1280, depth=32, heads=16)
+
+
+def mae_tiny() -> MaeSpec:
+    """Returns the size that an encoder of `tiny()` starts from: 128 px at patch 8."""
+    return MaeSpec(input_side=128, patch=8, dim=96, depth=4, heads=3, decoder_dim=64, decoder_depth=2, decoder_heads=2)

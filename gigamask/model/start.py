@@ -4,12 +4,13 @@ A small model trained for minutes from the plain start learns to draw blobs arou
 decoder that has not found its places yet, so the encoder is trained towards a constant embedding, and stays there. The informed start
 gives it what it would have to find out: a prompt's place in the image, an embedding that tells colours apart, and masks that follow likeness.
 
-Enters: a `SamSpec` and a seed. Leaves: a `Sam`.
+Enters: a `SamSpec` or a `MaeSpec`, and a seed. Leaves: a `Sam` or a `Mae`.
 
-Not here: the modules (`model.sam`), weights from files (`model.weights`).
+Not here: the modules (`model.sam`, `model.mae`), weights from files (`model.weights`).
 """
 
 import math
+from typing import overload
 
 import torch
 from jaxtyping import Float
@@ -19,9 +20,10 @@ from torch.nn import functional
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.model.image_encoder import Attention, ImageEncoder
+from gigamask.model.mae import Mae
 from gigamask.model.prompt_encoder import PositionCode
 from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
-from gigamask.model.sizes import SamSpec
+from gigamask.model.sizes import MaeSpec, SamSpec
 from gigamask.model.two_way import Attention as CrossAttention
 
 # Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
@@ -35,10 +37,14 @@ RANDOM_SHARE, LIKENESS, PRIOR_LOGIT = 0.7, 0.5, -2.3
 LIFT, HEAD_LIFT = 1.0, 2.0
 
 
-def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam:
-    """Returns a model that starts from `seed`; on the meta device, one without numbers."""
+@overload
+def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam: ...
+@overload
+def build(spec: MaeSpec, seed: int, device: torch.device | str = "cpu") -> Mae: ...
+def build(spec: SamSpec | MaeSpec, seed: int, device: torch.device | str = "cpu") -> Sam | Mae:
+    """Returns the model of this spec that starts from `seed`; on the meta device, one without numbers."""
     with torch.device("meta"):
-        model = Sam(spec)
+        model = Sam(spec) if isinstance(spec, SamSpec) else Mae(spec)
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
@@ -47,16 +53,19 @@ def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam:
 
 
 @torch.no_grad()
-def initialise(model: Sam, seed: int) -> None:
+def initialise(model: Sam | Mae, seed: int) -> None:
     """Fills every parameter and buffer, each from a draw of its own that bears its name, so that sizes and order do not matter.
 
-    Matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and relative positions are 0,
-    embeddings and the position code standard normal, positions sines and cosines of the place in the image.
+    In a Sam, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and relative
+    positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image. A Mae starts as its
+    authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
+    0.02.
     """
+    first = _start if isinstance(model, Sam) else _start_mae
     for path, module in model.named_modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            tensor.copy_(_start(module, name, tensor, seed, f"{path}.{name}"))
-    if model.spec.informed_start:
+            tensor.copy_(first(module, name, tensor, seed, f"{path}.{name}"))
+    if isinstance(model, Sam) and model.spec.informed_start:
         tie_cross_attention(model, seed)
         clear_view(model)
         match_content(model, seed)
@@ -79,12 +88,43 @@ def _start(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -
     if isinstance(module, ImageEncoder):
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
-        return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
+        return _pixel_scale(name)
     if isinstance(module, nn.LayerNorm) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, Attention):
         return torch.zeros(shape)
     raise Fault(f"{full}: nothing says how a {type(module).__name__} starts; load weights into it, or start it yourself")
+
+
+def _start_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
+    """Returns the first value of one parameter or buffer of a `Mae`, on the CPU."""
+    if isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight":
+        # A patch's kernel is one matrix from all its pixels.
+        matrix = nn.init.xavier_uniform_(torch.empty(len(tensor), tensor[0].numel()), generator=_generator(seed, full))
+        return matrix.view(tensor.shape)
+    if name in ("cls_token", "mask_token"):
+        return 0.02 * torch.randn(tuple(tensor.shape), generator=_generator(seed, full))
+    if name in ("pos_embed", "decoder_pos_embed"):
+        return fixed_positions(math.isqrt(tensor.shape[1] - 1), tensor.shape[2])
+    if isinstance(module, Mae):
+        return _pixel_scale(name)
+    return (torch.ones if isinstance(module, nn.LayerNorm) and name == "weight" else torch.zeros)(tuple(tensor.shape))
+
+
+def _pixel_scale(name: str) -> Float[Tensor, "3 1 1"]:
+    return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
+
+
+def fixed_positions(side: int, dim: int) -> Float[Tensor, "1 N C"]:
+    """Returns MAE's positions, never trained: 0 for the class token, then each patch's sines and cosines, those of its column before its row's.
+
+    The waves have lengths of 2 pi to 10000 * 2 pi patches, in equal ratios (Vaswani et al. 2017).
+    """
+    count = dim // 4
+    angles = torch.arange(side, dtype=torch.float64)[:, None] * 10000.0 ** -(torch.arange(count, dtype=torch.float64) / count)
+    code = torch.cat([angles.sin(), angles.cos()], 1)
+    grid = torch.cat([code[None].expand(side, -1, -1), code[:, None].expand(-1, side, -1)], 2).flatten(0, 1)
+    return torch.cat([torch.zeros(1, dim), grid.float()])[None]
 
 
 def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:

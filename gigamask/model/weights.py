@@ -1,13 +1,15 @@
 """Weights on disk and under other names: read them from wherever they come, load them strictly, save them, translate them.
 
-Enters: Meta's `.pth`, a `.safetensors`, a Hugging Face folder, a checkpoint's folder. Leaves: a state dict under Meta's names, and the `SamSpec`
+Enters: Meta's `.pth`, a `.safetensors`, a Hugging Face folder, a checkpoint's folder. Leaves: a state dict under Meta's names, and the spec
 if the file tells it. Positions and relative positions are interpolated when the model has another side, as ViTDet and SAM do; everything else
-must match exactly.
+must match exactly. A Sam's image encoder may also start from a masked autoencoder, whose patches may have another size.
 
-Not here: the checkpoints of training (`train.checkpoint`), whole exported folders (`export`), MAE's names (`model.mae`).
+Not here: the checkpoints of training (`train.checkpoint`), whole exported folders (`export`).
 """
 
+import argparse
 import json
+import math
 import os
 import pickle
 import re
@@ -23,10 +25,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gigamask.faults import Fault
+from gigamask.model.mae import Mae
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import SamSpec
+from gigamask.model.sizes import MaeSpec, SamSpec
 
 State = dict[str, Tensor]
+
+MAE = "mae:"
+"""Before a path: what lies there is a masked autoencoder, of which a Sam's image encoder takes what it has a place for."""
+
+Model = Sam | Mae
+KINDS: dict[str, type[SamSpec] | type[MaeSpec]] = {"sam": SamSpec, "mae": MaeSpec}
+"""What a file says it holds, and its spec; a file that says nothing holds a Sam."""
 
 GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
 
@@ -73,7 +83,12 @@ NAMES = (
 SHARED = "shared_image_embedding.positional_embedding"
 
 
-def read(path: Path | str) -> tuple[State, SamSpec | None]:
+# What a Sam's image encoder takes over of a masked autoencoder, besides its positions: of the patch embedding, and of each block.
+MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
+MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+
+
+def read(path: Path | str) -> tuple[State, SamSpec | MaeSpec | None]:
     """Returns the weights at `path` under Meta's names, and their spec where the file states one; `infer_spec` reads it off the shapes otherwise.
 
     Raises a Fault that names the path when there is nothing there, or nothing that can be read as weights.
@@ -91,7 +106,7 @@ def read(path: Path | str) -> tuple[State, SamSpec | None]:
     return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
 
 
-def _read_safetensors(path: Path) -> tuple[State, SamSpec | None]:
+def _read_safetensors(path: Path) -> tuple[State, SamSpec | MaeSpec | None]:
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -102,15 +117,18 @@ def _read_safetensors(path: Path) -> tuple[State, SamSpec | None]:
         return (from_huggingface(state) if any(name.startswith("vision_encoder.") for name in state) else state), None
     try:
         fields: dict[str, Any] = json.loads(metadata["spec"])
-        fields["global_blocks"] = tuple(fields["global_blocks"])
-        return state, SamSpec(**fields)
+        kind = KINDS[metadata.get("kind", "sam")]
+        if kind is SamSpec:
+            fields["global_blocks"] = tuple(fields["global_blocks"])
+        return state, kind(**fields)
     except (TypeError, KeyError, json.JSONDecodeError) as error:
         raise Fault(f"{path}: its spec cannot be used ({error}); it was written by another version, read it with that one") from None
 
 
 def _read_pth(path: Path) -> State:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # MAE's own checkpoints hold their flags, which run nothing when read
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise Fault(f"{path}: cannot be read as weights alone ({str(error).splitlines()[0]}); save its state dict and give that") from None
     while isinstance(state, dict) and (inner := next((state[name] for name in ("model", "state_dict") if isinstance(state.get(name), dict)), None)):
@@ -142,7 +160,8 @@ def infer_spec(state: State, decoder_heads: int = 8) -> SamSpec:
         hidden, embedding_dim = state["mask_decoder.iou_prediction_head.layers.0.weight"].shape
         decoder_mlp = state["mask_decoder.transformer.layers.0.mlp.lin1.weight"].shape[0]
     except (KeyError, ValueError) as error:
-        raise Fault(f"the weights are not a SAM's: {error} is missing; give Meta's, Hugging Face's or gigamask's own") from None
+        act = "put mae: before the path" if "cls_token" in state else "give Meta's, Hugging Face's or gigamask's own"
+        raise Fault(f"the weights are not a SAM's: {error} is missing; {act}") from None
     whole = 2 * side - 1
     return SamSpec(
         input_side=side * patch,
@@ -159,7 +178,51 @@ def infer_spec(state: State, decoder_heads: int = 8) -> SamSpec:
     )
 
 
-def load(model: Sam, state: State, name: str) -> None:
+def start_from(model: Model, path: str) -> None:
+    """Puts the weights at `path` into the model, all of them; or at `mae:PATH`, those of a masked autoencoder into a Sam's image encoder.
+
+    Everything else of the Sam then keeps its start. Raises a Fault that names the path where the weights do not fit.
+    """
+    if not path.startswith(MAE):
+        state, _ = read(path)
+        if isinstance(model, Sam) and "cls_token" in state:
+            raise Fault(f"{path}: holds a masked autoencoder; give {MAE}{path} to start the image encoder from it")
+        return load(model, state, path)
+    path = path.removeprefix(MAE)
+    if isinstance(model, Mae):
+        raise Fault(f"{MAE}{path}: {MAE} starts a SAM from a masked autoencoder; to go on with the masked autoencoder itself give {path}")
+    state, spec = read(path)
+    if isinstance(spec, MaeSpec) and spec.heads != model.spec.heads:
+        raise Fault(f"{path}: has {spec.heads} attention heads, the model {model.spec.heads}; build the model with heads={spec.heads}")
+    load(model, {**model.state_dict(), **from_mae(state, model.spec, path)}, path)
+
+
+def from_mae(state: State, spec: SamSpec, name: str) -> State:
+    """Returns a masked autoencoder's encoder under the names of a Sam's, its positions and patches fitted to `spec`.
+
+    Its tokens, last norm and decoder have no place there; relative positions, neck, prompts and decoder of a Sam are not in it. Meta's files with
+    and without a decoder and gigamask's own are the same to it. Raises a Fault that names depths or widths that differ, or a missing tensor.
+    """
+    indices = {int(found[1]) for key in state if (found := re.match(r"blocks\.(\d+)\.", key))}
+    wanted = [f"blocks.{index}.{part}.{kind}" for index in range(len(indices)) for part in MAE_PARTS for kind in ("weight", "bias")]
+    if missing := [key for key in ("pos_embed", *MAE_PATCHES, *wanted) if key not in state]:
+        raise Fault(f"{name}: not the weights of a masked autoencoder, it lacks {_few(missing)}; give MAE's own .pth or what gigamask pre-trained")
+    count, dim = state["pos_embed"].shape[1] - 1, state["pos_embed"].shape[-1]
+    if (len(indices), dim) != (spec.depth, spec.dim):
+        theirs, ours = f"{len(indices)} blocks of width {dim}", f"{spec.depth} of {spec.dim}"
+        raise Fault(
+            f"{name}: has {theirs}, the model {ours}; build the model with depth={len(indices)} and dim={dim}, or give its own size's weights"
+        )
+    if math.isqrt(count) ** 2 != count:
+        raise Fault(f"{name}: has positions for {count} patches, which are no square of them; give weights trained on squares")
+    positions = state["pos_embed"][:, 1:].unflatten(1, (math.isqrt(count), -1))
+    taken = {key: state[key] for key in (*MAE_PATCHES, *wanted)}
+    taken["patch_embed.proj.weight"] = resize_kernel(taken["patch_embed.proj.weight"], spec.patch)
+    taken["pos_embed"] = resize_positions(positions, spec.embedding_side)
+    return {f"image_encoder.{key.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}": value for key, value in taken.items()}
+
+
+def load(model: Model, state: State, name: str) -> None:
     """Puts `state` into the model; `name` says in messages where it came from.
 
     Raises a Fault when a tensor is missing, unknown, or has another shape that interpolating positions does not explain. Nothing is loaded then.
@@ -191,6 +254,8 @@ def _fit(value: Tensor, own: Tensor, key: str) -> Tensor:
 
 def resize_positions(positions: Float[Tensor, "1 e e C"], side: int) -> Float[Tensor, "1 E E C"]:
     """Returns absolute positions for another side, by bicubic interpolation (ViTDet, `modeling/backbone/utils.py`)."""
+    if positions.shape[1] == side:
+        return positions
     return F.interpolate(positions.permute(0, 3, 1, 2).float(), size=(side, side), mode="bicubic").permute(0, 2, 3, 1).to(positions.dtype)
 
 
@@ -199,15 +264,31 @@ def resize_table(table: Float[Tensor, "l d"], length: int) -> Float[Tensor, "L d
     return F.interpolate(table.T[None].float(), size=length, mode="linear")[0].T.to(table.dtype)
 
 
-def save(model: Sam, path: Path | str) -> None:
+def resize_kernel(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[Tensor, "C 3 P P"]:
+    """Returns a patch embedding for patches of another size, which answers enlarged patches as the old one does the patches themselves.
+
+    Least squares, by the pseudo-inverse of bicubic resizing (Beyer et al. 2022, FlexiViT, section 3.4): exact where patches grow. Interpolating
+    the kernel itself would make 14 x 14 to 16 x 16 answer 1.3 times as loudly.
+    """
+    old = kernel.shape[-1]
+    if old == patch:
+        return kernel
+    basis = torch.eye(old, dtype=torch.float64)[:, None, None, :].expand(-1, 1, 1, -1)
+    resizing = F.interpolate(basis, size=(1, patch), mode="bicubic", antialias=True)[:, 0, 0]
+    inverse = torch.linalg.pinv(resizing)
+    return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
+
+
+def save(model: Model, path: Path | str) -> None:
     """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
-    save_file(to_official(model), partial, metadata={"spec": json.dumps(asdict(model.spec))})
+    kind = next(kind for kind, spec in KINDS.items() if isinstance(model.spec, spec))
+    save_file(to_official(model), partial, metadata={"kind": kind, "spec": json.dumps(asdict(model.spec))})
     os.replace(partial, path)
 
 
-def to_official(model: Sam) -> State:
+def to_official(model: Model) -> State:
     """Returns the state dict as Meta's own `.pth` holds it, on the CPU: `torch.save` of it loads there strictly."""
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
 

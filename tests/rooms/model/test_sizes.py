@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from gigamask.faults import Fault
-from gigamask.model.sizes import SamSpec, tiny, vit_b, vit_h, vit_l
+from gigamask.model.sizes import MaeSpec, SamSpec, mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l, tiny, vit_b, vit_h, vit_l
 
 
 @pytest.mark.parametrize("make", [vit_b, vit_l, vit_h, tiny])
@@ -36,6 +36,35 @@ def test_impossible_values_are_named(changes, message):
         SamSpec(**changes)
 
 
+@pytest.mark.parametrize(("mae", "sam"), [(mae_vit_b, vit_b), (mae_vit_l, vit_l), (mae_vit_h, vit_h), (mae_tiny, tiny)])
+def test_a_masked_autoencoder_has_the_encoder_of_its_sam(mae, sam):
+    ours, theirs = mae(), sam()
+    assert (ours.dim, ours.depth, ours.heads, ours.patch) == (theirs.dim, theirs.depth, theirs.heads, theirs.patch)
+
+
+def test_three_quarters_of_the_patches_are_hidden():
+    assert [(spec.patches, spec.visible) for spec in (mae_vit_b(), mae_tiny())] == [(196, 49), (256, 64)]
+    assert MaeSpec(mask_share=0.9).visible == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_depth": 0}, "decoder_depth is 0; it counts something and must be at least 1"),
+        ({"patch": 14, "input_side": 225}, "input_side 225 is not a multiple of patch 14; the nearest that is: 224"),
+        ({"heads": 7}, "dim 768 is not a multiple of heads 7"),
+        ({"decoder_heads": 7}, "decoder_dim 512 is not a multiple of decoder_heads 7"),
+        ({"decoder_dim": 30, "decoder_heads": 3}, "decoder_dim 30 is not a multiple of 4, which the positions need"),
+        ({"mask_share": 1.0}, r"mask_share is 1.0; it is a share and must lie in \(0, 1\)"),
+        ({"mask_share": 0.999}, "mask_share 0.999 of 196 patches leaves 0 visible; choose one that hides some, not all"),
+        ({"mask_share": 0.001}, "mask_share 0.001 of 196 patches leaves 196 visible"),
+    ],
+)
+def test_impossible_values_of_a_masked_autoencoder_are_named(changes, message):
+    with pytest.raises(Fault, match=message):
+        MaeSpec(**changes)
+
+
 def test_sizes_are_read_without_torch():
-    code = "import sys, gigamask.model.sizes as sizes; sizes.tiny(); assert 'torch' not in sys.modules"
+    code = "import sys, gigamask.model.sizes as sizes; sizes.tiny(); sizes.mae_tiny(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,3 +1,4 @@
+import argparse
 import json
 from dataclasses import replace
 
@@ -6,10 +7,24 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask.faults import Fault
+from gigamask.model.mae import Mae
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import tiny, vit_b, vit_h, vit_l
+from gigamask.model.sizes import MaeSpec, mae_tiny, tiny, vit_b, vit_h, vit_l
 from gigamask.model.start import build
-from gigamask.model.weights import from_huggingface, infer_spec, load, read, resize_positions, resize_table, save, to_huggingface, to_official
+from gigamask.model.weights import (
+    from_huggingface,
+    from_mae,
+    infer_spec,
+    load,
+    read,
+    resize_kernel,
+    resize_positions,
+    resize_table,
+    save,
+    start_from,
+    to_huggingface,
+    to_official,
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +154,114 @@ def test_weights_of_another_kind_are_refused():
         to_huggingface({"fc.weight": torch.zeros(1)})
     with pytest.raises(Fault, match=r"fc\.weight: not the name of a tensor of a SamModel"):
         from_huggingface({"fc.weight": torch.zeros(1)})
+
+
+@pytest.fixture(scope="module")
+def mae() -> Mae:
+    return build(mae_tiny(), 5)
+
+
+def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
+    save(mae, tmp_path / "model.safetensors")
+    state, spec = read(tmp_path)
+    assert spec == mae_tiny()
+    other = build(spec, 0)
+    start_from(other, str(tmp_path))
+    assert_same(mae.state_dict(), other.state_dict())
+    with pytest.raises(Fault, match=r"w: lacks 1 \(cls_token\); the model wants 86 tensors"):
+        load(other, {name: value for name, value in state.items() if name != "cls_token"}, "w")
+
+
+def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
+    fields = {"input_side": 128, "patch": 8, "dim": 96, "depth": 4, "heads": 3, "window": 8, "global_blocks": [1, 3]}
+    save_file(to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)})
+    spec = read(tmp_path / "old.safetensors")[1]
+    assert (type(spec), spec.depth) == (type(tiny()), 4)
+    save_file(to_official(model), tmp_path / "odd.safetensors", metadata={"kind": "bird", "spec": json.dumps(fields)})
+    with pytest.raises(Fault, match=r"odd\.safetensors: its spec cannot be used \('bird'\)"):
+        read(tmp_path / "odd.safetensors")
+
+
+def without_decoder(state):
+    return {name: value for name, value in state.items() if not name.startswith(("decoder", "mask_token"))}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"model": state},
+        lambda state: {"model": without_decoder(state)},
+        lambda state: {"model": state, "args": argparse.Namespace(lr=1e-3), "epoch": 3, "optimizer": {"state": {}, "param_groups": []}},
+    ],
+)
+def test_an_image_encoder_starts_from_a_masked_autoencoder(mae, tmp_path, wrap):
+    torch.save(wrap(to_official(mae)), tmp_path / "mae.pth")
+    sam, fresh = build(tiny(), 7), build(tiny(), 7).state_dict()
+    start_from(sam, f"mae:{tmp_path / 'mae.pth'}")
+    theirs, ours = mae.state_dict(), sam.state_dict()
+    assert torch.equal(ours["image_encoder.pos_embed"].flatten(1, 2), theirs["pos_embed"][:, 1:])
+    assert torch.equal(ours["image_encoder.patch_embed.proj.weight"], theirs["patch_embed.proj.weight"])
+    for part, other in (("norm1", "norm1"), ("attn.qkv", "attn.qkv"), ("attn.proj", "attn.proj"), ("mlp.fc1", "mlp.lin1"), ("mlp.fc2", "mlp.lin2")):
+        for kind in ("weight", "bias"):
+            assert torch.equal(ours[f"image_encoder.blocks.2.{other}.{kind}"], theirs[f"blocks.2.{part}.{kind}"])
+    kept = [name for name in fresh if "rel_pos" in name or "neck" in name or not name.startswith("image_encoder.")]
+    assert len(fresh) - len(kept) == 3 + 4 * 12
+    assert all(torch.equal(ours[name], fresh[name]) for name in kept)
+    assert not any(ours[name].any() for name in ours if "rel_pos" in name)
+
+
+def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
+    spec = MaeSpec(input_side=70, patch=14, dim=24, depth=2, heads=2, decoder_dim=16, decoder_depth=1, decoder_heads=2)
+    mae = build(spec, 0)
+    sam = build(replace(tiny(), input_side=192, patch=16, dim=24, depth=2, heads=2, global_blocks=(1,)), 0)
+    found = from_mae(mae.state_dict(), sam.spec, "w")
+    load(sam, {**sam.state_dict(), **found}, "w")
+    positions = mae.pos_embed[:, 1:].unflatten(1, (5, 5))
+    assert torch.equal(sam.image_encoder.pos_embed, resize_positions(positions, 12))
+    assert torch.equal(sam.image_encoder.patch_embed.proj.weight, resize_kernel(mae.patch_embed.proj.weight, 16))
+
+
+def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
+    """Exactly: a patch of any picture, enlarged; one of a single colour with it."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.randn(5, 3, 14, 14, generator=generator, dtype=torch.float64)
+    picture = torch.rand(4, 3, 14, 14, generator=generator, dtype=torch.float64)
+    larger = resize_kernel(kernel, 16)
+    enlarged = torch.nn.functional.interpolate(picture, size=(16, 16), mode="bicubic", antialias=True)
+    answers, expected = torch.einsum("bcij,ocij->bo", enlarged, larger), torch.einsum("bcij,ocij->bo", picture, kernel)
+    assert torch.allclose(answers, expected, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(larger.sum((2, 3)), kernel.sum((2, 3)), rtol=1e-10, atol=1e-10)
+    assert resize_kernel(kernel, 14) is kernel
+    assert resize_kernel(kernel.float(), 16).dtype == torch.float32
+
+
+def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
+    state = to_official(mae)
+    deeper, wider = replace(tiny(), depth=6), replace(tiny(), dim=48)
+    with pytest.raises(Fault, match=r"w: has 4 blocks of width 96, the model 6 of 96; build the model with depth=4 and dim=96"):
+        from_mae(state, deeper, "w")
+    with pytest.raises(Fault, match=r"w: has 4 blocks of width 96, the model 4 of 48"):
+        from_mae(state, wider, "w")
+    with pytest.raises(Fault, match=r"w: not the weights of a masked autoencoder, it lacks 1 \(blocks\.3\.mlp\.fc1\.bias\)"):
+        from_mae({name: value for name, value in state.items() if name != "blocks.3.mlp.fc1.bias"}, tiny(), "w")
+    with pytest.raises(Fault, match=r"w: has positions for 255 patches, which are no square of them"):
+        from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
+    save(build(replace(mae_tiny(), heads=2), 0), tmp_path / "heads.safetensors")
+    with pytest.raises(Fault, match=r"heads\.safetensors: has 2 attention heads, the model 3; build the model with heads=2"):
+        start_from(build(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
+
+
+def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
+    save(mae, tmp_path / "mae.safetensors")
+    save(model, tmp_path / "sam.safetensors")
+    with pytest.raises(Fault, match=r"mae\.safetensors: holds a masked autoencoder; give mae:.*mae\.safetensors to start the image encoder from it"):
+        start_from(build(tiny(), 0), str(tmp_path / "mae.safetensors"))
+    with pytest.raises(Fault, match=r"sam\.safetensors: not the weights of a masked autoencoder, it lacks 3 \(pos_embed, patch_embed"):
+        start_from(build(tiny(), 0), f"mae:{tmp_path / 'sam.safetensors'}")
+    with pytest.raises(Fault, match=r"mae:w\.pth: mae: starts a SAM from a masked autoencoder; to go on with .* itself give w\.pth"):
+        start_from(mae, "mae:w.pth")
+    with pytest.raises(Fault, match=r"the weights are not a SAM's: 'image_encoder\.pos_embed' is missing; put mae: before the path"):
+        infer_spec(to_official(mae))
+    other = build(tiny(), 0)
+    start_from(other, str(tmp_path / "sam.safetensors"))
+    assert_same(model.state_dict(), other.state_dict())
