@@ -8,7 +8,7 @@ in pixel-index coordinates (0 is the centre of the first pixel), and boxes have 
 Not here: the seams (`seams`), runs (`geometry.runs`), the transform between frames (`geometry.frame`).
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class Visit(NamedTuple):
     """One sample of the endless sequence: the image at `row` of the index, at `position` from the beginning of `epoch`.
 
     `mask` is the one mask it is trained on, counted among those that pass the filters, -1 where there may be several; `place` counts from the
-    beginning of the global batch; `weight` is what its losses are multiplied by.
+    beginning of the global batch; `weight` is what its losses are multiplied by; `stratum` is the one its sampler drew it from, -1 where it has none.
     """
 
     epoch: int
@@ -33,6 +33,7 @@ class Visit(NamedTuple):
     mask: int = -1
     place: int = 0
     weight: float = 1.0
+    stratum: int = -1
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Chance:
-    """How many random numbers each sample carries: `clicks` per mask, `blocks` of the encoder for drop path, and the `seed` that names them."""
+    """How many random numbers each sample carries: `clicks` per mask, `blocks` of the encoder for drop path, `patches` of the image for masked
+    pre-training, and the `seed` that names them."""
 
     seed: int
     clicks: int
     blocks: int
+    patches: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,18 +72,23 @@ class Draws:
     """Uniform and normal numbers drawn when a sample is assembled and spent on the device.
 
     `first` in [0, 1) chooses a mask's first prompt; `clicks` in [0, 1) chooses (row, then column) for each click; `box_noise` is standard
-    normal, one number for each side; `drop_path` in [0, 1) chooses the residual branches (attention, MLP) an image skips.
+    normal, one number for each side; `drop_path` in [0, 1) chooses the residual branches (attention, MLP) an image skips; `patches` in [0, 1) ranks
+    an image's patches, row by row, for masked pre-training, which hides the last ones.
     """
 
     first: Float[Tensor, "M"]
     clicks: Float[Tensor, "M R 2"]
     box_noise: Float[Tensor, "M 4"]
     drop_path: Float[Tensor, "B L 2"]
+    patches: Float[Tensor, "B P"] = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image ready to be batched: uint8 pixels fitted to the input square, masks as runs of the G x G grid, its boxes and its chance."""
+    """One image ready to be batched: uint8 pixels fitted to the input square, masks as runs of the G x G grid, their boxes and strata, its chance.
+
+    A mask's stratum is that of the visit, or else its granularity in the stored image: 0 fine, 1 medium, 2 coarse.
+    """
 
     name: str
     visit: Visit
@@ -88,6 +96,7 @@ class Sample:
     frame: Frame
     masks: Runs
     boxes_input: Float32[np.ndarray, "m 4"]
+    strata: Int64[np.ndarray, "m"]
     draws: Draws
 
 
@@ -110,7 +119,8 @@ class Rejected:
 class Batch:
     """Images of one step of one rank (or a micro-batch of it), with all their masks on one flat axis.
 
-    `places` tells where in the global batch each image is, `weights` what its losses are multiplied by, `mask_image` each mask's image, ascending.
+    `places` tells where in the global batch each image is, `weights` what its losses are multiplied by, `mask_image` each mask's image, ascending,
+    `strata` the stratum that mining holds each mask against.
     `pause` in [0, 1) chooses the round without a new point; it belongs to the global step, so all ranks and micro-batches share it.
     `cursor` is where training stands once this batch has been trained on.
     """
@@ -121,6 +131,7 @@ class Batch:
     places: Int64[Tensor, "B"]
     weights: Float[Tensor, "B"]
     mask_image: Int64[Tensor, "M"]
+    strata: Int64[Tensor, "M"]
     boxes_input: Float[Tensor, "M 4"]
     mask_bounds: Int[Tensor, "T"]
     mask_starts: Int64[Tensor, "M1"]
@@ -143,6 +154,23 @@ class Batch:
         starts = self.mask_starts[start : stop + 1]
         bounds = self.mask_bounds[int(starts[0]) : int(starts[-1])]
         return dense(bounds, (starts - starts[0]).to(bounds.device, non_blocking=True), (self.grid, self.grid))
+
+    def only(self, kept: Int64[Tensor, "K"]) -> "Batch":
+        """Returns the batch with these masks alone, given in ascending order; images stay, also those without a mask then."""
+        there = kept.cpu()
+        lengths, firsts = self.mask_starts.diff()[there], self.mask_starts[:-1][there]
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        places = torch.repeat_interleave(firsts - starts[:-1], lengths) + torch.arange(int(starts[-1]))
+        chance = {name: getattr(self.draws, name)[kept] for name in ("first", "clicks", "box_noise")}
+        return replace(
+            self,
+            mask_image=self.mask_image[kept],
+            strata=self.strata[kept],
+            boxes_input=self.boxes_input[kept],
+            mask_bounds=self.mask_bounds[places.to(self.mask_bounds.device)],
+            mask_starts=starts,
+            draws=replace(self.draws, **chance),
+        )
 
     def padded(self) -> "Padded":
         """Returns masks and boxes on an axis for each image instead of the flat one; an image of few masks takes the room of one of many."""
@@ -171,12 +199,12 @@ class Padded:
 def _each_tensor(record, function):
     """Returns the record with `function` applied to each tensor in it, also in the records it holds."""
     changes = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for each in fields(record):
+        value = getattr(record, each.name)
         if isinstance(value, Tensor):
-            changes[field.name] = function(value)
+            changes[each.name] = function(value)
         elif isinstance(value, Draws):
-            changes[field.name] = _each_tensor(value, function)
+            changes[each.name] = _each_tensor(value, function)
     return replace(record, **changes)
 
 
@@ -185,13 +213,16 @@ class Truth:
     """What the rounds are held against: masks on the truth grid and how that grid lies in the input square.
 
     `masks` is bool, or the covered share of each cell in [0, 1] when targets are area-averaged; a cell is foreground above one half.
-    `valid` is False on padding. `cell_xy` is the width and height of one cell in input pixels.
+    `valid` is False on padding. `cell_xy` is the width and height of one cell in input pixels. `shift` in [0, 1) moves the points of a loss that
+    looks at some points only. `low_side` is G, the side of the mask prompts' grid over the same square; None where it is the truth's own.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
     valid: Bool[Tensor, "M H W"]
     boxes_input: Float[Tensor, "M 4"]
     cell_xy: tuple[float, float]
+    shift: Float[Tensor, "M 2"] | None = None
+    low_side: int | None = None
 
     @property
     def foreground(self) -> Bool[Tensor, "M H W"]:
@@ -203,13 +234,15 @@ class Prompts:
     """What one round is asked: the same number of point tokens for every mask.
 
     Labels: 1 foreground, 0 background, -1 no point (padding, which the model attends to as SAM's does), 2 and 3 the top-left and bottom-right
-    corner of a box. `masks` are the logits fed back from an earlier round, or None. `several` asks for three masks instead of one.
+    corner of a box. `masks` are the logits fed back from an earlier round, or None; `masked` says which masks have such, None where all do.
+    `several` asks for three masks instead of one.
     """
 
     points_xy_input: Float[Tensor, "M N 2"]
     labels: Int64[Tensor, "M N"]
     masks: Float[Tensor, "M G G"] | None
     several: bool
+    masked: Bool[Tensor, "M"] | None = None
 
 
 @dataclass(frozen=True)
@@ -254,6 +287,7 @@ class Terms:
 
     `loss` is the differentiable sum over masks; `count` how many masks it sums; `parts` sums by name for the log, each over `count`;
     `by_mask` each mask's own loss, which an objective leaves in the graph so that a task can weight it; they are the batch's masks from `first` on.
+    `image` is each one's image in the batch, which the task enters. Where a task has no masks, each image counts as one.
     """
 
     loss: Float[Tensor, ""]
@@ -261,3 +295,4 @@ class Terms:
     parts: dict[str, Float[Tensor, ""]]
     by_mask: Float[Tensor, "M"]
     first: int = 0
+    image: Int64[Tensor, "M"] | None = None

@@ -30,10 +30,11 @@ def whole_images(items: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"],
 class Sequence:
     """What is visited, from sample 0 of training on."""
 
-    def __init__(self, sampler: Sampler, items: Items, book: Book | None = None, locate: Locate = whole_images) -> None:
-        """`book` is needed where the sampler's `decay` is not None."""
+    def __init__(self, sampler: Sampler, items: Items, book: Book | None = None, locate: Locate = whole_images, strata: bool = False) -> None:
+        """`book` is needed where the sampler's `decay` is not None; `strata` says whether visits tell which of the sampler's strata they are of."""
         self._sampler, self._items, self._book, self._locate = sampler, items, book, locate
         self._orders: dict[int, Order] = {}
+        self._strata = sampler.strata(items) if strata else None
         # Where a training goes on, the book already knows later epochs; the number of positions does not depend on it.
         new = book is None or (book.seen < 0).all()
         first = sampler.order(items, 0, Ledger.empty(items.count) if book else None)
@@ -64,8 +65,9 @@ class Sequence:
         items, weights = self._at(numbers)
         rows, masks = self._locate(items)
         epochs, positions = np.divmod(numbers, self.per_epoch)
-        columns = (epochs, positions, rows, masks, numbers - start)
-        return tuple(map(Visit, *(column.tolist() for column in columns), weights.tolist()))
+        strata = np.full(len(items), -1) if self._strata is None else self._strata[items]
+        columns = (epochs, positions, rows, masks, numbers - start, weights, strata)
+        return tuple(map(Visit, *(column.tolist() for column in columns)))
 
     def note(self, start: int, losses: np.ndarray) -> None:
         """Enters the losses of the step that begins with sample `start`, one for each of its samples, NaN where there is none."""

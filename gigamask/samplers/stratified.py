@@ -17,6 +17,7 @@ import numpy as np
 
 from gigamask.draws import draw
 from gigamask.faults import Fault
+from gigamask.samplers.given import column
 from gigamask.samplers.lazy import share
 from gigamask.samplers.uniform import shuffled
 from gigamask.seams import Sampler
@@ -43,6 +44,10 @@ class Stratified(Sampler):
 
     def __post_init__(self) -> None:
         _check_number("stratified", "per_stratum", self.per_stratum, "the smallest stratum's size")
+
+    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+        """Returns each item's granularity."""
+        return column(items, "granularity", "stratified")
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: as many positions as there are strata, times `per_stratum`."""
@@ -73,6 +78,10 @@ class MultiLevel(Sampler):
                 "fine:medium:coarse; give such, 1 1 1 for equal shares"
             )
         _check_number("multi-level", "per_epoch", self.per_epoch, "until the first stratum runs out")
+
+    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+        """Returns each item's granularity."""
+        return column(items, "granularity", "multi-level")
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: a whole number of patterns, so that the next epoch goes on where this one ends."""
@@ -123,6 +132,10 @@ class DistributedBalanced(Sampler):
         if self.ranks % processes:
             raise Fault(f"--sampler.ranks is {self.ranks}, training has {processes} processes; give a multiple of that")
 
+    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+        """Returns each item's granularity."""
+        return column(items, "granularity", "distributed balanced")
+
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: a multiple of ranks times strata, so that the next epoch goes on where this one ends."""
         strata = cells(items, ("granularity",), "distributed balanced")
@@ -151,6 +164,10 @@ class MultiAttribute(Sampler):
             raise Fault("the multi-attribute order's attributes are none, it needs at least one; name columns of whole numbers, such as granularity")
         _check_number("multi-attribute", "per_cell", self.per_cell, "an epoch about as long as the data")
 
+    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+        """Returns each item's cell."""
+        return _joint(items, self.attributes, "multi-attribute")[0]
+
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: as many positions as there are cells, times `per_cell`."""
         joint = cells(items, self.attributes, "multi-attribute")
@@ -158,19 +175,16 @@ class MultiAttribute(Sampler):
         return shuffled(_picked(joint, number, epoch, items.seed, "cell").ravel(), draw(items.seed, "multi-attribute", epoch))
 
 
-def column(items: Items, name: str, sampler: str) -> Shaped[np.ndarray, "count"]:
-    """Returns the items' column of that name, which the order of that sampler reads."""
-    try:
-        return items.columns[name]
-    except KeyError:
-        raise Fault(
-            f"the {sampler} order reads the column '{name}', which the items lack; choose one of {', '.join(items.columns) or 'none'}, "
-            "or add it to the table of attributes"
-        ) from None
-
-
 def cells(items: Items, attributes: Sequence[str], sampler: str) -> list[Int64[np.ndarray, "_"]]:
     """Returns the items of each joint cell of these attributes that has any, in ascending order."""
+    joint, number = _joint(items, attributes, sampler)
+    if not number:
+        return []
+    return np.split(np.argsort(joint, kind="stable"), np.cumsum(np.bincount(joint, minlength=number))[:-1])
+
+
+def _joint(items: Items, attributes: Sequence[str], sampler: str) -> tuple[Integer[np.ndarray, "count"], int]:
+    """Returns the number of each item's joint cell, counted among those that have any, and how many these are."""
     joint, number = np.zeros(items.count, np.uint8), min(items.count, 1)
     for name in attributes:
         values = column(items, name, sampler)
@@ -188,9 +202,7 @@ def cells(items: Items, attributes: Sequence[str], sampler: str) -> list[Int64[n
                 f"the {sampler} order's attributes {', '.join(attributes)} make {max(several, number)} cells or more of {items.count} items, "
                 f"at most {CELLS} can be balanced; leave out '{name}' or make its values coarser"
             )
-    if not number:
-        return []
-    return np.split(np.argsort(joint, kind="stable"), np.cumsum(np.bincount(joint, minlength=number))[:-1])
+    return joint, number
 
 
 def _picked(members: list[Int64[np.ndarray, "_"]], number: int, epoch: int, seed: int, purpose: str) -> Int64[np.ndarray, "cells n"]:

@@ -39,7 +39,7 @@ def test_without_learning_everything_is_known():
 
 def test_weights_and_places_travel_with_visits():
     sequence = Sequence(Counting(weighted=True), Items(3, {}), locate=lambda items: (items + 10, items * 0 + 7))
-    assert [visit[2:] for visit in sequence.visits(np.array([2, 4]), 2)] == [(12, 7, 0, 2.0), (11, 7, 2, 1.25)]
+    assert [visit[2:] for visit in sequence.visits(np.array([2, 4]), 2)] == [(12, 7, 0, 2.0, -1), (11, 7, 2, 1.25, -1)]
 
 
 def test_an_order_without_positions_is_refused():
