@@ -32,7 +32,7 @@ from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import find
 from gigamask.seams import Task
-from gigamask.train.run import Run
+from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.tasks import SamTask
@@ -111,7 +111,7 @@ def smooth_masks(count: int, size: tuple[int, int]) -> torch.Tensor:
     return down.hypot(across) < radius * wave
 
 
-def batch_in_memory(run: Run, masks: int) -> Batch:
+def batch_in_memory(run: Segmentation, masks: int) -> Batch:
     """Returns what the loader would make of one photograph."""
     rng = draw(0, "benchmark batch")
     assembly = run.assembly
@@ -154,7 +154,7 @@ def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
     return side, 2 * side**3 / statistics.median(marks.seconds()) / 1e12
 
 
-def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Run) -> tuple[float, list[float]]:
+def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) -> tuple[float, list[float]]:
     """Makes one update; returns its seconds on the wall, the device's queue drained, and the seconds of each part."""
     marks = Marks(batch.images.device)
     batches = MarkedBatches([batch])
@@ -170,7 +170,7 @@ def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Run) -> tupl
     return seconds, [encode, rounds, encoder, clear + update]
 
 
-def measure(task: SamTask, state: TrainState, batch: Batch, run: Run, repeats: int) -> dict[str, float]:
+def measure(task: SamTask, state: TrainState, batch: Batch, run: Segmentation, repeats: int) -> dict[str, float]:
     """Returns medians of the step's seconds and of its parts', and the peak memory of all repeats in GB, 0 where there is no GPU."""
     device = batch.images.device
     for _ in range(3 if device.type == "cuda" else 1):
@@ -185,7 +185,7 @@ def measure(task: SamTask, state: TrainState, batch: Batch, run: Run, repeats: i
     return found | {name: kind(device) / 1e9 if device.type == "cuda" else 0.0 for name, kind in kinds.items()}
 
 
-def profiled(task: SamTask, state: TrainState, batch: Batch, run: Run) -> str:
+def profiled(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) -> str:
     """Returns the fifteen kernels that one step spends most time in."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     on_gpu = batch.images.is_cuda

@@ -33,6 +33,8 @@ from gigamask.train.checkpoint import load_model
 from gigamask.train.loop import train
 from gigamask.train.run import DATA, SAME_SAMPLES, Run, differences
 
+# A box's noise is at most 2.5 px, as in the recipe `tiny`, whose images are an eighth of SAM's.
+MIXED = ["--policy", "mixed", "--policy.box-noise-limit-px", "2.5"]
 TABLES: dict[str, dict[str, list[str]]] = {
     "samplers": {
         "random": [],
@@ -54,10 +56,35 @@ TABLES: dict[str, dict[str, list[str]]] = {
         "balanced_tar": ["--sampler", "balanced_tar"],
         "multi_attribute": ["--sampler", "multi_attribute"],
     },
+    "losses": {
+        "focal": ["--objective.dice-weight", "0", "--objective.iou-weight", "0"],
+        "dice": ["--objective.focal-weight", "0", "--objective.iou-weight", "0"],
+        "focal+dice": ["--objective.iou-weight", "0"],
+        "focal+dice+iou": [],
+    },
+    "masks": {
+        "single": ["--objective.supervise", "single"],
+        "all": ["--objective.supervise", "all"],
+        "best": ["--objective.supervise", "best"],
+    },
+    "prompts": {
+        "points": [*MIXED, "--policy.point-share", "1", "--policy.box-share", "0", "--policy.mask-share", "0"],
+        "boxes": [*MIXED, "--policy.point-share", "0", "--policy.box-share", "1", "--policy.mask-share", "0"],
+        "mixed": MIXED,
+        "rounds": [],
+    },
+    "mining": {
+        "none": [],
+        "hardest": ["--mining", "hardest"],
+        "hardest_in_strata": ["--mining", "hardest", "--mining.within", "granularity"],
+        "pixels": ["--objective.pixel-share", "0.25", "--objective.pixel-min", "500"],
+    },
 }
-"""Of each table, its variants: a name, and the flags of `gigamask train` that make it.
+"""Of each table, its variants: a name, and the flags of `gigamask train` that make it; a variant without flags is the recipe.
 
-Numbers suit a few thousand samples: the shares of curricula and what losses change would move next to nothing in so short a training by default.
+`losses`, `masks` and `prompts` ask what tables in the field ask: which terms of the loss, which of three answers, which prompts. `rounds` is the
+recipe's own schedule, the other prompts are one round. Numbers suit small models and a few thousand samples: the shares of curricula and what losses
+change would move next to nothing in so short a training by default.
 """
 OWN = ("data", "out", "steps", "seed")
 """What the table gives every training, so that variants differ in nothing else than their flags say."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -70,9 +71,15 @@ def one_line(boxed: str) -> str:
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """The flags of `gigamask train`: those of the run, and how it is put together."""
+    """The flags of a training: those of the run, and how it is put together."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
+    stages: str | None = None
+    """stages to train one after the other, each in its folder below --out: mae,decoder,joint or some of them"""
+    mae_steps: int | None = None
+    """updates of the stage mae; by default those of the recipe that pre-trains such an encoder"""
+    decoder_steps: int | None = None
+    """updates of the stage decoder; by default 5/90 of --steps"""
     config: tuple[str, ...] = ()
     """YAML files of flags, taken before those on the command line"""
     allow_other_order: bool = False
@@ -83,19 +90,20 @@ class TrainFlags:
     """file for what was printed, as data"""
 
 
-def parse_train(argv: Sequence[str]) -> TrainFlags:
-    """Returns the flags of `train RECIPE ...`, or of `train --resume RUN ...`, whose run starts from what that folder holds."""
+def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
+    """Returns the flags of `train RECIPE ...`, or of `train --resume RUN ...`, whose run starts from what that folder holds; `pretrain` is alike."""
     words = list(argv)
     if words and words[0] == "--resume":
         if len(words) < 2:
-            raise Fault("--resume wants a run folder; see 'gigamask train --help'")
-        saved, words, prog = load_run(words[1]), words[2:], f"gigamask train --resume {words[1]}"
+            raise Fault(f"--resume wants a run folder; see 'gigamask {verb} --help'")
+        saved, words, prog = load_run(words[1]), words[2:], f"gigamask {verb} --resume {words[1]}"
     elif words and not words[0].startswith("-"):
-        saved, prog = recipes.find(words[0])(), f"gigamask train {words[0]}"
+        saved, prog = recipes.find(words[0])(), f"gigamask {verb} {words[0]}"
         saved, words = replace(saved, recipe=words[0]), words[1:]
     else:
-        known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
-        raise Fault(f"train wants a recipe first ({known}, or file.py:function), or --resume RUN; see 'gigamask train tiny --help'")
+        known = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
+        names_known = ", ".join(recipe.__name__ for recipe in known)
+        raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
     chosen, words = names.split(words)
     return _parse_run([read_config(path) for path in config_files(words)], chosen, words, saved, prog)
 
@@ -109,12 +117,12 @@ def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: l
     return parse(TrainFlags, flags + words, prog, TrainFlags(run))
 
 
-def settle(flags: TrainFlags) -> tuple[Run, dict[str, tuple[Any, Any]]]:
+def settle(run: Run, other_order: bool) -> tuple[Run, dict[str, tuple[Any, Any]]]:
     """Returns the run to train and how it differs from the one whose checkpoints are in its folder; raises `Fault` where it cannot go on so."""
-    run = flags.run.check()
+    run.check()
     if not run.begun:
         return run, {}
-    return run, check_resume(load_run(run.out), run, flags.allow_other_order)
+    return run, check_resume(load_run(run.out), run, other_order)
 
 
 def config_files(words: Sequence[str]) -> list[str]:
@@ -204,3 +212,18 @@ def load_run(folder: str) -> Run:
     content = read_config(str(path))
     default = replace(recipes.find(content.get("recipe", ""))(), recipe=content["recipe"])
     return _parse_run([content], {}, [], default, str(path)).run
+
+
+def check_json(path: str | None) -> None:
+    """Raises Fault for a file that cannot be written later, before the work is done."""
+    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise Fault(f"--json {path}: cannot be written; name a file in a folder that exists")
+
+
+def write_json(path: str | None, content: dict[str, Any]) -> None:
+    """Writes what a verb printed as data, when a file was named."""
+    if path:
+        try:
+            Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
+        except OSError as error:
+            raise Fault(f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists") from None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gigamask.contracts import Chance, Cursor, Prediction, Prompts, Terms, Visit
+from gigamask.contracts import Cursor, Prediction, Prompts, Terms, Visit
 from gigamask.data import annotation, loader
 from gigamask.data.assemble import assemble
 from gigamask.data.index import Index
@@ -25,13 +25,13 @@ from gigamask.memory.sample import held_bytes
 from gigamask.model.start import build
 from gigamask.prompts.rounds import play
 from gigamask.seams import Ledger
-from gigamask.train.run import Run
+from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
-from gigamask.train.tasks import SamTask, decoder, draws_of, truth_of
+from gigamask.train.tasks import SamTask, decoder
 
 
-def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
+def follow(index: Index, row: int, run: Segmentation) -> list[dict[str, Any]]:
     """Carries the image at `row` of the index through every door of `run`, prints a row for each and returns them."""
     doors: list[dict[str, Any]] = []
 
@@ -54,18 +54,19 @@ def follow(index: Index, row: int, run: Run) -> list[dict[str, Any]]:
     visit = Visit(0, int(visits[0]) if len(visits) else 0, row)
     jpg, raw = through(2, "Shards.read_entry", lambda: shards.read_entry(index, row))
     entry = through(3, "annotation.parse", lambda: annotation.parse(raw, name))
-    chance = Chance(run.seed, run.policy.draws, run.model.depth)
+    chance = run.chance
     sample = through(4, "assemble", lambda: assemble(jpg, entry, visit, run.assembly, chance))
     batch = through(5, "loader.collate", lambda: loader.collate([sample], (), run.assembly, chance, 0.5, Cursor(1)))
     model = build(run.model, run.seed)
     embedding = through(6, "Sam.encode", lambda: model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)).detach()
     part = slice(0, min(run.masks_at_once, len(batch.mask_image)))
-    truth, draws = truth_of(batch, part, run.model.grid), draws_of(batch.draws, part)
-    rounds = play(decoder(model, embedding, batch.mask_image[part], "fp32"), truth, run.policy, draws, batch.pause)
+    task = SamTask(run.policy, run.objective, run.masks_at_once, full=run.loading.target == "full")
+    truth, draws = task.pose(batch, part, run.model.grid)
+    decode = decoder(model, embedding, batch.mask_image[part], "fp32", truth.masks.shape[-1])
+    rounds = play(decode, truth, run.policy, draws, batch.pause)
     first = through(7, "rounds.play, round 0", lambda: next(rounds))
     terms: Terms = through(8, "Objective", lambda: run.objective(first, truth))
     print(f"   {', '.join(f'{part} {float(value / terms.count):.3f}' for part, value in terms.parts.items())} (means over {int(terms.count)} masks)")
-    task = SamTask(run.policy, run.objective, run.masks_at_once)
     state = TrainState.around(model, run)
     rate = run.optimizer.lr * run.schedule.factor(0, run.steps)
     through(9, "step, all rounds", lambda: step(task, state, [batch], 1, rate, run.optimizer.clip_norm).record)

@@ -19,8 +19,11 @@ from typing import Any
 from gigamask import recipes
 from gigamask.data import augment, choose
 from gigamask.faults import Fault
+from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
+from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.samplers.chunked import Chunked
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
 from gigamask.samplers.lazy import Lazy
@@ -31,9 +34,9 @@ from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, Mu
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.samplers.uniform import Uniform
-from gigamask.seams import Objective, Policy, Sampler
+from gigamask.seams import Mining, Objective, Policy, Sampler
 from gigamask.train.optim import AdamW, MuonAdamW
-from gigamask.train.run import Run
+from gigamask.train.run import Run, kinds
 from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 
 SEAMS: dict[str, tuple[type, dict[str, type]]] = {
@@ -64,10 +67,17 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     ),
     "loading.augment": (
         augment.Augment,
-        {"none": augment.Plain, "flip": augment.Flip, "large_scale_jitter": augment.LargeScaleJitter, "resized_crop": augment.ResizedCrop},
+        {
+            "none": augment.Plain,
+            "flip": augment.Flip,
+            "large_scale_jitter": augment.LargeScaleJitter,
+            "resized_crop": augment.ResizedCrop,
+            "random_resized_crop": augment.RandomResizedCrop,
+        },
     ),
-    "policy": (Policy, {"interactive": InteractiveSchedule}),
+    "policy": (Policy, {"interactive": InteractiveSchedule, "mixed": MixedPrompts, "two_sided": TwoSidedCorrection}),
     "objective": (Objective, {"masks": MaskObjective}),
+    "mining": (Mining, {"none": EveryMask, "hardest": Hardest}),
     "optimizer": (AdamW, {"adamw": AdamW, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
 }
@@ -95,6 +105,8 @@ def split(words: Sequence[str], parts: Collection[str] = SEAMS.keys()) -> tuple[
 def choose_parts(run: Run, chosen: Mapping[str, str]) -> Run:
     """Returns the run with the parts that are named; one that it has already keeps its fields."""
     for part, name in chosen.items():
+        if part not in parts_of(run):
+            raise Fault(f"--{part} is {name!r}, but recipe {run.recipe} has no such part; it has {', '.join(parts_of(run))}")
         if name != name_of(part, part_of(run, part)):
             run = _with(run, part.split("."), make(part, name))
     return run
@@ -102,7 +114,12 @@ def choose_parts(run: Run, chosen: Mapping[str, str]) -> Run:
 
 def named_parts(run: Run) -> dict[str, str]:
     """Returns the name of each part of the run."""
-    return {part: name_of(part, part_of(run, part)) for part in SEAMS}
+    return {part: name_of(part, part_of(run, part)) for part in parts_of(run)}
+
+
+def parts_of(run: Run) -> list[str]:
+    """Returns which parts the run has; what trains an encoder alone has no prompts."""
+    return [part for part in SEAMS if part in kinds(run)]
 
 
 def part_of(run: Run, part: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
+    from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64
     from torch import Tensor
 
     from gigamask.contracts import Batch, Draws, Prompts, Round, Terms, Truth
@@ -95,6 +95,10 @@ class Sampler(ABC):
         """Raises `Fault` where an order cannot keep its promise with this global batch, so many processes, and so many machines."""
         return
 
+    def strata(self, items: Items) -> Int[np.ndarray, "count"] | None:
+        """Returns which kind of its own each item is of, from 0 on, or None where the sampler knows none; mining looks within them."""
+        return None
+
     @abstractmethod
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Returns the item of each position of `epoch`; their number depends on `items` only. `ledger` is None where `decay` is."""
@@ -118,14 +122,38 @@ class Policy(ABC):
 class Objective(ABC):
     """Says how wrong a round is."""
 
+    @property
+    def draws(self) -> int:
+        """How many pairs of uniform numbers of a mask the objective spends, 0 or 1: it finds them in `Truth.shift`."""
+        return 0
+
     @abstractmethod
     def __call__(self, round: Round, truth: Truth) -> Terms:
         """Returns the loss of one round as sums over its masks and their count."""
 
 
 @dataclass(frozen=True)
+class Mining(ABC):
+    """Says which masks of a step are trained on."""
+
+    @property
+    def by_sampler(self) -> bool:
+        """Whether the strata it looks within are the sampler's, else they are the masks' granularities."""
+        return False
+
+    @abstractmethod
+    def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
+        """Tells of all masks of the global batch which are kept; a loss of NaN is of a mask that is not there."""
+
+
+@dataclass(frozen=True)
 class Task(ABC):
     """Says what a training step computes: SAM, MAE, grounding."""
+
+    @property
+    def mining(self) -> Mining | None:
+        """Which masks are trained on; None: all of them."""
+        return None
 
     @abstractmethod
     def terms(self, model: Any, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
@@ -133,6 +161,26 @@ class Task(ABC):
 
         `cut(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.
         """
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an evaluation during training found: scores by name, the one that the best checkpoint is kept by, and what should worry, a line each."""
+
+    scores: Mapping[str, float]
+    best_by: str
+    worries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC):
+    """Looks at a model during training, every so many updates."""
+
+    every: int
+
+    @abstractmethod
+    def run(self, model: Any) -> Verdict:
+        """Returns what is found; the model is as it was afterwards."""
 
 
 class Encoder(Protocol):

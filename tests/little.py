@@ -6,8 +6,8 @@ from gigamask.data.augment import Flip
 from gigamask.model.sizes import SamSpec
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.train.optim import AdamW
-from gigamask.train.run import Loading, Run
 from gigamask.train.schedule import WarmupCosine
+from gigamask.train.segmentation import Loading, Segmentation
 
 SPEC = SamSpec(
     input_side=64,
@@ -25,9 +25,9 @@ SPEC = SamSpec(
 )
 
 
-def little() -> Run:
+def little() -> Segmentation:
     """A model of a few thousand parameters, two rounds, one process."""
-    return Run(
+    return Segmentation(
         recipe=f"{Path(__file__).resolve()}:little",
         model=SPEC,
         steps=4,

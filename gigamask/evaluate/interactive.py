@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from torch.nn import functional
 
@@ -178,17 +179,20 @@ def measure(
 
 def score_image(model: Sam, index: Index, shards: Shards, row: int, filters: Filters, protocol: Protocol) -> list[MaskScore]:
     """Scores the masks of one image; an image without a json or without a mask that passes has none."""
-    if index.images["json_bytes"][row] <= 0:
-        return []
-    rows = index.mask_rows(row)
-    area = int(index.images["height"][row]) * int(index.images["width"][row])
-    columns = index.masks
-    keep = filters.keep(columns["area"][rows], area, columns["predicted_iou"][rows], columns["stability_score"][rows])
-    numbers = np.flatnonzero(keep & (columns["area"][rows] > 0))
+    numbers = scored(index, row, filters)
     if not len(numbers):
         return []
     scene = look(model, index, shards, row)
     return [score for group in scene.groups(numbers) for score in score_group(model, scene, row, group, protocol)]
+
+
+def scored(index: Index, row: int, filters: Filters) -> Int64[np.ndarray, "n"]:
+    """Returns the numbers of an image's masks that pass the filters."""
+    rows = index.mask_rows(row)
+    area = int(index.images["height"][row]) * int(index.images["width"][row])
+    columns = index.masks
+    keep = filters.keep(columns["area"][rows], area, columns["predicted_iou"][rows], columns["stability_score"][rows])
+    return np.flatnonzero(keep & (columns["area"][rows] > 0))
 
 
 def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protocol: Protocol) -> list[MaskScore]:

@@ -10,11 +10,20 @@ from pathlib import Path
 from types import ModuleType
 
 from gigamask.faults import Fault
+from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
 from gigamask.recipes.tiny import tiny
+from gigamask.recipes.variants import finetune, finetune_vit_h, finetune_vit_l, mixed_prompts, one_gpu
+from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import Run
+from gigamask.train.segmentation import Segmentation
 
-BUILT_IN: tuple[Callable[[], Run], ...] = (tiny, sam_vit_b, sam_vit_l, sam_vit_h)
+SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
+    *(tiny, sam_vit_b, sam_vit_l, sam_vit_h),
+    *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
+)
+PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
+BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS)
 
 
 def find(name: str) -> Callable[[], Run]:
@@ -27,7 +36,7 @@ def find(name: str) -> Callable[[], Run]:
         raise Fault(f"no recipe is called {name!r}; known are {', '.join(known)}, and file.py:function for your own")
     recipe = getattr(load_file(path), function, None)
     if not callable(recipe):
-        raise Fault(f"{path} has no function {function!r}; write one that returns a gigamask.train.run.Run")
+        raise Fault(f"{path} has no function {function!r}; write one that returns a gigamask.train.segmentation.Segmentation")
     return recipe
 
 

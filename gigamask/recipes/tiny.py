@@ -5,18 +5,18 @@ from gigamask.losses.objective import MaskObjective
 from gigamask.model import sizes
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.train.optim import MuonAdamW
-from gigamask.train.run import Loading, Run
 from gigamask.train.schedule import WarmupCosine
+from gigamask.train.segmentation import Loading, Segmentation
 
 
-def tiny() -> Run:
+def tiny() -> Segmentation:
     """A 128-pixel SAM on synthetic scenes: `gigamask train tiny --data runs/demo/train --out runs/tiny`.
 
     Two CPU cores, about four minutes. Numbers: our own measurements (docs/measurements.md): two rounds where SAM plays eleven, because early
     in training the first ones teach the most for their cost; plain cross entropy (focal with gamma 0, balanced) where SAM has focal, which
     begins more slowly; Muon, and an encoder at half the rate, without which its embedding collapses before the decoder can use it.
     """
-    return Run(
+    return Segmentation(
         recipe="tiny",
         model=sizes.tiny(),
         steps=1000,

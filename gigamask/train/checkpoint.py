@@ -23,6 +23,7 @@ from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.sam import Sam
+from gigamask.model.sizes import MaeSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device
 from gigamask.samplers.ledger import Book
@@ -31,10 +32,14 @@ from gigamask.train.state import TrainState
 
 FORMAT = 1
 MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors", "ledger.safetensors", "manifest.json"
+BEST = "best"
 
 
-def save(state: TrainState, run: Run) -> Path:
-    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep`, and returns the new folder."""
+def save(state: TrainState, run: Run, score: float | None = None) -> Path:
+    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep` and the one of the best score, and returns the new folder.
+
+    `best` there links to the latter.
+    """
     folder = Path(run.out) / "checkpoints"
     final, part = folder / f"step_{state.step:08d}", folder / f".step_{state.step:08d}.part"
     sweep(folder)
@@ -48,6 +53,8 @@ def save(state: TrainState, run: Run) -> Path:
     manifest: dict[str, Any] = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
     if state.book:
         manifest["ledger"] = state.book.subject
+    if score is not None:
+        manifest["score"] = score
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
@@ -55,9 +62,30 @@ def save(state: TrainState, run: Run) -> Path:
         shutil.rmtree(final)
     part.rename(final)
     _flush(folder)
+    best = best_score(Path(run.out))
+    if score is not None and (best is None or score >= best):
+        _link(folder / BEST, final.name)
+    kept = (folder / BEST).resolve()
     for old in complete(folder)[: -run.keep]:
-        shutil.rmtree(old)
+        if old.resolve() != kept:
+            shutil.rmtree(old)
     return final
+
+
+def best_score(out: Path) -> float | None:
+    """Returns the score of the best checkpoint of a run folder, None where none was scored."""
+    try:
+        return json.loads((out / "checkpoints" / BEST / MANIFEST).read_bytes())["score"]
+    except FileNotFoundError:
+        return None
+
+
+def _link(path: Path, target: str) -> None:
+    """Makes a link that appears whole and replaces the one before."""
+    beside = path.with_name(f".{path.name}.link")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target)
+    beside.replace(path)
 
 
 def resume(run: Run, device: torch.device) -> TrainState | None:
@@ -66,7 +94,7 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     if folder is None:
         return None
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    model = build(run.model, run.seed)
+    model = run.build()
     weights.load(model, load_file(folder / MODEL), str(folder))
     state = TrainState.around(model.to(device), run)
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
@@ -95,13 +123,17 @@ def newest(out: Path) -> Path | None:
 
 
 def locate(path: str) -> str:
-    """Returns where the weights of `path` lie: the newest sound checkpoint when it is a run folder, else the path itself."""
-    return str(newest(Path(path)) or path)
+    """Returns where the weights of `path` lie, or of `mae:path`: the newest sound checkpoint when it is a run folder, else the path itself."""
+    prefix = weights.MAE if path.startswith(weights.MAE) else ""
+    bare = path.removeprefix(prefix)
+    return prefix + str(newest(Path(bare)) or bare)
 
 
 def load_model(path: str, device: str = "auto") -> Sam:
     """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads."""
     tensors, spec = weights.read(locate(path))
+    if isinstance(spec, MaeSpec):
+        raise Fault(f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run")
     model = build(spec or weights.infer_spec(tensors), seed=0)
     weights.load(model, tensors, path)
     return model.to(choose_device(device)).eval()

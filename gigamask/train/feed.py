@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gigamask.contracts import Batch, Chance, Cursor
-from gigamask.data import attributes, loader
+from gigamask.contracts import Batch, Cursor
+from gigamask.data import attributes, loader, store
 from gigamask.data import index as indexes
 from gigamask.data.items import open_items
 from gigamask.data.mask_store import MaskStore
@@ -26,23 +26,9 @@ from gigamask.samplers.sequence import Sequence
 from gigamask.train.run import DATA, Run
 
 
-def open_index(run: Run, other_order: bool = False) -> indexes.Index:
-    """Returns the index of the run's data; tars that have none are indexed once, into the run folder.
-
-    Raises Fault when the run has trained on other data, unless `other_order` allows it: a tar more makes every sample that is left another one.
-    """
-    index, path = indexes.open_or_build(run.data, run.out), Path(run.out) / DATA
-    if other_order or not path.exists() or not run.begun:
-        return index
-    before, found = json.loads(path.read_text()), described(run, index)
-    if before["digest"] != found["digest"]:
-        words = [f"{each['images']} images in {each['tars']} tars" for each in (before, found)]
-        act = "put it back, give --allow-other-order, or another --out"
-        raise Fault(f"{run.out}: trained on {words[0]}, its data are {words[1]} now, so that the samples left would be others; {act}")
-    if before.get("attributes") != found["attributes"]:
-        act = "put it back, give --allow-other-order, or another --out"
-        raise Fault(f"{run.loading.attributes}: another table than {run.out} has trained with, so that its order would be another; {act}")
-    return index
+def open_index(run: Run) -> indexes.Index:
+    """Returns the index of the run's data; tars that have none are indexed once, into the run folder."""
+    return indexes.open_or_build(run.data, run.out)
 
 
 def described(run: Run, index: indexes.Index) -> dict[str, Any]:
@@ -51,27 +37,47 @@ def described(run: Run, index: indexes.Index) -> dict[str, Any]:
     return {"digest": index.digest, "images": len(index), "tars": len(index.shard_paths), "attributes": table}
 
 
+def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
+    """Raises Fault when the run has trained on other data than those described: a tar more makes every sample that is left another one."""
+    path = Path(run.out) / DATA
+    if not path.exists() or not run.begun:
+        return
+    before, act = json.loads(path.read_text()), "put it back, give --allow-other-order, or another --out"
+    if before["digest"] != data["digest"]:
+        words = [f"{each['images']} images in {each['tars']} tars" for each in (before, data)]
+        raise Fault(f"{run.out}: trained on {words[0]}, its data are {words[1]} now, so that the samples left would be others; {act}")
+    if before.get("attributes") != data["attributes"]:
+        raise Fault(f"{run.loading.attributes}: another table than {run.out} has trained with, so that its order would be another; {act}")
+
+
+def keep_data(run: Run, data: dict[str, Any]) -> None:
+    """Writes down what the run trains on."""
+    store.write(Path(run.out) / DATA, json.dumps(data).encode())
+
+
 class Feed:
     """What a run trains on from a cursor on. `book` is what its sampler learns from, new unless given; None where it does not learn."""
 
-    def __init__(self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: Book | None = None) -> None:
+    def __init__(
+        self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: Book | None = None, data: dict[str, Any] | None = None
+    ) -> None:
+        """`data` is what `described` says of the index, which a sampler that learns holds its book against."""
         table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
-        found = open_items(index, run.loading.filters, run.loading.items, table, run.seed)
+        found = open_items(index, run.assembly.filters, run.items, table, run.seed, run.assembly.masks)
         if not found.items.count:
             why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
             raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
         if run.assembly.mask_store:
             MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
-        self.book = book = _book(run, described(run, index), found.items.count, book)
+        self.book = book = None if run.sampler.decay is None else _book(run, data or described(run, index), found.items.count, book)
         self._run, self._index, self._start = run, index, (cursor or Cursor()).samples
-        self._sequence = Sequence(run.sampler, found.items, book, found.locate)
+        self._sequence = Sequence(run.sampler, found.items, book, found.locate, run.strata)
 
     def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
         """Yields, for every step, this process's micro-batches."""
         run, world = self._run, world or World()
-        chance = Chance(seed=run.seed, clicks=run.policy.draws, blocks=run.model.depth)
         # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
-        source = loader.Source(str(self._index.folder), run.assembly, chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
+        source = loader.Source(str(self._index.folder), run.assembly, run.chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
         made = loader.Loader(source, run.loading.workers, pin)
         try:
             for leg in split.legs(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
@@ -84,14 +90,12 @@ class Feed:
         self._sequence.note(start, losses)
 
 
-def _book(run: Run, data: dict[str, Any], items: int, before: Book | None) -> Book | None:
+def _book(run: Run, data: dict[str, Any], items: int, before: Book | None) -> Book:
     """Returns the book of a sampler that learns: the one from before, if it is of the same sampler and items."""
-    if run.sampler.decay is None:
-        return None
-    told = f"{run.sampler!r} {run.loading.items} {run.loading.filters!r} {json.dumps(data)}"
+    told = f"{run.sampler!r} {run.items} {run.assembly.filters!r} {json.dumps(data)}"
     subject = blake2b(told.encode(), digest_size=16).hexdigest()
     if before is not None and before.subject == subject:
         return before
     if before is not None:
         warnings.warn(f"{run.out}: its ledger of losses is of another sampler or other data, a new one is begun", stacklevel=2)
-    return Book.empty(subject, items, run.sampler.decay)
+    return Book.empty(subject, items, run.sampler.decay or 0.0)

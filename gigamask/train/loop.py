@@ -3,7 +3,6 @@
 Not here: what a step does (`train.step`), where batches come from (`train.feed`), what is saved (`train.checkpoint`).
 """
 
-import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
@@ -11,23 +10,30 @@ from pathlib import Path
 
 import torch
 
-from gigamask.data import lock, store
-from gigamask.parallel.precision import choose_device, choose_precision
+from gigamask.data import lock
+from gigamask.parallel.precision import choose_device
 from gigamask.parallel.world import World
+from gigamask.seams import Evaluator
 from gigamask.train import checkpoint
-from gigamask.train.feed import Feed, described, open_index
+from gigamask.train.feed import Feed, described, keep_data, open_index, refuse_other_data
 from gigamask.train.guard import Guard
-from gigamask.train.run import DATA, Run
+from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
-from gigamask.train.tasks import SamTask
 from gigamask.train.watch import Watch
 
 
-def train(run: Run, world: World | None = None, other_order: bool = False, begun: Callable[[], object] = lambda: None) -> TrainState:
+def train(
+    run: Run,
+    world: World | None = None,
+    other_order: bool = False,
+    begun: Callable[[], object] = lambda: None,
+    evaluator: Evaluator | None = None,
+) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
-    `other_order` lets a run go on whose data have changed. `begun` is called by the first process, once the run folder is its own and all is ready.
+    `other_order` lets a run go on whose data have changed. `begun` is called by the first process, once the run folder is its own and all is ready;
+    the first process alone evaluates, too.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
@@ -39,7 +45,7 @@ def train(run: Run, world: World | None = None, other_order: bool = False, begun
             begun()
         if feed is None:
             return state
-        task = SamTask(run.policy, run.objective, run.masks_at_once, choose_precision(run.precision, device))
+        task = run.task(device)
         state.model.train()
         with Watch(run, state.step, device, world.first) as watch:
             guard = Guard(run, watch)
@@ -51,8 +57,10 @@ def train(run: Run, world: World | None = None, other_order: bool = False, begun
                 watch.record(state.step, run.batch, done.record)
                 guard.check(state.step, batches, done.skipped)
                 leaving = state.step == run.steps or done.stopping
-                if world.first and (leaving or state.step % run.save_every == 0):
-                    checkpoint.save(state, run)
+                due = evaluator if world.first and (state.step == run.steps or (evaluator and state.step % evaluator.every == 0)) else None
+                score = watch.judge(state.step, due.run(state.model)) if due else None
+                if world.first and (leaving or due or state.step % run.save_every == 0):
+                    checkpoint.save(state, run, score)
                 if leaving:
                     break
         world.wait()  # whoever leaves first would let another training begin
@@ -67,11 +75,14 @@ def prepare(run: Run, device: torch.device, other_order: bool, holding: ExitStac
     state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
     if state.step >= run.steps:
         return state, None
-    index = open_index(run, other_order)
-    feed = Feed(run, index, state.cursor, state.book)
+    index = open_index(run)
+    data = described(run, index)
+    if not other_order:
+        refuse_other_data(run, data)
+    feed = Feed(run, index, state.cursor, state.book, data)
     state.book = feed.book
     if holding is not None:
-        store.write(Path(run.out) / DATA, json.dumps(described(run, index)).encode())
+        keep_data(run, data)
     return state, feed
 
 

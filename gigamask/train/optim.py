@@ -40,7 +40,8 @@ class AdamW:
         """Returns a fused AdamW whose groups carry `lr_scale`, what the scheduled learning rate is multiplied by."""
         import torch
 
-        return [torch.optim.AdamW(self._groups(model, dict(model.named_parameters())), lr=self.lr, betas=self.betas, fused=True)]
+        groups = self._groups(model, dict(model.named_parameters()))
+        return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)] if groups else []
 
     def _groups(self, model: nn.Module, members: dict[str, nn.Parameter], factor: float = 1.0) -> list[dict]:
         """Returns the trainable ones of `members` in groups of equal learning rate and decay."""
@@ -72,9 +73,10 @@ class MuonAdamW(AdamW):
 
         matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)}
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
+        by_muon, by_adam = self._groups(model, matrices, self.muon_lr / self.lr), self._groups(model, others)
         return [
-            Muon(self._groups(model, matrices, self.muon_lr / self.lr), self.muon_lr, self.momentum),
-            torch.optim.AdamW(self._groups(model, others), lr=self.lr, betas=self.betas, fused=True),
+            *([Muon(by_muon, self.muon_lr, self.momentum)] if by_muon else []),
+            *([torch.optim.AdamW(by_adam, lr=self.lr, betas=self.betas, fused=True)] if by_adam else []),
         ]
 
 

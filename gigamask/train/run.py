@@ -2,52 +2,48 @@
 
 Imports no torch, so that `--help` answers at once.
 
-Not here: how flags become a run (`cli`), what the parts do (their own modules).
+Not here: what SAM's and MAE's trainings add (`train.segmentation`, `train.pretraining`), how flags become a run (`arguments`), what the parts do
+(their own modules).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gigamask.data.augment import Augment, Plain
-from gigamask.data.choose import Choice, Filters, RandomChoice
 from gigamask.data.colour import ColourJitter
 from gigamask.data.settings import Assembly
 from gigamask.faults import Fault
-from gigamask.losses.objective import MaskObjective
-from gigamask.model.sizes import SamSpec
-from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.samplers.uniform import Uniform
-from gigamask.seams import Objective, Policy, Sampler
+from gigamask.seams import Sampler, Task
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import Schedule, WarmupDrops
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigamask.contracts import Chance
+    from gigamask.model.weights import Model
+
+Kind = TypeVar("Kind", bound="Run")
 
 DATA = "data.json"
 """In the run folder: what the run's data were when it began."""
 
 
 @dataclass(frozen=True)
-class Loading:
-    """How samples are made."""
+class ImageLoading:
+    """How images become samples."""
 
-    items: Literal["image", "mask"] = "image"
-    """what is sampled: images, each with several masks, or single masks, each with its image"""
     attributes: str | None = None
     """CSV file of what else is known of images or tars, for samplers (docs/samplers.md)"""
-    max_masks: int = 64
-    """masks of an image that are trained on"""
-    filters: Filters = field(default_factory=Filters)
-    choice: Choice = field(default_factory=RandomChoice)
     augment: Augment = field(default_factory=Plain)
     colour: ColourJitter = field(default_factory=ColourJitter)
-    target: Literal["hard", "area"] = "hard"
-    """what the loss sees on the low-resolution grid: the mask at cell centres, or each cell's covered share"""
     half_scale: bool = False
     """decode large JPEGs at half scale: 1.3x faster, about 42 dB from the exact route"""
-    mask_store: str | None = None
-    """folder that 'gigamask masks' made: masks are read from it instead of each image's json"""
     workers: int = 2
     """loader processes; 0 loads in the training process"""
     read_ahead_mb: int = 0
@@ -55,25 +51,25 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything that decides what a training does."""
+class Run(ABC):
+    """Everything that decides what a training does, whatever it trains."""
 
-    recipe: str = "tiny"
+    recipe: str
     """the recipe this run was made from"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index"""
+    """tars, folders of tars or of images, globs, or an index"""
     out: str = "runs/run"
     """the run folder: configuration, metrics, checkpoints"""
     init: str | None = None
-    """weights to start from: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder"""
+    """weights to start from: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder; mae:PATH for an encoder alone"""
+    freeze: tuple[str, ...] = ()
+    """parts of the model that stay as they are, such as image_encoder; no gradient of theirs is computed"""
     steps: int = 1000
     """updates of the whole run"""
     batch: int = 4
     """images per update, over all processes"""
     micro: int = 4
     """images that pass through the encoder at once; a batch is accumulated exactly from such groups"""
-    masks_at_once: int = 64
-    """masks that pass through the decoder at once; gradients do not depend on it, memory does"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto is bf16 on a GPU and fp32 on a CPU"""
     device: str = "auto"
@@ -88,21 +84,43 @@ class Run:
     """updates between lines in metrics.jsonl"""
     max_bad_share: float = 0.01
     """share of unreadable samples above which training stops"""
-    model: SamSpec = field(default_factory=SamSpec)
-    loading: Loading = field(default_factory=Loading)
+    loading: ImageLoading = field(default_factory=ImageLoading)
     sampler: Sampler = field(default_factory=Uniform)
-    policy: Policy = field(default_factory=InteractiveSchedule)
-    objective: Objective = field(default_factory=MaskObjective)
     optimizer: AdamW = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=WarmupDrops)
 
-    def check(self) -> Run:
+    @abstractmethod
+    def build(self) -> Model:
+        """Returns the model that the seed names, not yet trained."""
+
+    @abstractmethod
+    def task(self, device: torch.device) -> Task:
+        """Returns what a step computes."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> Chance:
+        """How many random numbers a sample carries."""
+
+    @property
+    @abstractmethod
+    def assembly(self) -> Assembly:
+        """How the loader makes samples."""
+
+    @property
+    def items(self) -> Literal["image", "mask"]:
+        """What is sampled."""
+        return "image"
+
+    @property
+    def strata(self) -> bool:
+        """Whether samples tell which of the sampler's strata they are of."""
+        return False
+
+    def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
-        for name, least in (("steps", 1), ("batch", 1), ("micro", 1), ("masks_at_once", 1), ("save_every", 1), ("keep", 1), ("log_every", 1)):
-            _at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
-        _at_least("--loading.max-masks", self.loading.max_masks, 1)
-        _at_least("--loading.workers", self.loading.workers, 0)
-        _at_least("--loading.read-ahead-mb", self.loading.read_ahead_mb, 0)
+        at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
+        at_least(0, **{"loading.workers": self.loading.workers, "loading.read_ahead_mb": self.loading.read_ahead_mb})
         self.sampler.check(self.batch, processes=1, nodes=1)
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
@@ -115,26 +133,12 @@ class Run:
         """Whether its folder holds a checkpoint already."""
         return any(Path(self.out).glob("checkpoints/step_*"))
 
-    @property
-    def assembly(self) -> Assembly:
-        """How the loader makes samples for this model: an area-averaged target is cut from masks at the input's resolution."""
-        side, loading = self.model.input_side, self.loading
-        return Assembly(
-            side=side,
-            grid=side if loading.target == "area" else self.model.grid,
-            max_masks=loading.max_masks,
-            filters=loading.filters,
-            choice=loading.choice,
-            augment=loading.augment,
-            colour=loading.colour,
-            half_scale=loading.half_scale,
-            mask_store=loading.mask_store,
-        )
 
-
-def _at_least(flag: str, value: int, least: int) -> None:
-    if value < least:
-        raise Fault(f"{flag} is {value}, it must be at least {least}")
+def at_least(least: int, **numbers: int) -> None:
+    """Raises `Fault` where one of these leaves is smaller."""
+    for name, value in numbers.items():
+        if value < least:
+            raise Fault(f"--{name.replace('_', '-')} is {value}, it must be at least {least}")
 
 
 def leaves(record: Any, prefix: str = "") -> dict[str, Any]:

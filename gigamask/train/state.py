@@ -6,16 +6,15 @@ There is nothing else to save: chance is named (`draws`), schedules are function
 Not here: files (`train.checkpoint`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.model.sam import Sam
-from gigamask.model.start import build
 from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 
@@ -24,7 +23,7 @@ from gigamask.train.run import Run
 class TrainState:
     """The moving parts of a training. `step` counts finished updates; `cursor` is of the last batch trained on."""
 
-    model: Sam
+    model: weights.Model
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
@@ -33,18 +32,18 @@ class TrainState:
     @classmethod
     def begin(cls, run: Run, device: torch.device, init: str | None = None) -> "TrainState":
         """Returns the state before the first step: the weights that lie at `init`, or fresh ones named by the seed."""
-        model = build(run.model, run.seed)
+        model = run.build()
         if init:
-            found, _ = weights.read(init)
-            weights.load(model, found, init)
+            weights.start_from(model, init)
         return cls.around(model.to(device), run)
 
     @classmethod
-    def around(cls, model: Sam, run: Run) -> "TrainState":
-        """Returns a state at step 0 for this model, whose gradients exist from the start.
+    def around(cls, model: weights.Model, run: Run) -> "TrainState":
+        """Returns a state at step 0 for this model, whose gradients exist from the start; those of frozen parts never do.
 
         A parameter that a step does not touch then has a zero gradient rather than none, on every rank and in every world alike.
         """
+        freeze(model, run.freeze)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
@@ -75,3 +74,17 @@ class TrainState:
                 optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entry.items()}
         if odd := [*missing, *left]:
             raise Fault(f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; give another --out to start anew")
+
+
+def freeze(model: nn.Module, parts: Sequence[str]) -> None:
+    """Keeps the parameters of some parts, or single ones, as they are."""
+    named = dict(model.named_parameters())
+    for part in parts:
+        held = [parameter for name, parameter in named.items() if f"{name}.".startswith(f"{part}.")]
+        if not held:
+            known = ", ".join(name for name, _ in model.named_children())
+            raise Fault(f"--freeze names {part!r}, which is no part of the model; name {known}, or what they hold, such as {next(iter(named))}")
+        for parameter in held:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise Fault(f"--freeze {' '.join(parts)} leaves nothing to train; leave one out")

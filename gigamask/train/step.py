@@ -21,6 +21,7 @@ from gigamask.contracts import Batch, Terms
 from gigamask.faults import Fault
 from gigamask.parallel.world import World
 from gigamask.seams import Task
+from gigamask.train.hardest import mine
 from gigamask.train.state import TrainState
 
 MOST_PARTS = 16
@@ -30,7 +31,7 @@ MOST_PARTS = 16
 @dataclass
 class Totals:
     """Sums and counts of a step so far, on the device; of each sample, by its place in the global batch, the sum and number of its masks' losses in
-    all rounds, and its weight.
+    all rounds (its own loss where there are no masks), and its weight.
     """
 
     losses: Float[Tensor, "batch"]
@@ -49,9 +50,9 @@ class Totals:
         for name, value in {"loss": terms.loss, **terms.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
         self.count += terms.count
-        image = batch.mask_image[terms.first : terms.first + len(terms.by_mask)]
+        assert terms.image is not None, "the task says which image each of its terms is of"
         # Row by row, which a GPU adds up in the same order every time; images are few.
-        of_image = image == torch.arange(len(batch.names), device=image.device)[:, None]
+        of_image = terms.image == torch.arange(len(batch.names), device=terms.by_mask.device)[:, None]
         self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
         self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
 
@@ -127,8 +128,11 @@ def step(
     """Makes one update from this process's micro-batches of a global batch of `batch` samples, together with those of the others.
 
     `rate` is the learning rate before each layer's own factor. A step whose gradient is not finite changes nothing and says that it was skipped;
-    so does one without a mask.
+    so does one without a mask. A task that mines is asked twice, and its update is made of the masks that are kept.
     """
+    world, mined = world or World(), None
+    if task.mining:
+        batches, mined = mine(task, task.mining, state.model, batches, batch, world)
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=False)
     parameters = [p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -137,7 +141,7 @@ def step(
     for micro in batches:
         accumulate(task, state.model, micro, totals)
     told = totals.count.new_full((), float(stopping))
-    totals.share(world or World(), gradients, told)
+    totals.share(world, gradients, told)
     torch._foreach_div_(gradients, totals.divisor())
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if clip_norm is not None else math.inf))
     skipped = not math.isfinite(norm) or not float(totals.count)
@@ -147,5 +151,5 @@ def step(
                 group["lr"] = rate * group["lr_scale"]
             optimizer.step()
     record = {**totals.means(), "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
-    losses = (totals.losses / totals.terms).double().cpu().numpy()
+    losses = (totals.losses / totals.terms if mined is None else mined).double().cpu().numpy()
     return Outcome(record, skipped, losses, bool(told))

@@ -17,7 +17,7 @@ from gigamask.faults import Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.precision import casting
 from gigamask.prompts.rounds import play
-from gigamask.seams import Objective, Policy, Task
+from gigamask.seams import Mining, Objective, Policy, Task
 
 
 @dataclass(frozen=True)
@@ -25,54 +25,69 @@ class SamTask(Task):
     """Promptable segmentation: every round of every mask is one term of the loss.
 
     The logits handed from round to round are cut from the graph, so rounds meet only at the image embedding, and the sum over rounds
-    can be back-propagated round by round (the paper does not say whether gradients flow through the mask prompt).
+    can be back-propagated round by round (the paper does not say whether gradients flow through the mask prompt). With `full`, loss and clicks
+    live on the grid that the batch's masks are on, and the logits are enlarged to it; else on the model's low-resolution one.
     """
 
     policy: Policy
     objective: Objective
     masks_at_once: int
     precision: Literal["fp32", "bf16"] = "fp32"
+    full: bool = False
+    mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
 
     def terms(self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
         device = batch.images.device
         masks = len(batch.mask_image)
         if not masks:
             return
-        with casting(self.precision, device):
-            encoded = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
+        # What is frozen is not thinned either.
+        learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+        with casting(self.precision, device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            encoded = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path if learns else None)
         embedding = cut(encoded if encoded.dtype != torch.bfloat16 else encoded.float())  # eleven rounds of gradients meet here
         for start in range(0, masks, self.masks_at_once):
             part = slice(start, min(start + self.masks_at_once, masks))
-            truth = truth_of(batch, part, model.spec.grid)
-            decode = decoder(model, embedding, batch.mask_image[part], self.precision)
-            weights = batch.weights[batch.mask_image[part]]
-            for played in play(decode, truth, self.policy, draws_of(batch.draws, part), batch.pause):
+            image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
+            decode, weights = decoder(model, embedding, image, self.precision, truth.masks.shape[-1]), batch.weights[image]
+            for played in play(decode, truth, self.policy, draws, batch.pause):
                 terms = self.objective(played, truth)
-                yield replace(terms, loss=(terms.by_mask * weights).sum(), by_mask=terms.by_mask.detach(), first=start)
+                yield replace(terms, loss=(terms.by_mask * weights).sum(), by_mask=terms.by_mask.detach(), first=start, image=image)
+
+    def pose(self, batch: Batch, part: slice, low_side: int) -> tuple[Truth, Draws]:
+        """Returns what some masks of a batch are held against, and the numbers that their rounds spend."""
+        truth, draws = truth_of(batch, part, low_side, self.full), draws_of(batch.draws, part)
+        return (replace(truth, shift=draws.clicks[:, self.policy.draws]) if self.objective.draws else truth), draws
 
 
 def decoder(
-    model: Sam, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "m"], precision: Literal["fp32", "bf16"]
+    model: Sam,
+    embedding: Float[Tensor, "B C E E"],
+    mask_image: Int64[Tensor, "m"],
+    precision: Literal["fp32", "bf16"],
+    grid: int | None = None,
 ) -> Callable[[Prompts], Prediction]:
-    """Returns the function that answers prompts about some masks of embedded images, on the model's own low-resolution grid."""
+    """Returns the function that answers prompts about some masks of embedded images, on a truth grid of that side, by default the model's own."""
 
     def decode(prompts: Prompts) -> Prediction:
         with casting(precision, embedding.device):
             low, iou = model.decode(embedding, mask_image, prompts)
-        return Prediction(low, iou, low)
+        if grid is None or grid == low.shape[-1]:
+            return Prediction(low, iou, low)
+        return Prediction(functional.interpolate(low.float(), (grid, grid), mode="bilinear", align_corners=False), iou, low)
 
     return decode
 
 
-def truth_of(batch: Batch, part: slice, grid: int) -> Truth:
-    """Returns some masks of a batch on the `grid` x `grid` truth grid, area-averaged where the batch holds them on a finer one."""
+def truth_of(batch: Batch, part: slice, low_side: int, full: bool = False) -> Truth:
+    """Returns some masks of a batch on the low-resolution grid, area-averaged where the batch holds them on a finer one, or in `full` as they are."""
     dense = batch.dense(part.start, part.stop)
-    side = batch.images.shape[-1]
+    side, grid = batch.images.shape[-1], batch.grid if full else low_side
     masks = dense if batch.grid == grid else _average(dense, grid)
     centres = (torch.arange(grid, device=dense.device) + 0.5) * (side / grid)
     heights, widths = batch.input_sizes[batch.mask_image[part]].unbind(1)
     valid = (centres[None, :, None] < heights[:, None, None]) & (centres[None, None, :] < widths[:, None, None])
-    return Truth(masks, valid, batch.boxes_input[part], (side / grid, side / grid))
+    return Truth(masks, valid, batch.boxes_input[part], (side / grid, side / grid), low_side=low_side)
 
 
 def _average(dense: Tensor, grid: int) -> Float[Tensor, "m G G"]:
@@ -83,4 +98,4 @@ def _average(dense: Tensor, grid: int) -> Float[Tensor, "m G G"]:
 
 def draws_of(draws: Draws, part: slice) -> Draws:
     """Returns the numbers that belong to some masks of a batch."""
-    return Draws(draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path)
+    return replace(draws, first=draws.first[part], clicks=draws.clicks[part], box_noise=draws.box_noise[part])

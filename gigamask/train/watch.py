@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gigamask.data import footprint
+from gigamask.seams import Verdict
 from gigamask.train.run import Run
 
 Batches = TypeVar("Batches")
@@ -84,6 +85,18 @@ class Watch:
             elapsed_s = time.perf_counter() - self._began_s
             left_s = elapsed_s / max(1, step - self._first) * (self._run.steps - step)
             self._console.print(f"step {step}/{self._run.steps}  {figures}  {left_s:.0f} s left", highlight=False)
+
+    def judge(self, step: int, verdict: Verdict) -> float:
+        """Takes what an evaluation after update number `step` found, and returns the score that the best checkpoint is kept by."""
+        self.note({"step": step, "evaluation": {name: round(value, 6) for name, value in verdict.scores.items()}, "worries": verdict.worries})
+        if self._board:
+            for name, value in verdict.scores.items():
+                self._board.add_scalar(f"evaluation/{name}", value, step)
+        self.say(f"evaluated at step {step}: " + "  ".join(f"{name} {100 * value:.1f}" for name, value in verdict.scores.items()))
+        for worry in verdict.worries:
+            self.say(f"  {worry}")
+        self._last_s = time.perf_counter()
+        return verdict.scores[verdict.best_by]
 
     def note(self, event: dict) -> None:
         """Appends one line to metrics.jsonl."""

@@ -13,7 +13,7 @@ class Verb:
     """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
 
     table: Positional[str]
-    """samplers, or a YAML file of your own: 'variant: [--flag, value]' or 'variant: {flag: value}' lines, the flags those of 'gigamask train'"""
+    """samplers, losses, masks, prompts, mining, or a YAML file of your own: 'variant: [--flag, value]' or 'variant: {flag: value}' lines, the flags those of 'gigamask train'"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index to train on"""
     test: tuple[str, ...]

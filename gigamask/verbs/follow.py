@@ -7,6 +7,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from gigamask.faults import Fault
 from gigamask.verbs.opening import opened_sample
 
 
@@ -23,7 +24,11 @@ class Verb:
 
     def run(self) -> dict[str, Any]:
         from gigamask import follow, recipes
+        from gigamask.train.segmentation import Segmentation
 
         with opened_sample(self.sample) as (index, row):
-            doors = follow.follow(index, row, recipes.find(self.recipe)())
+            run = recipes.find(self.recipe)()
+            if not isinstance(run, Segmentation):
+                raise Fault(f"--recipe {self.recipe} trains no segmentation, there are no doors to follow; choose tiny, or a recipe of 'train'")
+            doors = follow.follow(index, row, run)
         return {"doors": doors}

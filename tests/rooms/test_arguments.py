@@ -6,7 +6,7 @@ from gigamask import arguments
 from gigamask.arguments import TrainFlags, config_files, flags_of, parse, parse_train, read_config, save_run, settle
 from gigamask.faults import Fault
 from gigamask.recipes import tiny
-from gigamask.train.run import Run
+from gigamask.train.segmentation import Segmentation
 from tests.little import little
 
 
@@ -83,11 +83,11 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
     run = replace(little(), out=str(tmp_path / "run"), data=("x.tar",))
     save_run(run)
     flags = parse_train(["--resume", run.out, "--steps", "11"])
-    assert settle(flags) == (replace(run, steps=11), {}), "without a checkpoint there is nothing to differ from"
+    assert settle(flags.run, False) == (replace(run, steps=11), {}), "without a checkpoint there is nothing to differ from"
     (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
-    assert settle(flags) == (replace(run, steps=11), {"steps": (4, 11)})
+    assert settle(flags.run, False) == (replace(run, steps=11), {"steps": (4, 11)})
     with pytest.raises(Fault, match="weights of another shape cannot be resumed"):
-        settle(parse_train(["--resume", run.out, "--model.depth", "3", "--model.global-blocks", "1"]))
+        settle(parse_train(["--resume", run.out, "--model.depth", "3", "--model.global-blocks", "1"]).run, False)
 
 
 def test_help_exits_with_0(capsys):
@@ -98,5 +98,5 @@ def test_help_exits_with_0(capsys):
 
 
 def test_a_flag_that_says_what_is_so_anyway_is_left_out():
-    run = Run(data=("x",))
+    run = Segmentation("r", data=("x",))
     assert flags_of({"steps": "1000", "data": ["x"], "device": "cpu", "loading.half-scale": "false"}, run) == ["--device", "cpu"]

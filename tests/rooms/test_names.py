@@ -111,4 +111,4 @@ def test_every_part_of_every_recipe_has_a_name():
         run = recipe()
         assert all(name in names.SEAMS[part][1] for part, name in names.named_parts(run).items())
         assert names.choose_parts(run, names.named_parts(run)) == run
-    assert settle(parse_train(["tiny", "--data", "x", "--out", "never"]))[1] == {}
+    assert settle(parse_train(["tiny", "--data", "x", "--out", "never"]).run, False)[1] == {}

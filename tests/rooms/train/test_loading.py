@@ -8,7 +8,8 @@ from gigamask.data.augment import LargeScaleJitter
 from gigamask.data.choose import Filters, Quality
 from gigamask.data.colour import ColourJitter
 from gigamask.faults import Fault
-from gigamask.train.run import Loading, Run, check_resume
+from gigamask.train.run import check_resume
+from gigamask.train.segmentation import Loading, Segmentation
 
 
 def test_every_setting_reaches_the_loader():
@@ -21,8 +22,8 @@ def test_every_setting_reaches_the_loader():
         half_scale=True,
         mask_store="store",
     )
-    assembly = Run(loading=loading).assembly
-    shared = {field.name for field in fields(assembly)} - {"side", "grid"}
+    assembly = Segmentation("r", loading=loading).assembly
+    shared = {field.name for field in fields(assembly)} - {"side", "grid", "masks"}
     assert {name: getattr(assembly, name) for name in shared} == {name: getattr(loading, name) for name in shared}
 
 
@@ -35,7 +36,7 @@ def test_every_setting_reaches_the_loader():
     ],
 )
 def test_what_samples_are_may_not_change_on_resume(change, name):
-    run = Run()
+    run = Segmentation("r")
     other = replace(run, loading=replace(run.loading, **change))
     with pytest.raises(Fault, match=rf"--{name} was .* and is .* now, which changes the data or its order; give --allow-other-order"):
         check_resume(run, other, False)
@@ -43,6 +44,6 @@ def test_what_samples_are_may_not_change_on_resume(change, name):
 
 
 def test_where_masks_are_kept_may_change_on_resume():
-    run = Run()
+    run = Segmentation("r")
     other = replace(run, loading=replace(run.loading, mask_store="store", workers=5))
     assert set(check_resume(run, other, False)) == {"loading.mask-store", "loading.workers"}

@@ -31,7 +31,13 @@ class Pull(Task):
     def terms(self, model, batch: Batch, cut) -> Iterator[Terms]:
         shared = cut(model.mask_decoder.iou_token.weight * 2)
         for _ in range(self.pieces):
-            yield Terms(shared.sum() * self.slope, torch.tensor(self.count), {"iou": torch.tensor(1.5)}, torch.zeros(0))
+            yield Terms(
+                shared.sum() * self.slope,
+                torch.tensor(self.count),
+                {"iou": torch.tensor(1.5)},
+                torch.zeros(0),
+                image=torch.zeros(0, dtype=torch.int64),
+            )
 
 
 @pytest.fixture
@@ -110,12 +116,13 @@ def test_a_loss_that_is_no_number_is_its_own_samples_alone():
         places=torch.tensor([1, 0]),
         weights=torch.ones(2),
         mask_image=torch.tensor([0, 0, 1]),
+        strata=torch.zeros(3, dtype=torch.int64),
         boxes_input=torch.zeros(3, 4),
         mask_starts=torch.zeros(4, dtype=torch.int64),
         draws=Draws(torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 4), torch.zeros(2, 2, 2)),
     )
     found = Totals.zero(2, torch.zeros(()))
-    found.add(Terms(torch.tensor(0.0), torch.tensor(3.0), {}, torch.tensor([1.0, 2.0, float("nan")])), batch)
+    found.add(Terms(torch.tensor(0.0), torch.tensor(3.0), {}, torch.tensor([1.0, 2.0, float("nan")]), image=batch.mask_image), batch)
     assert found.losses[1] == 3
     assert found.losses[0].isnan()
 

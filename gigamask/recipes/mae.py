@@ -1,0 +1,77 @@
+"""Masked pre-training of SAM's image encoders. Numbers: Masked Autoencoders (arXiv 2111.06377), appendix A.1, and facebookresearch/mae (PRETRAIN.md,
+`main_pretrain.py`), unless a line says otherwise."""
+
+from dataclasses import replace
+
+from gigamask.data.augment import RandomResizedCrop
+from gigamask.model import sizes
+from gigamask.model.sizes import MaeSpec
+from gigamask.train.optim import AdamW
+from gigamask.train.pretraining import Pretraining
+from gigamask.train.run import ImageLoading
+from gigamask.train.schedule import WarmupCosine
+from gigamask.train.segmentation import Segmentation
+
+IMAGES, EPOCHS, WARMUP_EPOCHS, BATCH = 1_281_167, 1600, 40, 4096
+"""Of ImageNet-1k, in whose epochs the paper counts."""
+SMALL = 256
+"""Encoders narrower than this are pre-trained as `tiny` is."""
+
+
+def mae_tiny() -> Pretraining:
+    """Pre-trains the encoder of `tiny`: `gigamask pretrain mae_tiny --data runs/demo/train --out runs/mae`.
+
+    Two CPU cores, about two minutes. Numbers: our own choice (docs/recipes.md); the images may be any, with or without masks.
+    """
+    return Pretraining(
+        recipe="mae_tiny",
+        model=sizes.mae_tiny(),
+        steps=1500,
+        batch=32,
+        micro=32,
+        loading=ImageLoading(augment=RandomResizedCrop(), workers=1),
+        optimizer=AdamW(lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip_norm=None),
+        schedule=WarmupCosine(warmup=100),
+    )
+
+
+def mae_vit_b() -> Pretraining:
+    """MAE ViT-B: `gigamask pretrain mae_vit_b --data /sa1b --out runs/mae_b`; 64 GPUs with 64 images each."""
+    return _mae("mae_vit_b", sizes.mae_vit_b())
+
+
+def mae_vit_l() -> Pretraining:
+    """MAE ViT-L: `gigamask pretrain mae_vit_l --data /sa1b --out runs/mae_l`; 800 epochs took about 42 hours on 64 V100 (PRETRAIN.md)."""
+    return _mae("mae_vit_l", sizes.mae_vit_l())
+
+
+def mae_vit_h() -> Pretraining:
+    """MAE ViT-H: `gigamask pretrain mae_vit_h --data /sa1b --out runs/mae_h`; patch 16 as SAM's, where the published one has 14."""
+    return _mae("mae_vit_h", sizes.mae_vit_h())
+
+
+def pretraining_for(run: Segmentation, steps: int | None = None) -> Pretraining:
+    """Returns the pre-training of a run's encoder, on its data: by the numbers of `mae_tiny` where it is narrow, else of `mae_vit_b`."""
+    recipe, encoder = mae_tiny() if run.model.dim < SMALL else mae_vit_b(), run.model
+    side = min(recipe.model.input_side // recipe.model.patch, encoder.embedding_side) * encoder.patch
+    model = replace(recipe.model, input_side=side, patch=encoder.patch, dim=encoder.dim, depth=encoder.depth, heads=encoder.heads)
+    common = {name: getattr(run, name) for name in ("data", "precision", "device", "seed", "keep", "log_every", "max_bad_share")}
+    loading = replace(recipe.loading, workers=run.loading.workers, read_ahead_mb=run.loading.read_ahead_mb)
+    return replace(recipe, model=model, steps=steps or recipe.steps, loading=loading, **common)
+
+
+def _mae(name: str, model: MaeSpec) -> Pretraining:
+    """The numbers the three share: AdamW (.9, .95), weight decay .05, base rate 1.5e-4 for 256 images, batch 4096, 40 of 1600 epochs of ImageNet-1k
+    warm-up, cosine, crops of .2 to 1 of the image, flips, no clipping."""
+    per_epoch = IMAGES / BATCH
+    return Pretraining(
+        recipe=name,
+        model=model,
+        steps=round(EPOCHS * per_epoch),
+        batch=BATCH,
+        micro=64,
+        loading=ImageLoading(augment=RandomResizedCrop()),
+        optimizer=AdamW(lr=1.5e-4 * BATCH / 256, betas=(0.9, 0.95), weight_decay=0.05, clip_norm=None),
+        schedule=WarmupCosine(warmup=round(WARMUP_EPOCHS * per_epoch)),
+        save_every=1000,
+    )

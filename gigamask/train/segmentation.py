@@ -1,0 +1,135 @@
+"""The run that trains a promptable segmenter: what it has beside every run's.
+
+Imports no torch, so that `--help` answers at once.
+
+Not here: what a step computes (`train.tasks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from gigamask.data.choose import Choice, Filters, RandomChoice
+from gigamask.data.settings import Assembly
+from gigamask.faults import Fault
+from gigamask.losses.mining import EveryMask
+from gigamask.losses.objective import MaskObjective
+from gigamask.model.sizes import SamSpec
+from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.seams import Mining, Objective, Policy, Task
+from gigamask.train.run import ImageLoading, Run, at_least
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigamask.contracts import Chance
+    from gigamask.model.sam import Sam
+
+
+@dataclass(frozen=True)
+class Loading(ImageLoading):
+    """How images with their masks become samples."""
+
+    items: Literal["image", "mask"] = "image"
+    """what is sampled: images, each with several masks, or single masks, each with its image"""
+    max_masks: int = 64
+    """masks of an image that are trained on"""
+    filters: Filters = field(default_factory=Filters)
+    choice: Choice = field(default_factory=RandomChoice)
+    target: Literal["hard", "area", "full"] = "hard"
+    """what loss and clicks see: on the low-resolution grid the mask at cell centres or each cell's covered share, or the mask in full on the input"""
+    mask_store: str | None = None
+    """folder that 'gigamask masks' made: masks are read from it instead of each image's json"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a training is watched on data it does not train on; see `evaluate.progress`."""
+
+    data: tuple[str, ...] = ()
+    """tars, folders of tars, globs, or an index; none: no evaluation"""
+    every: int = 1000
+    """updates between evaluations"""
+    images: int = 50
+    """images that are looked at, always the same"""
+    min_predicted_iou: float | None = None
+    """only masks whose annotation has at least this predicted_iou"""
+    best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
+    """the score of which the best checkpoint is kept, too"""
+
+
+@dataclass(frozen=True)
+class Segmentation(Run):
+    """Everything that decides what SAM's training does."""
+
+    masks_at_once: int = 64
+    """masks that pass through the decoder at once; gradients do not depend on it, memory does"""
+    recompute: int = 0
+    """every n-th block of the encoder forgets its activations and computes them again in the backward pass; 0 is off"""
+    model: SamSpec = field(default_factory=SamSpec)
+    loading: Loading = field(default_factory=Loading)  # pyrefly: ignore[bad-override] (a run's own kind of loading)
+    policy: Policy = field(default_factory=InteractiveSchedule)
+    objective: Objective = field(default_factory=MaskObjective)
+    mining: Mining = field(default_factory=EveryMask)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def check(self) -> Segmentation:
+        """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
+        at_least(1, **{"masks_at_once": self.masks_at_once, "loading.max_masks": self.loading.max_masks})
+        at_least(1, **{"evaluation.every": self.evaluation.every, "evaluation.images": self.evaluation.images})
+        at_least(0, recompute=self.recompute)
+        if "image_encoder" in self.freeze and not self.init:
+            raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
+        return super().check()
+
+    def build(self) -> Sam:
+        """Returns the model that the seed names, not yet trained."""
+        from gigamask.model.start import build
+        from gigamask.parallel.recompute import recompute_blocks
+
+        model = build(self.model, self.seed)
+        recompute_blocks(model.image_encoder.blocks, self.recompute)
+        return model
+
+    def task(self, device: torch.device) -> Task:
+        """Returns what a step computes: rounds of prompts on every mask."""
+        from gigamask.parallel.precision import choose_precision
+        from gigamask.train.tasks import SamTask
+
+        mining = None if isinstance(self.mining, EveryMask) else self.mining
+        precision, full = choose_precision(self.precision, device), self.loading.target == "full"
+        return SamTask(self.policy, self.objective, self.masks_at_once, precision, full, mining)
+
+    @property
+    def items(self) -> Literal["image", "mask"]:
+        """What is sampled: images, or single masks."""
+        return self.loading.items
+
+    @property
+    def strata(self) -> bool:
+        """Whether mining looks within the sampler's strata."""
+        return self.mining.by_sampler
+
+    @property
+    def chance(self) -> Chance:
+        """How many random numbers a sample carries."""
+        from gigamask.contracts import Chance
+
+        return Chance(seed=self.seed, clicks=self.policy.draws + self.objective.draws, blocks=self.model.depth)
+
+    @property
+    def assembly(self) -> Assembly:
+        """How the loader makes samples for this model: what is not cut at cell centres is cut from masks at the input's resolution."""
+        side, loading = self.model.input_side, self.loading
+        return Assembly(
+            side=side,
+            grid=self.model.grid if loading.target == "hard" else side,
+            max_masks=loading.max_masks,
+            filters=loading.filters,
+            choice=loading.choice,
+            augment=loading.augment,
+            colour=loading.colour,
+            half_scale=loading.half_scale,
+            mask_store=loading.mask_store,
+        )
