@@ -116,6 +116,15 @@ class Training:
     threads: int | None = None
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What variants are scored on: of tars or an index the first so many images, and masks of at least such a predicted_iou, all unless said."""
+
+    paths: tuple[str, ...]
+    images: int | None = None
+    min_predicted_iou: float | None = None
+
+
 def find(name: str, recipe: str) -> dict[str, list[str]]:
     """Returns the table of that name, or the one in a file of `name: [flags]` or `name: {flag: value}` lines, YAML or JSON."""
     if name in TABLES:
@@ -147,23 +156,23 @@ def _flags(told: Any, where: str, recipe: str) -> list[str]:
     return [word for part, name in parts.items() for word in (f"--{part}", name)] + arguments.flags_of(content, run)
 
 
-def run(table: str, recipe: str, data: Sequence[str], test: Sequence[str], out: str, steps: int | None, seeds: int, at_once: int) -> dict[str, Any]:
+def run(table: str, recipe: str, data: Sequence[str], test: HeldOut, out: str, steps: int | None, seeds: int, at_once: int) -> dict[str, Any]:
     """Trains and scores every variant with every seed, so many at once; writes `ablation.md` and `ablation.json` into `out`, prints the first, and
     returns the second. A training that fails leaves its line under "faults" and does not keep the others."""
     for flag, number in (("seeds", seeds), ("at-once", at_once)):
         if number < 1:
             raise Fault(f"--{flag} is {number}, it must be at least 1")
-    for flag, paths in (("data", data), ("test", test)):
+    for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise Fault(f"--{flag} is empty; name a tar, a folder of tars or an index")
         indexes.tars(list(paths))
     variants = find(table, recipe)
     words = [recipe, "--data", *data, *([] if steps is None else ["--steps", str(steps)])]
     trainings = plan(variants, words, out, seeds, max(1, torch.get_num_threads() // at_once) if at_once > 1 else None)
-    train_on, test_on = (indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test))
+    train_on, test_on = (indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test.paths))
     for training in trainings:
         _check_data(run_of(training), train_on)
-    work = partial(score, data=str(train_on.folder.absolute()), test=str(test_on.folder.absolute()))
+    work = partial(score, data=str(train_on.folder.absolute()), test=replace(test, paths=(str(test_on.folder.absolute()),)))
     scored = crew.each(work, trainings, at_once)
     found: dict[str, Any] = {
         "table": table,
@@ -171,8 +180,8 @@ def run(table: str, recipe: str, data: Sequence[str], test: Sequence[str], out: 
         "steps": run_of(trainings[0]).steps,
         "seeds": seeds,
         "data": _described(data, train_on),
-        "test": _described(test, test_on),
-        "protocol": asdict(interactive.Protocol()),
+        "test": _described(test.paths, test_on),
+        **_protocol(test),
         **{name: metadata.version(name) for name in ("gigamask", "torch", "numpy")},
         "git": arguments.revision(),
         "variants": {name: _gathered(name, flags, trainings, scored) for name, flags in variants.items()},
@@ -233,18 +242,18 @@ def _check_data(run: Run, index: Index) -> None:
         raise Fault(f"{run.out}: was trained on other data than these {len(index)} images; give another --out, or remove that folder")
 
 
-def score(training: Training, data: str, test: str) -> dict[str, Any]:
-    """Trains on the index `data` and scores on `test` what is not yet; returns the scores, or `{"fault": line}` where the training failed.
+def score(training: Training, data: str, test: HeldOut) -> dict[str, Any]:
+    """Trains on the index `data` and scores on that of `test` what is not yet; returns the scores, or `{"fault": line}` where the training failed.
 
     Raises Stopped when told to stop.
     """
     if training.threads is not None:
         torch.set_num_threads(training.threads)
-    run, index = run_of(replace(training, words=(*training.words, "--data", data))), Index.open(test)
-    path, measured = Path(run.out) / EVALUATION, {"test": index.digest, "protocol": json.loads(json.dumps(asdict(interactive.Protocol())))}
+    run, index = run_of(replace(training, words=(*training.words, "--data", data))), Index.open(*test.paths)
+    path, measured = Path(run.out) / EVALUATION, json.loads(json.dumps({"test": index.digest, **_protocol(test)}))
     if run.begun and path.exists():
         before = json.loads(path.read_text())
-        if {name: before[name] for name in measured} == measured:
+        if {name: before.get(name) for name in measured} == measured:
             return before
     name = f"{training.variant}, seed {training.seed}"
     print(f"{name}: {run.steps} steps", flush=True)
@@ -259,11 +268,17 @@ def score(training: Training, data: str, test: str) -> dict[str, Any]:
     if state.step < run.steps:
         raise Stopped(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; the same command goes on from there")
     trained_s = time.perf_counter() - began_s
-    summary = interactive.measure(load_model(run.out, run.device), index, Filters(max_area=None)).summary()
+    filters = Filters(max_area=None, min_predicted_iou=test.min_predicted_iou)
+    summary = interactive.measure(load_model(run.out, run.device), index, filters, rows=range(len(index))[: test.images]).summary()
     found: dict[str, Any] = {**summary, **measured, "seed": training.seed, "seconds": round(trained_s, 1) if whole else None}
     store.write(path, (json.dumps(found, indent=1) + "\n").encode())
     print(f"{name}: {100 * found['clicks']['1']:.1f} % after one click, {trained_s:.0f} s", flush=True)
     return found
+
+
+def _protocol(test: HeldOut) -> dict[str, Any]:
+    """Returns what scores depend on besides weights and data."""
+    return {"protocol": asdict(interactive.Protocol()), "of": {"images": test.images, "min_predicted_iou": test.min_predicted_iou}}
 
 
 @contextlib.contextmanager

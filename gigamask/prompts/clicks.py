@@ -90,7 +90,7 @@ def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     Down the columns by the nearest pixel outside above and below, then along the rows by the least of `d(x')^2 + (x - x')^2` over all x'
     (Saito and Toriwaki 1994), one shift after the other.
     """
-    masks, height, width = region.shape
+    height, width = region.shape[1:]
     inside = functional.pad(region, (1, 1, 1, 1))
     row = torch.arange(height + 2, device=region.device)[:, None]
     above = torch.where(inside, -1, row).cummax(1).values

@@ -13,7 +13,7 @@ class Verb:
     """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
 
     table: Positional[str]
-    """samplers, losses, masks, prompts, mining, or a YAML file of your own: 'variant: [--flag, value]' or 'variant: {flag: value}' lines, the flags those of 'gigamask train'"""
+    """samplers, losses, masks, prompts, mining, or a YAML file of 'variant: [--flag, value]' or 'variant: {flag: value}', flags of 'gigamask train'"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index to train on"""
     test: tuple[str, ...]
@@ -28,10 +28,15 @@ class Verb:
     """trainings of each variant; a seed names weights, order, masks and prompts"""
     at_once: int = 1
     """trainings side by side, which share the processor's cores or the GPU"""
+    images: int | None = None
+    """score on the first so many images only"""
+    min_predicted_iou: float | None = None
+    """score on masks only whose annotation has at least this predicted_iou"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
         from gigamask import ablation
 
-        return ablation.run(self.table, self.recipe, self.data, self.test, self.out, self.steps, self.seeds, self.at_once)
+        test = ablation.HeldOut(self.test, self.images, self.min_predicted_iou)
+        return ablation.run(self.table, self.recipe, self.data, test, self.out, self.steps, self.seeds, self.at_once)

@@ -16,7 +16,7 @@ from gigamask.data import index as indexes
 from gigamask.data import lock
 from gigamask.data.items import COLUMNS
 from gigamask.train.feed import Feed
-from gigamask.train.run import Loading
+from gigamask.train.segmentation import Loading
 from tests.little import little
 
 ROOT = Path(__file__).resolve().parents[2]
