@@ -69,7 +69,8 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
 def told(done: dict[str, Any], staged: bool, encoder_only: bool) -> str:
     """Returns what is said at the end, with what to do next."""
     if done["step"] < done["steps"]:
-        act = "the same command goes on" if staged else f"continue with: gigamask train --resume {done['run']}"
+        verb = "pretrain" if encoder_only else "train"
+        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {done['run']}"
         return f"{done['run']}: stopped and saved at step {done['step']} of {done['steps']}; {act}"
     if encoder_only:
         act = f"gigamask train RECIPE --data TARS --init mae:{quote(done['run'])} --out OUT"

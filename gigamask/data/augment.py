@@ -101,7 +101,7 @@ class ResizedCrop(Augment):
 class RandomResizedCrop(Augment):
     """A random part of the image, stretched to fill the square, sometimes mirrored: the augmentation of masked pre-training.
 
-    Szegedy et al. 2015 in the numbers of MAE (arXiv 2111.06377, table 8). Area and aspect are drawn until such a part fits in the image, ten
+    Szegedy et al. 2015 in the numbers of MAE (`main_pretrain.py`). Area and aspect are drawn until such a part fits in the image, ten
     times at most, then it is the largest of a permitted aspect in the middle, as in torchvision. Stretching changes shapes: not for masks' sake.
     """
 

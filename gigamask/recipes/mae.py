@@ -21,7 +21,7 @@ SMALL = 256
 def mae_tiny() -> Pretraining:
     """Pre-trains the encoder of `tiny`: `gigamask pretrain mae_tiny --data runs/demo/train --out runs/mae`.
 
-    Two CPU cores, about two minutes. Numbers: our own choice (docs/recipes.md); the images may be any, with or without masks.
+    Two CPU cores, about 15 CPU minutes. Numbers: our own choice (docs/recipes.md); the images may be any, with or without masks.
     """
     return Pretraining(
         recipe="mae_tiny",
@@ -63,15 +63,15 @@ def pretraining_for(run: Segmentation, steps: int | None = None) -> Pretraining:
 def _mae(name: str, model: MaeSpec) -> Pretraining:
     """The numbers the three share: AdamW (.9, .95), weight decay .05, base rate 1.5e-4 for 256 images, batch 4096, 40 of 1600 epochs of ImageNet-1k
     warm-up, cosine, crops of .2 to 1 of the image, flips, no clipping."""
-    per_epoch = IMAGES / BATCH
+    per_epoch = IMAGES // BATCH  # an incomplete batch is left out
     return Pretraining(
         recipe=name,
         model=model,
-        steps=round(EPOCHS * per_epoch),
+        steps=EPOCHS * per_epoch,
         batch=BATCH,
         micro=64,
         loading=ImageLoading(augment=RandomResizedCrop()),
         optimizer=AdamW(lr=1.5e-4 * BATCH / 256, betas=(0.9, 0.95), weight_decay=0.05, clip_norm=None),
-        schedule=WarmupCosine(warmup=round(WARMUP_EPOCHS * per_epoch)),
+        schedule=WarmupCosine(warmup=WARMUP_EPOCHS * per_epoch),
         save_every=1000,
     )

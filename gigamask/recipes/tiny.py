@@ -14,7 +14,7 @@ def tiny() -> Segmentation:
 
     Two CPU cores, about four minutes. Numbers: our own measurements (docs/measurements.md): two rounds where SAM plays eleven, because early
     in training the first ones teach the most for their cost; plain cross entropy (focal with gamma 0, balanced) where SAM has focal, which
-    begins more slowly; Muon, and an encoder at half the rate, without which its embedding collapses before the decoder can use it.
+    begins more slowly; Muon; an informed start with an encoder at half the rate, without which its embedding collapses before the decoder can use it.
     """
     return Segmentation(
         recipe="tiny",

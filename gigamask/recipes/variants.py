@@ -16,8 +16,8 @@ from gigamask.train.segmentation import Loading, Segmentation
 def mixed_prompts() -> Segmentation:
     """SAM ViT-H by one round of mixed prompts: `gigamask train mixed_prompts --stages mae,decoder,joint --data /sa1b --out runs/mixed`.
 
-    256 GPUs with one image each, as `sam_vit_h`, whose optimizer and length it shares; a cosine instead of drops, light augmentation. The document
-    it comes from warms the decoder up for 5 of its 95 "epochs", which the stages do.
+    256 GPUs with one image each, as `sam_vit_h`, whose optimizer and length it shares; a cosine instead of drops, light augmentation. Some
+    write-ups tell it as SAM's. They train the decoder alone for 5 of 95 "epochs", which the stages do. Hours: not measured.
     """
     loading = Loading(augment=ResizedCrop(), colour=ColourJitter(0.2, 0.2, 0.2))
     return replace(sam_vit_h(), recipe="mixed_prompts", policy=MixedPrompts(), schedule=WarmupCosine(warmup=250), loading=loading)
@@ -27,7 +27,7 @@ def one_gpu() -> Segmentation:
     """SAM ViT-B on one GPU of 24 GB: `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`.
 
     Batches of 16 in eight parts, at most 32 masks an image, every encoder block recomputed, focal loss with alpha .8. Its length is our choice:
-    1.44 million images, since the paper finds a million images nearly as good as all (section 7.6).
+    1.44 million images, since the paper finds a million images nearly as good as all (section 7.6). Hours and memory: not measured.
     """
     return Segmentation(
         recipe="one_gpu",
@@ -47,7 +47,7 @@ def one_gpu() -> Segmentation:
 def finetune() -> Segmentation:
     """Official ViT-B weights on one's own masks: `gigamask train finetune --data TARS --init sam_vit_b_01ec64.pth --out runs/mine`.
 
-    One GPU, an hour or so; the encoder stays as it is unless `--freeze` says otherwise. `--model.input-side 512` interpolates its positions.
+    One GPU, hours not measured; the encoder stays as it is unless `--freeze` says otherwise. `--model.input-side 512` interpolates its positions.
     """
     return _finetune("finetune", sizes.vit_b())
 
@@ -63,7 +63,7 @@ def finetune_vit_h() -> Segmentation:
 
 
 def _finetune(name: str, model: sizes.SamSpec) -> Segmentation:
-    """The numbers the three share are ours: a tenth of SAM's learning rate, the encoder frozen, flips."""
+    """The numbers the three share are ours: a tenth of SAM's learning rate for B and H, the encoder frozen, flips."""
     return Segmentation(
         recipe=name,
         freeze=("image_encoder",),

@@ -13,7 +13,7 @@ class Verb:
     """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
 
     table: Positional[str]
-    """samplers, losses, masks, prompts, mining, or a YAML file of 'variant: [--flag, value]' or 'variant: {flag: value}', flags of 'gigamask train'"""
+    """samplers, losses, masks, prompts, mining, or a YAML file of 'variant: [--flag, value]' or 'variant: {flag: value}', as train has them"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index to train on"""
     test: tuple[str, ...]
