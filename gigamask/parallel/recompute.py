@@ -16,4 +16,4 @@ def recompute_blocks(blocks: Iterable[nn.Module], every: int) -> None:
     """Makes every `every`-th block recompute, beginning with the first; 0 leaves all as they are."""
     for index, block in enumerate(blocks):
         if every and index % every == 0:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)

@@ -7,6 +7,7 @@ Not here: what the state is (`train.state`), weight files of other origins (`mod
 """
 
 import json
+import math
 import os
 import shutil
 import warnings
@@ -54,7 +55,7 @@ def save(state: TrainState, run: Run, score: float | None = None) -> Path:
     if state.book:
         manifest["ledger"] = state.book.subject
     if score is not None:
-        manifest["score"] = score
+        manifest["score"], manifest["scored_by"] = score, run.scored_by
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
@@ -62,29 +63,38 @@ def save(state: TrainState, run: Run, score: float | None = None) -> Path:
         shutil.rmtree(final)
     part.rename(final)
     _flush(folder)
-    best = best_score(Path(run.out))
-    if score is not None and (best is None or score >= best):
-        _link(folder / BEST, final.name)
-    kept = (folder / BEST).resolve()
+    best = _best(folder, run.scored_by)
+    _link(folder / BEST, best)
     for old in complete(folder)[: -run.keep]:
-        if old.resolve() != kept:
+        if old != best:
             shutil.rmtree(old)
     return final
 
 
-def best_score(out: Path) -> float | None:
-    """Returns the score of the best checkpoint of a run folder, None where none was scored."""
+def _best(folder: Path, scored_by: str) -> Path | None:
+    """Returns the checkpoint of the highest score, of equal ones the newest; None where none was scored in that way."""
+    scores = {each: score for each in complete(folder) if (score := _score(each, scored_by)) is not None}
+    return max(scores, key=lambda each: (scores[each], each.name), default=None)
+
+
+def _score(folder: Path, scored_by: str) -> float | None:
+    """Returns a checkpoint's score; None where it has none that is a number, it means another thing, or its manifest is damaged."""
     try:
-        return json.loads((out / "checkpoints" / BEST / MANIFEST).read_bytes())["score"]
-    except FileNotFoundError:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        score, by = manifest["score"], manifest["scored_by"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+    return score if by == scored_by and isinstance(score, float | int) and not math.isnan(score) else None
 
 
-def _link(path: Path, target: str) -> None:
-    """Makes a link that appears whole and replaces the one before."""
+def _link(path: Path, target: Path | None) -> None:
+    """Makes a link that appears whole and replaces the one before, or removes it where there is nothing to link to."""
+    if target is None:
+        path.unlink(missing_ok=True)
+        return
     beside = path.with_name(f".{path.name}.link")
     beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
+    beside.symlink_to(target.name)
     beside.replace(path)
 
 

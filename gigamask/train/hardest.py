@@ -3,6 +3,7 @@
 A mask's loss is the sum over its rounds. Which masks are kept is decided from all of the global batch, in the order of its samples, so it depends
 neither on micro-batches nor on how many processes share it: gradients are those of one process with the whole batch. What a kept mask is asked
 is the same in both passes, for all chance travels in the batch. (Shrivastava et al. 2016, section 4: a read-only pass over all examples.)
+A mask whose loss is no number is as hard as can be: left out, it would hide from the step, which skips what is not finite, that the model is broken.
 
 Not here: which are the hardest (`losses.mining`).
 """
@@ -36,7 +37,8 @@ def mine(
             table[row, place, number] = values.double()
     world.add([table])
     terms, losses, strata = table[0], table[1], table[2].long()
-    keep = mining.keep(torch.where(terms > 0, losses, torch.nan).flatten(), strata.flatten()).view(batch, most)
+    hardness = torch.where(terms > 0, torch.where(losses.isnan(), torch.inf, losses), torch.nan)
+    keep = mining.keep(hardness.flatten(), strata.flatten()).view(batch, most)
     kept = [each.only(torch.nonzero(keep[place, number])[:, 0]) for each, (place, number) in zip(batches, cells, strict=True)]
     return kept, losses.sum(1) / terms.sum(1)
 

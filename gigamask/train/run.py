@@ -117,6 +117,11 @@ class Run(ABC):
         """Whether samples tell which of the sampler's strata they are of."""
         return False
 
+    @property
+    def scored_by(self) -> str:
+        """What the scores of its checkpoints mean; only such as mean the same are compared."""
+        return ""
+
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
@@ -166,9 +171,11 @@ def differences(ours: Run, theirs: Run) -> dict[str, tuple[Any, Any]]:
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 
 
-# Changing one of these on resume changes the shapes of the weights, or what the samples are and which comes when; everything else may be changed
-# between two stops. Processes and reading ahead change no sample, nor does a mask store, whose samples are those of the json bit for bit.
+# Changing one of these on resume changes the shapes of the weights, what the optimizer has to hold, or what the samples are and which comes when;
+# everything else may be changed between two stops. Processes and reading ahead change no sample, nor does a mask store, whose samples are those of
+# the json bit for bit.
 SHAPES = ("model.",)
+MOMENTS = ("freeze", "optimizer")
 DATA_ORDER = ("data", "batch", "seed", "sampler", "loading.", "policy")
 SAME_SAMPLES = ("loading.workers", "loading.read-ahead-mb", "loading.mask-store")
 
@@ -179,6 +186,11 @@ def check_resume(saved: Run, wanted: Run, allow_other_order: bool) -> dict[str, 
     for name, (before, now) in changed.items():
         if name.startswith(SHAPES):
             raise Fault(f"--{name} was {before} in {saved.out} and is {now} now: weights of another shape cannot be resumed; give another --out")
+        if name in MOMENTS:
+            raise Fault(
+                f"--{name} was {before} in {saved.out} and is {now} now, which the optimizer's state does not fit; "
+                f"start anew from its weights: --init {saved.out} and another --out"
+            )
         if name.startswith(DATA_ORDER) and name not in SAME_SAMPLES and not allow_other_order:
             raise Fault(
                 f"--{name} was {before} in {saved.out} and is {now} now, which changes the data or its order; "

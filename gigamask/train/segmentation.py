@@ -7,7 +7,7 @@ Not here: what a step computes (`train.tasks`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from gigamask.data.choose import Choice, Filters, RandomChoice
@@ -110,6 +110,11 @@ class Segmentation(Run):
     def strata(self) -> bool:
         """Whether mining looks within the sampler's strata."""
         return self.mining.by_sampler
+
+    @property
+    def scored_by(self) -> str:
+        """What the scores of its checkpoints mean: the evaluation, however often it is made."""
+        return repr(replace(self.evaluation, every=1))
 
     @property
     def chance(self) -> Chance:

@@ -73,7 +73,10 @@ class TrainState:
                 entry = {key: left.pop(f"{key}/{name}") for key in keys if f"{key}/{name}" in left}
                 optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entry.items()}
         if odd := [*missing, *left]:
-            raise Fault(f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; give another --out to start anew")
+            raise Fault(
+                f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; "
+                f"give --freeze and --optimizer as they were, or start anew from its weights: --init {source} and another --out"
+            )
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:

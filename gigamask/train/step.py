@@ -107,7 +107,8 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals)
         return leaf
 
     for terms in task.terms(model, batch, cut):
-        terms.loss.backward()
+        if terms.loss.requires_grad:  # all that a piece depends on may be frozen
+            terms.loss.backward()
         totals.add(terms, batch)
         del terms
     for whole, leaf in cuts:

@@ -74,7 +74,8 @@ def decoder(
             low, iou = model.decode(embedding, mask_image, prompts)
         if grid is None or grid == low.shape[-1]:
             return Prediction(low, iou, low)
-        return Prediction(functional.interpolate(low.float(), (grid, grid), mode="bilinear", align_corners=False), iou, low)
+        wide = low.to(torch.promote_types(low.dtype, torch.float32))
+        return Prediction(functional.interpolate(wide, (grid, grid), mode="bilinear", align_corners=False), iou, low)
 
     return decode
 

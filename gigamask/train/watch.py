@@ -67,10 +67,8 @@ class Watch:
         now_s = time.perf_counter()
         record = record | {"images_per_s": images / (now_s - self._last_s), "waited_s": self._waited_s, "memory_gb": memory_gb(self._device)}
         self._last_s = now_s
-        figures = (
-            f"loss {record.get('loss', float('nan')):.3f}  IoU {record.get('iou', float('nan')):.3f}  "
-            f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
-        )
+        iou = f"IoU {record['iou']:.3f}  " if "iou" in record else ""
+        figures = f"loss {record.get('loss', float('nan')):.3f}  {iou}{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
         self._progress.update(self._bar, completed=step, figures=figures)
         if step % self._run.log_every and step != self._run.steps:
             return
@@ -88,7 +86,9 @@ class Watch:
 
     def judge(self, step: int, verdict: Verdict) -> float:
         """Takes what an evaluation after update number `step` found, and returns the score that the best checkpoint is kept by."""
-        self.note({"step": step, "evaluation": {name: round(value, 6) for name, value in verdict.scores.items()}, "worries": verdict.worries})
+        seconds = time.perf_counter() - self._last_s  # since the record of the same update
+        scores = {name: round(value, 6) for name, value in verdict.scores.items()}
+        self.note({"step": step, "evaluation": scores, "worries": verdict.worries, "seconds": round(seconds, 3)})
         if self._board:
             for name, value in verdict.scores.items():
                 self._board.add_scalar(f"evaluation/{name}", value, step)
@@ -105,7 +105,7 @@ class Watch:
 
     def say(self, message: str) -> None:
         """Prints a line above the progress bar."""
-        self._progress.console.print(message, highlight=False, soft_wrap=True)
+        self._progress.console.print(message, highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> "Watch":
         self._progress.start()

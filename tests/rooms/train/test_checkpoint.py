@@ -129,5 +129,111 @@ def test_optimizer_entries_must_match(run):
     state = state_at(run, 1)
     tensors = state.optimizer_tensors()
     missing = dict(list(tensors.items())[1:])
-    with pytest.raises(Fault, match=r"here: 1 optimizer entries are missing or unknown, the first is"):
+    act = "give --freeze and --optimizer as they were, or start anew from its weights: --init here and another --out"
+    with pytest.raises(Fault, match=rf"^here: 1 optimizer entries are missing or unknown, the first is \S+; {act}$"):
         state.load_optimizer(missing, "here")
+
+
+def kept(run) -> tuple[list[int], int | None]:
+    """The steps of the checkpoints there are, and the one that `best` links to."""
+    folder = checkpoint.Path(run.out) / "checkpoints"
+    best = folder / checkpoint.BEST
+    if best.is_symlink():
+        assert not best.readlink().is_absolute(), "the run folder may be moved"
+        assert checkpoint.verify(best) == checkpoint.verify(best.resolve())
+    return [int(path.name[-8:]) for path in checkpoint.complete(folder)], int(best.resolve().name[-8:]) if best.is_symlink() else None
+
+
+@pytest.mark.parametrize(
+    ("scores", "steps", "best"),
+    [
+        ([0.5, 0.4, 0.3, 0.2], [1, 3, 4], 1),
+        ([0.1, 0.2, 0.3, 0.4], [3, 4], 4),
+        ([0.1, 0.7, 0.3, 0.4, 0.5], [2, 4, 5], 2),
+        ([0.5, 0.5, 0.4, 0.4], [2, 3, 4], 2),
+        ([None, 0.5, None, None, None], [2, 4, 5], 2),
+        ([0.5, None, None, 0.6, None], [4, 5], 4),
+        ([0.0, None, None, None], [1, 3, 4], 1),
+        ([None, None, None], [2, 3], None),
+        ([float("nan"), 0.2, 0.1, 0.1], [2, 3, 4], 2),
+        ([0.2, float("nan"), float("nan"), float("nan")], [1, 3, 4], 1),
+        ([float("nan"), None, None], [2, 3], None),
+    ],
+)
+def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
+    """Of equal ones the newest; what has no score, or none that is a number, is never the best."""
+    state = state_at(run, 1)
+    for state.step, score in enumerate(scores, 1):
+        checkpoint.save(state, run, score)
+    assert kept(run) == (steps, best)
+    assert checkpoint.resume(run, torch.device("cpu")).step == len(scores), "going on is from the newest, not from the best"
+
+
+def test_the_best_is_remembered_from_one_training_to_the_next(run):
+    state = state_at(run, 0)
+    for step, score, best in ((1, 0.8, 1), (2, 0.3, 1), (3, 0.4, 1), (4, 0.9, 4)):
+        state.step = step
+        checkpoint.save(state, run, score)
+        state = checkpoint.resume(run, torch.device("cpu"))
+        assert kept(run)[1] == best
+    assert kept(run) == ([3, 4], 4)
+
+
+@pytest.mark.parametrize(("again", "best"), [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
+def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
+    """A run that went back to an earlier checkpoint comes by again, with other settings; the one saved then was the best."""
+    state = state_at(run, 0)
+    for state.step, score in ((1, 0.5), (2, 0.9), (2, again)):
+        checkpoint.save(state, run, score)
+    assert kept(run) == ([1, 2], best)
+
+
+def test_scores_that_mean_another_thing_are_not_compared(run):
+    checkpoint.save(state_at(run, 1), run, 0.9)
+    by_box = replace(run, evaluation=replace(run.evaluation, best_by="box"), keep=9)
+    newest = checkpoint.save(state_at(by_box, 2), by_box, 0.2)
+    assert (newest.parent / "best").resolve() == newest.resolve()
+    often = replace(by_box, evaluation=replace(by_box.evaluation, every=7))
+    checkpoint.save(state_at(often, 3), often, 0.1)
+    assert (newest.parent / "best").resolve() == newest.resolve(), "how often it is made does not matter"
+
+
+def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
+    checkpoint.save(state_at(run, 1), run, 0.5)
+    assert kept(run)[1] == 1
+    checkpoint.save(state_at(run, 1), run, None)
+    assert kept(run) == ([1], None)
+
+
+def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, monkeypatch):
+    state = state_at(run, 1)
+    checkpoint.save(state, run, 0.5)
+    state.step = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Path, "symlink_to", fail)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.save(state, run, 0.9)
+    assert kept(run) == ([1, 2], 1)
+    folder = checkpoint.Path(run.out) / "checkpoints"
+    (folder / ".best.link").symlink_to("step_00000001")
+    for state.step in (3, 4, 5):
+        checkpoint.save(state, run, 0.7)
+    assert kept(run) == ([2, 4, 5], 2)
+    assert not (folder / ".best.link").is_symlink()
+    (folder / ".step_00000009.part").mkdir()
+    checkpoint.sweep(folder)
+    assert kept(run) == ([2, 4, 5], 2)
+    assert not (folder / ".step_00000009.part").exists()
+
+
+def fail(*_):
+    raise OSError("the disk is full")
+
+
+def test_the_best_can_be_named_where_weights_are_asked_for(run):
+    saved = [checkpoint.save(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
+    named = checkpoint.locate(f"{run.out}/checkpoints/best")
+    assert checkpoint.Path(named).resolve() == saved[0].resolve()
+    theirs = checkpoint.load_model(named, "cpu").state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in state_at(run, 1).model.state_dict().items())
+    assert checkpoint.locate(run.out) == str(saved[1])

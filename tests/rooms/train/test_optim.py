@@ -5,6 +5,7 @@ from gigamask.model.sizes import vit_b
 from gigamask.model.start import build
 from gigamask.train.muon import Muon, orthogonalise
 from gigamask.train.optim import AdamW, MuonAdamW, decays, layer_of
+from gigamask.train.state import freeze
 from tests.little import SPEC
 
 
@@ -79,3 +80,24 @@ def test_muon_is_torchs_in_float32(shape):
     assert (ours - theirs).abs().max() < 0.05 * moved
     singular = torch.linalg.svdvals(orthogonalise(torch.randn(1, *shape, generator=torch.Generator().manual_seed(9)))[0])
     assert ((singular > 0.5) & (singular < 1.3)).all()
+
+
+@pytest.mark.parametrize(("matrices", "kinds"), [(True, [Muon]), (False, [torch.optim.AdamW])])
+def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
+    model = build(SPEC, 0)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_((parameter.ndim == 2 and decays(name, 2)) == matrices)
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizers = MuonAdamW().build(model)
+    assert list(map(type, optimizers)) == kinds
+    optimizers[0].step()
+    assert all(torch.equal(parameter, before[name]) != parameter.requires_grad for name, parameter in model.named_parameters())
+
+
+def test_a_frozen_part_has_no_rate_and_no_decay():
+    model = build(SPEC, 0)
+    freeze(model, ("image_encoder", "prompt_encoder"))
+    groups = [group for optimizer in MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model) for group in optimizer.param_groups]
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.mask_decoder.parameters()}
+    assert {round(group["lr_scale"], 9) for group in groups} == {1.0, round(0.02 / 8e-4, 9)}, "depth counts all layers, also frozen ones"

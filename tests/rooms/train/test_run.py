@@ -4,6 +4,7 @@ import pytest
 
 from gigamask.data.choose import Filters
 from gigamask.faults import Fault
+from gigamask.train.optim import MuonAdamW
 from gigamask.train.run import check_resume, differences, leaves
 from tests.little import little
 
@@ -55,3 +56,20 @@ def test_resume_reports_what_may_change_and_refuses_what_may_not():
     with pytest.raises(Fault, match=r"--loading.filters.min-area was None .* and is 9 now.*--allow-other-order"):
         check_resume(run, other, False)
     assert check_resume(run, other, True) == differences(run, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"freeze": ("mask_decoder",)}, r"--freeze was \(\) in .* and is \('mask_decoder',\) now"),
+        ({"optimizer": MuonAdamW()}, r"--optimizer was gigamask.train.optim.AdamW in .* and is gigamask.train.optim.MuonAdamW now"),
+    ],
+)
+def test_resume_refuses_what_the_optimizers_state_does_not_fit(change, words):
+    run = replace(little(), data=("x",))
+    act = "which the optimizer's state does not fit; start anew from its weights: --init runs/run and another --out"
+    for ours, theirs in ((run, replace(run, **change)), (replace(run, **change), run)):
+        with pytest.raises(Fault, match=act):
+            check_resume(ours, theirs, allow_other_order=True)
+    with pytest.raises(Fault, match=rf"^{words}, {act}$"):
+        check_resume(run, replace(run, **change), allow_other_order=True)

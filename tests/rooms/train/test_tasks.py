@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.contracts import Chance, Cursor
+from gigamask.contracts import Chance, Cursor, Prompts
 from gigamask.data.index import build as build_index
 from gigamask.data.loader import collate
 from gigamask.faults import Fault
@@ -11,7 +11,7 @@ from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.train.feed import Feed
 from gigamask.train.step import Totals, accumulate
-from gigamask.train.tasks import SamTask, truth_of
+from gigamask.train.tasks import SamTask, decoder, truth_of
 from tests.little import little
 
 
@@ -91,3 +91,14 @@ def test_a_batch_without_masks_has_no_terms():
     run = little()
     empty = collate([], (), run.assembly, Chance(0, run.policy.draws, run.model.depth), 0.0, Cursor(3))
     assert list(SamTask(run.policy, run.objective, 4).terms(build(run.model, 0), empty, lambda whole: whole)) == []
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, "fp32"), (torch.float32, "fp32"), (torch.float32, "bf16")])
+def test_logits_are_enlarged_in_the_models_precision_or_float32(dtype, precision):
+    model = build(little().model, 0).to(dtype)
+    asked = Prompts(torch.full((1, 2, 2), 9.0), torch.tensor([[1, -1]]), None, several=True)
+    answer = decoder(model, torch.rand(1, 16, 8, 8, dtype=dtype), torch.zeros(1, dtype=torch.int64), precision, 64)(asked)
+    assert answer.logits.dtype == dtype
+    assert answer.low.shape == (1, 3, 32, 32)
+    assert answer.logits.shape == (1, 3, 64, 64)
+    assert torch.equal(answer.logits[:, :, 0, 0], answer.low[:, :, 0, 0].to(dtype)), "nothing is rounded on the way"

@@ -1,0 +1,198 @@
+"""What a run of segmentation says reaches its batches and its task: grids, numbers to draw, mining."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gigamask.contracts import Round, Terms, Truth
+from gigamask.faults import Fault
+from gigamask.losses.mining import EveryMask, Hardest
+from gigamask.losses.objective import MaskObjective
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.policy import BoxPrompt, InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.seams import Evaluator, Objective, Verdict
+from gigamask.train import checkpoint
+from gigamask.train.feed import Feed, open_index
+from gigamask.train.loop import train
+from gigamask.train.state import TrainState
+from gigamask.train.step import Totals, accumulate
+from tests.laws.test_mining import after, same
+from tests.laws.test_training import run_in
+from tests.little import SPEC, little
+
+CPU = torch.device("cpu")
+POINTS = MaskObjective(points=40)
+
+
+def with_target(folder, scenes, target="full", **changes):
+    """The grid of the encoder's input has a side of 64, the low-resolution one of 32."""
+    loading = replace(little().loading, target=target, max_masks=3)
+    return run_in(folder, scenes, loading=loading, **{"policy": InteractiveSchedule(clicks=1, pauses=False, box_share=0.0), **changes})
+
+
+@dataclass(frozen=True)
+class Watched(Objective):
+    """An objective that remembers what it was given."""
+
+    objective: Objective
+    seen: list[tuple[Round, Truth]] = field(default_factory=list)
+
+    @property
+    def draws(self) -> int:
+        return self.objective.draws
+
+    def __call__(self, round: Round, truth: Truth) -> Terms:
+        self.seen.append((round, truth))
+        return self.objective(round, truth)
+
+
+def played(run):
+    """One batch, and what its loss saw of it; the gradients of the whole are finite."""
+    run = replace(run, objective=Watched(run.objective), masks_at_once=1000, batch=3, micro=3)
+    (batch,) = next(Feed(run, open_index(run)).batches())
+    state = TrainState.begin(run, CPU)
+    accumulate(run.task(CPU), state.model, batch, Totals.zero(3, torch.zeros(())))
+    gradients = torch.cat([parameter.grad.flatten() for parameter in state.model.parameters()])
+    assert gradients.isfinite().all()
+    assert gradients.any()
+    return batch, run.objective.seen
+
+
+@pytest.mark.parametrize("objective", [MaskObjective(), POINTS], ids=["cells", "points"])
+def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, objective):
+    batch, seen = played(with_target(tmp_path / "run", scenes, objective=objective))
+    assert batch.grid == 64
+    masks, every = len(batch.mask_image), torch.arange(len(batch.mask_image))
+    heights, widths = batch.input_sizes[batch.mask_image].T
+    for round, truth in seen:
+        assert round.prediction.logits.shape == (masks, 3 if round.index == 0 else 1, 64, 64)
+        assert round.prediction.low.shape[2:] == round.handed_on.shape[1:] == (32, 32)
+        enlarged = functional.interpolate(round.prediction.low, (64, 64), mode="bilinear", align_corners=False)
+        assert torch.equal(round.prediction.logits, enlarged)
+        assert (truth.cell_xy, truth.low_side) == ((1.0, 1.0), 32)
+        assert torch.equal(truth.masks, batch.dense(0, masks))
+        rows, columns = torch.arange(64)[:, None] < heights[:, None, None], torch.arange(64) < widths[:, None, None]
+        assert torch.equal(truth.valid, rows & columns)
+        assert not (truth.masks & ~truth.valid).any()
+    (first, truth), (second, _) = seen
+    x, y = first.prompts.points_xy_input[:, 0].long().unbind(1)
+    assert truth.masks[every, y, x].all(), "the first click is a pixel of the mask"
+    assert torch.equal(first.prompts.points_xy_input, first.prompts.points_xy_input.round())
+    assert (first.prompts.points_xy_input[:, 0] % 2 == 1).any(), "of the fine grid, not of the coarse one"
+    x, y = second.prompts.points_xy_input[:, -1].long().unbind(1)
+    assert torch.equal(second.prompts.labels[:, -1] == 1, truth.masks[every, y, x])
+    assert torch.equal(second.prompts.masks, first.handed_on)
+
+
+@pytest.mark.parametrize("target", ["hard", "area", "full"])
+def test_points_are_moved_by_the_number_behind_those_of_the_policy(tmp_path, scenes, target):
+    run = with_target(tmp_path / "run", scenes, target, objective=POINTS)
+    batch, seen = played(run)
+    assert run.chance.clicks == batch.draws.clicks.shape[1] == run.policy.draws + 1 == 3
+    assert all(torch.equal(truth.shift, batch.draws.clicks[:, 2]) for _, truth in seen)
+    assert all(truth.shift is None for _, truth in played(replace(run, objective=MaskObjective()))[1])
+
+
+def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scenes):
+    (full, of_full), (area, of_area), (hard, of_hard) = (played(with_target(tmp_path / kind, scenes, kind)) for kind in ("full", "area", "hard"))
+    assert (full.grid, area.grid, hard.grid) == (64, 64, 32)
+    (_, full_truth), (_, area_truth), (_, hard_truth) = of_full[0], of_area[0], of_hard[0]
+    assert full_truth.masks.dtype == hard_truth.masks.dtype == torch.bool
+    assert torch.equal(area_truth.masks, functional.avg_pool2d(full_truth.masks[:, None].float(), 2)[:, 0])
+    assert torch.equal(hard_truth.masks, hard.dense(0, len(hard.mask_image)))
+    for truth in (area_truth, hard_truth):
+        assert (truth.cell_xy, truth.low_side, truth.masks.shape[-1]) == ((2.0, 2.0), 32, 32)
+
+
+VARIANTS = {
+    "full": {"target": "full"},
+    "full, points": {"target": "full", "objective": POINTS},
+    "points": {"target": "hard", "objective": POINTS},
+    "area, points": {"target": "area", "objective": replace(POINTS, pixel_share=0.5, pixel_min=5)},
+    "full, mixed": {"target": "full", "policy": MixedPrompts()},
+    "area, two-sided, mined": {"target": "area", "policy": TwoSidedCorrection(corrections=1), "mining": Hardest(0.4)},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, variant):
+    run = with_target(tmp_path / "run", scenes, batch=4, **VARIANTS[variant])
+    whole, done = after(replace(run, micro=4, masks_at_once=1000))
+    cut, again = after(replace(run, micro=3, masks_at_once=2))
+    assert same(whole, cut)
+    assert done.losses == pytest.approx(again.losses, rel=1e-9)
+
+
+def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
+    _, ((round, truth),) = played(with_target(tmp_path / "run", scenes, policy=MixedPrompts(point_share=0.3, box_share=0.0, mask_share=0.7)))
+    assert truth.masks.shape[-1] == 64
+    assert round.prompts.masks.shape[1:] == (32, 32)
+    assert round.prompts.masked.any()
+    assert not round.prompts.masked.all()
+    near = functional.avg_pool2d(truth.masks[:, None].float(), 2)[:, 0] > 0.5
+    overlap = ((round.prompts.masks > 0) & near).sum((1, 2)) / ((round.prompts.masks > 0) | near).sum((1, 2))
+    assert overlap[round.prompts.masked].median() > 0.5, "a hurried one of this mask"
+
+
+@pytest.mark.parametrize(
+    ("policy", "objective", "clicks"),
+    [
+        (InteractiveSchedule(clicks=3), MaskObjective(), 4),
+        (InteractiveSchedule(clicks=3), POINTS, 5),
+        (MixedPrompts(), MaskObjective(), 8),
+        (BoxPrompt(), POINTS, 1),
+        (BoxPrompt(), MaskObjective(), 0),
+    ],
+)
+def test_samples_carry_what_policy_and_objective_spend(policy, objective, clicks):
+    run = replace(little(), policy=policy, objective=objective, seed=9)
+    assert (run.chance.clicks, run.chance.blocks, run.chance.patches, run.chance.seed) == (clicks, SPEC.depth, 0, 9)
+
+
+def test_mining_is_the_tasks_where_there_is_some(tmp_path):
+    run, mining = little(), Hardest(within="sampler")
+    assert run.mining == EveryMask()
+    assert run.task(CPU).mining is None
+    assert replace(run, mining=mining).task(CPU).mining == mining
+    assert [replace(run, mining=each).strata for each in (EveryMask(), Hardest(), Hardest(within="granularity"), mining)] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recompute": -1}, r"^--recompute is -1, it must be at least 0$"),
+        ({"evaluation": replace(little().evaluation, every=0)}, r"^--evaluation.every is 0, it must be at least 1$"),
+        ({"evaluation": replace(little().evaluation, images=0)}, r"^--evaluation.images is 0, it must be at least 1$"),
+    ],
+)
+def test_impossible_numbers_are_one_line(change, message):
+    with pytest.raises(Fault, match=message):
+        replace(little(), **{"data": ("x",), **change}).check()
+
+
+@dataclass(frozen=True)
+class Told(Evaluator):
+    """Finds what it was told to find, evaluation by evaluation."""
+
+    scores: list[float] = field(default_factory=list)
+
+    def run(self, model) -> Verdict:
+        return Verdict({"other": 0.5, "box": self.scores.pop(0)}, "box")
+
+
+def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, policy=BoxPrompt())
+    train(run, evaluator=Told(2, [0.3, 0.8, 0.5]))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line] == [(2, 0.3), (4, 0.8), (5, 0.5)]
+    folder = Path(run.out) / "checkpoints"
+    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000004", "step_00000005"]
+    assert (folder / "best").readlink() == Path("step_00000004")
+    train(replace(run, steps=6), evaluator=Told(2, [0.8]))
+    assert (folder / "best").readlink() == Path("step_00000006")
+    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000006"]
