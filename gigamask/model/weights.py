@@ -117,7 +117,7 @@ def _read_safetensors(path: Path) -> tuple[State, SamSpec | MaeSpec | None]:
         return (from_huggingface(state) if any(name.startswith("vision_encoder.") for name in state) else state), None
     try:
         fields: dict[str, Any] = json.loads(metadata["spec"])
-        kind = KINDS[metadata.get("kind", "sam")]
+        kind = KINDS[fields.pop("kind", "sam")]
         if kind is SamSpec:
             fields["global_blocks"] = tuple(fields["global_blocks"])
         return state, kind(**fields)
@@ -284,7 +284,8 @@ def save(model: Model, path: Path | str) -> None:
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     kind = next(kind for kind, spec in KINDS.items() if isinstance(model.spec, spec))
-    save_file(to_official(model), partial, metadata={"kind": kind, "spec": json.dumps(asdict(model.spec))})
+    # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
+    save_file(to_official(model), partial, metadata={"spec": json.dumps({"kind": kind, **asdict(model.spec)})})
     os.replace(partial, path)
 
 

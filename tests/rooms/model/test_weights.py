@@ -177,7 +177,7 @@ def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
     save_file(to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)})
     spec = read(tmp_path / "old.safetensors")[1]
     assert (type(spec), spec.depth) == (type(tiny()), 4)
-    save_file(to_official(model), tmp_path / "odd.safetensors", metadata={"kind": "bird", "spec": json.dumps(fields)})
+    save_file(to_official(model), tmp_path / "odd.safetensors", metadata={"spec": json.dumps({"kind": "bird", **fields})})
     with pytest.raises(Fault, match=r"odd\.safetensors: its spec cannot be used \('bird'\)"):
         read(tmp_path / "odd.safetensors")
 
