@@ -70,16 +70,10 @@ def one_line(boxed: str) -> str:
 
 
 @dataclass(frozen=True)
-class TrainFlags:
+class RunFlags:
     """The flags of a training: those of the run, and how it is put together."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
-    stages: str | None = None
-    """stages to train one after the other, each in its folder below --out: mae,decoder,joint or some of them"""
-    mae_steps: int | None = None
-    """updates of the stage mae; by default those of the recipe that pre-trains such an encoder"""
-    decoder_steps: int | None = None
-    """updates of the stage decoder; by default 5/90 of --steps"""
     config: tuple[str, ...] = ()
     """YAML files of flags, taken before those on the command line"""
     allow_other_order: bool = False
@@ -88,6 +82,24 @@ class TrainFlags:
     """print the whole configuration and leave"""
     json: str | None = None
     """file for what was printed, as data"""
+
+
+@dataclass(frozen=True)
+class TrainFlags(RunFlags):
+    """The flags of a training: those of the run, how it is put together, and the stages it is split into."""
+
+    stages: str | None = None
+    """stages to train one after the other, each in its folder below --out: mae,decoder,joint or some of them"""
+    mae_steps: int | None = None
+    """updates of the stage mae; by default those of the recipe that pre-trains such an encoder"""
+    decoder_steps: int | None = None
+    """updates of the stage decoder; by default 5/90 of --steps"""
+
+    @property
+    def stage_steps(self) -> dict[str, int]:
+        """The lengths that are given of stages, by stage."""
+        given = {"mae": self.mae_steps, "decoder": self.decoder_steps}
+        return {stage: steps for stage, steps in given.items() if steps is not None}
 
 
 def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
@@ -105,16 +117,25 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
         names_known = ", ".join(recipe.__name__ for recipe in known)
         raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
     chosen, words = names.split(words)
-    return _parse_run([read_config(path) for path in config_files(words)], chosen, words, saved, prog)
+    flags = _parse_run(
+        [read_config(path) for path in config_files(words)], chosen, words, saved, prog, RunFlags if verb == "pretrain" else TrainFlags
+    )
+    if not isinstance(flags, TrainFlags):
+        return TrainFlags(**{each.name: getattr(flags, each.name) for each in fields(flags)})
+    if argv[0] == "--resume" and flags.stages is not None:
+        raise Fault(f"--stages with --resume: {argv[1]} is one run; give the command that began the stages again, or leave out --stages")
+    return flags
 
 
-def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str) -> TrainFlags:
+def _parse_run(
+    files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str, kind: type[RunFlags] = RunFlags
+) -> RunFlags:
     """Returns the flags that files and then words make of `default`; first of all they choose its parts."""
     in_files = {part: name for content in files for part, name in content.items() if part in names.SEAMS}
     run = names.choose_parts(names.choose_parts(default, in_files), chosen)
     replaced = tuple(f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part])
     flags = [flag for content in files for flag in flags_of({name: content[name] for name in content if not name.startswith(replaced)}, run)]
-    return parse(TrainFlags, flags + words, prog, TrainFlags(run))
+    return parse(kind, flags + words, prog, kind(run))
 
 
 def settle(run: Run, other_order: bool) -> tuple[Run, dict[str, tuple[Any, Any]]]:
@@ -208,7 +229,9 @@ def load_run(folder: str) -> Run:
     """Returns the run whose configuration a folder holds; equal to the one that was saved."""
     path = Path(folder) / CONFIG
     if not path.exists():
-        raise Fault(f"{folder}: holds no {CONFIG}, so there is no run to resume; name a run folder, or train RECIPE --out {folder}")
+        stages = [str(each.parent) for each in sorted(Path(folder).glob(f"*/{CONFIG}"), key=os.path.getmtime)]
+        act = f"name one of those in it ({', '.join(stages)})" if stages else f"name a run folder, or begin one there with RECIPE --out {folder}"
+        raise Fault(f"{folder}: holds no {CONFIG}, so there is no run to resume; {act}")
     content = read_config(str(path))
     default = replace(recipes.find(content.get("recipe", ""))(), recipe=content["recipe"])
     return _parse_run([content], {}, [], default, str(path)).run

@@ -6,17 +6,21 @@ Not here: the loop (`train.loop`), flags (`arguments`), recipes (`recipes`).
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import arguments, names, recipes
+from gigamask.data import lock
 from gigamask.faults import Fault
 from gigamask.recipes.mae import pretraining_for
 from gigamask.train.pretraining import Pretraining
-from gigamask.train.run import Run
+from gigamask.train.run import Run, at_least
+from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 from gigamask.train.segmentation import Segmentation
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 STAGES = ("mae", "decoder", "joint")
 DECODER_SHARE = 5 / 90
 """The decoder's warm-up takes 5 epochs where joint training takes 90 in the mixed-prompts recipe; the same share of any other."""
+WARMUP_SHARE = 0.1
+"""Of a stage before the last, what the learning rate's warm-up takes at most: a recipe's own is meant for the recipe's own length."""
 
 
 def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -42,7 +48,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(flags.run, kind):
         other = "train" if verb == "pretrain" else "pretrain"
         raise Fault(f"recipe {flags.run.recipe} is no recipe of 'gigamask {verb}'; give it to 'gigamask {other}'")
-    runs = [flags.run] if flags.stages is None else stages(flags)
+    runs = [flags.run] if flags.stages is None and not flags.stage_steps else stages(flags)
     if flags.print_config:
         print("---\n".join(arguments.text_of(run) for run in runs), end="")
         return None, {}
@@ -50,27 +56,52 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     from gigamask.parallel.world import join, leave
 
     settled = [arguments.settle(run, flags.allow_other_order) for run in runs]
+    look_ahead(runs)
     world = join(os.environ, choose_device(flags.run.device))
     try:
         for number, (run, changed) in enumerate(settled):
             if len(runs) > 1 and world.first:
                 print(f"stage {number + 1} of {len(runs)}: {run.steps} steps in {run.out}", flush=True)
             state = train_one(run, changed, world, flags.allow_other_order)
-            if state.step < run.steps:
+            if state.step < run.steps or state.stopping:
                 break
     finally:
         leave(world)
     done = {"run": run.out, "step": state.step, "samples": state.cursor.samples, "steps": run.steps}
+    if state.step == run.steps and (left := runs[number + 1 :]):  # told to stop by the last update of a stage
+        done = {"run": left[0].out, "step": 0, "samples": 0, "steps": left[0].steps}
     if world.first:
         print(told(done, flags.stages is not None, isinstance(run, Pretraining)))
     return flags.json if world.first else None, done
+
+
+def look_ahead(runs: Sequence[Run]) -> None:
+    """Raises `Fault` for what a run that has not begun will not find, data, weights or parts of its model; a last stage would say so days later."""
+    from gigamask.data.index import shards
+    from gigamask.model.start import build
+    from gigamask.model.weights import MAE
+    from gigamask.train.state import freeze
+
+    for number, run in enumerate(runs):
+        if run.begun:
+            continue
+        if run.freeze and isinstance(run, (Segmentation, Pretraining)):
+            freeze(build(run.model, run.seed, "meta"), run.freeze)
+        path = (run.init or "").removeprefix(MAE)
+        if path and path not in [before.out for before in runs[:number]] and not Path(path).exists():
+            raise Fault(
+                f"--init {run.init}: no such file or folder; give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            )
+        shards(run.data)
+        if isinstance(run, Segmentation) and run.evaluation.data:
+            shards(run.evaluation.data)
 
 
 def told(done: dict[str, Any], staged: bool, encoder_only: bool) -> str:
     """Returns what is said at the end, with what to do next."""
     if done["step"] < done["steps"]:
         verb = "pretrain" if encoder_only else "train"
-        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {done['run']}"
+        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {quote(done['run'])}"
         return f"{done['run']}: stopped and saved at step {done['step']} of {done['steps']}; {act}"
     if encoder_only:
         act = f"gigamask train RECIPE --data TARS --init mae:{quote(done['run'])} --out OUT"
@@ -89,8 +120,23 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
             print(f"--{name} was {before} and is {now} from here on", flush=True)
         arguments.save_run(run)
 
-    evaluator = Progress.of(run) if world.first and isinstance(run, Segmentation) else None
-    return train(run, world, other_order, begun, evaluator)
+    try:
+        evaluator = world.in_turn(lambda: Progress.of(run) if world.first and isinstance(run, Segmentation) else None)
+        return train(run, world, other_order, begun, evaluator)
+    except Fault:
+        if world.first:
+            leave_nothing(run.out)
+        raise
+
+
+def leave_nothing(out: str) -> None:
+    """Removes the folder of a run that was refused, where it holds the lock alone."""
+    path = Path(out) / "lock"
+    with suppress(Fault, OSError):
+        if os.listdir(out) == [path.name]:
+            with lock.hold(path, out):  # not while another process begins there
+                if os.listdir(out) == [path.name]:
+                    shutil.rmtree(out)
 
 
 def stages(flags: arguments.TrainFlags) -> list[Run]:
@@ -98,12 +144,20 @@ def stages(flags: arguments.TrainFlags) -> list[Run]:
 
     `mae` pre-trains the encoder; `decoder` trains all else on the frozen encoder; `joint` trains everything and is the recipe itself.
     """
-    run, asked = flags.run, tuple(each.strip() for each in (flags.stages or "").split(","))
+    at_least(1, **{f"{stage}_steps": steps for stage, steps in flags.stage_steps.items()})
+    if flags.stages is None:
+        stage = next(iter(flags.stage_steps))
+        raise Fault(f"--{stage}-steps is the length of the stage {stage}, but no stages are asked for; give --stages {','.join(STAGES)}")
+    run, asked = flags.run, tuple(each.strip() for each in flags.stages.split(","))
     assert isinstance(run, Segmentation)
     if unknown := [each for each in asked if each not in STAGES]:
         raise Fault(f"--stages names {unknown[0]!r}, known are {', '.join(STAGES)}; give some of them, in that order")
     if list(asked) != [each for each in STAGES if each in asked]:
         raise Fault(f"--stages is {flags.stages}, they come in the order {', '.join(STAGES)}; give each at most once")
+    if unasked := [each for each in flags.stage_steps if each not in asked]:
+        raise Fault(f"--{unasked[0]}-steps is the length of the stage {unasked[0]}, but --stages is {flags.stages}; leave one out, or put it there")
+    if asked[0] == "mae" and run.init:
+        raise Fault(f"--init {run.init} would not be used: the stage mae starts anew, the others from it; leave out mae, or --init")
     if asked[0] == "decoder" and not run.init:
         raise Fault("--stages decoder trains on an encoder that stays as it is, but there are no weights for one; give --init, or put mae before it")
     folders = {stage: str(Path(run.out) / stage) for stage in asked}
@@ -115,10 +169,17 @@ def stages(flags: arguments.TrainFlags) -> list[Run]:
     decoder_steps = flags.decoder_steps or max(1, round(run.steps * DECODER_SHARE))
     made: dict[str, Run] = {
         "mae": pretraining_for(run, flags.mae_steps),
-        "decoder": replace(run, freeze=(*run.freeze, "image_encoder"), steps=decoder_steps),
-        "joint": run,
+        "decoder": replace(run, freeze=tuple(dict.fromkeys([*run.freeze, "image_encoder"])), steps=decoder_steps),
     }
+    made = {stage: replace(each, schedule=warming(each.schedule, each.steps)) for stage, each in made.items()} | {"joint": run}
     return [replace(made[stage], out=folders[stage], init=inits[stage]) for stage in asked]
+
+
+def warming(schedule: Schedule, steps: int) -> Schedule:
+    """Returns the schedule with a warm-up of at most `WARMUP_SHARE` of so many updates; one of the user's own as it is."""
+    if not isinstance(schedule, (WarmupDrops, WarmupCosine)):
+        return schedule
+    return replace(schedule, warmup=min(schedule.warmup, int(steps * WARMUP_SHARE)))
 
 
 def overview(verb: str) -> str:

@@ -9,14 +9,16 @@ Enters: a `Segmentation` run. Leaves: a value that the training loop asks every 
 Not here: the scores themselves (`evaluate.interactive`), which checkpoint is kept (`train.checkpoint`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gigamask.contracts import Prompts
+from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
@@ -29,6 +31,7 @@ from gigamask.seams import Evaluator, Verdict
 from gigamask.train.segmentation import Segmentation
 
 CLICKS = (1, 3, 5)
+ONE_CLICK = (1,)
 POINTS_A_SIDE = 8
 """Of the grid of points; SAM's automatic masks take 32."""
 LEAST_IOU, LEAST_STABILITY, OFFSET = 0.88, 0.95, 1.0
@@ -54,52 +57,86 @@ class Progress(Evaluator):
             return None
         index = indexes.open_or_build(asked.data, f"{run.out}/evaluation")
         filters = Filters(max_area=None, min_predicted_iou=asked.min_predicted_iou)
-        usable = np.array([row for row in range(len(index)) if len(scored(index, row, filters))], np.int64)
-        if not len(usable):
-            raise Fault(f"--evaluation.data: none of {len(index)} images has a mask to evaluate; loosen --evaluation.min-predicted-iou")
-        taken = draw(0, "evaluation").permutation(usable)[: asked.images]
-        return cls(asked.every, index, tuple(sorted(taken.tolist())), filters, asked.best_by)
+        order = draw(0, "evaluation").permutation(len(index)).tolist()
+        usable = islice((row for row in order if len(scored(index, row, filters))), asked.images)
+        found = cls(asked.every, index, tuple(sorted(usable)), filters, asked.best_by)
+        if not found.rows:
+            act = "loosen --evaluation.min-predicted-iou" if index.manifest.masks else "give annotated images"
+            raise Fault(f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {act}")
+        found.try_reading()
+        return found
+
+    def try_reading(self) -> None:
+        """Raises `Fault` when none of the images can be read, which would else show in the midst of training."""
+        shards, told = Shards(self.index.shard_paths), []
+        for row in self.rows:
+            try:
+                name, (jpg, raw) = self.index.entry_name(row), shards.read_entry(self.index, row)
+                if raw is not None:
+                    image.decode(jpg, name, annotation.parse(raw, name).size)
+                return
+            except BadSample as bad:
+                told.append(str(bad))
+        raise _unreadable(told)
 
     def run(self, model: Sam) -> Verdict:
-        """Returns the scores as shares of 1, and what should worry."""
+        """Returns the scores as shares of 1, and what should worry; raises `Fault` when no image can be read."""
         training = model.training
         model.eval()
         with torch.inference_mode():
-            found = [each for scene, other, row in self._scenes(model) for each in self._look(model, scene, other, row)]
-            automatic = [_automatic(model, scene) for scene, _, _ in self._scenes(model)]
+            verdict = self._look(model)
         model.train(training)
-        summary = Result(Protocol(clicks=CLICKS), len(automatic), [score for score, _ in found]).summary()
-        scores = {f"{n} click{'s' if n > 1 else ''}": summary["clicks"][str(n)] for n in CLICKS}
-        scores |= {"oracle": summary["oracle"], "box": summary["box"]}
-        scores |= {"blind": float(np.mean([blind for _, blind in found])), "automatic": float(np.mean(automatic))}
-        return Verdict(scores, self.best_by, tuple(worries(scores)))
+        return verdict
 
-    def _scenes(self, model: Sam) -> Iterator[tuple[Scene, Scene, int]]:
-        """Yields each image that can be read and the one before it, of the first the last."""
+    def _look(self, model: Sam) -> Verdict:
+        """Looks at each image once, and holds it as long as the next one has not been seen; the first one, to the end."""
+        seen: list[MaskScore] = []
+        blind: list[MaskScore] = []
+        automatic: list[float] = []
+        left_out: list[str] = []
         shards = Shards(self.index.shard_paths)
-        scenes = []
+        first = before = None
         for row in self.rows:
             try:
-                scenes.append((look(model, self.index, shards, row), row))
-            except BadSample:
+                scene = look(model, self.index, shards, row)
+            except BadSample as bad:
+                left_out.append(str(bad))
                 continue
-        for place, (scene, row) in enumerate(scenes):
-            yield scene, scenes[place - 1][0], row
+            seen += self._score(model, scene, row, CLICKS)
+            automatic.append(_automatic(model, scene))
+            if before:
+                blind += self._score(model, replace(scene, embedding=before.embedding), row, ONE_CLICK)
+            first, before = first or (row, scene), scene
+        if not first or not before:
+            raise _unreadable(left_out)
+        if before is not first[1]:
+            blind += self._score(model, replace(first[1], embedding=before.embedding), first[0], ONE_CLICK)
+        summary = Result(Protocol(clicks=CLICKS), len(automatic), seen).summary()
+        scores = {f"{n} click{'s' if n > 1 else ''}": summary["clicks"][str(n)] for n in CLICKS}
+        scores |= {"oracle": summary["oracle"], "box": summary["box"]}
+        if blind:  # a single image has no other
+            scores["blind"] = float(np.mean([score.clicks[1] for score in blind]))
+        scores["automatic"] = float(np.mean(automatic))
+        unread = [f"{len(left_out)} of {len(self.rows)} images cannot be read: {left_out[0]}"] if left_out else []
+        return Verdict(scores, self.best_by, (*worries(scores), *unread))
 
-    def _look(self, model: Sam, scene: Scene, other: Scene, row: int) -> Iterator[tuple[MaskScore, float]]:
-        """Yields each mask's scores, and its score after one click on the other picture."""
-        for group in scene.groups(scored(self.index, row, self.filters)):
-            seen = score_group(model, scene, row, group, Protocol(clicks=CLICKS))
-            blind = score_group(model, replace(scene, embedding=other.embedding), row, group, Protocol(clicks=(1,)))
-            yield from zip(seen, (score.clicks[1] for score in blind), strict=True)
+    def _score(self, model: Sam, scene: Scene, row: int, clicks: tuple[int, ...]) -> list[MaskScore]:
+        """Returns the scores of an image's masks."""
+        groups = scene.groups(scored(self.index, row, self.filters))
+        return [score for group in groups for score in score_group(model, scene, row, group, Protocol(clicks=clicks))]
+
+
+def _unreadable(told: Sequence[str]) -> Fault:
+    """Returns what is said when no image can be read."""
+    return Fault(f"--evaluation.data: none of the {len(told)} images that are evaluated can be read, the first: {told[0]}")
 
 
 def worries(scores: dict[str, float]) -> Iterator[str]:
     """Yields a line for each sign of trouble in the scores."""
     if scores["5 clicks"] <= scores["3 clicks"]:
         yield "more clicks do not help: 5 score no better than 3; play more rounds (--policy.clicks), or train longer"
-    if scores["blind"] > BLIND_SHARE * scores["1 click"]:
-        yield "blind: one click scores as well on another picture, the model does not look at this one; see 'What made tiny look' in the docs"
+    if scores.get("blind", 0.0) > BLIND_SHARE * scores["1 click"]:
+        yield "blind: one click scores as well on another picture, the model does not look at this one (docs/measurements.md: 'What made tiny look')"
     if not scores["automatic"]:
         yield f"no automatic mask passes predicted IoU {LEAST_IOU} and stability {LEAST_STABILITY}: segmenting everything would come out empty"
 
@@ -109,11 +146,13 @@ def _automatic(model: Sam, scene: Scene) -> float:
     height, width = scene.frame.resized
     steps = (torch.arange(POINTS_A_SIDE) + 0.5) / POINTS_A_SIDE
     points = torch.cartesian_prod(steps * width, steps * height).to(scene.embedding) - 0.5
-    labels = torch.tensor([1, -1], device=points.device).expand(len(points), 2)
-    prompts = Prompts(torch.stack([points, torch.zeros_like(points)], 1), labels, None, several=True)
-    answer = scene.decoder(model)(prompts)
-    passing = (answer.iou > LEAST_IOU) & (_stability(answer.logits) > LEAST_STABILITY)
-    return float(passing.any(1).float().mean())
+    decode, passing = scene.decoder(model), 0
+    for group in scene.groups(np.arange(len(points))):
+        asked = points[torch.from_numpy(group)][:, None]
+        labels = torch.tensor([1, -1], device=points.device).expand(len(asked), 2)
+        answer = decode(Prompts(torch.cat([asked, torch.zeros_like(asked)], 1), labels, None, several=True))
+        passing += int(((answer.iou > LEAST_IOU) & (_stability(answer.logits) > LEAST_STABILITY)).any(1).sum())
+    return passing / len(points)
 
 
 def _stability(logits: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ def train(
                 feed.note(start, done.losses)
                 watch.record(state.step, run.batch, done.record)
                 guard.check(state.step, batches, done.skipped)
-                leaving = state.step == run.steps or done.stopping
+                state.stopping = done.stopping
+                leaving = state.step == run.steps or state.stopping
                 due = evaluator if world.first and (state.step == run.steps or (evaluator and state.step % evaluator.every == 0)) else None
                 score = watch.judge(state.step, due.run(state.model)) if due else None
                 if world.first and (leaving or due or state.step % run.save_every == 0):

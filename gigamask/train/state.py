@@ -21,13 +21,17 @@ from gigamask.train.run import Run
 
 @dataclass
 class TrainState:
-    """The moving parts of a training. `step` counts finished updates; `cursor` is of the last batch trained on."""
+    """The moving parts of a training. `step` counts finished updates; `cursor` is of the last batch trained on.
+
+    `stopping` says whether it was told to stop; it is not kept.
+    """
 
     model: weights.Model
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
     book: Book | None = None
+    stopping: bool = False
 
     @classmethod
     def begin(cls, run: Run, device: torch.device, init: str | None = None) -> "TrainState":
