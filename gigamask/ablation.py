@@ -152,7 +152,7 @@ def _flags(told: Any, where: str, recipe: str) -> list[str]:
         raise Fault(f"{where}: is neither a list of flags nor 'flag: value' lines; write [--sampler, random] or {{sampler: random}}")
     content = {flag.removeprefix("--").replace("_", "-"): value for flag, value in told.items()}
     parts = {part: name for part, name in content.items() if part in names.SEAMS}
-    run = names.choose_parts(recipes.find(recipe)(), parts)
+    run = names.choose_parts(recipes.make(recipe), parts)
     return [word for part, name in parts.items() for word in (f"--{part}", name)] + arguments.flags_of(content, run)
 
 

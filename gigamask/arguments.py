@@ -110,7 +110,7 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
             raise Fault(f"--resume wants a run folder; see 'gigamask {verb} --help'")
         saved, words, prog = load_run(words[1]), words[2:], f"gigamask {verb} --resume {words[1]}"
     elif words and not words[0].startswith("-"):
-        saved, prog = recipes.find(words[0])(), f"gigamask {verb} {words[0]}"
+        saved, prog = recipes.make(words[0]), f"gigamask {verb} {words[0]}"
         saved, words = replace(saved, recipe=words[0]), words[1:]
     else:
         known = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
@@ -233,7 +233,7 @@ def load_run(folder: str) -> Run:
         act = f"name one of those in it ({', '.join(stages)})" if stages else f"name a run folder, or begin one there with RECIPE --out {folder}"
         raise Fault(f"{folder}: holds no {CONFIG}, so there is no run to resume; {act}")
     content = read_config(str(path))
-    default = replace(recipes.find(content.get("recipe", ""))(), recipe=content["recipe"])
+    default = replace(recipes.make(content.get("recipe", "")), recipe=content["recipe"])
     return _parse_run([content], {}, [], default, str(path)).run
 
 

@@ -35,7 +35,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
             synthetic.write(str(folder / name), images, seed=seed)
             built = indexes.build(folder / name, str(folder / name / "index"))
             print(f"  {len(built)} images, {built.manifest.masks} masks")
-    recipe = recipes.find("tiny")()
+    recipe = recipes.make("tiny")
     wanted = replace(recipe, data=(str(folder / "train" / "index"),), out=out, steps=steps or recipe.steps).check()
     print(f"training {wanted.recipe} for {wanted.steps} steps on {torch.get_num_threads()} threads", flush=True)
     state = train(wanted, begun=lambda: arguments.save_run(wanted))

@@ -40,6 +40,21 @@ def find(name: str) -> Callable[[], Run]:
     return recipe
 
 
+def make(name: str) -> Run:
+    """Returns the run of a recipe; raises `Fault` where one's own function fails or returns something else."""
+    recipe = find(name)
+    try:
+        run = recipe()
+    except Fault:
+        raise
+    except Exception as error:
+        raise Fault(f"{name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(run, Run):
+        kinds = f"{Segmentation.__module__}.{Segmentation.__name__} or {Pretraining.__module__}.{Pretraining.__name__}"
+        raise Fault(f"{name} returned a {type(run).__name__}; return a {kinds}")
+    return run
+
+
 def load_file(name: str) -> ModuleType:
     """Imports a file under its stem, once, so that the classes in it are the same for everyone in this process and its workers."""
     path = Path(name)

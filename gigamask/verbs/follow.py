@@ -27,7 +27,7 @@ class Verb:
         from gigamask.train.segmentation import Segmentation
 
         with opened_sample(self.sample) as (index, row):
-            run = recipes.find(self.recipe)()
+            run = recipes.make(self.recipe)
             if not isinstance(run, Segmentation):
                 raise Fault(f"--recipe {self.recipe} trains no segmentation, there are no doors to follow; choose tiny, or a recipe of 'train'")
             doors = follow.follow(index, row, run)

@@ -76,7 +76,7 @@ class LoaderVerb:
 
         if self.workers < 1:
             raise Fault(f"--workers is {self.workers}, memory is measured of loader processes; give at least 1")
-        recipe = recipes.find(self.recipe)()
+        recipe = recipes.make(self.recipe)
         with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
             run = replace(recipe, data=self.data, out=folder, loading=replace(recipe.loading, workers=self.workers)).check()
             steps = feed.Feed(run, feed.open_index(run)).batches()

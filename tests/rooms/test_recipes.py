@@ -53,3 +53,12 @@ def test_recipes_and_flags_import_no_torch():
         "import sys, gigamask.cli, gigamask.arguments; assert 'torch' not in sys.modules, 'torch'; assert 'jaxtyping' not in sys.modules, 'jaxtyping'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_ones_own_function_may_do_wrong(tmp_path):
+    file = tmp_path / "wrong_recipe.py"
+    file.write_text("from gigamask.train.run import Run\n\ndef bare():\n    return Run('bare')\n\ndef nothing():\n    pass\n")
+    with pytest.raises(Fault, match=r"wrong_recipe.py:bare raised TypeError: Can't instantiate abstract class Run"):
+        recipes.make(f"{file}:bare")
+    with pytest.raises(Fault, match=r"nothing returned a NoneType; return a gigamask.train.segmentation.Segmentation or gigamask.train.pretraining"):
+        recipes.make(f"{file}:nothing")
