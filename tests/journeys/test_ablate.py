@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from gigamask.cli import STOPPED, main
 from gigamask.faults import Fault
 from gigamask.prepare import synthetic
 from gigamask.train import loop
+from tests.journeys.scores import alike
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -47,13 +47,6 @@ def done(command, tmp_path_factory) -> Path:
 def told(folder: Path) -> dict[str, dict]:
     """Returns what each training's scores are."""
     return {str(path.relative_to(folder).parent): json.loads(path.read_text()) for path in folder.glob("*/*/evaluation.json")}
-
-
-def alike(ours: Any, theirs: Any) -> bool:
-    """Says whether scores are the same but for rounding, which depends on where in memory numbers lie and may turn a mask's pixels at its edge."""
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(alike(ours[name], theirs[name]) for name in ours)
-    return ours == pytest.approx(theirs, abs=0.02) if isinstance(ours, float) else ours == theirs
 
 
 def test_a_table_is_trained_and_scored(done):
