@@ -1,10 +1,12 @@
 """Clicks: masks on the truth grid enter, one pixel of each and its label leave; every error pixel is equally likely.
 
-Random numbers are handed in, and nothing waits for the device: shapes never depend on what a mask holds.
+Random numbers are handed in. But for `depth`, nothing waits for the device: shapes never depend on what a mask holds.
 
 Not here: which clicks a round adds (`policy`, `mixed`, `two_sided`), the centre click of evaluation (`policy.CentreClicks`), points drawn from
 run lengths (`geometry.runs`).
 """
+
+import math
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
@@ -88,7 +90,7 @@ def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     """Returns each pixel's squared distance to the nearest one outside the region, 0 outside; what is beyond the grid counts as outside. Exact.
 
     Down the columns by the nearest pixel outside above and below, then along the rows by the least of `d(x')^2 + (x - x')^2` over all x'
-    (Saito and Toriwaki 1994), one shift after the other.
+    (Saito and Toriwaki 1994), one shift after the other, up to the farthest that can still be nearer than what a column says.
     """
     height, width = region.shape[1:]
     inside = functional.pad(region, (1, 1, 1, 1))
@@ -97,7 +99,8 @@ def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     below = torch.where(inside, height + 2, row).flip(1).cummin(1).values.flip(1)
     down = torch.minimum(row - above, below - row)[:, 1:-1].float().square()
     least = down.clone()
-    for shift in range(1, width + 1):
+    farthest = math.isqrt(int(down.max())) if down.numel() else 0
+    for shift in range(1, min(width, farthest) + 1):
         least[:, :, shift:] = torch.minimum(least[:, :, shift:], down[:, :, :-shift] + shift**2)
         least[:, :, :-shift] = torch.minimum(least[:, :, :-shift], down[:, :, shift:] + shift**2)
     return least[:, :, 1:-1]
