@@ -12,14 +12,14 @@ from types import ModuleType
 from gigamask.faults import Fault
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
-from gigamask.recipes.tiny import tiny
+from gigamask.recipes.tiny import photos, tiny
 from gigamask.recipes.variants import finetune, finetune_vit_h, finetune_vit_l, mixed_prompts, one_gpu
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import Run
 from gigamask.train.segmentation import Segmentation
 
 SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
-    *(tiny, sam_vit_b, sam_vit_l, sam_vit_h),
+    *(tiny, photos, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)

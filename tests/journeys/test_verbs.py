@@ -59,6 +59,19 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("kind", ["scenes", "photographs"])
+def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
+    train_on, test_on = scenes, scenes
+    if kind == "photographs":
+        real_data = request.getfixturevalue("real_data")
+        train_on, test_on = real_data / "bsds_train", real_data / "bsds_val"
+    run, told = tmp_path / "photos", tmp_path / "scores.json"
+    few = ["--steps", "1", "--batch", "2", "--loading.max-masks", "2"]
+    assert main(["train", "photos", "--data", str(train_on), "--out", str(run), *few]) == 0
+    assert main(["evaluate", str(run), "--data", str(test_on), "--images", "1", "--min-predicted-iou", "0.75", "--json", str(told)]) == 0
+    assert json.loads(told.read_text())["masks"] > 0
+
+
 def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
     sheets = tmp_path / "sheets"
     words = ["evaluate", str(trained), "--data", str(scenes), "--images", "3", "--pictures", str(sheets), "--json", str(tmp_path / "scores.json")]
