@@ -58,7 +58,7 @@ def photos() -> Segmentation:
             colour=ColourJitter(0.2, 0.2, 0.2),
             workers=0,
         ),
-        policy=replace(base.policy, box_noise_limit_px=1.5, central_share=0.8),
+        policy=InteractiveSchedule(clicks=1, pauses=False, box_noise_limit_px=1.5, central_share=0.8),
         schedule=WarmupCosine(warmup=100, final=0.01),
         save_every=500,
     )
