@@ -59,19 +59,21 @@ class Entry:
 @dataclass(frozen=True)
 class Chance:
     """How many random numbers each sample carries: `clicks` per mask, `blocks` of the encoder for drop path, `patches` of the image for masked
-    pre-training, and the `seed` that names them."""
+    pre-training, `points` per mask for a loss at points, 0 or 1, and the `seed` that names them."""
 
     seed: int
     clicks: int
     blocks: int
     patches: int = 0
+    points: int = 0
 
 
 @dataclass(frozen=True)
 class Draws:
     """Uniform and normal numbers drawn when a sample is assembled and spent on the device.
 
-    `first` in [0, 1) chooses a mask's first prompt; `clicks` in [0, 1) chooses (row, then column) for each click; `box_noise` is standard
+    `first` in [0, 1) chooses a mask's first prompt; `clicks` in [0, 1) chooses (row, then column) for each click, and the last
+    one the place of a loss's points where it has such; `box_noise` is standard
     normal, one number for each side; `drop_path` in [0, 1) chooses the residual branches (attention, MLP) an image skips; `patches` in [0, 1) ranks
     an image's patches, row by row, for masked pre-training, which hides the last ones.
     """

@@ -165,11 +165,13 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an evaluation during training found: scores by name, the one that the best checkpoint is kept by, and what should worry, a line each."""
+    """What an evaluation during training found: scores by name, the one that the best checkpoint is kept by, what should worry, a line each, and
+    what was looked at: only scores of the same are compared."""
 
     scores: Mapping[str, float]
     best_by: str
     worries: tuple[str, ...] = ()
+    subject: str = ""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _draw(masks: int, chance: Chance, visit: Visit) -> Draws:
     noise = draw(chance.seed, "box_noise", visit.epoch, visit.position).standard_normal((masks, 4), dtype=np.float32)
     return Draws(
         first=uniform("first", masks),
-        clicks=uniform("clicks", masks, chance.clicks, 2),
+        clicks=torch.cat([uniform("clicks", masks, chance.clicks, 2), uniform("points", masks, chance.points, 2)], 1),
         box_noise=torch.from_numpy(noise),
         drop_path=uniform("drop_path", 1, chance.blocks, 2),
         patches=uniform("patches", 1, chance.patches),

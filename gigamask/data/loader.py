@@ -129,7 +129,7 @@ def collate(
     masks = Runs.concatenate([nothing, *(sample.masks for sample in samples)])
     counts = torch.tensor([len(sample.masks) for sample in samples], dtype=torch.int64)
     boxes = np.concatenate([np.zeros((0, 4), np.float32), *(sample.boxes_input for sample in samples)])
-    blank = ((0,), (0, chance.clicks, 2), (0, 4), (0, chance.blocks, 2), (0, chance.patches))
+    blank = ((0,), (0, chance.clicks + chance.points, 2), (0, 4), (0, chance.blocks, 2), (0, chance.patches))
     none = Draws(*map(torch.zeros, blank))
     drawn = [none, *(sample.draws for sample in samples)]
     return Batch(

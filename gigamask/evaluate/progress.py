@@ -118,7 +118,8 @@ class Progress(Evaluator):
             scores["blind"] = float(np.mean([score.clicks[1] for score in blind]))
         scores["automatic"] = float(np.mean(automatic))
         unread = [f"{len(left_out)} of {len(self.rows)} images cannot be read: {left_out[0]}"] if left_out else []
-        return Verdict(scores, self.best_by, (*worries(scores), *unread))
+        subject = f"{self.best_by} on rows {self.rows} of {self.index.digest}, {self.filters}"
+        return Verdict(scores, self.best_by, (*worries(scores), *unread), subject)
 
     def _score(self, model: Sam, scene: Scene, row: int, clicks: tuple[int, ...]) -> list[MaskScore]:
         """Returns the scores of an image's masks."""

@@ -36,11 +36,8 @@ MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors
 BEST = "best"
 
 
-def save(state: TrainState, run: Run, score: float | None = None) -> Path:
-    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep` and the one of the best score, and returns the new folder.
-
-    `best` there links to the latter.
-    """
+def save(state: TrainState, run: Run) -> Path:
+    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep` and the best, and returns the new folder."""
     folder = Path(run.out) / "checkpoints"
     final, part = folder / f"step_{state.step:08d}", folder / f".step_{state.step:08d}.part"
     sweep(folder)
@@ -54,8 +51,6 @@ def save(state: TrainState, run: Run, score: float | None = None) -> Path:
     manifest: dict[str, Any] = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
     if state.book:
         manifest["ledger"] = state.book.subject
-    if score is not None:
-        manifest["score"], manifest["scored_by"] = score, run.scored_by
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
@@ -63,28 +58,49 @@ def save(state: TrainState, run: Run, score: float | None = None) -> Path:
         shutil.rmtree(final)
     part.rename(final)
     _flush(folder)
-    best = _best(folder, run.scored_by)
-    _link(folder / BEST, best)
-    for old in complete(folder)[: -run.keep]:
-        if old != best:
-            shutil.rmtree(old)
+    _tidy(folder, run.keep)
     return final
 
 
-def _best(folder: Path, scored_by: str) -> Path | None:
-    """Returns the checkpoint of the highest score, of equal ones the newest; None where none was scored in that way."""
-    scores = {each: score for each in complete(folder) if (score := _score(each, scored_by)) is not None}
-    return max(scores, key=lambda each: (scores[each], each.name), default=None)
+def rate(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
+    """Notes a checkpoint's score in its manifest, and makes `best` beside it the link to the best there is.
+
+    `scored_by` says what the score means: only equal ones are compared.
+    """
+    manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {"score": score, "scored_by": scored_by}
+    part = checkpoint / f".{MANIFEST}"
+    part.write_text(json.dumps(manifest, indent=1))
+    _flush(part)
+    part.replace(checkpoint / MANIFEST)
+    _flush(checkpoint)
+    _tidy(checkpoint.parent, keep)
 
 
-def _score(folder: Path, scored_by: str) -> float | None:
-    """Returns a checkpoint's score; None where it has none that is a number, it means another thing, or its manifest is damaged."""
+def _tidy(folder: Path, keep: int) -> None:
+    """Links `best`, and removes all checkpoints but it and the newest `keep`."""
+    best = _best(folder)
+    _link(folder / BEST, best)
+    for old in complete(folder)[:-keep]:
+        if old != best:
+            shutil.rmtree(old)
+
+
+def _best(folder: Path) -> Path | None:
+    """Returns, of those whose score means what the newest score means, the checkpoint of the highest, of equal ones the newest; None without any."""
+    scores = {each: told for each in complete(folder) if (told := _score(each)) is not None}
+    newest_by = next((by for _, by in reversed(scores.values())), None)
+    same = {each: score for each, (score, by) in scores.items() if by == newest_by}
+    return max(same, key=lambda each: (same[each], each.name), default=None)
+
+
+def _score(folder: Path) -> tuple[float, str] | None:
+    """Returns a checkpoint's score and what it means; None where it has none that is a number, or its manifest is damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         score, by = manifest["score"], manifest["scored_by"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return score if by == scored_by and isinstance(score, float | int) and not math.isnan(score) else None
+    return (score, by) if isinstance(score, float | int) and not math.isnan(score) else None
 
 
 def _link(path: Path, target: Path | None) -> None:

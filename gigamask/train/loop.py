@@ -28,19 +28,19 @@ def train(
     world: World | None = None,
     other_order: bool = False,
     begun: Callable[[], object] = lambda: None,
-    evaluator: Evaluator | None = None,
+    watching: Callable[[], Evaluator | None] = lambda: None,
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
-    `other_order` lets a run go on whose data have changed. `begun` is called by the first process, once the run folder is its own and all is ready;
-    the first process alone evaluates, too.
+    `other_order` lets a run go on whose data have changed. The first process calls `watching` once the run folder is its own, for what evaluates the
+    model in between, and `begun` when all is ready; it alone evaluates.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
     with ExitStack() as kept:
         told_to_stop = kept.enter_context(stop_signal())
         # The first process goes ahead: tars that have no index are indexed once.
-        state, feed = world.in_turn(lambda: prepare(run, device, other_order, kept if world.first else None))
+        state, feed, evaluator = world.in_turn(lambda: prepare(run, device, other_order, kept if world.first else None, watching))
         if world.first:
             begun()
         if feed is None:
@@ -57,25 +57,33 @@ def train(
                 watch.record(state.step, run.batch, done.record)
                 guard.check(state.step, batches, done.skipped)
                 state.stopping = done.stopping
-                leaving = state.step == run.steps or state.stopping
-                due = evaluator if world.first and (state.step == run.steps or (evaluator and state.step % evaluator.every == 0)) else None
-                score = watch.judge(state.step, due.run(state.model)) if due else None
-                if world.first and (leaving or due or state.step % run.save_every == 0):
-                    checkpoint.save(state, run, score)
-                if leaving:
+                last = state.step == run.steps
+                due = evaluator is not None and (last or (state.step % evaluator.every == 0 and not state.stopping))
+                if world.first and (last or state.stopping or due or state.step % run.save_every == 0):
+                    saved = checkpoint.save(state, run)
+                    if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
+                        verdict = evaluator.run(state.model)
+                        checkpoint.rate(saved, watch.judge(state.step, verdict), verdict.subject, run.keep)
+                if last or state.stopping:
                     break
         world.wait()  # whoever leaves first would let another training begin
     return state
 
 
-def prepare(run: Run, device: torch.device, other_order: bool, holding: ExitStack | None) -> tuple[TrainState, Feed | None]:
-    """Returns where a run stands and what is left to train on; `holding` is given the lock that keeps other trainings out of its folder."""
+def prepare(
+    run: Run, device: torch.device, other_order: bool, holding: ExitStack | None, watching: Callable[[], Evaluator | None]
+) -> tuple[TrainState, Feed | None, Evaluator | None]:
+    """Returns where a run stands, what is left to train on, and what evaluates it.
+
+    `holding`, which the first process has, is given the lock that keeps other trainings out of the run's folder.
+    """
     if holding is not None:
         busy = f"{run.out}: another process is training there; wait for it, or give another --out"
         holding.enter_context(lock.hold(Path(run.out) / "lock", busy))
     state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
     if state.step >= run.steps:
-        return state, None
+        return state, None, None
+    evaluator = watching() if holding is not None else None
     index = open_index(run)
     data = described(run, index)
     if not other_order:
@@ -84,7 +92,7 @@ def prepare(run: Run, device: torch.device, other_order: bool, holding: ExitStac
     state.book = feed.book
     if holding is not None:
         keep_data(run, data)
-    return state, feed
+    return state, feed, evaluator
 
 
 @contextmanager

@@ -117,11 +117,6 @@ class Run(ABC):
         """Whether samples tell which of the sampler's strata they are of."""
         return False
 
-    @property
-    def scored_by(self) -> str:
-        """What the scores of its checkpoints mean; only such as mean the same are compared."""
-        return ""
-
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)

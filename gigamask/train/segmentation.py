@@ -7,7 +7,7 @@ Not here: what a step computes (`train.tasks`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gigamask.data.choose import Choice, Filters, RandomChoice
@@ -112,16 +112,11 @@ class Segmentation(Run):
         return self.mining.by_sampler
 
     @property
-    def scored_by(self) -> str:
-        """What the scores of its checkpoints mean: the evaluation, however often it is made."""
-        return repr(replace(self.evaluation, every=1))
-
-    @property
     def chance(self) -> Chance:
         """How many random numbers a sample carries."""
         from gigamask.contracts import Chance
 
-        return Chance(seed=self.seed, clicks=self.policy.draws + self.objective.draws, blocks=self.model.depth)
+        return Chance(seed=self.seed, clicks=self.policy.draws, blocks=self.model.depth, points=self.objective.draws)
 
     @property
     def assembly(self) -> Assembly:

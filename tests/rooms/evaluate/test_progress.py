@@ -236,6 +236,25 @@ def test_images_are_chosen_once_and_for_all(index, tmp_path):
     )
 
 
+def test_scores_are_of_a_subject_which_changes_with_what_is_looked_at(index, scenes, tmp_path):
+    model, run = Likeness(), settled(index.folder, tmp_path, images=3)
+    subjects = [
+        Progress.of(each).run(model).subject
+        for each in (
+            run,
+            replace(run, evaluation=replace(run.evaluation, every=7)),
+            replace(run, evaluation=replace(run.evaluation, best_by="box")),
+            replace(run, evaluation=replace(run.evaluation, images=4)),
+            replace(run, evaluation=replace(run.evaluation, min_predicted_iou=0.5)),
+        )
+    ]
+    assert subjects[0] == subjects[1], "how often it is made does not matter"
+    assert len(set(subjects)) == 4
+    synthetic.write(str(tmp_path / "other"), 4, seed=3, long_side=(96, 128))
+    assert index.digest in subjects[0]
+    assert Progress.of(settled(tmp_path / "other", tmp_path, images=3)).run(model).subject not in subjects
+
+
 def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch):
     run = settled(scenes, tmp_path)
     Progress.of(run)

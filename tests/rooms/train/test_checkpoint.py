@@ -134,6 +134,14 @@ def test_optimizer_entries_must_match(run):
         state.load_optimizer(missing, "here")
 
 
+def keep(state, run, score: float | None):
+    """Saves the state, rates it where there is a score, by what the run's best is, and returns the folder."""
+    folder = checkpoint.save(state, run)
+    if score is not None:
+        checkpoint.rate(folder, score, run.evaluation.best_by, run.keep)
+    return folder
+
+
 def kept(run) -> tuple[list[int], int | None]:
     """The steps of the checkpoints there are, and the one that `best` links to."""
     folder = checkpoint.Path(run.out) / "checkpoints"
@@ -164,7 +172,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
     """Of equal ones the newest; what has no score, or none that is a number, is never the best."""
     state = state_at(run, 1)
     for state.step, score in enumerate(scores, 1):
-        checkpoint.save(state, run, score)
+        keep(state, run, score)
     assert kept(run) == (steps, best)
     assert checkpoint.resume(run, torch.device("cpu")).step == len(scores), "going on is from the newest, not from the best"
 
@@ -173,7 +181,7 @@ def test_the_best_is_remembered_from_one_training_to_the_next(run):
     state = state_at(run, 0)
     for step, score, best in ((1, 0.8, 1), (2, 0.3, 1), (3, 0.4, 1), (4, 0.9, 4)):
         state.step = step
-        checkpoint.save(state, run, score)
+        keep(state, run, score)
         state = checkpoint.resume(run, torch.device("cpu"))
         assert kept(run)[1] == best
     assert kept(run) == ([3, 4], 4)
@@ -184,40 +192,53 @@ def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
     """A run that went back to an earlier checkpoint comes by again, with other settings; the one saved then was the best."""
     state = state_at(run, 0)
     for state.step, score in ((1, 0.5), (2, 0.9), (2, again)):
-        checkpoint.save(state, run, score)
+        keep(state, run, score)
     assert kept(run) == ([1, 2], best)
 
 
 def test_scores_that_mean_another_thing_are_not_compared(run):
-    checkpoint.save(state_at(run, 1), run, 0.9)
+    keep(state_at(run, 1), run, 0.9)
     by_box = replace(run, evaluation=replace(run.evaluation, best_by="box"), keep=9)
-    newest = checkpoint.save(state_at(by_box, 2), by_box, 0.2)
+    newest = keep(state_at(by_box, 2), by_box, 0.2)
     assert (newest.parent / "best").resolve() == newest.resolve()
-    often = replace(by_box, evaluation=replace(by_box.evaluation, every=7))
-    checkpoint.save(state_at(often, 3), often, 0.1)
-    assert (newest.parent / "best").resolve() == newest.resolve(), "how often it is made does not matter"
+    keep(state_at(by_box, 3), by_box, 0.1)
+    assert (newest.parent / "best").resolve() == newest.resolve()
+
+
+def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
+    folder = checkpoint.save(state_at(run, 1), run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Path, "replace", fail)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.rate(folder, 0.5, "box", run.keep)
+    assert "score" not in checkpoint.verify(folder)
+    assert checkpoint.resume(run, torch.device("cpu")).step == 1
+    checkpoint.rate(folder, 0.5, "box", run.keep)
+    assert checkpoint.verify(folder)["score"] == 0.5
+    assert kept(run) == ([1], 1)
 
 
 def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
-    checkpoint.save(state_at(run, 1), run, 0.5)
+    keep(state_at(run, 1), run, 0.5)
     assert kept(run)[1] == 1
-    checkpoint.save(state_at(run, 1), run, None)
+    keep(state_at(run, 1), run, None)
     assert kept(run) == ([1], None)
 
 
 def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, monkeypatch):
     state = state_at(run, 1)
-    checkpoint.save(state, run, 0.5)
+    keep(state, run, 0.5)
     state.step = 2
+    second = checkpoint.save(state, run)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Path, "symlink_to", fail)
         with pytest.raises(OSError, match="full"):
-            checkpoint.save(state, run, 0.9)
+            checkpoint.rate(second, 0.9, run.evaluation.best_by, run.keep)
     assert kept(run) == ([1, 2], 1)
     folder = checkpoint.Path(run.out) / "checkpoints"
     (folder / ".best.link").symlink_to("step_00000001")
     for state.step in (3, 4, 5):
-        checkpoint.save(state, run, 0.7)
+        keep(state, run, 0.7)
     assert kept(run) == ([2, 4, 5], 2)
     assert not (folder / ".best.link").is_symlink()
     (folder / ".step_00000009.part").mkdir()
@@ -231,7 +252,7 @@ def fail(*_):
 
 
 def test_the_best_can_be_named_where_weights_are_asked_for(run):
-    saved = [checkpoint.save(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
+    saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
     named = checkpoint.locate(f"{run.out}/checkpoints/best")
     assert checkpoint.Path(named).resolve() == saved[0].resolve()
     theirs = checkpoint.load_model(named, "cpu").state_dict()

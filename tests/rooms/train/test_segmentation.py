@@ -1,6 +1,8 @@
 """What a run of segmentation says reaches its batches and its task: grids, numbers to draw, mining."""
 
 import json
+import os
+import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
 from gigamask.train.state import TrainState
 from gigamask.train.step import Totals, accumulate
+from gigamask.train.watch import Watch
 from tests.laws.test_mining import after, same
 from tests.laws.test_training import run_in
 from tests.little import SPEC, little
@@ -93,9 +96,11 @@ def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, objec
 def test_points_are_moved_by_the_number_behind_those_of_the_policy(tmp_path, scenes, target):
     run = with_target(tmp_path / "run", scenes, target, objective=POINTS)
     batch, seen = played(run)
-    assert run.chance.clicks == batch.draws.clicks.shape[1] == run.policy.draws + 1 == 3
+    assert run.chance.clicks + 1 == batch.draws.clicks.shape[1] == run.policy.draws + 1 == 3
     assert all(torch.equal(truth.shift, batch.draws.clicks[:, 2]) for _, truth in seen)
-    assert all(truth.shift is None for _, truth in played(replace(run, objective=MaskObjective()))[1])
+    plain, unmoved = played(replace(run, objective=MaskObjective()))
+    assert all(truth.shift is None for _, truth in unmoved)
+    assert torch.equal(plain.draws.clicks, batch.draws.clicks[:, :2]), "the clicks do not depend on the loss"
 
 
 def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scenes):
@@ -151,7 +156,8 @@ def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
 )
 def test_samples_carry_what_policy_and_objective_spend(policy, objective, clicks):
     run = replace(little(), policy=policy, objective=objective, seed=9)
-    assert (run.chance.clicks, run.chance.blocks, run.chance.patches, run.chance.seed) == (clicks, SPEC.depth, 0, 9)
+    assert (run.chance.clicks + run.chance.points, run.chance.blocks, run.chance.patches, run.chance.seed) == (clicks, SPEC.depth, 0, 9)
+    assert run.chance.points == objective.draws
 
 
 def test_mining_is_the_tasks_where_there_is_some(tmp_path):
@@ -185,14 +191,43 @@ class Told(Evaluator):
         return Verdict({"other": 0.5, "box": self.scores.pop(0)}, "box")
 
 
+@dataclass(frozen=True)
+class Breaks(Evaluator):
+    """Falls over, as with a disk that is gone."""
+
+    def run(self, model) -> Verdict:
+        raise OSError("the disk is gone")
+
+
+def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt())
+    with pytest.raises(OSError, match="gone"):
+        train(run, watching=lambda: Breaks(3))
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+
+
+def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
+    run, waiting = run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt()), Watch.waiting
+
+    def told_to_stop(watch, batches):
+        for number, batch in enumerate(waiting(watch, batches), 1):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(Watch, "waiting", told_to_stop)
+    assert train(run, watching=lambda: Breaks(3)).stopping
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+
+
 def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, policy=BoxPrompt())
-    train(run, evaluator=Told(2, [0.3, 0.8, 0.5]))
+    train(run, watching=lambda: Told(2, [0.3, 0.8, 0.5]))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line] == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
     assert [path.name for path in checkpoint.complete(folder)] == ["step_00000004", "step_00000005"]
     assert (folder / "best").readlink() == Path("step_00000004")
-    train(replace(run, steps=6), evaluator=Told(2, [0.8]))
+    train(replace(run, steps=6), watching=lambda: Told(2, [0.8]))
     assert (folder / "best").readlink() == Path("step_00000006")
     assert [path.name for path in checkpoint.complete(folder)] == ["step_00000006"]
