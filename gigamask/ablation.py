@@ -63,7 +63,7 @@ TABLES: dict[str, dict[str, list[str]]] = {
         "focal+dice+iou": [],
     },
     "masks": {
-        "single": ["--objective.supervise", "single"],
+        "single": ["--objective.supervise", "single", "--objective.iou-supervise", "all"],
         "all": ["--objective.supervise", "all"],
         "best": ["--objective.supervise", "best"],
     },

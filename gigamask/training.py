@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gigamask.train.state import TrainState
 
 STAGES = ("mae", "decoder", "joint")
+PRETRAINED = ("patch_embed", "pos_embed", "blocks")
+"""What of an image encoder a masked autoencoder has."""
 DECODER_SHARE = 5 / 90
 """The decoder's warm-up takes 5 epochs where joint training takes 90 in the mixed-prompts recipe; the same share of any other."""
 WARMUP_SHARE = 0.1
@@ -60,8 +62,12 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     world = join(os.environ, choose_device(flags.run.device))
     try:
         for number, (run, changed) in enumerate(settled):
+            later = [each.out for each in runs[number + 1 :] if each.begun]
             if len(runs) > 1 and world.first:
-                print(f"stage {number + 1} of {len(runs)}: {run.steps} steps in {run.out}", flush=True)
+                what = f"is over, {later[0]} has begun" if later else f"{run.steps} steps in {run.out}"
+                print(f"stage {number + 1} of {len(runs)}: {what}", flush=True)
+            if later:
+                continue
             state = train_one(run, changed, world, flags.allow_other_order)
             if state.step < run.steps or state.stopping:
                 break
@@ -77,7 +83,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
 
 def look_ahead(runs: Sequence[Run]) -> None:
     """Raises `Fault` for what a run that has not begun will not find, data, weights or parts of its model; a last stage would say so days later."""
-    from gigamask.data.index import shards
+    from gigamask.data.index import shards, tars
     from gigamask.model.start import build
     from gigamask.model.weights import MAE
     from gigamask.train.state import freeze
@@ -92,9 +98,11 @@ def look_ahead(runs: Sequence[Run]) -> None:
             raise Fault(
                 f"--init {run.init}: no such file or folder; give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             )
-        shards(run.data)
-        if isinstance(run, Segmentation) and run.evaluation.data:
-            shards(run.evaluation.data)
+        if not isinstance(run, Segmentation):
+            shards(run.data)
+        else:  # masks stand in tars alone
+            for paths in filter(None, (run.data, run.evaluation.data)):
+                tars(paths)
 
 
 def told(done: dict[str, Any], staged: bool, encoder_only: bool) -> str:
@@ -121,8 +129,7 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
         arguments.save_run(run)
 
     try:
-        evaluator = world.in_turn(lambda: Progress.of(run) if world.first and isinstance(run, Segmentation) else None)
-        return train(run, world, other_order, begun, evaluator)
+        return train(run, world, other_order, begun, lambda: Progress.of(run) if isinstance(run, Segmentation) else None)
     except Fault:
         if world.first:
             leave_nothing(run.out)
@@ -130,19 +137,19 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
 
 
 def leave_nothing(out: str) -> None:
-    """Removes the folder of a run that was refused, where it holds the lock alone."""
-    path = Path(out) / "lock"
+    """Removes the folder of a run that was refused, where it holds nothing but the lock and the index to evaluate on."""
+    path, ours = Path(out) / "lock", {"lock", "evaluation"}
     with suppress(Fault, OSError):
-        if os.listdir(out) == [path.name]:
+        if ours >= set(os.listdir(out)):
             with lock.hold(path, out):  # not while another process begins there
-                if os.listdir(out) == [path.name]:
+                if ours >= set(os.listdir(out)):
                     shutil.rmtree(out)
 
 
 def stages(flags: arguments.TrainFlags) -> list[Run]:
     """Returns the runs of the stages that are asked for, each in a folder of its own below `--out` and starting from the one before it.
 
-    `mae` pre-trains the encoder; `decoder` trains all else on the frozen encoder; `joint` trains everything and is the recipe itself.
+    `mae` pre-trains the encoder; `decoder` trains all that was not, on what was and is frozen; `joint` trains everything and is the recipe itself.
     """
     at_least(1, **{f"{stage}_steps": steps for stage, steps in flags.stage_steps.items()})
     if flags.stages is None:
@@ -166,10 +173,12 @@ def stages(flags: arguments.TrainFlags) -> list[Run]:
         "decoder": f"mae:{folders['mae']}" if "mae" in folders else run.init,
         "joint": folders.get("decoder", f"mae:{folders['mae']}" if "mae" in folders else run.init),
     }
+    # A masked autoencoder has no neck, so that one still has to be learned.
+    trained = tuple(f"image_encoder.{part}" for part in PRETRAINED) if str(inits["decoder"]).startswith("mae:") else ("image_encoder",)
     decoder_steps = flags.decoder_steps or max(1, round(run.steps * DECODER_SHARE))
     made: dict[str, Run] = {
         "mae": pretraining_for(run, flags.mae_steps),
-        "decoder": replace(run, freeze=tuple(dict.fromkeys([*run.freeze, "image_encoder"])), steps=decoder_steps),
+        "decoder": replace(run, freeze=tuple(dict.fromkeys([*run.freeze, *trained])), steps=decoder_steps),
     }
     made = {stage: replace(each, schedule=warming(each.schedule, each.steps)) for stage, each in made.items()} | {"joint": run}
     return [replace(made[stage], out=folders[stage], init=inits[stage]) for stage in asked]

@@ -47,7 +47,8 @@ class MaskObjective(Objective):
     supervise: Supervise = "best"
     """Which of a mask's answers learn the mask: the one of the lowest mask loss, all (their mean), or the first."""
     iou_supervise: SuperviseIou = "best"
-    """Whose predicted IoU learns: the answer's that `supervise` singles out (the best where it is "all"), or all answers' (their mean)."""
+    """Whose predicted IoU learns: the answer's that `supervise` singles out (the best where it is "all"), or all answers' (their mean). With "single"
+    take "all": the answer is chosen by predicted IoU, which two of three would never learn."""
     iou_loss: IouLoss = "mse"
     """The IoU head's regression: squared error as in SAM, or absolute error as in SAM 2."""
     points: int = 0
@@ -63,9 +64,9 @@ class MaskObjective(Objective):
 
     def __post_init__(self) -> None:
         for name in ("focal_weight", "dice_weight", "iou_weight", "gamma"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise Fault(f"MaskObjective.{name} is {getattr(self, name)}, it must be at least 0; give another value")
-        if self.smooth <= 0:
+        if not self.smooth > 0:
             raise Fault(f"MaskObjective.smooth is {self.smooth}, it must be above 0, or an empty mask has no dice; give another value")
         if not 0 <= self.alpha <= 1:
             raise Fault(f"MaskObjective.alpha is {self.alpha}, it must be between 0 and 1; give another value")

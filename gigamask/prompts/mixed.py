@@ -1,6 +1,7 @@
 """The mix of prompts: one round in which each mask has points, a box, a mask or nothing. A value, so torch is imported only when it acts.
 
 Every mask has as many tokens as the longest kind, which is the points with one padding point; what a kind does not need is padding of label -1.
+Padding is attended to, as in SAM: a model trained by this mix alone has seen single points with more of it than a predictor sends.
 
 Not here: SAM's own schedule (`policy`), how a click, a noisy box or a mask prompt is drawn (`clicks`, `boxes`, `mask_prompt`).
 """

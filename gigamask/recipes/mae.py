@@ -6,6 +6,7 @@ from dataclasses import replace
 from gigamask.data.augment import RandomResizedCrop
 from gigamask.model import sizes
 from gigamask.model.sizes import MaeSpec
+from gigamask.samplers.streamed import Streamed
 from gigamask.train.optim import AdamW
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import ImageLoading
@@ -56,8 +57,11 @@ def pretraining_for(run: Segmentation, steps: int | None = None) -> Pretraining:
     side = min(recipe.model.input_side // recipe.model.patch, encoder.embedding_side) * encoder.patch
     model = replace(recipe.model, input_side=side, patch=encoder.patch, dim=encoder.dim, depth=encoder.depth, heads=encoder.heads)
     common = {name: getattr(run, name) for name in ("data", "precision", "device", "seed", "keep", "log_every", "max_bad_share")}
-    loading = replace(recipe.loading, workers=run.loading.workers, read_ahead_mb=run.loading.read_ahead_mb)
-    return replace(recipe, model=model, steps=steps or recipe.steps, loading=loading, **common)
+    # Reading ahead pays where tars are read from end to end; images of a random order would each fetch a block.
+    streamed = isinstance(run.sampler, Streamed)
+    loading = replace(recipe.loading, workers=run.loading.workers, read_ahead_mb=run.loading.read_ahead_mb if streamed else 0)
+    sampler = run.sampler if streamed else recipe.sampler
+    return replace(recipe, model=model, steps=steps or recipe.steps, loading=loading, sampler=sampler, **common)
 
 
 def _mae(name: str, model: MaeSpec) -> Pretraining:

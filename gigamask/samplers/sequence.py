@@ -35,6 +35,8 @@ class Sequence:
         self._sampler, self._items, self._book, self._locate = sampler, items, book, locate
         self._orders: dict[int, Order] = {}
         self._strata = sampler.strata(items) if strata else None
+        if strata and self._strata is None:
+            raise Fault(f"mining within the sampler's strata, but {type(sampler).__name__} has none; choose another sampler, or mine within another")
         # Where a training goes on, the book already knows later epochs; the number of positions does not depend on it.
         new = book is None or (book.seen < 0).all()
         first = sampler.order(items, 0, Ledger.empty(items.count) if book else None)

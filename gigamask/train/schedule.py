@@ -7,6 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from gigamask.faults import Fault
+
 
 @dataclass(frozen=True)
 class Schedule(ABC):
@@ -28,6 +30,9 @@ class WarmupDrops(Schedule):
     drop_factor: float = 0.1
     """factor of each drop"""
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
+
     def factor(self, step: int, steps: int) -> float:
         drops_taken = sum(step >= int(share * steps) for share in self.drops)
         return _warm(step, self.warmup) * self.drop_factor**drops_taken
@@ -42,9 +47,17 @@ class WarmupCosine(Schedule):
     final: float = 0.0
     """factor at the end of the run"""
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
+
     def factor(self, step: int, steps: int) -> float:
         progress = min(1.0, max(0.0, (step - self.warmup) / max(1, steps - self.warmup)))
         return _warm(step, self.warmup) * (self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _check_warmup(warmup: int) -> None:
+    if warmup < 0:
+        raise Fault(f"warmup is {warmup}, it counts updates and must be at least 0; give another value")
 
 
 def _warm(step: int, warmup: int) -> float:

@@ -47,7 +47,7 @@ def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
             str(tmp_path / "run"),
             "--steps",
             "1",
-        ): "none of 6 images has a mask; give annotated images",
+        ): "is a folder of images where tars are wanted; pack them into tars first",
         ("index", str(photos / "class0" / "0.JPEG"), "--out", str(tmp_path / "index")): "0.JPEG: is an image; give the folder that it is in",
     }.items():
         assert main(list(words)) == 2

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -45,6 +48,14 @@ def whole(scenes, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """A folder of images, which have no masks."""
+    folder = tmp_path_factory.mktemp("images")
+    cv2.imwrite(str(folder / "one.jpg"), np.zeros((40, 60, 3), np.uint8))
+    return folder
+
+
 def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
     assert sorted(path.name for path in whole.iterdir()) == sorted(STAGES)
     for stage in STAGES:
@@ -57,16 +68,20 @@ def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
         "decoder": f"mae:{whole / 'mae'}",
         "joint": str(whole / "decoder"),
     }
-    assert {stage: config["freeze"] for stage, config in configs.items()} == {"mae": [], "decoder": ["image_encoder"], "joint": []}
+    trunk = ["image_encoder.patch_embed", "image_encoder.pos_embed", "image_encoder.blocks"]
+    assert {stage: config["freeze"] for stage, config in configs.items()} == {"mae": [], "decoder": trunk, "joint": []}
 
 
-def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole):
+def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole, scenes, tmp_path):
     before, after, joint = (weights(whole / stage) for stage in STAGES)
     names = [*MAE_PATCHES, *(f"blocks.{block}.{part}.{kind}" for block in (0, 1) for part in MAE_PARTS for kind in ("weight", "bias"))]
     for name in names:
         there = f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}"
         assert torch.equal(before[name], after[there]), name
     assert torch.equal(before["pos_embed"][0, 1:], after["image_encoder.pos_embed"].flatten(0, 2))
+    assert train("--stages", "decoder", "--decoder-steps", 1, "--init", f"mae:{whole / 'mae'}", "--data", scenes, "--out", tmp_path) == 0
+    necks = [{name: tensor for name, tensor in each.items() if ".neck." in name} for each in (weights(tmp_path / "decoder"), after)]
+    assert not any(torch.equal(necks[0][name], necks[1][name]) for name in necks[0]), "the neck, which a masked autoencoder has not, learns"
     moved = {name.split(".")[0] for name in joint if not torch.equal(after[name], joint[name])}
     assert moved >= {"image_encoder", "mask_decoder"}, "in the last stage everything learns"
 
@@ -121,6 +136,19 @@ def test_a_stage_may_be_gone_on_with_alone(scenes, tmp_path):
     assert [checkpoint.newest(tmp_path / stage).name for stage in ("mae", "decoder")] == ["step_00000002"] * 2
 
 
+def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, capsys):
+    """A longer last stage would make the one before it longer, too."""
+    out = shutil.copytree(whole, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for stage in ("mae", "decoder") for path in (out / stage).rglob("*")}
+    words = ["--stages", "mae,decoder,joint", "--mae-steps", 3, "--decoder-steps", 4, "--steps", 4, "--data", scenes, "--out", out]
+    capsys.readouterr()
+    assert train(*words) == 0
+    said = capsys.readouterr().out
+    assert f"stage 1 of 3: is over, {out / 'decoder'} has begun\nstage 2 of 3: is over, {out / 'joint'} has begun\n" in said
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert checkpoint.newest(out / "joint").name == "step_00000004"
+
+
 def test_print_config_prints_each_stages(tmp_path, capsys):
     out = tmp_path / "out"
     assert (
@@ -158,14 +186,17 @@ REFUSED = [
     ("--stages decoder,joint --init mae:nowhere", "--init mae:nowhere: no such file or folder"),
     ("--stages mae,decoder,joint --freeze nope", "--freeze names 'nope', which is no part of the model"),
     ("--stages mae,decoder,joint --evaluation.data nowhere", "nowhere: no such path"),
+    ("--stages mae,decoder,joint --data {images}", "is a folder of images where tars are wanted"),
+    ("--stages mae,decoder,joint --evaluation.data {images}", "is a folder of images where tars are wanted"),
     ("--stages mae,decoder,joint --evaluation.every 0", "--evaluation.every is 0, it must be at least 1"),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(words, told, whole, scenes, tmp_path, monkeypatch, capsys):
+def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(words, told, whole, images, scenes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert train(*words.format(whole=whole).split(), "--data", scenes, "--out", "out") == 2
+    data = [] if "--data" in words else ["--data", scenes]
+    assert train(*words.format(whole=whole, images=images).split(), *data, "--out", "out") == 2
     said = capsys.readouterr()
     assert told in said.err
     assert said.err.count("\n") == 1

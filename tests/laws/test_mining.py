@@ -15,7 +15,7 @@ from gigamask import arguments
 from gigamask.contracts import Round, Terms, Truth
 from gigamask.data.items import granularity, open_items
 from gigamask.data.loader import Source
-from gigamask.faults import BadSample
+from gigamask.faults import BadSample, Fault
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
 from gigamask.parallel.world import World, join, leave
@@ -258,13 +258,12 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
     ("items", "sampler", "mining"),
     [
         ("image", little().sampler, Hardest(within="granularity")),
-        ("image", little().sampler, Hardest(within="sampler")),
         ("image", Stratified(per_stratum=4), Hardest(within="granularity")),
         ("mask", Stratified(per_stratum=9), Hardest(within="sampler")),
     ],
 )
 def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sampler, mining):
-    """Where mining does not ask for the sampler's, or that has none; a single mask's is the same by either."""
+    """Where mining does not ask for the sampler's; a single mask's is the same by either."""
     run = run_in(tmp_path / "run", scenes, sampler=sampler, mining=mining, loading=replace(little().loading, items=items, max_masks=64))
     found = batches_of(run)
     index = open_index(run)
@@ -274,3 +273,10 @@ def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sample
             shares = index.masks["area"][index.mask_rows(row)] / (int(index.images["height"][row]) * int(index.images["width"][row]))
             assert not Counter(batch.strata[batch.mask_image == image].tolist()) - Counter(granularity(shares).tolist()), name
     assert len(torch.cat([batch.strata for batch in found]).unique()) == 2, "scenes have no fine masks"
+
+
+def test_a_sampler_without_strata_cannot_be_mined_within(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, mining=Hardest(within="sampler"))
+    told = r"^mining within the sampler's strata, but Uniform has none; choose another sampler, or mine within another$"
+    with pytest.raises(Fault, match=told):
+        Feed(run, open_index(run))

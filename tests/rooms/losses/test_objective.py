@@ -258,6 +258,7 @@ def test_the_objective_never_waits_for_the_device(objective, soft):
     [
         ({"dice_weight": -1.0}, "MaskObjective.dice_weight is -1.0, it must be at least 0; give another value"),
         ({"gamma": -0.5}, "MaskObjective.gamma is -0.5, it must be at least 0; give another value"),
+        ({"focal_weight": float("nan")}, "MaskObjective.focal_weight is nan, it must be at least 0; give another value"),
         ({"smooth": 0.0}, "MaskObjective.smooth is 0.0, it must be above 0, or an empty mask has no dice; give another value"),
         ({"alpha": 1.5}, "MaskObjective.alpha is 1.5, it must be between 0 and 1; give another value"),
         ({"points": -1}, "MaskObjective.points is -1, it must be at least 0; give another value"),

@@ -1,5 +1,6 @@
 import pytest
 
+from gigamask.faults import Fault
 from gigamask.train.schedule import WarmupCosine, WarmupDrops
 
 
@@ -21,6 +22,12 @@ def test_cosine_starts_after_the_warm_up_and_ends_at_final():
     assert schedule.factor(60, 110) == pytest.approx(0.55)
     assert schedule.factor(110, 110) == pytest.approx(0.1)
     assert schedule.factor(500, 110) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", [WarmupDrops, WarmupCosine])
+def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
+    with pytest.raises(Fault, match=r"^warmup is -5, it counts updates and must be at least 0; give another value$"):
+        schedule(warmup=-5)
 
 
 def test_no_warm_up():
