@@ -237,7 +237,8 @@ class Prompts:
 
     Labels: 1 foreground, 0 background, -1 no point (padding, which the model attends to as SAM's does), 2 and 3 the top-left and bottom-right
     corner of a box. `masks` are the logits fed back from an earlier round, or None; `masked` says which masks have such, None where all do.
-    `several` asks for three masks instead of one.
+    `several` asks for three masks instead of one. `present` is False for tokens that a mask has not, where others have more: nothing attends to
+    them; None where each has all.
     """
 
     points_xy_input: Float[Tensor, "M N 2"]
@@ -245,6 +246,7 @@ class Prompts:
     masks: Float[Tensor, "M G G"] | None
     several: bool
     masked: Bool[Tensor, "M"] | None = None
+    present: Bool[Tensor, "M N"] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -48,10 +48,13 @@ class MaskDecoder(nn.Module):
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
         several: bool,
+        present: Bool[Tensor, "M N"] | None = None,
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
-        tokens, image = self.transformer(images.flatten(2).transpose(1, 2).contiguous(), positions.flatten(0, 1), tokens, mask_image, dense)
+        attended = None if present is None else F.pad(present, (len(own), 0), value=True)
+        flat = images.flatten(2).transpose(1, 2).contiguous()
+        tokens, image = self.transformer(flat, positions.flatten(0, 1), tokens, mask_image, dense, attended)
         asked = range(1, 4) if several else range(1)
         heads = torch.stack([self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in asked], -1)
         iou = self.iou_prediction_head(tokens[:, 0])[:, asked.start : asked.stop]

@@ -78,4 +78,4 @@ class Sam(nn.Module):
             dense = DensePrompt(encoder.mask_features(prompts.masks), *encoder.mask_projection())
         else:
             dense = DensePrompt(*encoder.mixed_features(prompts.masks, prompts.masked))
-        return self.mask_decoder(embedding, encoder.grid(), tokens, mask_image, dense, prompts.several)
+        return self.mask_decoder(embedding, encoder.grid(), tokens, mask_image, dense, prompts.several, prompts.present)

@@ -15,11 +15,14 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.model.layers import MlpBlock, normalise, working_dtype
 from gigamask.model.sizes import SamSpec
+
+Attended = Bool[Tensor, "M N"] | None
+"""Which keys are attended to; None where all are."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(dim, inner)
         self.out_proj = nn.Linear(inner, dim)
 
-    def forward(self, q: Float[Tensor, "M Q C"], k: Float[Tensor, "M N C"], v: Float[Tensor, "M N C"]) -> Float[Tensor, "M Q C"]:
-        return self.out_proj(self.mix(self.q_proj(q), self.k_proj(k), self.v_proj(v)))
+    def forward(self, q: Float[Tensor, "M Q C"], k: Float[Tensor, "M N C"], v: Float[Tensor, "M N C"], attended: Attended) -> Float[Tensor, "M Q C"]:
+        return self.out_proj(self.mix(self.q_proj(q), self.k_proj(k), self.v_proj(v), attended))
 
-    def mix(self, q: Float[Tensor, "M Q I"], k: Float[Tensor, "M N I"], v: Float[Tensor, "M N I"]) -> Float[Tensor, "M Q I"]:
+    def mix(
+        self, q: Float[Tensor, "M Q I"], k: Float[Tensor, "M N I"], v: Float[Tensor, "M N I"], attended: Attended = None
+    ) -> Float[Tensor, "M Q I"]:
         """Returns the attended values of inputs that are projected already."""
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        mask = None if attended is None else attended[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
 
 
 class TwoWayBlock(nn.Module):
@@ -72,27 +78,29 @@ class TwoWayBlock(nn.Module):
         return _joined((to_image.k_proj, True), (to_image.v_proj, False), (to_token.q_proj, True), positions=positions)
 
     def update_tokens(
-        self, tokens: Float[Tensor, "M N C"], code: Float[Tensor, "M N C"] | None, image: Float[Tensor, "M T D"]
+        self, tokens: Float[Tensor, "M N C"], code: Float[Tensor, "M N C"] | None, image: Float[Tensor, "M T D"], attended: Attended
     ) -> Float[Tensor, "M N C"]:
         """Returns the tokens after attending to themselves and to the image. `code` is added to queries and keys; None in the first block,
         whose tokens are their own code, and whose self-attention has no residual."""
         if code is None:
             code = tokens
-            tokens = self.norm1(self.self_attn(tokens, tokens, tokens))
+            tokens = self.norm1(self.self_attn(tokens, tokens, tokens, attended))
         else:
             coded = tokens + code
-            tokens = self.norm1(tokens + self.self_attn(coded, coded, tokens))
+            tokens = self.norm1(tokens + self.self_attn(coded, coded, tokens, attended))
         across = self.cross_attn_token_to_image
         keys, values, _ = image.chunk(3, -1)
         tokens = self.norm2(tokens + across.out_proj(across.mix(across.q_proj(tokens + code).to(keys.dtype), keys, values)))
         return self.norm3(tokens + self.mlp(tokens))
 
-    def update_image(self, tokens: Float[Tensor, "M N C"], code: Float[Tensor, "M N C"], image: Float[Tensor, "M T D"]) -> Float[Tensor, "M T C"]:
+    def update_image(
+        self, tokens: Float[Tensor, "M N C"], code: Float[Tensor, "M N C"], image: Float[Tensor, "M T D"], attended: Attended
+    ) -> Float[Tensor, "M T C"]:
         """Returns what the image tokens gain by attending to the prompt's, before it is added and normalised."""
         across = self.cross_attn_image_to_token
         queries = image.chunk(3, -1)[2]
         keys, values = across.k_proj(tokens + code).to(queries.dtype), across.v_proj(tokens).to(queries.dtype)
-        return across.out_proj(across.mix(queries, keys, values))
+        return across.out_proj(across.mix(queries, keys, values, attended))
 
 
 class TwoWayTransformer(nn.Module):
@@ -111,17 +119,18 @@ class TwoWayTransformer(nn.Module):
         tokens: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
+        attended: Attended = None,
     ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
         first, second = cast(Iterable[TwoWayBlock], self.layers)
         code, dtype = tokens, working_dtype(images)
         image = _first_projections(images, first.image_weights(positions), mask_image, dense)
-        tokens = first.update_tokens(tokens, None, image)
-        gained = first.update_image(tokens, code, image)
+        tokens = first.update_tokens(tokens, None, image, attended)
+        gained = first.update_image(tokens, code, image, attended)
         keys = normalise(_add_image(gained, images.to(dtype), mask_image, dense), first.norm4)
 
         image = _project(keys, second.image_weights(positions))
-        tokens = second.update_tokens(tokens, code, image)
-        keys = normalise(second.update_image(tokens, code, image) + keys, second.norm4)
+        tokens = second.update_tokens(tokens, code, image, attended)
+        keys = normalise(second.update_image(tokens, code, image, attended) + keys, second.norm4)
 
         last = self.final_attn_token_to_image
         image = _project(keys, _joined((last.k_proj, True), (last.v_proj, False), positions=positions))

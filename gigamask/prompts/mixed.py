@@ -1,7 +1,7 @@
 """The mix of prompts: one round in which each mask has points, a box, a mask or nothing. A value, so torch is imported only when it acts.
 
-Every mask has as many tokens as the longest kind, which is the points with one padding point; what a kind does not need is padding of label -1.
-Padding is attended to, as in SAM: a model trained by this mix alone has seen single points with more of it than a predictor sends.
+Every kind has the tokens that SAM's predictor sends: points and one padding point of label -1, a box's two corners, or none. There is room for the
+longest kind; tokens that a mask has not are not present, and are not attended to.
 
 Not here: SAM's own schedule (`policy`), how a click, a noisy box or a mask prompt is drawn (`clicks`, `boxes`, `mask_prompt`).
 """
@@ -102,6 +102,7 @@ class MixedPrompts(Policy):
             masks=hurried_masks(truth, boxes, self.mask_logit) if self.mask_share else None,
             several=self.several,
             masked=masked if self.mask_share else None,
+            present=(labels >= 0) | (pointed & (torch.arange(labels.shape[1], device=labels.device) == labels.shape[1] - 1)),
         )
 
     def _points(self, truth: Truth, draws: Draws) -> tuple[Float32[Tensor, "M N 2"], Int64[Tensor, "M N"]]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class TwoSidedCorrection(Policy):
     """A point or a box, then rounds that add a positive point in the misses and a negative one in the false alarms, and feed the mask back.
 
-    A side without an error adds padding of label -1, and where nothing is wrong at all the first of the two points confirms, as SAM's schedule does
-    here. micro-sam looks for a substitute on each empty side, in what is right already or in a ring around the box; such a point corrects
+    A side without an error adds a token that is not present; where nothing is wrong at all the first of the two points confirms, as SAM's schedule
+    does here. micro-sam looks for a substitute on each empty side, in what is right already or in a ring around the box; such a point corrects
     nothing, so we leave it out.
     """
 
@@ -66,9 +66,12 @@ class TwoSidedCorrection(Policy):
         spent = 1 + 2 * previous.index
         xy, labels = sided_clicks(previous.guess, truth.foreground, draws.clicks[:, spent : spent + 2], truth.valid)
         new = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, truth.cell_xy), 0)
+        before = previous.prompts
+        there = torch.ones_like(before.labels, dtype=torch.bool) if before.present is None else before.present
         return Prompts(
-            points_xy_input=torch.cat([previous.prompts.points_xy_input, new], 1),
-            labels=torch.cat([previous.prompts.labels, labels], 1),
+            points_xy_input=torch.cat([before.points_xy_input, new], 1),
+            labels=torch.cat([before.labels, labels], 1),
             masks=previous.handed_on,
             several=False,
+            present=torch.cat([there, labels >= 0], 1),
         )

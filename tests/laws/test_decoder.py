@@ -68,6 +68,29 @@ def test_a_batch_equals_its_masks_one_by_one(model, images, masks, fed_back, sev
             assert (one_iou - iou[place]).abs().max() <= 1e-10 * (1 + iou.abs().max())
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(0, 3), st.booleans(), st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_tokens_that_are_not_present_are_as_if_they_were_not_there(model, counts, spare, fed_back, chance):
+    """Wherever they stand and whatever they hold; also for gradients."""
+    embedding, mask_image, prompts = question(2, len(counts), fed_back, True)
+    wide = max(counts) + spare
+    places = [sorted(chance.sample(range(wide), count)) for count in counts]
+    present = torch.tensor([[place in own for place in range(wide)] for own in places], dtype=torch.bool).view(len(counts), wide)
+    xy = 64 * torch.rand(len(counts), wide, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    labels = torch.tensor([[chance.randint(-1, 3) for _ in range(wide)] for _ in counts], dtype=torch.int64).view(len(counts), wide)
+    logits, iou = model.decode(embedding, mask_image, replace(prompts, points_xy_input=xy, labels=labels, present=present))
+    (ours,) = torch.autograd.grad(logits.square().sum() + iou.sum(), embedding)
+    theirs = torch.zeros_like(ours)
+    for m, own in enumerate(places):
+        fed = None if prompts.masks is None else prompts.masks[m : m + 1]
+        alone = replace(prompts, points_xy_input=xy[m : m + 1, own], labels=labels[m : m + 1, own], masks=fed)
+        one, one_iou = model.decode(embedding, mask_image[m : m + 1], alone)
+        assert (one - logits[m]).abs().max() <= 1e-10 * (1 + logits.abs().max())
+        assert (one_iou - iou[m]).abs().max() <= 1e-10 * (1 + iou.abs().max())
+        theirs += torch.autograd.grad(one.square().sum() + one_iou.sum(), embedding)[0]
+    assert (ours - theirs).abs().max() <= 1e-10 * (1 + theirs.abs().max())
+
+
 def test_several_and_single_ask_for_different_tokens(model):
     embedding, mask_image, prompts = question(2, 4, False, True)
     three, three_iou = model.decode(embedding, mask_image, prompts)

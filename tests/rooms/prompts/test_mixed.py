@@ -61,6 +61,10 @@ def test_each_mask_has_its_own_kind_with_the_given_shares(many):
         assert (asked.labels[~(points | boxes)] == -1).all(), "a mask or nothing has padding only"
         assert (asked.labels[boxes] == torch.tensor([2, 3, -1, -1, -1, -1])).all()
         assert (asked.points_xy_input[asked.labels == -1] == 0).all()
+        given = (asked.labels >= 0).sum(1)
+        assert torch.equal(asked.present.sum(1), given + points.long()), "as a predictor sends them: points and one padding point, corners, nothing"
+        assert torch.equal(asked.present[:, -1], points)
+        assert (asked.present >= (asked.labels >= 0)).all()
         assert asked.several
 
 

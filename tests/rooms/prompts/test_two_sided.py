@@ -55,6 +55,8 @@ def test_labels_are_those_of_the_sides_and_an_empty_side_is_padding(make_truth, 
     assert [set(row.tolist()) for row in positive] == [{1}, {-1}, {1}, {1}], "without an error the first point confirms"
     assert [set(row.tolist()) for row in negative] == [{0}, {0}, {-1}, {-1}]
     assert (last.points_xy_input[last.labels == -1] == 0).all()
+    assert torch.equal(last.present[:, 2:], last.labels[:, 2:] >= 0), "and is not attended to"
+    assert last.present[:, :2].all(), "the first round's padding point stays"
     at = cells(last.points_xy_input[:, 2:])
     for m, region in enumerate((MASKS & ~GUESS) | (GUESS & ~MASKS)):
         there = at[m][last.labels[m, 2:] >= 0]
