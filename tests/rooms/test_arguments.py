@@ -69,7 +69,7 @@ def test_a_saved_run_reloads_equal(tmp_path, run):
 
 def test_what_train_wants(tmp_path):
     for words in ([], ["--steps", "3"]):
-        with pytest.raises(Fault, match=r"train wants a recipe first \(tiny, sam_vit_b, sam_vit_l, sam_vit_h, .*or file.py:function\)"):
+        with pytest.raises(Fault, match=r"train wants a recipe first \(tiny, photos, sam_vit_b, sam_vit_l, sam_vit_h, .*or file.py:function\)"):
             parse_train(words)
     with pytest.raises(Fault, match="--resume wants a run folder"):
         parse_train(["--resume"])
