@@ -7,6 +7,7 @@ Not here: what is shared when (`train.step`), who does what (`train.loop`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TypeVar
 
 import torch
@@ -88,6 +89,9 @@ def join(environment: Mapping[str, str], device: torch.device) -> World:
         if device.index is not None:
             raise Fault(f"--device is {device}, one GPU for {size} processes; give cuda, and each takes one of its own")
         torch.cuda.set_device(number)
+    # Its functions' default arguments keep the group there is when they are imported, which torch does at the first optimizer step: `leave` would not
+    # end the group's threads, and one that asks for the interpreter while that is ending aborts the process.
+    import_module("torch.distributed.nn")
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return World(rank, size, node, size // local)
 

@@ -1,6 +1,9 @@
-"""Which process this is."""
+"""Which process this is, and that it leaves as it came."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,3 +61,28 @@ def test_alone_turns_are_taken_at_once():
 
 def fail() -> None:
     raise Fault("mine")
+
+
+LEAVING = """
+import os, torch
+from gigamask.parallel.world import join, leave
+tasks = lambda: len(os.listdir("/proc/self/task"))
+before = tasks()
+world = join(os.environ, torch.device("cpu"))
+world.add([torch.ones(3)])
+parameter = torch.ones(3, requires_grad=True)
+parameter.sum().backward()
+torch.optim.AdamW([parameter]).step()
+assert tasks() > before
+leave(world)
+assert tasks() == before, (before, tasks())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
+def test_who_leaves_takes_the_threads_along():
+    """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c", LEAVING]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
