@@ -279,13 +279,13 @@ def resize_kernel(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[Tensor,
     return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
 
 
-def save(model: Model, path: Path | str) -> None:
+def save(state: State, spec: SamSpec | MaeSpec, path: Path | str) -> None:
     """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
-    kind = next(kind for kind, spec in KINDS.items() if isinstance(model.spec, spec))
+    kind = next(kind for kind, each in KINDS.items() if isinstance(spec, each))
     # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
-    save_file(to_official(model), partial, metadata={"spec": json.dumps({"kind": kind, **asdict(model.spec)})})
+    save_file(state, partial, metadata={"spec": json.dumps({"kind": kind, **asdict(spec)})})
     os.replace(partial, path)
 
 

@@ -12,46 +12,76 @@ import os
 import shutil
 import warnings
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import MaeSpec
+from gigamask.model.sizes import MaeSpec, SamSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device
 from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 
-FORMAT = 1
+FORMAT = 2
 MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors", "ledger.safetensors", "manifest.json"
 BEST = "best"
 
 
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """All that a checkpoint holds, on the CPU: a copy that training does not change any more."""
+
+    step: int
+    samples: int
+    spec: SamSpec | MaeSpec
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    ledger: dict[str, np.ndarray] | None
+    ledger_of: str | None
+
+    @classmethod
+    def of(cls, state: TrainState) -> "Snapshot":
+        """Copies a state."""
+        copies = [
+            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+            for tensors in (state.model.state_dict(), state.optimizer_tensors())
+        ]
+        ledger = {name: array.copy() for name, array in state.book.arrays().items()} if state.book else None
+        ledger_of = state.book.subject if state.book else None
+        return cls(state.step, state.cursor.samples, state.model.spec, copies[0], copies[1], ledger, ledger_of)
+
+
 def save(state: TrainState, run: Run) -> Path:
-    """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep` and the best, and returns the new folder."""
+    """Writes the state as it is now; see `write`."""
+    return write(Snapshot.of(state), run)
+
+
+def write(snapshot: Snapshot, run: Run) -> Path:
+    """Writes a snapshot under `run.out/checkpoints`, removes all but the newest `run.keep` and the best, and returns the new folder."""
     folder = Path(run.out) / "checkpoints"
-    final, part = folder / f"step_{state.step:08d}", folder / f".step_{state.step:08d}.part"
+    final, part = folder / f"step_{snapshot.step:08d}", folder / f".step_{snapshot.step:08d}.part"
     sweep(folder)
     part.mkdir(parents=True)
-    weights.save(state.model, part / MODEL)
-    save_file({name: tensor.contiguous() for name, tensor in state.optimizer_tensors().items()}, part / OPTIMIZER)
-    if state.book:
-        save_arrays(state.book.arrays(), part / LEDGER)
+    weights.save(snapshot.model, snapshot.spec, part / MODEL)
+    save_file(snapshot.optimizer, part / OPTIMIZER)
+    if snapshot.ledger:
+        save_arrays(snapshot.ledger, part / LEDGER)
     written = sorted(path.name for path in part.iterdir())
     files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in written}
-    manifest: dict[str, Any] = {"format": FORMAT, "step": state.step, "samples": state.cursor.samples, "files": files}
-    if state.book:
-        manifest["ledger"] = state.book.subject
-    (part / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    manifest = {"format": FORMAT, "step": snapshot.step, "samples": snapshot.samples, "files": files, "ledger": snapshot.ledger_of}
+    (part / MANIFEST).write_bytes(sealed(manifest))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
     if final.exists():
@@ -62,6 +92,12 @@ def save(state: TrainState, run: Run) -> Path:
     return final
 
 
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """Returns a manifest as it stands in its file, behind it the crc32 of what it says."""
+    told = {name: value for name, value in manifest.items() if name != "crc32"}
+    return json.dumps(told | {"crc32": zlib.crc32(json.dumps(told, sort_keys=True).encode())}, indent=1).encode()
+
+
 def rate(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
     """Notes a checkpoint's score in its manifest, and makes `best` beside it the link to the best there is.
 
@@ -69,7 +105,7 @@ def rate(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
     """
     manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {"score": score, "scored_by": scored_by}
     part = checkpoint / f".{MANIFEST}"
-    part.write_text(json.dumps(manifest, indent=1))
+    part.write_bytes(sealed(manifest))
     _flush(part)
     part.replace(checkpoint / MANIFEST)
     _flush(checkpoint)
@@ -174,6 +210,8 @@ def verify(folder: Path) -> dict:
         raise Fault(f"{folder / MANIFEST}: not readable as a manifest ({error})") from None
     if not known:
         raise Fault(f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}; use the version that wrote it")
+    if json.loads(sealed(manifest)) != manifest:
+        raise Fault(f"{folder / MANIFEST}: its crc32 is not that of what it says")
     for name, wanted_bytes, wanted_crc in files:
         try:
             found_bytes, found_crc = (folder / name).stat().st_size, checksum(folder / name)

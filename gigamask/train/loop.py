@@ -18,6 +18,7 @@ from gigamask.train import checkpoint
 from gigamask.train.feed import Feed, described, keep_data, open_index, refuse_other_data
 from gigamask.train.guard import Guard
 from gigamask.train.run import Run
+from gigamask.train.saver import Saver
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.watch import Watch
@@ -47,7 +48,7 @@ def train(
             return state
         task = run.task(device)
         state.model.train()
-        with Watch(run, state.step, device, world.first) as watch:
+        with Watch(run, state.step, device, world.first) as watch, Saver(run, watch.say) as saver:
             guard = Guard(run, watch)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples
@@ -59,12 +60,14 @@ def train(
                 state.stopping = done.stopping
                 last = state.step == run.steps
                 due = evaluator is not None and (last or (state.step % evaluator.every == 0 and not state.stopping))
-                if world.first and (last or state.stopping or due or state.step % run.save_every == 0):
-                    saved = checkpoint.save(state, run)
+                if world.first and (last or state.stopping or due or state.step % run.save_every == 0 or saver.overdue):
+                    saver.save(state)
                     if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
                         verdict = evaluator.run(state.model)
-                        checkpoint.rate(saved, watch.judge(state.step, verdict), verdict.subject, run.keep)
+                        saver.rate(watch.judge(state.step, verdict), verdict.subject)
                 if last or state.stopping:
+                    if world.first:
+                        saver.finish(state)
                     break
         world.wait()  # whoever leaves first would let another training begin
     return state

@@ -77,7 +77,7 @@ def own(tmp_path_factory) -> Path:
     theirs = SamModel(config(OFFICIAL))
     theirs.load_state_dict(weights.to_huggingface(weights.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
-    weights.save(model, folder / "photos.safetensors")
+    weights.save(weights.to_official(model), model.spec, folder / "photos.safetensors")
     return folder
 
 

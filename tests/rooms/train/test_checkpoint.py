@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,8 +72,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage):
         assert checkpoint.resume(run, torch.device("cpu")).step == 1
 
 
+def test_flipped_bits_are_all_found(run):
+    """Three hundred of them, anywhere in any file."""
+    folder, chance = checkpoint.save(state_at(run, 1), run), np.random.default_rng(0)
+    files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    assert {path.name for path in files} == {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.MANIFEST}
+    for path, content in files.items():
+        for place in chance.integers(8 * len(content), size=100).tolist():
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            with pytest.raises(Fault, match=path.name):
+                checkpoint.verify(folder)
+        path.write_bytes(content)
+    checkpoint.verify(folder)
+
+
 def test_messages_name_file_and_numbers(run):
     folder = checkpoint.save(state_at(run, 1), run)
+    manifest = (folder / checkpoint.MANIFEST).read_text()
     victim = folder / checkpoint.MODEL
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
@@ -84,8 +102,12 @@ def test_messages_name_file_and_numbers(run):
     victim.unlink()
     with pytest.raises(Fault, match="the manifest lists it, but it cannot be read"):
         checkpoint.verify(folder)
+    told = json.loads(manifest) | {"samples": 99}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(told))
+    with pytest.raises(Fault, match=r"manifest.json: its crc32 is not that of what it says"):
+        checkpoint.verify(folder)
     (folder / checkpoint.MANIFEST).write_text(json.dumps({"format": 7, "files": {}}))
-    with pytest.raises(Fault, match="checkpoint format 7, this version reads 1"):
+    with pytest.raises(Fault, match="checkpoint format 7, this version reads 2"):
         checkpoint.verify(folder)
     (folder / checkpoint.MANIFEST).write_text("[]")
     with pytest.raises(Fault, match="not readable as a manifest"):

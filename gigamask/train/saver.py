@@ -1,0 +1,82 @@
+"""Checkpoints behind the training's back: the state is copied at once and written by a thread, one at a time.
+
+A save that fails, of a full disk or a network folder that is away, costs the training nothing but that checkpoint: it is told, the old ones stay, and
+it is tried again. Whoever leaves the context waits for what is being written.
+
+Not here: what is written (`train.checkpoint`), when (`train.loop`).
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from gigamask.train import checkpoint
+from gigamask.train.run import Run
+from gigamask.train.state import TrainState
+
+Done = TypeVar("Done")
+
+RETRY_S = 60.0
+"""A save that failed is tried again with the state that there is so many seconds later."""
+
+
+class Saver:
+    """Saves a run's state; a context manager."""
+
+    def __init__(self, run: Run, say: Callable[[str], object]) -> None:
+        """`say` is told what fails."""
+        self._run, self._say = run, say
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._writing: Future[Path] | None = None
+        self._step = 0
+        self._saved: Path | None = None
+        self._failed_s: float | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the last save failed long enough ago to try again."""
+        if self._writing and self._writing.done():
+            self.wait()
+        return self._failed_s is not None and time.monotonic() - self._failed_s >= RETRY_S
+
+    def save(self, state: TrainState) -> None:
+        """Copies the state and begins to write it, when what was being written is done."""
+        self.wait()
+        self._step, self._saved, snapshot = state.step, None, checkpoint.Snapshot.of(state)
+        self._writing = self._thread.submit(checkpoint.write, snapshot, self._run)
+
+    def rate(self, score: float, scored_by: str) -> None:
+        """Notes the score of the state that was saved last; see `checkpoint.rate`."""
+        self.wait()
+        if saved := self._saved:
+            self._attempt(lambda: checkpoint.rate(saved, score, scored_by, self._run.keep), "is not rated")
+
+    def finish(self, state: TrainState) -> None:
+        """Leaves when this state, the last there will be, is saved; raises the `OSError` that hinders it the second time."""
+        self.wait()
+        if not self._saved or self._step != state.step:
+            checkpoint.save(state, self._run)
+
+    def wait(self) -> None:
+        """Waits until nothing is being written."""
+        writing, self._writing = self._writing, None
+        if writing:
+            self._saved = self._attempt(writing.result, f"is not saved, training goes on and tries again in {RETRY_S:.0f} s")
+            self._failed_s = None if self._saved else time.monotonic()
+
+    def _attempt(self, act: Callable[[], Done], otherwise: str) -> Done | None:
+        try:
+            return act()
+        except OSError as error:
+            self._say(f"step {self._step} {otherwise}: {error}")
+            return None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.wait()
+        self._thread.shutdown()
