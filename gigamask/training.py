@@ -59,7 +59,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
 
     settled = [arguments.settle(run, flags.allow_other_order) for run in runs]
     look_ahead(runs)
-    world = join(os.environ, choose_device(flags.run.device))
+    world = join(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
     try:
         for number, (run, changed) in enumerate(settled):
             later = [each.out for each in runs[number + 1 :] if each.begun]
@@ -129,7 +129,7 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
         arguments.save_run(run)
 
     try:
-        return train(run, world, other_order, begun, lambda: Progress.of(run) if isinstance(run, Segmentation) else None)
+        return train(run, world, other_order, begun, lambda: Progress.of(run, world) if isinstance(run, Segmentation) else None)
     except Fault:
         if world.first:
             leave_nothing(run.out)

@@ -10,7 +10,8 @@ Not here: the scores themselves (`evaluate.interactive`), which checkpoint is ke
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -27,6 +28,7 @@ from gigamask.draws import draw
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, Scene, look, score_group, scored
 from gigamask.faults import BadSample, Fault
 from gigamask.model.sam import Sam
+from gigamask.parallel.world import World
 from gigamask.seams import Evaluator, Verdict
 from gigamask.train.segmentation import Segmentation
 
@@ -41,16 +43,27 @@ BLIND_SHARE = 0.95
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one process finds: the masks' scores, those on another picture, each image's share of automatic masks, and what cannot be read."""
+
+    seen: list[MaskScore] = field(default_factory=list)
+    blind: list[MaskScore] = field(default_factory=list)
+    automatic: list[float] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Progress(Evaluator):
-    """Scores of a fixed subset of held-out images."""
+    """Scores of a fixed subset of held-out images, of which each process looks at its part."""
 
     index: Index
     rows: tuple[int, ...]
     filters: Filters
     best_by: str
+    world: World = field(default_factory=World)
 
     @classmethod
-    def of(cls, run: Segmentation) -> "Progress | None":
+    def of(cls, run: Segmentation, world: World | None = None) -> "Progress | None":
         """Returns the evaluator of a run, None where it has no data to evaluate on; tars without an index are indexed once, into the run folder."""
         asked = run.evaluation
         if not asked.data:
@@ -59,7 +72,7 @@ class Progress(Evaluator):
         filters = Filters(max_area=None, min_predicted_iou=asked.min_predicted_iou)
         order = draw(0, "evaluation").permutation(len(index)).tolist()
         usable = islice((row for row in order if len(scored(index, row, filters))), asked.images)
-        found = cls(asked.every, index, tuple(sorted(usable)), filters, asked.best_by)
+        found = cls(asked.every, index, tuple(sorted(usable)), filters, asked.best_by, world or World())
         if not found.rows:
             act = "loosen --evaluation.min-predicted-iou" if index.manifest.masks else "give annotated images"
             raise Fault(f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {act}")
@@ -89,29 +102,13 @@ class Progress(Evaluator):
         return verdict
 
     def _look(self, model: Sam) -> Verdict:
-        """Looks at each image once, and holds it as long as the next one has not been seen; the first one, to the end."""
-        seen: list[MaskScore] = []
-        blind: list[MaskScore] = []
-        automatic: list[float] = []
-        left_out: list[str] = []
-        shards = Shards(self.index.shard_paths)
-        first = before = None
-        for row in self.rows:
-            try:
-                scene = look(model, self.index, shards, row)
-            except BadSample as bad:
-                left_out.append(str(bad))
-                continue
-            seen += self._score(model, scene, row, CLICKS)
-            automatic.append(_automatic(model, scene))
-            if before:
-                blind += self._score(model, replace(scene, embedding=before.embedding), row, ONE_CLICK)
-            first, before = first or (row, scene), scene
-        if not first or not before:
+        """Returns what all processes have found together."""
+        parts = self.world.gather(self._part(model))
+        automatic, left_out = [each for part in parts for each in part.automatic], [each for part in parts for each in part.left_out]
+        blind = [score for part in parts for score in part.blind]
+        if not automatic:
             raise _unreadable(left_out)
-        if before is not first[1]:
-            blind += self._score(model, replace(first[1], embedding=before.embedding), first[0], ONE_CLICK)
-        summary = Result(Protocol(clicks=CLICKS), len(automatic), seen).summary()
+        summary = Result(Protocol(clicks=CLICKS), len(automatic), [score for part in parts for score in part.seen]).summary()
         scores = {f"{n} click{'s' if n > 1 else ''}": summary["clicks"][str(n)] for n in CLICKS}
         scores |= {"oracle": summary["oracle"], "box": summary["box"]}
         if blind:  # a single image has no other
@@ -120,6 +117,32 @@ class Progress(Evaluator):
         unread = [f"{len(left_out)} of {len(self.rows)} images cannot be read: {left_out[0]}"] if left_out else []
         subject = f"{self.best_by} on rows {self.rows} of {self.index.digest}, {self.filters}"
         return Verdict(scores, self.best_by, (*worries(scores), *unread), subject)
+
+    def _part(self, model: Sam) -> "Part":
+        """Looks at this process's part of the images, each held against the one before it, the first against the last; two are in memory."""
+        found = Part()
+        shards, count = Shards(self.index.shard_paths), len(self.rows)
+        start, stop = (count * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
+        before = self._before(model, shards, start) if start < stop else None
+        for row in self.rows[start:stop]:
+            try:
+                scene = look(model, self.index, shards, row)
+            except BadSample as bad:
+                found.left_out.append(str(bad))
+                continue
+            found.seen.extend(self._score(model, scene, row, CLICKS))
+            found.automatic.append(_automatic(model, scene))
+            if before and before[0] != row:
+                found.blind.extend(self._score(model, replace(scene, embedding=before[1]), row, ONE_CLICK))
+            before = row, scene.embedding
+        return found
+
+    def _before(self, model: Sam, shards: Shards, place: int) -> tuple[int, Tensor] | None:
+        """Returns row and embedding of the image before the one at `place`, and before the first the last; None where no other can be read."""
+        for row in (*self.rows[:place][::-1], *self.rows[:place:-1]):
+            with suppress(BadSample):
+                return row, look(model, self.index, shards, row).embedding
+        return None
 
     def _score(self, model: Sam, scene: Scene, row: int, clicks: tuple[int, ...]) -> list[MaskScore]:
         """Returns the scores of an image's masks."""

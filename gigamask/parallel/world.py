@@ -5,10 +5,13 @@ In: the environment that torchrun sets. Out: a `World`. One process alone is a w
 Not here: what is shared when (`train.step`), who does what (`train.loop`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import faulthandler
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -16,6 +19,11 @@ from torch import Tensor, distributed
 from gigamask.faults import Fault
 
 Result = TypeVar("Result")
+Value = TypeVar("Value")
+
+STDERR = 2
+PATIENCE = timedelta(days=7)
+"""How long processes wait for what one of them does alone; one that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class World:
     size: int = 1
     node: int = 0
     nodes: int = 1
+    patient: distributed.ProcessGroup | None = None
+    """Where processes wait for one that does what takes long; the others' exchanges give up after a while."""
 
     @property
     def place(self) -> int:
@@ -42,7 +52,8 @@ class World:
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
-        distributed.all_reduce(flat)
+        with self._together():
+            distributed.all_reduce(flat)
         for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
@@ -64,18 +75,52 @@ class World:
         return result
 
     def wait(self, failed: bool = False) -> None:
-        """Waits until every process has come here; ends this one when another has failed."""
-        on_gpu = self.size > 1 and distributed.get_backend() == "nccl"
-        others = torch.tensor(float(failed), device="cuda" if on_gpu else "cpu")
-        self.add([others])
-        if others and not failed:
+        """Waits until every process has come here, however long that takes; ends this one when another has failed."""
+        if any(self.gather(failed)) and not failed:
             raise SystemExit(2)
 
+    def gather(self, value: Value) -> list[Value]:
+        """Returns what each process gives, in the order of their ranks, however long that takes."""
+        if self.size == 1:
+            return [value]
+        values: list[Value] = [value] * self.size
+        with self._together():
+            distributed.all_gather_object(values, value, group=self.patient)
+        return values
 
-def join(environment: Mapping[str, str], device: torch.device) -> World:
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Turns what befalls an exchange into a `Fault`; on GPUs the watchdog of NCCL ends the process instead."""
+        try:
+            yield
+        except RuntimeError as error:
+            told = str(error).partition("\n")[0]
+            raise Fault(
+                f"process {self.rank} of {self.size} has lost another, or waited in vain for it ({told}); "
+                "run the same command again, or under torchrun --max-restarts: training goes on from the last checkpoint"
+            ) from error
+
+    @contextmanager
+    def watched(self, timeout_s: float) -> Iterator[Callable[[bool], None]]:
+        """Yields what starts and stops a clock: when it has run for `timeout_s`, this process writes where each of its threads stands to stderr."""
+
+        def watch(on: bool) -> None:
+            if on and self.size > 1:
+                faulthandler.dump_traceback_later(timeout_s, file=STDERR)
+            else:
+                faulthandler.cancel_dump_traceback_later()
+
+        try:
+            yield watch
+        finally:
+            watch(False)
+
+
+def join(environment: Mapping[str, str], device: torch.device, timeout_s: float = 600.0) -> World:
     """Returns the world that torchrun's variables describe, once all of its processes have met; alone where there are none.
 
-    On GPUs, each process takes the one of its number on its machine.
+    On GPUs, each process takes the one of its number on its machine. An exchange in which one of them has not come after `timeout_s` fails in all
+    others, so that torchrun ends and restarts them all.
     """
     if environment.get("WORLD_SIZE", "1") == "1":
         return World()
@@ -92,8 +137,9 @@ def join(environment: Mapping[str, str], device: torch.device) -> World:
     # Its functions' default arguments keep the group there is when they are imported, which torch does at the first optimizer step: `leave` would not
     # end the group's threads, and one that asks for the interpreter while that is ending aborts the process.
     import_module("torch.distributed.nn")
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(rank, size, node, size // local)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    patient = cast(distributed.ProcessGroup, distributed.new_group(backend="gloo", timeout=PATIENCE))
+    return World(rank, size, node, size // local, patient)
 
 
 def leave(world: World) -> None:

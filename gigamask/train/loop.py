@@ -23,6 +23,9 @@ from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.watch import Watch
 
+STACKS_AT = 0.9
+"""Processes write where they stand when so much of the time is over that they wait for one that hangs."""
+
 
 def train(
     run: Run,
@@ -33,8 +36,8 @@ def train(
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
-    `other_order` lets a run go on whose data have changed. The first process calls `watching` once the run folder is its own, for what evaluates the
-    model in between, and `begun` when all is ready; it alone evaluates.
+    `other_order` lets a run go on whose data have changed. Once the run folder is the first process's own, each calls `watching`, for what evaluates
+    the model in between; the first calls `begun` when all is ready.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
@@ -48,11 +51,17 @@ def train(
             return state
         task = run.task(device)
         state.model.train()
-        with Watch(run, state.step, device, world.first) as watch, Saver(run, watch.say) as saver:
+        with (
+            Watch(run, state.step, device, world.first) as watch,
+            Saver(run, watch.say) as saver,
+            world.watched(STACKS_AT * run.timeout_s) as watched,
+        ):
             guard = Guard(run, watch)
+            watched(True)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples
                 done = step(task, state, [batch.to(device) for batch in batches], run.batch, rate, run.optimizer.clip_norm, world, told_to_stop())
+                watched(False)
                 state.advance(batches[-1].cursor)
                 feed.note(start, done.losses)
                 watch.record(state.step, run.batch, done.record)
@@ -62,13 +71,15 @@ def train(
                 due = evaluator is not None and (last or (state.step % evaluator.every == 0 and not state.stopping))
                 if world.first and (last or state.stopping or due or state.step % run.save_every == 0 or saver.overdue):
                     saver.save(state)
-                    if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
-                        verdict = evaluator.run(state.model)
+                if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
+                    verdict = evaluator.run(state.model)
+                    if world.first:
                         saver.rate(watch.judge(state.step, verdict), verdict.subject)
                 if last or state.stopping:
                     if world.first:
                         saver.finish(state)
                     break
+                watched(True)
         world.wait()  # whoever leaves first would let another training begin
     return state
 
@@ -86,7 +97,7 @@ def prepare(
     state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
     if state.step >= run.steps:
         return state, None, None
-    evaluator = watching() if holding is not None else None
+    evaluator = watching()
     index = open_index(run)
     data = described(run, index)
     if not other_order:

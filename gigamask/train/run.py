@@ -8,6 +8,7 @@ Not here: what SAM's and MAE's trainings add (`train.segmentation`, `train.pretr
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ class Run(ABC):
     """updates between lines in metrics.jsonl"""
     max_bad_share: float = 0.01
     """share of unreadable samples above which training stops"""
+    timeout_s: float = 600.0
+    """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
     loading: ImageLoading = field(default_factory=ImageLoading)
     sampler: Sampler = field(default_factory=Uniform)
     optimizer: AdamW = field(default_factory=AdamW)
@@ -120,6 +123,8 @@ class Run(ABC):
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
+        if not 0 < self.timeout_s < math.inf:
+            raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
         at_least(0, **{"loading.workers": self.loading.workers, "loading.read_ahead_mb": self.loading.read_ahead_mb})
         self.sampler.check(self.batch, processes=1, nodes=1)
         if not self.data:

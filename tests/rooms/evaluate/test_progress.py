@@ -1,7 +1,7 @@
 """What is looked at during training, with models that look and models that do not."""
 
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +19,7 @@ from gigamask.evaluate.interactive import Protocol, measure
 from gigamask.evaluate.progress import Progress, worries
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
+from gigamask.parallel.world import World
 from gigamask.prepare import synthetic
 from gigamask.train.segmentation import Evaluation
 from tests.little import little
@@ -119,9 +120,34 @@ def test_each_picture_is_held_against_the_one_before_and_the_first_against_the_l
         progress, "score_group", lambda model, scene, row, *rest: asked.append((row, scene.embedding)) or score(model, scene, row, *rest)
     )
     evaluator(index, [1, 4, 7]).run(Likeness())
-    assert [row for row, _ in asked] == [1, 4, 4, 7, 7, 1]
-    shown = {id(asked[place][1]): asked[place][0] for place in (0, 1, 3)}
-    assert [shown[id(embedding)] for _, embedding in asked] == [1, 4, 1, 7, 4, 7]
+    assert [row for row, _ in asked] == [1, 1, 4, 4, 7, 7]
+    shown = {id(asked[place][1]): asked[place][0] for place in (0, 2, 4)}
+    last = asked[1][1]
+    assert torch.equal(last, asked[4][1]), "the last one is looked at twice"
+    assert [shown[id(embedding)] for _, embedding in (asked[0], *asked[2:])] == [1, 4, 1, 7, 4]
+
+
+@dataclass(frozen=True)
+class Told(World):
+    """A process that is given what all of them have."""
+
+    parts: list = field(default_factory=list)
+
+    def gather(self, value):
+        assert value == self.parts[self.rank]
+        return self.parts
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_several_processes_find_what_one_finds(index, size):
+    """Four images by two, three, or more processes than there are images."""
+    whole = evaluator(index, range(4)).run(Likeness())
+    ours = [replace(evaluator(index, range(4)), world=World(rank, size)) for rank in range(size)]
+    parts = [each._part(Likeness()) for each in ours]
+    for rank, each in enumerate(ours):
+        verdict = replace(each, world=Told(rank, size, parts=parts)).run(Likeness())
+        assert verdict.scores == pytest.approx(whole.scores, abs=1e-9)
+        assert (verdict.subject, verdict.worries) == (whole.subject, whole.worries)
 
 
 def test_scores_are_those_of_evaluate(index):
@@ -133,11 +159,11 @@ def test_scores_are_those_of_evaluate(index):
     assert {name: scores[name] for name in (*told, "oracle", "box")} == told | {"oracle": summary["oracle"], "box": summary["box"]}
 
 
-def test_each_image_is_encoded_once_and_three_are_held_at_most(index):
+def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index):
     model = Likeness()
     evaluator(index, range(8)).run(model)
-    assert len(model.alive) == 8
-    assert max(model.alive) == 2, "the first and the one before, when the third is made"
+    assert len(model.alive) == 9
+    assert max(model.alive) == 1, "the one before, when the next is made"
 
 
 def test_the_model_is_left_as_it_was(index):

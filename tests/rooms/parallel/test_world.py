@@ -66,15 +66,21 @@ def fail() -> None:
 LEAVING = """
 import os, torch
 from gigamask.parallel.world import join, leave
+
+def train():
+    world = join(os.environ, torch.device("cpu"))
+    world.add([torch.ones(3)])
+    world.wait()
+    assert world.gather(world.rank) == [0, 1]
+    parameter = torch.ones(3, requires_grad=True)
+    parameter.sum().backward()
+    torch.optim.AdamW([parameter]).step()
+    assert tasks() > before
+    leave(world)
+
 tasks = lambda: len(os.listdir("/proc/self/task"))
 before = tasks()
-world = join(os.environ, torch.device("cpu"))
-world.add([torch.ones(3)])
-parameter = torch.ones(3, requires_grad=True)
-parameter.sum().backward()
-torch.optim.AdamW([parameter]).step()
-assert tasks() > before
-leave(world)
+train()
 assert tasks() == before, (before, tasks())
 """
 
