@@ -12,6 +12,7 @@ import pytest
 import rich.progress  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
+import torch.distributed.fsdp
 import torch.utils.tensorboard
 import tyro  # noqa: F401
 import yaml  # noqa: F401

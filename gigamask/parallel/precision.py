@@ -4,9 +4,13 @@ Not here: the casts inside losses, which ask for float32 themselves (`losses.mas
 """
 
 import contextlib
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+Precision = Literal["fp32", "bf16", "fp16"]
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -16,15 +20,37 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_precision(name: Literal["auto", "fp32", "bf16"], device: torch.device) -> Literal["fp32", "bf16"]:
+def choose_precision(name: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
     """Returns the precision a run asks for; "auto" is bf16 on a GPU and fp32 on a CPU."""
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return name
 
 
-def casting(precision: Literal["fp32", "bf16"], device: torch.device) -> contextlib.AbstractContextManager:
-    """Returns the context in which the model runs: bf16 autocast, or nothing."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+def casting(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
+    """Returns the context in which the model runs: autocast to half the width, or nothing."""
+    if precision in HALVES:
+        return torch.autocast(device.type, dtype=HALVES[precision])
     return contextlib.nullcontext()
+
+
+@dataclass
+class LossScale:
+    """What fp16's losses are multiplied by, so that small gradients do not vanish: halved where a gradient overflows, doubled when long none did.
+
+    All processes hold the same, since they see the same sum of gradients. Numbers: `torch.amp.GradScaler`'s.
+    """
+
+    value: float = 2.0**16
+    good: int = 0
+    """updates since it changed"""
+
+    PATIENCE = 2000
+
+    def note(self, finite: bool) -> None:
+        """Takes whether an update's gradient was finite."""
+        self.good += 1
+        if not finite:
+            self.value, self.good = self.value / 2, 0
+        elif self.good == self.PATIENCE:
+            self.value, self.good = self.value * 2, 0

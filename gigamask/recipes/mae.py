@@ -56,7 +56,8 @@ def pretraining_for(run: Segmentation, steps: int | None = None) -> Pretraining:
     recipe, encoder = mae_tiny() if run.model.dim < SMALL else mae_vit_b(), run.model
     side = min(recipe.model.input_side // recipe.model.patch, encoder.embedding_side) * encoder.patch
     model = replace(recipe.model, input_side=side, patch=encoder.patch, dim=encoder.dim, depth=encoder.depth, heads=encoder.heads)
-    common = {name: getattr(run, name) for name in ("data", "precision", "device", "seed", "keep", "log_every", "max_bad_share", "timeout_s")}
+    names = ("data", "precision", "device", "seed", "keep", "log_every", "max_bad_share", "parallel", "timeout_s")
+    common = {name: getattr(run, name) for name in names}
     # Reading ahead pays where tars are read from end to end; images of a random order would each fetch a block.
     streamed = isinstance(run.sampler, Streamed)
     loading = replace(recipe.loading, workers=run.loading.workers, read_ahead_mb=run.loading.read_ahead_mb if streamed else 0)

@@ -12,7 +12,7 @@ import os
 import shutil
 import warnings
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from gigamask.model import weights
 from gigamask.model.sam import Sam
 from gigamask.model.sizes import MaeSpec, SamSpec
 from gigamask.model.start import build
-from gigamask.parallel.precision import choose_device
+from gigamask.parallel.precision import LossScale, choose_device
+from gigamask.parallel.shard import whole
 from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
@@ -50,17 +51,20 @@ class Snapshot:
     optimizer: dict[str, Tensor]
     ledger: dict[str, np.ndarray] | None
     ledger_of: str | None
+    scale: dict[str, float] | None
 
     @classmethod
     def of(cls, state: TrainState) -> "Snapshot":
-        """Copies a state."""
+        """Copies a state; each process must where they have parts of it."""
         copies = [
-            {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+            {name: whole(tensor.detach()).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
             for tensors in (state.model.state_dict(), state.optimizer_tensors())
         ]
         ledger = {name: array.copy() for name, array in state.book.arrays().items()} if state.book else None
         ledger_of = state.book.subject if state.book else None
-        return cls(state.step, state.cursor.samples, state.model.spec, copies[0], copies[1], ledger, ledger_of)
+        return cls(
+            state.step, state.cursor.samples, state.model.spec, copies[0], copies[1], ledger, ledger_of, asdict(state.scale) if state.scale else None
+        )
 
 
 def save(state: TrainState, run: Run) -> Path:
@@ -80,7 +84,8 @@ def write(snapshot: Snapshot, run: Run) -> Path:
         save_arrays(snapshot.ledger, part / LEDGER)
     written = sorted(path.name for path in part.iterdir())
     files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in written}
-    manifest = {"format": FORMAT, "step": snapshot.step, "samples": snapshot.samples, "files": files, "ledger": snapshot.ledger_of}
+    told = {"ledger": snapshot.ledger_of, "scale": snapshot.scale}
+    manifest = {"format": FORMAT, "step": snapshot.step, "samples": snapshot.samples, "files": files, **told}
     (part / MANIFEST).write_bytes(sealed(manifest))
     for name in (*written, MANIFEST, "."):
         _flush(part / name)
@@ -161,6 +166,8 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     state = TrainState.around(model.to(device), run)
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], Cursor(manifest["samples"])
+    if state.scale and manifest["scale"]:
+        state.scale = LossScale(**manifest["scale"])
     if run.sampler.decay is not None and LEDGER in manifest["files"]:
         state.book = Book.of(load_arrays(folder / LEDGER), manifest["ledger"], run.sampler.decay, str(folder))
     return state

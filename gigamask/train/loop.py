@@ -49,35 +49,36 @@ def train(
             begun()
         if feed is None:
             return state
+        state.share_out(run, world)
         task = run.task(device)
         state.model.train()
         with (
             Watch(run, state.step, device, world.first) as watch,
-            Saver(run, watch.say) as saver,
+            Saver(run, watch.say, world) as saver,
             world.watched(STACKS_AT * run.timeout_s) as watched,
         ):
             guard = Guard(run, watch)
             watched(True)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples
-                done = step(task, state, [batch.to(device) for batch in batches], run.batch, rate, run.optimizer.clip_norm, world, told_to_stop())
-                watched(False)
+                asked = told_to_stop(), saver.overdue
+                done = step(task, state, [batch.to(device) for batch in batches], run.batch, rate, run.optimizer.clip_norm, world, asked)
                 state.advance(batches[-1].cursor)
                 feed.note(start, done.losses)
                 watch.record(state.step, run.batch, done.record)
-                guard.check(state.step, batches, done.skipped)
-                state.stopping = done.stopping
+                guard.check(state.step, batches, done.skipped and not done.overflow)
+                state.stopping, retry = done.asked
                 last = state.step == run.steps
                 due = evaluator is not None and (last or (state.step % evaluator.every == 0 and not state.stopping))
-                if world.first and (last or state.stopping or due or state.step % run.save_every == 0 or saver.overdue):
+                if last or state.stopping or due or state.step % run.save_every == 0 or retry:
                     saver.save(state)
                 if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
-                    verdict = evaluator.run(state.model)
+                    watched(False)
+                    verdict = evaluator.run(state.whole_model())
                     if world.first:
                         saver.rate(watch.judge(state.step, verdict), verdict.subject)
                 if last or state.stopping:
-                    if world.first:
-                        saver.finish(state)
+                    saver.finish(state)
                     break
                 watched(True)
         world.wait()  # whoever leaves first would let another training begin

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigamask.faults import Fault
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -44,16 +46,19 @@ class AdamW:
         return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)] if groups else []
 
     def _groups(self, model: nn.Module, members: dict[str, nn.Parameter], factor: float = 1.0) -> list[dict]:
-        """Returns the trainable ones of `members` in groups of equal learning rate and decay."""
-        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        """Returns the trainable ones of `members` in groups of equal learning rate and decay, those that are shared out apart."""
+        from gigamask.parallel.shard import is_shared_out
+
+        groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
         depth = 1 + max((layer_of(name, 0) for name, _ in model.named_parameters()), default=0)
         for name, parameter in members.items():
             if parameter.requires_grad:
                 scale = factor * self.layer_decay ** (depth - layer_of(name, depth))
                 if name.startswith("image_encoder."):
                     scale *= self.encoder_factor
-                groups.setdefault((scale, self.weight_decay if decays(name, parameter.ndim) else 0.0), []).append(parameter)
-        return [{"params": group, "lr_scale": scale, "weight_decay": decay} for (scale, decay), group in groups.items()]
+                decay = self.weight_decay if decays(name, parameter.ndim) else 0.0
+                groups.setdefault((scale, decay, is_shared_out(parameter)), []).append(parameter)
+        return [{"params": group, "lr_scale": scale, "weight_decay": decay} for (scale, decay, _), group in groups.items()]
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,11 @@ class MuonAdamW(AdamW):
         """Returns Muon over the matrices that decay, and AdamW over the rest."""
         import torch
 
+        from gigamask.parallel.shard import is_sharded
         from gigamask.train.muon import Muon
 
+        if is_sharded(model):
+            raise Fault("Muon looks at whole matrices, which --parallel shares out; give --parallel ddp, or --optimizer adamw")
         matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)}
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
         by_muon, by_adam = self._groups(model, matrices, self.muon_lr / self.lr), self._groups(model, others)

@@ -71,8 +71,8 @@ class Run(ABC):
     """images per update, over all processes"""
     micro: int = 4
     """images that pass through the encoder at once; a batch is accumulated exactly from such groups"""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto is bf16 on a GPU and fp32 on a CPU"""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto is bf16 on a GPU and fp32 on a CPU; fp16, whose loss is scaled, is for GPUs without bf16"""
     device: str = "auto"
     """auto is cuda when there is one"""
     seed: int = 0
@@ -85,6 +85,8 @@ class Run(ABC):
     """updates between lines in metrics.jsonl"""
     max_bad_share: float = 0.01
     """share of unreadable samples above which training stops"""
+    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
+    """of several processes: ddp keeps the model whole in each, fsdp shares the encoder's blocks out over all, hsdp over those of a machine"""
     timeout_s: float = 600.0
     """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
     loading: ImageLoading = field(default_factory=ImageLoading)

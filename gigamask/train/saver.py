@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from gigamask.parallel.shard import is_sharded
+from gigamask.parallel.world import World
 from gigamask.train import checkpoint
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
@@ -26,9 +28,9 @@ RETRY_S = 60.0
 class Saver:
     """Saves a run's state; a context manager."""
 
-    def __init__(self, run: Run, say: Callable[[str], object]) -> None:
-        """`say` is told what fails."""
-        self._run, self._say = run, say
+    def __init__(self, run: Run, say: Callable[[str], object], world: World | None = None) -> None:
+        """`say` is told what fails. All processes ask for the same, the first one writes."""
+        self._run, self._say, self._world = run, say, world or World()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
         self._step = 0
@@ -45,8 +47,9 @@ class Saver:
     def save(self, state: TrainState) -> None:
         """Copies the state and begins to write it, when what was being written is done."""
         self.wait()
-        self._step, self._saved, snapshot = state.step, None, checkpoint.Snapshot.of(state)
-        self._writing = self._thread.submit(checkpoint.write, snapshot, self._run)
+        self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
+        if snapshot:
+            self._writing = self._thread.submit(checkpoint.write, snapshot, self._run)
 
     def rate(self, score: float, scored_by: str) -> None:
         """Notes the score of the state that was saved last; see `checkpoint.rate`."""
@@ -57,8 +60,9 @@ class Saver:
     def finish(self, state: TrainState) -> None:
         """Leaves when this state, the last there will be, is saved; raises the `OSError` that hinders it the second time."""
         self.wait()
-        if not self._saved or self._step != state.step:
-            checkpoint.save(state, self._run)
+        missing = self._world.first and not (self._saved and self._step == state.step)
+        if any(self._world.gather(missing)) and (snapshot := self._snapshot(state)):
+            checkpoint.write(snapshot, self._run)
 
     def wait(self) -> None:
         """Waits until nothing is being written."""
@@ -66,6 +70,11 @@ class Saver:
         if writing:
             self._saved = self._attempt(writing.result, f"is not saved, training goes on and tries again in {RETRY_S:.0f} s")
             self._failed_s = None if self._saved else time.monotonic()
+
+    def _snapshot(self, state: TrainState) -> checkpoint.Snapshot | None:
+        """Returns a copy of the state where it is written; the others may have parts of it to give."""
+        copy = checkpoint.Snapshot.of(state) if self._world.first or is_sharded(state.model) else None
+        return copy if self._world.first else None
 
     def _attempt(self, act: Callable[[], Done], otherwise: str) -> Done | None:
         try:

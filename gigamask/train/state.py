@@ -1,5 +1,5 @@
-"""What a training carries from step to step, and exactly what a checkpoint holds: weights, optimizer state, the step, the cursor, and the book of
-losses where the sampler learns from them.
+"""What a training carries from step to step, and exactly what a checkpoint holds: weights, optimizer state, the step, the cursor, the book of
+losses where the sampler learns from them, and fp16's scale.
 
 There is nothing else to save: chance is named (`draws`), schedules are functions of the step, and the loader's state is the cursor.
 
@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
+from gigamask.model.sam import Sam
+from gigamask.model.start import build
+from gigamask.parallel import shard
+from gigamask.parallel.precision import HALVES, LossScale, choose_precision
+from gigamask.parallel.world import World
 from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 
@@ -23,7 +28,7 @@ from gigamask.train.run import Run
 class TrainState:
     """The moving parts of a training. `step` counts finished updates; `cursor` is of the last batch trained on.
 
-    `stopping` says whether it was told to stop; it is not kept.
+    `scale` is what fp16's losses are multiplied by, None in other precisions. `stopping` says whether it was told to stop; it is not kept.
     """
 
     model: weights.Model
@@ -31,6 +36,7 @@ class TrainState:
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
     book: Book | None = None
+    scale: LossScale | None = None
     stopping: bool = False
 
     @classmethod
@@ -48,15 +54,34 @@ class TrainState:
         A parameter that a step does not touch then has a zero gradient rather than none, on every rank and in every world alike.
         """
         freeze(model, run.freeze)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        return cls(model, run.optimizer.build(model))
+        keep_gradients(model)
+        return cls(model, run.optimizer.build(model), scale=LossScale() if run.precision == "fp16" else None)
+
+    def share_out(self, run: Run, world: World) -> None:
+        """Keeps this process's part of the model and of the optimizer state, as `run.parallel` says; all processes share out together."""
+        if world.size == 1 or run.parallel == "ddp":
+            return
+        encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
+        precision, tensors = choose_precision(run.precision, next(self.model.parameters()).device), self.optimizer_tensors()
+        shard.shard(encoder, world, run.parallel, HALVES.get(precision))
+        keep_gradients(self.model)
+        self.optimizers = run.optimizer.build(self.model)
+        if tensors:
+            self.load_optimizer(tensors, run.out)
 
     def advance(self, cursor: Cursor) -> None:
         """Counts one finished update."""
         self.step += 1
         self.cursor = cursor
+
+    def whole_model(self) -> weights.Model:
+        """Returns the model, put together where processes have parts of it; each must ask."""
+        if not shard.is_sharded(self.model):
+            return self.model
+        model = build(self.model.spec, seed=0, device="meta")
+        model.load_state_dict({name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}, assign=True)
+        model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
+        return model
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Returns the optimizers' state as `{"key/parameter name": tensor}`."""
@@ -75,12 +100,19 @@ class TrainState:
             for name, parameter in held.items():
                 missing += [f"{key}/{name}" for key in keys if f"{key}/{name}" not in left]
                 entry = {key: left.pop(f"{key}/{name}") for key in keys if f"{key}/{name}" in left}
-                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entry.items()}
+                optimizer.state[parameter] = {key: shard.like(value, parameter) for key, value in entry.items()}
         if odd := [*missing, *left]:
             raise Fault(
                 f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; "
                 f"give --freeze and --optimizer as they were, or start anew from its weights: --init {source} and another --out"
             )
+
+
+def keep_gradients(model: nn.Module) -> None:
+    """Gives every parameter that is trained a gradient of 0."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:

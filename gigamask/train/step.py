@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gigamask.contracts import Batch, Terms
 from gigamask.faults import Fault
+from gigamask.parallel import shard
 from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.hardest import mine
@@ -56,14 +57,14 @@ class Totals:
         self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
         self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
 
-    def share(self, world: World, gradients: Sequence[Tensor], stopping: Tensor) -> None:
-        """Adds up what all processes have; the names of the sums are those that this process knows."""
+    def share(self, world: World, *others: Tensor) -> None:
+        """Adds up what all processes have, `others` as well; the names of the sums are those that this process knows."""
         if len(self.sums) > MOST_PARTS:
             raise Fault(f"the loss has {len(self.sums)} parts, at most {MOST_PARTS} can be logged; let the objective name fewer")
         sums, names = self.count.new_zeros(MOST_PARTS), sorted(self.sums)
         for place, name in enumerate(names):
             sums[place] = self.sums[name]
-        world.add([*gradients, self.count, self.losses, self.terms, self.weights, sums, stopping])
+        world.add([self.count, self.losses, self.terms, self.weights, sums, *others])
         self.sums = {name: sums[place] for place, name in enumerate(names)}
 
     def divisor(self) -> float:
@@ -86,18 +87,19 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an update did: its record for the log, whether it was skipped, the mean loss of each sample of the global batch over its masks and rounds
-    (NaN where it has none), and whether some process was told to stop.
+    """What an update did: its record for the log, whether it was skipped, whether that was for fp16's scale alone, the mean loss of each sample of
+    the global batch over its masks and rounds (NaN where it has none), and of each thing that processes may ask for, whether one did.
     """
 
     record: dict[str, float]
     skipped: bool
+    overflow: bool
     losses: Float64[np.ndarray, "batch"]
-    stopping: bool
+    asked: tuple[bool, ...]
 
 
-def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals) -> None:
-    """Adds the gradient of a batch's loss sum to every parameter's, and its sums and counts to `totals`."""
+def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals, scale: float = 1.0) -> None:
+    """Adds the gradient of `scale` times a batch's loss sum to every parameter's, and its sums and counts to `totals`."""
     totals.weights[batch.places] = batch.weights.to(totals.weights.dtype)
     cuts: list[tuple[Tensor, Tensor]] = []
 
@@ -108,7 +110,7 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals)
 
     for terms in task.terms(model, batch, cut):
         if terms.loss.requires_grad:  # all that a piece depends on may be frozen
-            terms.loss.backward()
+            (terms.loss if scale == 1 else terms.loss * scale).backward()
         totals.add(terms, batch)
         del terms
     for whole, leaf in cuts:
@@ -124,33 +126,43 @@ def step(
     rate: float,
     clip_norm: float | None,
     world: World | None = None,
-    stopping: bool = False,
+    asked: tuple[bool, ...] = (),
 ) -> Outcome:
     """Makes one update from this process's micro-batches of a global batch of `batch` samples, together with those of the others.
 
-    `rate` is the learning rate before each layer's own factor. A step whose gradient is not finite changes nothing and says that it was skipped;
-    so does one without a mask. A task that mines is asked twice, and its update is made of the masks that are kept.
+    `rate` is the learning rate before each layer's own factor; `asked` is what this process asks all others for. A step whose gradient is not finite
+    changes nothing and says that it was skipped; so does one without a mask. A task that mines is asked twice, and its update is made of the masks
+    that are kept.
     """
     world, mined = world or World(), None
     if task.mining:
         batches, mined = mine(task, task.mining, state.model, batches, batch, world)
-    for optimizer in state.optimizers:
-        optimizer.zero_grad(set_to_none=False)
     parameters = [p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters]
-    totals = Totals.zero(batch, gradients[0])
+    torch._foreach_zero_([shard.mine(p.grad) for p in parameters])
+    totals = Totals.zero(batch, shard.mine(parameters[0].grad))
     for micro in batches:
-        accumulate(task, state.model, micro, totals)
-    told = totals.count.new_full((), float(stopping))
-    totals.share(world, gradients, told)
-    torch._foreach_div_(gradients, totals.divisor())
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if clip_norm is not None else math.inf))
+        accumulate(task, state.model, micro, totals, state.scale.value if state.scale else 1.0)
+    gradients = [shard.mine(p.grad) for p in parameters]
+    # Gradients of what is shared out are sums over all processes already.
+    whole = [gradient for gradient, p in zip(gradients, parameters, strict=True) if not shard.is_shared_out(p)]
+    squares = shard.squares((p.grad for p in parameters), totals.count)
+    wishes = torch.tensor(asked, dtype=totals.count.dtype, device=totals.count.device)
+    totals.share(world, *whole, squares, wishes)
+    divisor = totals.divisor() * (state.scale.value if state.scale else 1.0)
+    torch._foreach_div_(gradients, divisor)
+    norm = math.hypot(float(torch.nn.utils.get_total_norm(whole)), math.sqrt(float(squares)) / divisor)
+    if clip_norm is not None and norm > clip_norm:
+        torch._foreach_mul_(gradients, clip_norm / norm)
     skipped = not math.isfinite(norm) or not float(totals.count)
+    record = {**totals.means(), "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
+    overflow = state.scale is not None and state.scale.value > 1 and not math.isfinite(norm) and math.isfinite(record.get("loss", math.nan))
+    if state.scale:
+        record["loss_scale"] = state.scale.value
+        state.scale.note(math.isfinite(norm))
     if not skipped:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["lr_scale"]
             optimizer.step()
-    record = {**totals.means(), "rate": rate, "gradient_norm": norm, "skipped": float(skipped)}
     losses = (totals.losses / totals.terms if mined is None else mined).double().cpu().numpy()
-    return Outcome(record, skipped, losses, bool(told))
+    return Outcome(record, skipped, overflow, losses, tuple(map(bool, wishes)))

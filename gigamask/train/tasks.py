@@ -5,7 +5,6 @@ Not here: the rounds (`prompts.rounds`), the loss (`losses.objective`), backward
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,7 +14,8 @@ from torch.nn import functional
 from gigamask.contracts import Batch, Draws, Prediction, Prompts, Terms, Truth
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
-from gigamask.parallel.precision import casting
+from gigamask.parallel.precision import Precision, casting
+from gigamask.parallel.shard import pass_through
 from gigamask.prompts.rounds import play
 from gigamask.seams import Mining, Objective, Policy, Task
 
@@ -32,20 +32,19 @@ class SamTask(Task):
     policy: Policy
     objective: Objective
     masks_at_once: int
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     full: bool = False
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
 
     def terms(self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
-        device = batch.images.device
         masks = len(batch.mask_image)
         if not masks:
+            side = model.spec.input_side
+            blank, size = batch.images.new_zeros(1, 3, side, side), batch.input_sizes.new_full((1, 2), side)
+            pass_through(model, lambda: self._encode(model, blank, size, None))
             return
-        # What is frozen is not thinned either.
-        learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
-        with casting(self.precision, device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            encoded = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path if learns else None)
-        embedding = cut(encoded if encoded.dtype != torch.bfloat16 else encoded.float())  # eleven rounds of gradients meet here
+        encoded = self._encode(model, batch.images, batch.input_sizes, batch.draws.drop_path)
+        embedding = cut(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))  # eleven rounds of gradients meet here
         for start in range(0, masks, self.masks_at_once):
             part = slice(start, min(start + self.masks_at_once, masks))
             image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
@@ -53,6 +52,12 @@ class SamTask(Task):
             for played in play(decode, truth, self.policy, draws, batch.pause):
                 terms = self.objective(played, truth)
                 yield replace(terms, loss=(terms.by_mask * weights).sum(), by_mask=terms.by_mask.detach(), first=start, image=image)
+
+    def _encode(self, model: Sam, images: Tensor, input_sizes: Tensor, drop_path: Tensor | None) -> Float[Tensor, "B C E E"]:
+        """Returns the embedding; what is frozen computes no gradient, and is not thinned either."""
+        learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+        with casting(self.precision, images.device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            return model.encode(images, input_sizes, drop_path if learns else None)
 
     def pose(self, batch: Batch, part: slice, low_side: int) -> tuple[Truth, Draws]:
         """Returns what some masks of a batch are held against, and the numbers that their rounds spend."""
@@ -64,7 +69,7 @@ def decoder(
     model: Sam,
     embedding: Float[Tensor, "B C E E"],
     mask_image: Int64[Tensor, "m"],
-    precision: Literal["fp32", "bf16"],
+    precision: Precision,
     grid: int | None = None,
 ) -> Callable[[Prompts], Prediction]:
     """Returns the function that answers prompts about some masks of embedded images, on a truth grid of that side, by default the model's own."""

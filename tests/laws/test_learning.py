@@ -1,8 +1,6 @@
 """Losses of training reach the orders of later epochs, the same ones wherever training stops, however it is cut."""
 
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,6 +29,7 @@ from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.tasks import SamTask
 from tests.laws.test_training import run_in
+from tests.ranks import launch
 
 
 @dataclass(frozen=True)
@@ -233,11 +232,7 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(tmp_p
     """Two processes under torchrun train as one does: the same samples in every step, the same ledger, to rounding."""
     alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch=4))
     run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch=4, save_every=4)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    command += [str(Path(sys.executable).with_name("gigamask")), "train", "--resume", run.out]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    launch(2, str(Path(sys.executable).with_name("gigamask")), "train", "--resume", run.out)
     weights = load_file(Path(run.out) / "checkpoints" / "step_00000008" / "model.safetensors")
     assert all(np.allclose(tensor.numpy(), weights[name], atol=2e-4) for name, tensor in alone.model.state_dict().items())
     both = ledger_in(run.out)

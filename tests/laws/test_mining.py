@@ -1,8 +1,6 @@
 """Laws of mining masks: a step is made of the hardest of its global batch, however that is cut, and of nothing else."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from gigamask.train.step import Outcome, step
 from gigamask.train.tasks import decoder, draws_of, truth_of
 from tests.laws.test_training import run_in
 from tests.little import little
+from tests.ranks import launch_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -146,10 +145,7 @@ def test_two_processes_mine_what_one_mines(tmp_path, scenes):
     runs = [mining_run(tmp_path / str(number), scenes, mining) for number, mining in enumerate((MININGS[0], MININGS[3]))]
     alone = [after(run) for run in runs]
     script = "import sys; from tests.laws.test_mining import by_ranks; by_ranks(sys.argv[1:])"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c", script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *(run.out for run in runs)], env=environment, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    launch_python(2, script, *(run.out for run in runs))
     for run, (moved, outcome) in zip(runs, alone, strict=True):
         for rank in (0, 1):
             found = torch.load(f"{run.out}/rank{rank}.pt")

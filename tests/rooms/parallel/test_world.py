@@ -1,8 +1,6 @@
 """Which process this is, and that it leaves as it came."""
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 from gigamask.faults import Fault
 from gigamask.parallel.world import World, join
+from tests.ranks import launch_python
 
 CPU = torch.device("cpu")
 
@@ -88,7 +87,4 @@ assert tasks() == before, (before, tasks())
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
 def test_who_leaves_takes_the_threads_along():
     """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c", LEAVING]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    launch_python(2, LEAVING)

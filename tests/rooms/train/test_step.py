@@ -131,4 +131,4 @@ def test_more_parts_than_are_exchanged_are_refused(state):
     found = Totals.zero(1, torch.zeros(()))
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
     with pytest.raises(Fault, match=r"^the loss has 17 parts, at most 16 can be logged; let the objective name fewer$"):
-        found.share(World(), [], torch.tensor(0.0))
+        found.share(World())

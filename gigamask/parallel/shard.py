@@ -1,0 +1,104 @@
+"""Sharded training (FSDP2): each process keeps a part of the encoder's blocks, their gradients and their optimizer state.
+
+A block is gathered before it runs, forward and backward, and let go of behind it; its gradient is added up and each process keeps its part.
+What lies outside the blocks, 2 % of ViT-H, is whole everywhere, and its gradient is exchanged with the rest of a step (`train.step`). "fsdp" shares
+blocks out over all processes, "hsdp" over those of a machine, with the same parts on every machine (Zhao et al. 2023, arXiv 2304.11277).
+
+Processes meet at every block, so each must pass through the blocks equally often: see `pass_through`.
+
+Not here: which parameters are trained (`train.state`), checkpoints, which are whole whatever the sharding (`train.checkpoint`).
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from gigamask.faults import Fault
+from gigamask.parallel.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Parallel = Literal["ddp", "fsdp", "hsdp"]
+
+
+def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | None) -> None:
+    """Shares out the parameters of `encoder.blocks`, which are as they are to be already. Alone or with "ddp", all stay whole.
+
+    With `half` blocks are gathered and computed in that type, norms as well, and their gradients added up in float32.
+    """
+    if world.size == 1 or how == "ddp":
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    if how == "hsdp" and (world.nodes == 1 or world.size == world.nodes):
+        each = world.size // world.nodes
+        raise Fault(f"--parallel hsdp wants several machines with several processes each, here are {world.nodes} with {each}; give fsdp")
+    blocks, kind = encoder.get_submodule("blocks"), next(encoder.parameters()).device.type
+    shape, names = ((world.size,), ("shard",)) if how == "fsdp" else ((world.nodes, world.size // world.nodes), ("replicate", "shard"))
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
+    for block in blocks.children():
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    inside = set(blocks.parameters())  # parts, as they are by now
+    fully_shard(encoder, mesh=mesh, ignored_params={parameter for parameter in encoder.parameters() if parameter not in inside})
+    for block in blocks.children():
+        assert isinstance(block, FSDPModule)
+        # Sums travel, only the step divides.
+        block.set_gradient_divide_factor(1.0)
+        block.set_force_sum_reduction_for_comms(True)
+    # Nobody writes into the embedding, which an encoder may return as a view.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+def is_shared_out(tensor: Tensor | None) -> "TypeGuard[DTensor]":
+    """Tells whether this process has a part of a tensor only: a DTensor, whose module takes a second to import."""
+    return hasattr(tensor, "placements")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tells whether a part of the model is shared out."""
+    return any(map(is_shared_out, model.parameters()))
+
+
+def pass_through(model: nn.Module, run: Callable[[], Tensor]) -> None:
+    """Runs a sharded model for nothing: a process that has no data in turn still meets the others at every block. Gradients stay as they are."""
+    if is_sharded(model):
+        idle = run()
+        if idle.requires_grad:
+            (idle * 0).sum().backward()
+
+
+def mine(tensor: Tensor) -> Tensor:
+    """Returns this process's part of a tensor, itself where it is whole; both share their memory."""
+    return tensor.to_local() if is_shared_out(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Returns a tensor as it is over all processes, each of which must ask."""
+    return tensor.full_tensor() if is_shared_out(tensor) else tensor
+
+
+def like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Returns a whole tensor in the parts and on the device of a parameter; one of another shape, such as a count of steps, stays whole."""
+    tensor = tensor.to(parameter.device)
+    if is_shared_out(parameter) and tensor.shape == parameter.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return tensor
+
+
+def squares(gradients: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Returns the sum of squares of the shared-out ones among these, this process's part of the sum over all; zero where all are whole."""
+    total = like.new_zeros(())
+    for gradient in gradients:
+        if is_shared_out(gradient):
+            copies = math.prod(gradient.device_mesh.size(axis) for axis, kind in enumerate(gradient.placements) if kind.is_replicate())
+            total += gradient.to_local().square().sum() / copies
+    return total

@@ -1,0 +1,106 @@
+"""Several processes as docs/cluster.md has them: its torchrun line, its Slurm script, and one that hangs."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from gigamask.train import checkpoint
+from tests.journeys.pages import DOCS
+
+HERE = Path(__file__).resolve()
+LITTLE = f"{HERE.parents[1] / 'little.py'}:little"
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(HERE.parents[2])}
+PAGE = (DOCS / "cluster.md").read_text()
+
+
+def settled(line: str, scenes: Path, out: Path) -> str:
+    """Returns a command of the page with a small recipe, data that are there, and a folder of ours."""
+    line, count = re.subn(r"train sam_vit_b --data /sa1b --init \S+ --out \S+", f"train {LITTLE} --data {scenes} --out {out}", line)
+    assert count == 1
+    return line
+
+
+def test_the_line_for_one_machine(scenes, tmp_path):
+    export, line = (line.strip() for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun")))
+    line = settled(line, scenes, tmp_path / "run").replace("--nproc-per-node 8", "--nproc-per-node 2")
+    subprocess.run(["bash", "-c", f"{export}\n{line}"], env=ENVIRONMENT, check=True, timeout=120, capture_output=True)
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
+
+
+def test_the_slurm_script(scenes, tmp_path):
+    """With Slurm's commands played: two machines, which are this one, with a process each."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE, re.DOTALL)
+    script = settled(script, scenes, tmp_path / "run").replace(":29500", f":{free_port()}")
+    played = {"scontrol": 'echo localhost; echo "asked: $*" >&2', "srun": '"$@" & one=$!; "$@" & other=$!; wait $one && wait $other'}
+    for name, body in played.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17", "GPUS": "1"}
+    environment = {**ENVIRONMENT, **slurm, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "asked: show hostnames node[1-2]" in done.stderr
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+HANGING = """
+import os, sys, time
+from gigamask.cli import main
+from gigamask.train.watch import Watch
+if os.environ["RANK"] == "1":
+    record = Watch.record
+    def hang(self, step, *given):
+        record(self, step, *given)
+        if step == 3:
+            time.sleep(1000)
+    Watch.record = hang
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def both(*words: str) -> list[subprocess.Popen]:
+    """Starts two processes as torchrun does, without anybody who restarts them."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(words, env={**ENVIRONMENT, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+
+
+def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
+    """The other says what befell it, both where they stand; the same command ends as if nothing had been, up to rounding."""
+    words = ["train", LITTLE, "--data", str(scenes), "--steps", "6", "--save-every", "1", "--timeout-s", "6", "--batch", "4", "--micro", "2"]
+    hanging = both(sys.executable, "-c", HANGING, *words, "--out", str(tmp_path / "run"))
+    try:
+        said = hanging[0].communicate(timeout=60)[1]
+        assert hanging[0].returncode == 2
+        assert re.search(r"^gigamask: process 0 of 2 has lost another, or waited in vain for it \(.*\); run the same command", said, re.MULTILINE)
+        hanging[1].send_signal(signal.SIGKILL)
+        told = hanging[1].communicate()[1]
+    finally:
+        for process in hanging:
+            process.kill()
+    assert "in step\n" in said, "it stands in the step's exchange"
+    assert "in hang\n" in told, "the hanging one stands where it hangs"
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+    gigamask = str(BIN / "gigamask")
+    for out in ("run", "whole"):
+        for process in both(gigamask, *words, "--out", str(tmp_path / out)):
+            assert process.wait(60) == 0, process.stderr.read()
+            process.stderr.close()
+    ours, theirs = (load_file(checkpoint.newest(tmp_path / out) / checkpoint.MODEL) for out in ("run", "whole"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)

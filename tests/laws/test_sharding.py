@@ -1,0 +1,140 @@
+"""However many processes share a step, and whatever they share out: the parameters after three steps are those of one process, in float64."""
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import distributed
+
+from gigamask import arguments
+from gigamask.faults import Fault
+from gigamask.losses.mining import Hardest
+from gigamask.model.sam import Sam
+from gigamask.parallel.shard import is_shared_out, shard
+from gigamask.parallel.world import World, join, leave
+from gigamask.seams import Evaluator, Verdict
+from gigamask.train import checkpoint
+from gigamask.train.loop import train
+from gigamask.train.optim import MuonAdamW
+from gigamask.train.segmentation import Segmentation
+from tests.little import little
+from tests.ranks import launch_python
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Exact(Segmentation):
+    """A run in float64."""
+
+    def build(self) -> Sam:
+        return super().build().double()
+
+
+def exact() -> Exact:
+    """A batch of five in micro-batches of one: of two processes one has three images, of four one has two and the others an empty turn."""
+    run = little()
+    return Exact(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"recipe": f"{__file__}:exact", "batch": 5, "micro": 1})
+
+
+CASES = {
+    "ddp": {"parallel": "ddp"},
+    "fsdp": {"parallel": "fsdp"},
+    "hsdp": {"parallel": "hsdp"},
+    "recomputed": {"parallel": "fsdp", "recompute": 1},
+    "mined": {"parallel": "fsdp", "mining": Hardest(0.3)},
+    "frozen": {"parallel": "fsdp", "freeze": ("image_encoder.blocks.0", "prompt_encoder")},
+}
+
+
+@dataclass(frozen=True)
+class Measured(Evaluator):
+    """Notes what it is shown."""
+
+    every: int = 2
+
+    def run(self, model: Sam) -> Verdict:
+        assert not any(map(is_shared_out, model.parameters()))
+        return Verdict({"size": float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))}, "size")
+
+
+def case(folder: Path, scenes: Path, **changes):
+    run = replace(exact(), out=str(folder), data=(str(scenes),), steps=3, save_every=2, **changes)
+    arguments.save_run(run)
+    return run
+
+
+def by_ranks(folders: list[str]) -> None:
+    """What each process does: trains the run in every folder, and those in `on`, which have two steps behind them, to their end."""
+    world = join(os.environ, CPU)
+    try:
+        for folder in folders:
+            run, here = arguments.load_run(folder), world
+            if run.parallel == "hsdp":  # as if each half of the processes were on a machine of its own
+                half = world.size // 2
+                here = replace(world, node=world.rank // half, nodes=2)
+            sums, add = [], distributed.all_reduce
+            distributed.all_reduce = lambda *given, sums=sums, add=add, **named: (sums.append(1), add(*given, **named))[1]
+            state = train(run, here, watching=Measured)
+            distributed.all_reduce = add
+            shares = [is_shared_out(parameter) for parameter in state.model.parameters()]
+            assert any(shares) == (run.parallel != "ddp"), shares
+            if world.first:
+                (Path(folder) / "all_reduces").write_text(str(len(sums)))
+    finally:
+        leave(world)
+
+
+def kept(run) -> dict[str, np.ndarray]:
+    folder = checkpoint.newest(Path(run.out))
+    assert folder.name == "step_00000003"
+    return {name: array for file in (checkpoint.MODEL, checkpoint.OPTIMIZER) for name, array in load_file(folder / file).items()}
+
+
+def alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
+    assert ours.keys() == theirs.keys()
+    return all(ours[name].shape == theirs[name].shape and np.allclose(ours[name], theirs[name], rtol=0, atol=1e-10) for name in ours)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_train_what_one_trains(tmp_path, scenes, count):
+    """Also one that goes on alone where they stopped, and they where one stopped: what is kept is whole."""
+    names = [name for name in CASES if count == 4 or name not in ("hsdp", "frozen")]
+    runs = {name: case(tmp_path / name, scenes, **CASES[name]) for name in names}
+    on = case(tmp_path / "on", scenes, parallel="fsdp")
+    alone = {name: replace(run, out=str(tmp_path / f"{name}_alone")) for name, run in runs.items()}
+    for run in alone.values():
+        Path(run.out).mkdir()
+        train(run, watching=Measured)
+    shutil.copytree(Path(alone["fsdp"].out) / "checkpoints" / "step_00000002", Path(on.out) / "checkpoints" / "step_00000002")
+    script = "import sys; from tests.laws.test_sharding import by_ranks; by_ranks(sys.argv[1:])"
+    launch_python(count, script, *(run.out for run in runs.values()), on.out)
+    for name, run in runs.items():
+        assert alike(kept(alone[name]), kept(run)), name
+        best = checkpoint.verify(Path(run.out) / "checkpoints" / checkpoint.BEST)["score"]
+        assert best == pytest.approx(checkpoint.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"], rel=1e-12), name
+    assert alike(kept(alone["fsdp"]), kept(on))
+    assert (Path(runs["ddp"].out) / "all_reduces").read_text() == "3", "one for each step"
+    shutil.rmtree(Path(runs["fsdp"].out) / "checkpoints" / "step_00000003")
+    train(runs["fsdp"])
+    assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
+
+
+@pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])
+def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
+    encoder = little().build().image_encoder
+    with pytest.raises(
+        Fault, match=rf"^--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp$"
+    ):
+        shard(encoder, World(0, size, 0, nodes), "hsdp", half=None)
+
+
+def test_muon_wants_whole_matrices(monkeypatch):
+    monkeypatch.setattr("gigamask.parallel.shard.is_sharded", lambda model: True)
+    with pytest.raises(Fault, match=r"^Muon looks at whole matrices, which --parallel shares out; give --parallel ddp, or --optimizer adamw$"):
+        MuonAdamW().build(little().build())

@@ -1,0 +1,64 @@
+"""A run cannot be lost: whenever its process is killed, the same command goes on, and the end is that of a run nobody disturbed, bit for bit."""
+
+import multiprocessing
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.train import checkpoint
+from gigamask.train.loop import train
+from tests.laws.test_training import run_in, same
+
+KILLS = 30
+MOST_S = 120
+
+
+def go_on(run) -> None:
+    """What each process does."""
+    torch.set_num_threads(1)
+    train(run)
+
+
+def test_thirty_kills_at_any_moment(tmp_path, scenes):
+    """Also while it loads, saves or prunes: checkpoints are written after every update, and each process is killed soon after its first."""
+    steps, chance = 120, random.Random(0)
+    parts = {"steps": steps, "save_every": 1, "log_every": 100, "batch": 1, "sampler": LossWeighted(per_epoch=8)}
+    whole = train(run_in(tmp_path / "whole", scenes, **parts))
+    run = run_in(tmp_path / "killed", scenes, **parts)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.laws.test_survival", "torch._dynamo", "torch.utils.tensorboard"])
+    reached, deadline = [], time.monotonic() + MOST_S
+    for _ in range(KILLS):
+        process = context.Process(target=go_on, args=(run,))
+        process.start()
+        before = newest(run)
+        while newest(run) == before and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.1))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it was to be killed before its end; give it more steps"
+        reached.append(newest(run))
+    assert reached == sorted(reached)
+    assert 0 < reached[0] < reached[-1] < steps
+    assert same(whole, train(run))
+    assert not list((Path(run.out) / "checkpoints").glob(".*.part"))
+
+
+def newest(run) -> int:
+    """Returns the step of the newest checkpoint, 0 without any."""
+    found = checkpoint.complete(Path(run.out) / "checkpoints")
+    return int(found[-1].name[-8:]) if found else 0
+
+
+def test_a_killed_run_may_be_resumed_with_other_workers(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, steps=6, save_every=2)
+    whole = train(replace(run, out=str(tmp_path / "run")))
+    for folder in checkpoint.complete(tmp_path / "run" / "checkpoints")[1:]:
+        folder.rename(tmp_path / folder.name)
+    assert same(whole, train(replace(run, loading=replace(run.loading, workers=1))))
