@@ -35,7 +35,7 @@ from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Mining, Objective, Policy, Sampler
-from gigamask.train.optim import AdamW, MuonAdamW
+from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.run import Run, kinds
 from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 
@@ -78,7 +78,7 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     "policy": (Policy, {"interactive": InteractiveSchedule, "mixed": MixedPrompts, "two_sided": TwoSidedCorrection}),
     "objective": (Objective, {"masks": MaskObjective}),
     "mining": (Mining, {"none": EveryMask, "hardest": Hardest}),
-    "optimizer": (AdamW, {"adamw": AdamW, "muon": MuonAdamW}),
+    "optimizer": (AdamW, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
 }
 """What each part must be, and the names of ours."""

@@ -8,7 +8,7 @@ from gigamask.losses.objective import MaskObjective
 from gigamask.model import sizes
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.recipes.sam import sam_vit_h
-from gigamask.train.optim import AdamW
+from gigamask.train.optim import AdamW, AdamW8bit
 from gigamask.train.schedule import WarmupCosine
 from gigamask.train.segmentation import Loading, Segmentation
 
@@ -26,8 +26,9 @@ def mixed_prompts() -> Segmentation:
 def one_gpu() -> Segmentation:
     """SAM ViT-B on one GPU of 24 GB: `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`.
 
-    Batches of 16 in eight parts, at most 32 masks an image, every encoder block recomputed, focal loss with alpha .8. Its length is our choice:
-    1.44 million images, since the paper finds a million images nearly as good as all (section 7.6). Hours and memory: not measured.
+    Batches of 16 in eight parts, at most 32 masks an image, every encoder block recomputed, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss
+    with alpha .8. Its length is our choice: 1.44 million images, since the paper finds a million nearly as good as all (section 7.6). Hours and
+    memory: not measured.
     """
     return Segmentation(
         recipe="one_gpu",
@@ -39,7 +40,7 @@ def one_gpu() -> Segmentation:
         recompute=1,
         loading=Loading(max_masks=32, workers=4),
         objective=MaskObjective(alpha=0.8),
-        optimizer=AdamW(lr=1e-4, layer_decay=0.8),
+        optimizer=AdamW8bit(lr=1e-4, layer_decay=0.8),
         save_every=1000,
     )
 

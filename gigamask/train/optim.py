@@ -7,6 +7,7 @@ Not here: schedules (`train.schedule`), clipping and the update itself (`train.s
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,6 +63,24 @@ class AdamW:
 
 
 @dataclass(frozen=True)
+class AdamW8bit(AdamW):
+    """AdamW that keeps its two moments in 8 bits, in blocks with a scale of their own (Dettmers et al. 2022): 2 bytes a parameter instead of 8.
+
+    Tensors of less than 4,096 elements keep theirs in float32. From bitsandbytes, the extra `quant`.
+    """
+
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Returns bitsandbytes' AdamW8bit over the same groups."""
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise Fault("--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask[quant]', or give adamw")
+        import bitsandbytes
+
+        refuse_parts(model, "8-bit AdamW")
+        groups = self._groups(model, dict(model.named_parameters()))
+        return [bitsandbytes.optim.AdamW8bit(groups, lr=self.lr, betas=self.betas)] if groups else []
+
+
+@dataclass(frozen=True)
 class MuonAdamW(AdamW):
     """Muon for the matrices of linear layers, AdamW for all else: the same score in about half the steps on small models (docs/measurements.md)."""
 
@@ -74,11 +93,9 @@ class MuonAdamW(AdamW):
         """Returns Muon over the matrices that decay, and AdamW over the rest."""
         import torch
 
-        from gigamask.parallel.shard import is_sharded
         from gigamask.train.muon import Muon
 
-        if is_sharded(model):
-            raise Fault("Muon looks at whole matrices, which --parallel shares out; give --parallel ddp, or --optimizer adamw")
+        refuse_parts(model, "Muon")
         matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)}
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
         by_muon, by_adam = self._groups(model, matrices, self.muon_lr / self.lr), self._groups(model, others)
@@ -86,6 +103,14 @@ class MuonAdamW(AdamW):
             *([Muon(by_muon, self.muon_lr, self.momentum)] if by_muon else []),
             *([torch.optim.AdamW(by_adam, lr=self.lr, betas=self.betas, fused=True)] if by_adam else []),
         ]
+
+
+def refuse_parts(model: nn.Module, optimizer: str) -> None:
+    """Raises `Fault` where processes have parts of parameters, for an optimizer that cannot do with them."""
+    from gigamask.parallel.shard import is_sharded
+
+    if is_sharded(model):
+        raise Fault(f"{optimizer} wants whole parameters, which --parallel shares out; give --parallel ddp, or --optimizer adamw")
 
 
 def decays(name: str, ndim: int) -> bool:

@@ -84,23 +84,31 @@ class TrainState:
         return model
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Returns the optimizers' state as `{"key/parameter name": tensor}`."""
+        """Returns the optimizers' state as `{"key/parameter name": tensor}`; a whole number becomes one of int64."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         entries = [(names[p], entry) for optimizer in self.optimizers for p, entry in optimizer.state.items()]
-        return {f"{key}/{name}": value for name, entry in entries for key, value in entry.items()}
+        return {f"{key}/{name}": torch.tensor(value) if isinstance(value, int) else value for name, entry in entries for key, value in entry.items()}
 
     def load_optimizer(self, tensors: dict[str, Tensor], source: str) -> None:
-        """Puts back what `optimizer_tensors` returned; each optimizer's parameters must be in it with the same keys, and nothing else."""
+        """Puts back what `optimizer_tensors` returned; each optimizer's parameters must be in it with the same keys, and nothing else.
+
+        Small parameters of an 8-bit optimizer have fewer keys than large ones, which have a map from 8 bits.
+        """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         left = dict(tensors)
         missing = []
         for optimizer in self.optimizers:
             held = {names[p]: p for group in optimizer.param_groups for p in group["params"]}
-            keys = sorted({key for key, _, name in (entry.partition("/") for entry in tensors) if name in held})
+            entries = [(key, name) for key, _, name in (entry.partition("/") for entry in tensors) if name in held]
+            mapped = {name for key, name in entries if key == "qmap1"}
+            keys = {large: sorted({key for key, name in entries if (name in mapped) == large}) for large in (False, True)}
             for name, parameter in held.items():
-                missing += [f"{key}/{name}" for key in keys if f"{key}/{name}" not in left]
-                entry = {key: left.pop(f"{key}/{name}") for key in keys if f"{key}/{name}" in left}
-                optimizer.state[parameter] = {key: shard.like(value, parameter) for key, value in entry.items()}
+                wanted = keys[name in mapped]
+                missing += [f"{key}/{name}" for key in wanted if f"{key}/{name}" not in left]
+                entry = {key: left.pop(f"{key}/{name}") for key in wanted if f"{key}/{name}" in left}
+                optimizer.state[parameter] = {
+                    key: int(value) if value.dtype == torch.int64 else shard.like(value, parameter) for key, value in entry.items()
+                }
         if odd := [*missing, *left]:
             raise Fault(
                 f"{source}: {len(odd)} optimizer entries are missing or unknown, the first is {odd[0]}; "

@@ -20,7 +20,7 @@ from gigamask.parallel.world import World, join, leave
 from gigamask.seams import Evaluator, Verdict
 from gigamask.train import checkpoint
 from gigamask.train.loop import train
-from gigamask.train.optim import MuonAdamW
+from gigamask.train.optim import AdamW8bit, MuonAdamW
 from gigamask.train.segmentation import Segmentation
 from tests.little import little
 from tests.ranks import launch_python
@@ -134,7 +134,8 @@ def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
         shard(encoder, World(0, size, 0, nodes), "hsdp", half=None)
 
 
-def test_muon_wants_whole_matrices(monkeypatch):
+@pytest.mark.parametrize(("optimizer", "name"), [(MuonAdamW(), "Muon"), (AdamW8bit(), "8-bit AdamW")])
+def test_some_optimizers_want_whole_parameters(monkeypatch, optimizer, name):
     monkeypatch.setattr("gigamask.parallel.shard.is_sharded", lambda model: True)
-    with pytest.raises(Fault, match=r"^Muon looks at whole matrices, which --parallel shares out; give --parallel ddp, or --optimizer adamw$"):
-        MuonAdamW().build(little().build())
+    with pytest.raises(Fault, match=rf"^{name} wants whole parameters, which --parallel shares out; give --parallel ddp, or --optimizer adamw$"):
+        optimizer.build(little().build())

@@ -1,11 +1,17 @@
+import importlib.util
+from dataclasses import replace
+
 import pytest
 import torch
 
+from gigamask.faults import Fault
 from gigamask.model.sizes import vit_b
 from gigamask.model.start import build
+from gigamask.train.loop import train
 from gigamask.train.muon import Muon, orthogonalise
-from gigamask.train.optim import AdamW, MuonAdamW, decays, layer_of
+from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW, decays, layer_of
 from gigamask.train.state import freeze
+from tests.laws.test_training import run_in, same
 from tests.little import SPEC
 
 
@@ -101,3 +107,40 @@ def test_a_frozen_part_has_no_rate_and_no_decay():
     groups = [group for optimizer in MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model) for group in optimizer.param_groups]
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.mask_decoder.parameters()}
     assert {round(group["lr_scale"], 9) for group in groups} == {1.0, round(0.02 / 8e-4, 9)}, "depth counts all layers, also frozen ones"
+
+
+def updated(optimizer, steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    """Returns a layer of 65,536 weights after some steps on the same random gradients."""
+    layer, chance = torch.nn.Linear(256, 256), torch.Generator().manual_seed(0)
+    torch.nn.init.zeros_(layer.weight)
+    (built,) = optimizer.build(layer)
+    for _ in range(steps):
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=chance)
+        built.step()
+    return layer, built
+
+
+def test_eight_bits_hold_the_moments_in_a_quarter_and_move_as_adamw_does():
+    (ours, built), (theirs, _) = (updated(kind(lr=1e-3, weight_decay=0.0), 20) for kind in (AdamW8bit, AdamW))
+    held = sum(value.nbytes for key, value in built.state[ours.weight].items() if torch.is_tensor(value) and not key.startswith("qmap"))
+    assert 2 < held / ours.weight.numel() < 2.1
+    apart = (ours.weight - theirs.weight).detach().norm() / theirs.weight.detach().norm()
+    assert float(apart) < 0.05
+
+
+def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
+    """The embedding's 3 x 3 kernel is large enough for 8 bits at this width, most of the rest is not."""
+    parts = {"model": replace(SPEC, embedding_dim=32), "optimizer": AdamW8bit(lr=1e-3), "save_every": 3}
+    whole = train(run_in(tmp_path / "whole", scenes, steps=6, **parts))
+    kinds = {key.partition("/")[0] for key in whole.optimizer_tensors()}
+    assert {"state1", "state2", "qmap1", "absmax1", "step"} <= kinds
+    run = run_in(tmp_path / "again", scenes, steps=3, **parts)
+    train(run)
+    assert same(whole, train(replace(run, steps=6)))
+
+
+def test_eight_bits_want_bitsandbytes(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Fault, match=r"^--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask\[quant\]', or"):
+        AdamW8bit().build(build(SPEC, 0))
