@@ -27,6 +27,7 @@ from gigamask.model.sam import Sam
 from gigamask.model.sizes import MaeSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device
+from gigamask.parallel.ranges import marked
 from gigamask.samplers.ledger import Book
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
@@ -36,6 +37,7 @@ MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors
 BEST = "best"
 
 
+@marked("save")
 def save(state: TrainState, run: Run) -> Path:
     """Writes the state under `run.out/checkpoints`, removes all but the newest `run.keep` and the best, and returns the new folder."""
     folder = Path(run.out) / "checkpoints"

@@ -14,6 +14,7 @@ from gigamask.contracts import Batch, Terms
 from gigamask.losses.reconstruction import patches_of, reconstruction
 from gigamask.model.mae import Mae
 from gigamask.parallel.precision import casting
+from gigamask.parallel.ranges import marked
 from gigamask.seams import Task
 
 
@@ -27,7 +28,7 @@ class MaeTask(Task):
         images = batch.images
         if not len(images):
             return
-        with casting(self.precision, images.device):
+        with marked("forward"), casting(self.precision, images.device):
             guess = model(images, batch.input_sizes, batch.draws.patches)
         truth = patches_of(guess.pixels, model.spec.patch)
         by_image = reconstruction(guess.patches, truth, guess.scored, model.spec.normalise_pixels)

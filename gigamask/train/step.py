@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gigamask.contracts import Batch, Terms
 from gigamask.faults import Fault
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.hardest import mine
@@ -56,6 +57,7 @@ class Totals:
         self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
         self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
 
+    @marked("exchange")
     def share(self, world: World, gradients: Sequence[Tensor], stopping: Tensor) -> None:
         """Adds up what all processes have; the names of the sums are those that this process knows."""
         if len(self.sums) > MOST_PARTS:
@@ -108,12 +110,14 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals)
 
     for terms in task.terms(model, batch, cut):
         if terms.loss.requires_grad:  # all that a piece depends on may be frozen
-            terms.loss.backward()
+            with marked("backward"):
+                terms.loss.backward()
         totals.add(terms, batch)
         del terms
     for whole, leaf in cuts:
         if leaf.grad is not None:
-            whole.backward(leaf.grad)
+            with marked("encoder backward"):
+                whole.backward(leaf.grad)
 
 
 def step(

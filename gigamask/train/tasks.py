@@ -16,6 +16,7 @@ from gigamask.contracts import Batch, Draws, Prediction, Prompts, Terms, Truth
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.precision import casting
+from gigamask.parallel.ranges import making, marked
 from gigamask.prompts.rounds import play
 from gigamask.seams import Mining, Objective, Policy, Task
 
@@ -37,15 +38,18 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
 
     def terms(self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
-        device = batch.images.device
-        masks = len(batch.mask_image)
-        if not masks:
+        if not len(batch.mask_image):
             return
         # What is frozen is not thinned either.
         learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
-        with casting(self.precision, device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+        with marked("encode"), casting(self.precision, batch.images.device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             encoded = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path if learns else None)
         embedding = cut(encoded if encoded.dtype != torch.bfloat16 else encoded.float())  # eleven rounds of gradients meet here
+        yield from making("rounds", self._rounds(model, batch, embedding))
+
+    def _rounds(self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]) -> Iterator[Terms]:
+        """Yields the terms of one round after the other, a few masks at a time."""
+        masks = len(batch.mask_image)
         for start in range(0, masks, self.masks_at_once):
             part = slice(start, min(start + self.masks_at_once, masks))
             image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
