@@ -4,7 +4,7 @@ Not here: what a step does (`train.step`), where batches come from (`train.feed`
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from gigamask.train.guard import Guard
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
-from gigamask.train.watch import Watch
+from gigamask.train.watch import Meter, Watch
 
 
 def train(
@@ -29,11 +29,12 @@ def train(
     other_order: bool = False,
     begun: Callable[[], object] = lambda: None,
     watching: Callable[[], Evaluator | None] = lambda: None,
+    meters: Callable[[int, torch.device], Sequence[Meter]] = lambda done, device: (),
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
     `other_order` lets a run go on whose data have changed. The first process calls `watching` once the run folder is its own, for what evaluates the
-    model in between, and `begun` when all is ready; it alone evaluates.
+    model in between, and `begun` when all is ready; it alone evaluates. Every process calls `meters` with the updates done, where some are left.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
@@ -47,7 +48,7 @@ def train(
             return state
         task = run.task(device)
         state.model.train()
-        with Watch(run, state.step, device, world.first) as watch:
+        with Watch(run, state.step, device, world.first, meters(state.step, device)) as watch:
             guard = Guard(run, watch)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples
