@@ -156,12 +156,10 @@ class Profile:
         for look in seen:
             yield f"| {look.step} | {look.ms:.1f} | {' | '.join(in_bytes(look.held[kind]) for kind in kinds)} |"
         now = tensors()
-        yield f"\nTensors that Python holds: {self._tensors.total()} before the first of these steps, {now.total()} behind the last."
         more = [(count, kind) for kind, count in (now - self._tensors).most_common(MOST_TENSORS) if count >= steps]
-        if more:
-            yield " One or more of a kind stayed of every step:\n"
-            yield from ("| more | kind |", "|---|---|")
-            yield from (f"| {count} | {kind} |" for count, kind in more)
+        stayed = ". Of each step one or more of these stayed:\n\n| more | kind |\n|---|---|" if more else ""
+        yield f"\nTensors that Python holds: {self._tensors.total()} before the first of these steps, {now.total()} behind the last{stayed}"
+        yield from (f"| {count} | {kind} |" for count, kind in more)
 
 
 def held(device: torch.device) -> dict[str, int]:

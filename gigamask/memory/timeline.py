@@ -1,6 +1,6 @@
 """From a time line to tables: the trace of some steps as `torch.profiler` writes it enters, what parts of a step and operators took leaves.
 
-torch has tables of its own, but takes some ten times as long for them, and a gigabyte for three small steps.
+torch has tables of its own, but takes several times as long for them, and twice the memory (docs/measurements.md).
 
 Not here: how a trace is made (`memory.profiler`), where the parts of a step are marked (`parallel.ranges`).
 """

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from gigamask.cli import main
 from gigamask.train import checkpoint
+from tests.journeys.pages import commands
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
@@ -74,20 +75,21 @@ def test_what_mining_and_evaluation_do_has_parts_of_its_own(scenes, tmp_path):
     assert {"mining", "mining / encode", "mining / rounds", "evaluation"} < set(parts(out))
 
 
-def test_a_pre_training_is_profiled_too(scenes, tmp_path):
-    out = tmp_path / "mae"
-    assert main(["pretrain", "mae_tiny", *SHORT, "--data", str(scenes), "--out", str(out), "--steps", "5", "--profile", "2"]) == 0
-    assert parts(out) == ["load wait", "forward", "backward", "exchange", "optimizer", "save", "everything else"]
-    assert {"step 4", "step 5"} < ranges(out)
-
-
-def test_a_run_is_profiled_where_it_is_resumed_and_not_where_it_is_over(scenes, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert train("--data", scenes, "--out", out, "--steps", 2) == 0
-    assert main(["train", "--resume", str(out), "--steps", "4", "--profile", "9"]) == 0
-    assert "profiled step 4, not 9: training had no more; in " in capsys.readouterr().err
-    assert main(["train", "--resume", str(out), "--steps", "4", "--profile", "9"]) == 0
-    assert f"--profile 9: no step of {out} is left to profile; give more --steps, or another --out\n" in capsys.readouterr().out
+def test_every_command_of_the_page_runs_and_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for data in ("shards", "photos"):
+        (tmp_path / data).symlink_to(scenes)
+    begin, resume, pretrain = commands("profile.md")
+    assert train(*begin[2:], "--steps", 4) == 0
+    assert "profiled step 4, not 5: training had no more; in runs/mine/profile: " in capsys.readouterr().err
+    assert main([*resume, "--steps", "6"]) == 0
+    assert "profiled step 6, not 5: training had no more; in runs/mine/profile: " in capsys.readouterr().err
+    assert "step 6" in ranges(Path("runs/mine"))
+    assert main([*resume, "--steps", "6"]) == 0
+    assert "--profile 5: no step of runs/mine is left to profile; give more --steps, or another --out\n" in capsys.readouterr().out
+    assert main([*pretrain[:2], *SHORT, *pretrain[2:], "--steps", "5"]) == 0
+    assert {"step 4", "step 5"} < ranges(Path("runs/mae"))
+    assert parts(Path("runs/mae")) == ["load wait", "forward", "backward", "exchange", "optimizer", "save", "everything else"]
 
 
 @pytest.mark.parametrize(
