@@ -82,6 +82,8 @@ class RunFlags:
     """print the whole configuration and leave"""
     json: str | None = None
     """file for what was printed, as data"""
+    profile: int | None = None
+    """updates to profile, behind the first three; what they took is written to the folder profile of --out (docs/profile.md)"""
 
 
 @dataclass(frozen=True)

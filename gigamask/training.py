@@ -24,8 +24,11 @@ from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 from gigamask.train.segmentation import Segmentation
 
 if TYPE_CHECKING:
+    import torch
+
     from gigamask.parallel.world import World
     from gigamask.train.state import TrainState
+    from gigamask.train.watch import Meter
 
 STAGES = ("mae", "decoder", "joint")
 PRETRAINED = ("patch_embed", "pos_embed", "blocks")
@@ -46,6 +49,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
         return None, {}
     flags = arguments.parse_train(words, verb)
     arguments.check_json(flags.json)
+    at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
     kind = Pretraining if verb == "pretrain" else Segmentation
     if not isinstance(flags.run, kind):
         other = "train" if verb == "pretrain" else "pretrain"
@@ -68,7 +72,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
                 print(f"stage {number + 1} of {len(runs)}: {what}", flush=True)
             if later:
                 continue
-            state = train_one(run, changed, world, flags.allow_other_order)
+            state = train_one(run, changed, world, flags.allow_other_order, flags.profile)
             if state.step < run.steps or state.stopping:
                 break
     finally:
@@ -118,9 +122,11 @@ def told(done: dict[str, Any], staged: bool, encoder_only: bool) -> str:
     return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {act}"
 
 
-def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool) -> TrainState:
-    """Trains one run; `changed` is what differs from the configuration in its folder."""
+def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool, profile: int | None = None) -> TrainState:
+    """Trains one run and looks for leaks of memory; `changed` is what differs from the configuration in its folder, `profile` steps to profile."""
     from gigamask.evaluate.progress import Progress
+    from gigamask.memory.leaks import Leaks
+    from gigamask.memory.profiler import Profile
     from gigamask.train.loop import train
 
     def begun() -> None:
@@ -128,12 +134,25 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
             print(f"--{name} was {before} and is {now} from here on", flush=True)
         arguments.save_run(run)
 
+    left: list[int] = []
+
+    def meters(done: int, device: torch.device) -> list[Meter]:
+        left.append(run.steps - done)
+        found: list[Meter] = [Leaks(run.log_every, run.steps, device).look] if world.first else []
+        if profile is not None:
+            rank = world.rank if world.size > 1 else None
+            found.append(Profile(Path(run.out) / "profile", profile, done, run.steps, device, rank).look)
+        return found
+
     try:
-        return train(run, world, other_order, begun, lambda: Progress.of(run, world) if isinstance(run, Segmentation) else None)
+        state = train(run, world, other_order, begun, lambda: Progress.of(run, world) if isinstance(run, Segmentation) else None, meters)
     except Fault:
         if world.first:
             leave_nothing(run.out)
         raise
+    if profile is not None and world.first and not left:
+        print(f"--profile {profile}: no step of {run.out} is left to profile; give more --steps, or another --out", flush=True)
+    return state
 
 
 def leave_nothing(out: str) -> None:

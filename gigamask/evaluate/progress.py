@@ -28,6 +28,7 @@ from gigamask.draws import draw
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, Scene, look, score_group, scored
 from gigamask.faults import BadSample, Fault
 from gigamask.model.sam import Sam
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.seams import Evaluator, Verdict
 from gigamask.train.segmentation import Segmentation
@@ -92,6 +93,7 @@ class Progress(Evaluator):
                 told.append(str(bad))
         raise _unreadable(told)
 
+    @marked("evaluation")
     def run(self, model: Sam) -> Verdict:
         """Returns the scores as shares of 1, and what should worry; raises `Fault` when no image can be read."""
         training = model.training

@@ -15,10 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gigamask.contracts import Batch
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.seams import Mining, Task
 
 
+@marked("mining")
 def mine(
     task: Task, mining: Mining, model: nn.Module, batches: Sequence[Batch], batch: int, world: World
 ) -> tuple[list[Batch], Float[Tensor, "batch"]]:

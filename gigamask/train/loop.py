@@ -4,7 +4,7 @@ Not here: what a step does (`train.step`), where batches come from (`train.feed`
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from gigamask.train.run import Run
 from gigamask.train.saver import Saver
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
-from gigamask.train.watch import Watch
+from gigamask.train.watch import Meter, Watch
 
 STACKS_AT = 0.9
 """Processes write where they stand when so much of the time is over that they wait for one that hangs."""
@@ -33,11 +33,12 @@ def train(
     other_order: bool = False,
     begun: Callable[[], object] = lambda: None,
     watching: Callable[[], Evaluator | None] = lambda: None,
+    meters: Callable[[int, torch.device], Sequence[Meter]] = lambda done, device: (),
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
     `other_order` lets a run go on whose data have changed. Once the run folder is the first process's own, each calls `watching`, for what evaluates
-    the model in between; the first calls `begun` when all is ready.
+    the model in between; the first calls `begun` when all is ready. Each calls `meters` with the updates done, where some are left.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
@@ -53,7 +54,7 @@ def train(
         task = run.task(device)
         state.model.train()
         with (
-            Watch(run, state.step, device, world.first) as watch,
+            Watch(run, state.step, device, world.first, meters(state.step, device)) as watch,
             Saver(run, watch.say, world) as saver,
             world.watched(STACKS_AT * run.timeout_s) as watched,
         ):

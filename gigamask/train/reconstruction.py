@@ -13,6 +13,7 @@ from gigamask.contracts import Batch, Terms
 from gigamask.losses.reconstruction import patches_of, reconstruction
 from gigamask.model.mae import Guess, Mae
 from gigamask.parallel.precision import Precision, casting
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.shard import pass_through
 from gigamask.seams import Task
 
@@ -42,5 +43,5 @@ class MaeTask(Task):
         )
 
     def _guess(self, model: Mae, images: Tensor, input_sizes: Tensor, uniforms: Tensor) -> Guess:
-        with casting(self.precision, images.device):
+        with marked("forward"), casting(self.precision, images.device):
             return model(images, input_sizes, uniforms)

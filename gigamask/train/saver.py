@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.shard import is_sharded
 from gigamask.parallel.world import World
 from gigamask.train import checkpoint
@@ -44,6 +45,7 @@ class Saver:
             self.wait()
         return self._failed_s is not None and time.monotonic() - self._failed_s >= RETRY_S
 
+    @marked("save")
     def save(self, state: TrainState) -> None:
         """Copies the state and begins to write it, when what was being written is done."""
         self.wait()

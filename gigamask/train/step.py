@@ -20,6 +20,7 @@ from torch import Tensor
 from gigamask.contracts import Batch, Terms
 from gigamask.faults import Fault
 from gigamask.parallel import shard
+from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.seams import Task
 from gigamask.train.hardest import mine
@@ -57,6 +58,7 @@ class Totals:
         self.losses[batch.places] += torch.where(of_image, terms.by_mask.detach(), 0.0).sum(1, dtype=self.losses.dtype)
         self.terms[batch.places] += of_image.sum(1, dtype=self.terms.dtype)
 
+    @marked("exchange")
     def share(self, world: World, *others: Tensor) -> None:
         """Adds up what all processes have, `others` as well; the names of the sums are those that this process knows."""
         if len(self.sums) > MOST_PARTS:
@@ -110,12 +112,14 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals,
 
     for terms in task.terms(model, batch, cut):
         if terms.loss.requires_grad:  # all that a piece depends on may be frozen
-            (terms.loss if scale == 1 else terms.loss * scale).backward()
+            with marked("backward"):
+                (terms.loss if scale == 1 else terms.loss * scale).backward()
         totals.add(terms, batch)
         del terms
     for whole, leaf in cuts:
         if leaf.grad is not None:
-            whole.backward(leaf.grad)
+            with marked("encoder backward"):
+                whole.backward(leaf.grad)
 
 
 def step(

@@ -15,6 +15,7 @@ from gigamask.contracts import Batch, Draws, Prediction, Prompts, Terms, Truth
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.precision import Precision, casting
+from gigamask.parallel.ranges import making, marked
 from gigamask.parallel.shard import pass_through
 from gigamask.prompts.rounds import play
 from gigamask.seams import Mining, Objective, Policy, Task
@@ -37,14 +38,18 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
 
     def terms(self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
-        masks = len(batch.mask_image)
-        if not masks:
+        if not len(batch.mask_image):
             side = model.spec.input_side
             blank, size = batch.images.new_zeros(1, 3, side, side), batch.input_sizes.new_full((1, 2), side)
             pass_through(model, lambda: self._encode(model, blank, size, None))
             return
         encoded = self._encode(model, batch.images, batch.input_sizes, batch.draws.drop_path)
         embedding = cut(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))  # eleven rounds of gradients meet here
+        yield from making("rounds", self._rounds(model, batch, embedding))
+
+    def _rounds(self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]) -> Iterator[Terms]:
+        """Yields the terms of one round after the other, a few masks at a time."""
+        masks = len(batch.mask_image)
         for start in range(0, masks, self.masks_at_once):
             part = slice(start, min(start + self.masks_at_once, masks))
             image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
@@ -56,7 +61,7 @@ class SamTask(Task):
     def _encode(self, model: Sam, images: Tensor, input_sizes: Tensor, drop_path: Tensor | None) -> Float[Tensor, "B C E E"]:
         """Returns the embedding; what is frozen computes no gradient, and is not thinned either."""
         learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
-        with casting(self.precision, images.device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+        with marked("encode"), casting(self.precision, images.device), torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             return model.encode(images, input_sizes, drop_path if learns else None)
 
     def pose(self, batch: Batch, part: slice, low_side: int) -> tuple[Truth, Draws]:

@@ -11,30 +11,35 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gigamask.data import footprint
+from gigamask.parallel.ranges import marked
 from gigamask.seams import Verdict
 from gigamask.train.run import Run
 
 Batches = TypeVar("Batches")
+Meter = Callable[[int, bool], Iterable[tuple[str, dict[str, Any]]]]
+"""Looks on from outside. Called with the number of updates done before each next one, and with True behind the last, however a training ends; returns
+lines to say, and what metrics.jsonl is told of each, nothing where that is empty."""
 
 
 class Watch:
     """Shows and keeps the records of a run; a context manager. Of several processes one does, the others only note what is theirs alone."""
 
-    def __init__(self, run: Run, first_step: int, device: torch.device, shown: bool = True) -> None:
+    def __init__(self, run: Run, first_step: int, device: torch.device, shown: bool = True, meters: Sequence[Meter] = ()) -> None:
         self._run = run
         self._shown = shown
         self._device = device
-        self._first = first_step
+        self._first = self._done = first_step
+        self._meters = meters
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -55,13 +60,16 @@ class Watch:
         """Yields the batches and notes how long each was waited for."""
         iterator = iter(batches)
         while True:
+            self._look()
             asked_s = time.perf_counter()
-            batch = next(iterator)
+            with marked("load wait"):
+                batch = next(iterator)
             self._waited_s = time.perf_counter() - asked_s
             yield batch
 
     def record(self, step: int, images: int, record: dict[str, float]) -> None:
         """Takes the record of finished update number `step` (from 1), made of so many images."""
+        self._done = step
         if not self._shown:
             return
         now_s = time.perf_counter()
@@ -72,9 +80,8 @@ class Watch:
         self._progress.update(self._bar, completed=step, figures=figures)
         if step % self._run.log_every and step != self._run.steps:
             return
-        loaders = footprint.of_children().values()
-        if loaders:
-            record["loader_mb"] = max(each.written for each in loaders) / 1e6
+        if loaders := footprint.written_by_children():
+            record["loader_mb"] = max(loaders.values()) / 1e6
         self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
         if self._board:
             for name, value in record.items():
@@ -107,15 +114,28 @@ class Watch:
         """Prints a line above the progress bar."""
         self._progress.console.print(message, highlight=False, soft_wrap=True, markup=False)
 
+    def _look(self, over: bool = False) -> None:
+        """Lets the meters look, and tells what they find; the time that takes is not that of a step."""
+        began_s = time.perf_counter()
+        for meter in self._meters:
+            for line, noted in meter(self._done, over):
+                if noted:
+                    self.note({"step": self._done, **noted})
+                self.say(line)
+        self._last_s += time.perf_counter() - began_s
+
     def __enter__(self) -> "Watch":
         self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
-        self._file.close()
-        if self._board:
-            self._board.close()
+        try:
+            self._look(over=True)
+        finally:
+            self._progress.stop()
+            self._file.close()
+            if self._board:
+                self._board.close()
 
 
 def _tensorboard(folder: Path):

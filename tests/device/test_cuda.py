@@ -3,6 +3,7 @@
 Skips, and says so, where there is no device: run `pytest -m gpu -rs tests/device` where there is one.
 """
 
+import gzip
 from dataclasses import fields, replace
 from typing import Literal
 
@@ -14,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gigamask import arguments
 from gigamask.contracts import Batch, Draws
 from gigamask.geometry.runs import Runs, dense
+from gigamask.memory import timeline
+from gigamask.memory.profiler import Profile
 from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
 from gigamask.model.sizes import SamSpec
 from gigamask.model.start import build
@@ -30,7 +33,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available(),
-        reason="no CUDA device: equality with the CPU, flash attention, waiting, peak memory and pinning on a GPU are not checked",
+        reason="no CUDA device: equality with the CPU, flash attention, waiting, peak memory, pinning and profiles on a GPU are not checked",
     ),
 ]
 
@@ -225,3 +228,23 @@ def test_a_run_is_resumed_on_the_device(run):
     assert all(tensor.is_cuda for tensor in entries.values())
     assert {float(tensor) for name, tensor in entries.items() if name.startswith("step/")} == {4.0}
     assert all(tensor.isfinite().all() for tensor in state.model.state_dict().values())
+
+
+def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_path):
+    """Backward passes launch from threads of their own; copies to the device are in no part."""
+    told = []
+
+    def meters(done, device):
+        profile = Profile(tmp_path, 2, done, run.steps, device)
+        return [lambda done, over: told.extend(line for line, _ in profile.look(done, over)) or ()]
+
+    train(replace(run, steps=6), meters=meters)
+    assert len(told) == 1
+    assert told[0].startswith("profiled ")
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["allocator.txt", "memory.pickle", "profile.md", "trace.json.gz"]
+    parts, operators = timeline.read(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()), 2)
+    took = {each.name: each.gpu_ms for each in parts}
+    assert all(took[part] > 0 for part in ("encode", "rounds", "backward", "encoder backward", "optimizer"))
+    assert took["backward"] > took["exchange"]
+    assert sum(each.gpu_ms for each in operators) == pytest.approx(sum(took.values()))
+    assert next(each.gpu_ms for each in operators if each.name == "aten::addmm") > 0

@@ -36,6 +36,38 @@ def check_written() -> None:
     assert footprint.of(os.getpid()).written < during.written - 35 * MB
 
 
+def test_what_the_allocator_keeps_is_written_but_not_in_use(fresh):
+    fresh(check_in_use)
+
+
+def check_in_use() -> None:
+    """The last array keeps the heap from shrinking."""
+    before_written, before = footprint.written(), footprint.in_use()
+    held = [np.ones(1000, np.uint8) for _ in range(40_000)]
+    assert 39 * MB < footprint.in_use() - before < 50 * MB
+    del held[:-1]
+    assert footprint.written() - before_written > 30 * MB
+    assert footprint.in_use() - before < 5 * MB
+
+
+def test_where_the_c_library_does_not_say_what_it_keeps_all_is_in_use(monkeypatch):
+    monkeypatch.setattr(footprint.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(footprint, "written", lambda: 70 * MB)
+    assert footprint.in_use() == 70 * MB
+    monkeypatch.setattr(footprint, "written", lambda: None)
+    assert footprint.in_use() is None
+
+
+def test_what_is_written_is_read_alone_and_without_proc_what_is_resident_stands_for_it(monkeypatch, tmp_path):
+    alone, among = footprint.written(), footprint.of(os.getpid())
+    assert abs(alone - among.written) < 5 * MB
+    assert footprint.written(2**22 + 1) is None  # above the largest process id
+    monkeypatch.setattr(footprint, "PROC", tmp_path / "none")
+    resident = footprint.written()
+    assert abs(resident - among.resident) < 5 * MB
+    assert footprint.written(2**22 + 1) is None
+
+
 def test_what_is_only_mapped_does_not_count(fresh, tmp_path):
     fresh(check_mapped, tmp_path)
 
@@ -78,12 +110,13 @@ def test_children_are_seen_while_they_live(monkeypatch, tmp_path):
     seen = footprint.of_children()
     assert list(seen) == [process.pid]
     assert seen[process.pid].written > 30 * MB
+    assert footprint.written_by_children() == {process.pid: seen[process.pid].written}
     monkeypatch.setattr(footprint, "PROC", tmp_path)
-    assert footprint.of_children() == {}
+    assert footprint.of_children() == footprint.written_by_children() == {}
     monkeypatch.undo()
     here.send(None)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert footprint.of(process.pid) is None
+    assert footprint.of(process.pid) is footprint.written(process.pid) is None
     process.join()
     assert footprint.of_children() == {}
     assert footprint.of(process.pid) is None
