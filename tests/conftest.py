@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import beartype  # noqa: F401
+import hypothesis
 import msgspec  # noqa: F401
 import pytest
 import rich.progress  # noqa: F401
@@ -19,6 +20,8 @@ import yaml  # noqa: F401
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("untimed", deadline=None)  # what a busy machine takes longer for is not wrong
+hypothesis.settings.load_profile("untimed")
 
 # Modules that a recipe is made of import torch for annotations only, under TYPE_CHECKING; here those imports happen, so that beartype can check them.
 # Other packages are imported above, before the flag is set: theirs are not meant to happen.
