@@ -36,9 +36,7 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    if how == "hsdp" and (world.nodes == 1 or world.size == world.nodes):
-        each = world.size // world.nodes
-        raise Fault(f"--parallel hsdp wants several machines with several processes each, here are {world.nodes} with {each}; give fsdp")
+    check(how, world.nodes, world.size // world.nodes)
     blocks, kind = encoder.get_submodule("blocks"), next(encoder.parameters()).device.type
     shape, names = ((world.size,), ("shard",)) if how == "fsdp" else ((world.nodes, world.size // world.nodes), ("replicate", "shard"))
     mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
@@ -54,6 +52,12 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
         block.set_force_sum_reduction_for_comms(True)
     # Nobody writes into the embedding, which an encoder may return as a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+def check(how: Parallel, nodes: int, each: int) -> None:
+    """Raises `Fault` where so many machines with so many processes each leave "hsdp" nothing to copy or nothing to share."""
+    if how == "hsdp" and 1 in (nodes, each):
+        raise Fault(f"--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp")
 
 
 def is_shared_out(tensor: Tensor | None) -> "TypeGuard[DTensor]":

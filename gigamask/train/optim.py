@@ -8,9 +8,10 @@ Not here: schedules (`train.schedule`), clipping and the update itself (`train.s
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.faults import Fault
 
@@ -38,6 +39,8 @@ class AdamW:
     """factor of the image encoder's learning rate"""
     clip_norm: float | None = 1.0
     """largest global gradient norm; None is off"""
+    shared_out: ClassVar[bool] = True
+    """whether it can do with parts of parameters, as --parallel fsdp and hsdp leave to each process"""
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Returns a fused AdamW whose groups carry `lr_scale`, what the scheduled learning rate is multiplied by."""
@@ -69,15 +72,20 @@ class AdamW8bit(AdamW):
     Tensors of less than 4,096 elements keep theirs in float32. From bitsandbytes, the extra `quant`.
     """
 
+    shared_out: ClassVar[bool] = False
+
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Returns bitsandbytes' AdamW8bit over the same groups."""
         if importlib.util.find_spec("bitsandbytes") is None:
             raise Fault("--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask[quant]', or give adamw")
         import bitsandbytes
 
-        refuse_parts(model, "8-bit AdamW")
         groups = self._groups(model, dict(model.named_parameters()))
         return [bitsandbytes.optim.AdamW8bit(groups, lr=self.lr, betas=self.betas)] if groups else []
+
+    def state_bytes(self, numel: int) -> int:
+        """Returns what is kept of a parameter of so many elements: with 8 bits a float32 scale for every 256."""
+        return 8 * numel if numel < 4096 else 2 * (numel + 4 * math.ceil(numel / 256))
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class MuonAdamW(AdamW):
     """peak learning rate of the matrices; the schedule and the layer decay apply to it as well"""
     momentum: float = 0.95
     """Muon's momentum"""
+    shared_out: ClassVar[bool] = False
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Returns Muon over the matrices that decay, and AdamW over the rest."""
@@ -95,7 +104,6 @@ class MuonAdamW(AdamW):
 
         from gigamask.train.muon import Muon
 
-        refuse_parts(model, "Muon")
         matrices = {name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)}
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
         by_muon, by_adam = self._groups(model, matrices, self.muon_lr / self.lr), self._groups(model, others)
@@ -103,14 +111,6 @@ class MuonAdamW(AdamW):
             *([Muon(by_muon, self.muon_lr, self.momentum)] if by_muon else []),
             *([torch.optim.AdamW(by_adam, lr=self.lr, betas=self.betas, fused=True)] if by_adam else []),
         ]
-
-
-def refuse_parts(model: nn.Module, optimizer: str) -> None:
-    """Raises `Fault` where processes have parts of parameters, for an optimizer that cannot do with them."""
-    from gigamask.parallel.shard import is_sharded
-
-    if is_sharded(model):
-        raise Fault(f"{optimizer} wants whole parameters, which --parallel shares out; give --parallel ddp, or --optimizer adamw")
 
 
 def decays(name: str, ndim: int) -> bool:

@@ -128,6 +128,9 @@ class Run(ABC):
         if not 0 < self.timeout_s < math.inf:
             raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
         at_least(0, **{"loading.workers": self.loading.workers, "loading.read_ahead_mb": self.loading.read_ahead_mb})
+        if self.parallel != "ddp" and not self.optimizer.shared_out:
+            name = type(self.optimizer).__name__
+            raise Fault(f"--parallel {self.parallel} shares parameters out, {name} wants whole ones; give --parallel ddp, or --optimizer adamw")
         self.sampler.check(self.batch, processes=1, nodes=1)
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
