@@ -8,7 +8,7 @@ meant, `attend_in_chunks` is fastest on a CPU, `attend_augmented` is one call of
 Not here: windows and projections (`model.image_encoder`), the decoder's attention, which has no bias (`model.two_way`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,12 @@ def attend(
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
     """Returns attention with relative position in the form that suits the device."""
-    form = attend_augmented if q.is_cuda else attend_in_chunks
-    return form(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
+    return form_on(q.device.type)(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
+
+
+def form_on(device: str) -> Callable[..., Tensor]:
+    """Returns the form that a device of this type takes: on the meta device the definition, whose products are there to be counted."""
+    return {"cuda": attend_augmented, "meta": attend_plainly}.get(device, attend_in_chunks)
 
 
 def relative(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:

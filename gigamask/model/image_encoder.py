@@ -33,12 +33,12 @@ class Attention(nn.Module):
     """Self-attention with relative position over the whole grid of tokens (`window` 0) or within windows of that side.
 
     The grid is padded to whole windows after the projection, where a padding token is the projection's bias: the same numbers as padding
-    zeros before it, as SAM does, for less work.
+    zeros before it, as SAM does, for less work. `attend` may be set to a form of `model.attention`, whatever the device.
     """
 
     def __init__(self, dim: int, heads: int, side: int, window: int) -> None:
         super().__init__()
-        self.heads, self.window = heads, window
+        self.heads, self.window, self.attend = heads, window, attend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         down, across = (height + spare_h) // window, (width + spare_w) // window
         windows = projected.view(batch, down, window, across, window, 3, self.heads, dim // self.heads).permute(5, 0, 1, 3, 6, 2, 4, 7)
         q, k, v = windows.reshape(3, batch * down * across, self.heads, window * window, dim // self.heads).unbind(0)
-        answer = attend(q, k, v, relative(self.rel_pos_h), relative(self.rel_pos_w))
+        answer = self.attend(q, k, v, relative(self.rel_pos_h), relative(self.rel_pos_w))
         grid = answer.reshape(batch, down, across, self.heads, window, window, dim // self.heads).permute(0, 1, 4, 2, 5, 3, 6)
         grid = grid.reshape(batch, down * window, across * window, dim)
         return self.proj(grid[:, :height, :width])

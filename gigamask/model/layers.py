@@ -3,6 +3,8 @@
 Not here: attention (`model.attention`), the blocks made of these (`model.image_encoder`, `model.two_way`).
 """
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -17,12 +19,18 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
+def uncast(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """Returns the context in which nothing on the device of `tensor` is cast by autocast, which not every device has."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+
+
 def normalise(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:
     """Applies `norm` in the dtype of `x`, also under autocast, which would widen the result to float32 and with it all that is saved for backward.
 
     The mean and the variance are summed in float32 inside the kernel either way.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with uncast(x):
         return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
 
 

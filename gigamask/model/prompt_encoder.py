@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from gigamask.model.layers import LayerNorm2d, normalise
+from gigamask.model.layers import LayerNorm2d, normalise, uncast
 from gigamask.model.sizes import SamSpec
 
 
@@ -34,7 +34,7 @@ class PositionCode(nn.Module):
         """Returns the code of positions in [0, 1], in at least float32: half precision cannot tell neighbouring pixels apart."""
         matrix = self.positional_encoding_gaussian_matrix
         wide = torch.promote_types(matrix.dtype, torch.float32)
-        with torch.autocast(xy.device.type, enabled=False):
+        with uncast(xy):
             angles = 2 * math.pi * ((2 * xy.to(wide) - 1) @ matrix.to(wide))
         return torch.cat([angles.sin(), angles.cos()], -1).to(matrix.dtype)
 
@@ -64,7 +64,7 @@ class PromptEncoder(nn.Module):
         code = self.pe_layer((points_xy_input + 0.5) / self.input_side)
         kinds = torch.cat([kind.weight for kind in (self.not_a_point_embed, *cast(Iterable[nn.Embedding], self.point_embeddings))])
         chosen = (labels[..., None] == torch.arange(-1, 4, device=labels.device)).to(kinds.dtype)
-        with torch.autocast(labels.device.type, enabled=False):
+        with uncast(labels):
             return torch.where((labels >= 0)[..., None], code, 0) + chosen @ kinds
 
     def grid(self) -> Float[Tensor, "E E C"]:

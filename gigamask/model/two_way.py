@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from gigamask.model.layers import MlpBlock, normalise, working_dtype
+from gigamask.model.layers import MlpBlock, normalise, uncast, working_dtype
 from gigamask.model.sizes import SamSpec
 
 Attended = Bool[Tensor, "M N"] | None
@@ -156,7 +156,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, *gradients):
         (mask_image,), (gradient,) = ctx.saved_tensors, gradients
         chosen = (mask_image == torch.arange(ctx.count, device=mask_image.device)[:, None]).to(gradient.dtype)
-        with torch.autocast(gradient.device.type, enabled=False):
+        with uncast(gradient):
             return (chosen @ gradient.flatten(1)).view(ctx.count, *gradient.shape[1:]), None
 
 
@@ -182,7 +182,7 @@ def _first_projections(
     weight, offset = weights
     if dense is None:
         return gather(_project(images, weights), mask_image)
-    with torch.autocast(images.device.type, enabled=False):
+    with uncast(images):
         folded, shift = weight @ dense.weight, weight @ dense.bias
     base = _project(images, (weight, offset + shift.to(offset.dtype)))
     return F.linear(dense.features, folded).add_(gather(base, mask_image))

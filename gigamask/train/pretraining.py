@@ -28,11 +28,11 @@ class Pretraining(Run):
 
     model: MaeSpec = field(default_factory=MaeSpec)
 
-    def build(self) -> Mae:
-        """Returns the model that the seed names, not yet trained."""
+    def build(self, device: str = "cpu") -> Mae:
+        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
         from gigamask.model.start import build
 
-        return build(self.model, self.seed)
+        return build(self.model, self.seed, device)
 
     def task(self, device: torch.device) -> Task:
         """Returns what a step computes: the hidden patches of every image."""

@@ -95,8 +95,8 @@ class Run(ABC):
     schedule: Schedule = field(default_factory=WarmupDrops)
 
     @abstractmethod
-    def build(self) -> Model:
-        """Returns the model that the seed names, not yet trained."""
+    def build(self, device: str = "cpu") -> Model:
+        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
 
     @abstractmethod
     def task(self, device: torch.device) -> Task:

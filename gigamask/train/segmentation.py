@@ -83,12 +83,12 @@ class Segmentation(Run):
             raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
         return super().check()
 
-    def build(self) -> Sam:
-        """Returns the model that the seed names, not yet trained."""
+    def build(self, device: str = "cpu") -> Sam:
+        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
         from gigamask.model.start import build
         from gigamask.parallel.recompute import recompute_blocks
 
-        model = build(self.model, self.seed)
+        model = build(self.model, self.seed, device)
         recompute_blocks(model.image_encoder.blocks, self.recompute)
         return model
 
