@@ -129,10 +129,18 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
     return flags
 
 
-def _parse_run(
-    files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str, kind: type[RunFlags] = RunFlags
-) -> RunFlags:
-    """Returns the flags that files and then words make of `default`; first of all they choose its parts."""
+def parse_recipe(argv: Sequence[str], verb: str, kind: type[Verb]) -> Verb:
+    """Returns a verb about a run, of `VERB RECIPE ...` with the flags that `train` takes, too; its first field is the run."""
+    if not argv or argv[0].startswith("-"):
+        known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
+        raise Fault(f"{verb} wants a recipe first ({known}, or file.py:function); see 'gigamask {verb} --help'")
+    chosen, words = names.split(argv[1:])
+    files = [read_config(path) for path in config_files(words)]
+    return _parse_run(files, chosen, words, replace(recipes.make(argv[0]), recipe=argv[0]), f"gigamask {verb} {argv[0]}", kind)
+
+
+def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str, kind: Any = RunFlags) -> Any:
+    """Returns the flags, or what else holds a run first, that files and then words make of `default`; first of all they choose its parts."""
     in_files = {part: name for content in files for part, name in content.items() if part in names.SEAMS}
     run = names.choose_parts(names.choose_parts(default, in_files), chosen)
     replaced = tuple(f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part])

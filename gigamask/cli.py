@@ -20,10 +20,11 @@ from gigamask.faults import Fault, Stopped
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 
 VERBS = [
-    *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
+    *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "plan"),
     *("pretrain", "train", "evaluate", "ablate", "follow", "demo"),
 ]
-"""In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them."""
+"""In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
+of its own."""
 TRAIN = {
     "pretrain": "pre-trains an image encoder on images alone, or continues that: pretrain RECIPE --data PATH... --out RUN, or pretrain --resume RUN",
     "train": "trains a recipe, or continues a run: train RECIPE --data PATH... --out RUN, or train --resume RUN",
@@ -71,7 +72,8 @@ def dispatch(words: list[str]) -> int:
         return train(words[0], words[1:])
     if words[0] not in VERBS:
         raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
-    verb = arguments.parse_verb(module_of(words[0]).Verb, words[1:], f"gigamask {words[0]}")
+    module = module_of(words[0])
+    verb = module.parse(words[1:]) if hasattr(module, "parse") else arguments.parse_verb(module.Verb, words[1:], f"gigamask {words[0]}")
     arguments.check_json(verb.json)
     done = verb.run()
     arguments.write_json(verb.json, done)

@@ -1,4 +1,4 @@
-"""`gigamask memory`: what a sample costs, and what loader processes hold."""
+"""`gigamask memory`: what a sample costs, what loader processes hold, and what is often written of a batch."""
 
 from __future__ import annotations
 
@@ -88,10 +88,55 @@ class LoaderVerb:
 
 
 @dataclass(frozen=True)
-class Verb:
-    """measures what a sample (memory sample) or the loader's processes (memory loader) take"""
+class PlanVerb:
+    """the estimate of a batch that is often written, by the write-ups' own formula, beside what 'gigamask plan' says of a step"""
 
-    part: OmitArgPrefixes[OmitSubcommandPrefixes[Annotated[SampleVerb, subcommand("sample")] | Annotated[LoaderVerb, subcommand("loader")]]]
+    recipe: str = "sam_vit_h"
+    """the recipe that is planned beside, with these images in a micro-batch and so many masks of each"""
+    images: int = 2
+    """images in the batch"""
+    height: int = 1500
+    """rows of an image"""
+    width: int = 2250
+    """columns of an image"""
+    masks: int = 100
+    """masks of an image"""
+    weights_gb: float = 2.5
+    """GB of the weights in the formula; written are 2.5 for ViT-H, which has 2.56"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask import planning, recipes
+        from gigamask.memory import estimate, planner
+        from gigamask.train.run import at_least
+        from gigamask.train.segmentation import Segmentation
+
+        at_least(1, images=self.images, height=self.height, width=self.width, masks=self.masks)
+        recipe = recipes.make(self.recipe)
+        if not isinstance(recipe, Segmentation):
+            raise Fault(f"--recipe {self.recipe} trains without masks, of which the estimate mostly is; name one of 'gigamask train'")
+        loading = replace(recipe.loading, max_masks=self.masks)
+        run = planning.settled(replace(recipe, batch=self.images, micro=self.images, loading=loading), planning.Ask())
+        phases = planning.planned(run, planning.Ask(), planning.rehearse(run, planning.device_of(run), self.images))
+        written = estimate.written(self.images, (self.height, self.width), self.masks, self.weights_gb)
+        found = {"recipe": self.recipe, "precision": run.precision} | estimate.beside(written, phases, planner.peak_of(phases)[0])
+        print(f"{self.images} images of {self.height} x {self.width} with {self.masks} masks each")
+        print("as written: masks in float32 at full size, activations of twice the weights an image, Adam; the write-ups' own formula")
+        print(f"planned here: {self.recipe}, {run.precision} on a GPU, {min(recipe.masks_at_once, self.images * self.masks)} masks at once\n")
+        print(estimate.table(found))
+        return found
+
+
+@dataclass(frozen=True)
+class Verb:
+    """measures what a sample (memory sample) or the loader's processes (memory loader) take, or estimates a batch as is often done (memory plan)"""
+
+    part: OmitArgPrefixes[
+        OmitSubcommandPrefixes[
+            Annotated[SampleVerb, subcommand("sample")] | Annotated[LoaderVerb, subcommand("loader")] | Annotated[PlanVerb, subcommand("plan")]
+        ]
+    ]
 
     @property
     def json(self) -> str | None:

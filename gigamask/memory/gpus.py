@@ -1,0 +1,71 @@
+"""GPUs by name: how much memory a training finds on one, and how fast it multiplies matrices at most.
+
+Memory is what torch reports as a device's total capacity, the least of what is seen of a kind, and so less than the number on the box. Peaks are
+the data sheets' for dense matrices, half precisions with sums in float32. For float32 they are those without TF32, which torch does not use for
+matrix products unless it is told to (`torch.backends.cuda.matmul`).
+
+Not here: what a training takes (`memory.planner`).
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gigamask.faults import Fault
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU. `tflops` has a peak for each precision that it computes in."""
+
+    name: str
+    gib: float
+    tflops: Mapping[str, float]
+    source: str
+
+    def peak(self, precision: str) -> float:
+        """Returns the FLOP/s of a precision at most; raises `Fault` for one that it has no units for."""
+        if precision not in self.tflops:
+            raise Fault(f"--gpu {self.name} has no units for {precision}; give --precision {' or '.join(self.tflops)}")
+        return self.tflops[precision] * 1e12
+
+
+def _gpu(name: str, gib: float, half: float, single: float, source: str) -> Gpu:
+    return Gpu(name, gib, {"bf16": half, "fp16": half, "fp32": single}, source)
+
+
+GPUS = (
+    _gpu("b200", 178.3, 2250.0, 75.0, "HGX B200 data sheet"),
+    _gpu("h200", 139.7, 989.0, 67.0, "H200 data sheet, SXM"),
+    _gpu("h100", 79.1, 989.0, 67.0, "H100 data sheet, SXM, 80 GB"),
+    _gpu("a100", 79.1, 312.0, 19.5, "A100 data sheet, 80 GB"),
+    _gpu("a100-40", 39.3, 312.0, 19.5, "A100 data sheet, 40 GB"),
+    _gpu("l40s", 44.3, 362.0, 91.6, "L40S data sheet"),
+    _gpu("a10", 21.9, 125.0, 31.2, "A10 data sheet"),
+    _gpu("rtx5090", 31.3, 209.5, 104.8, "RTX Blackwell architecture paper"),
+    _gpu("rtx4090", 23.5, 165.2, 82.6, "Ada architecture paper"),
+    _gpu("rtx3090", 23.6, 71.0, 35.6, "GA102 architecture paper"),
+    Gpu("v100", 31.7, {"fp16": 125.0, "fp32": 15.7}, "V100 data sheet, SXM2, 32 GB"),
+    Gpu("v100-16", 15.7, {"fp16": 125.0, "fp32": 15.7}, "V100 data sheet, SXM2, 16 GB"),
+    Gpu("t4", 14.5, {"fp16": 65.0, "fp32": 8.1}, "T4 data sheet"),
+)
+
+
+def find(name: str) -> Gpu:
+    """Returns the GPU of that name, or the one that `NAME=GIB,TFLOPS` describes: its memory, and its peak in the precision it is used in."""
+    known = {gpu.name: gpu for gpu in GPUS}
+    own, equals, numbers = name.partition("=")
+    if equals:
+        try:
+            gib, tflops = map(float, numbers.split(","))
+        except ValueError:
+            raise Fault(f"--gpu {name}: two numbers belong behind the =, its GiB and its dense TFLOP/s, such as {own}=24,165") from None
+        if not (0 < gib < math.inf and 0 < tflops < math.inf):
+            raise Fault(f"--gpu {name}: GiB and TFLOP/s must be above 0, such as {own}=24,165")
+        return _gpu(own, gib, tflops, tflops, "as given")
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        more = f"; perhaps you meant {near[0]}" if near else ""
+        raise Fault(f"no GPU is called {name!r}; known are {', '.join(known)}, and NAME=GIB,TFLOPS for your own{more}")
+    return known[name.lower()]

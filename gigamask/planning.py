@@ -1,0 +1,286 @@
+"""What a run will take, before it begins: a run and a fleet of GPUs enter, bytes, FLOPs, hours and what to change leave, as data.
+
+Joins the trainer, whose own step is rehearsed without numbers, and the arithmetic about it.
+
+Not here: the rehearsal and the arithmetic (`memory`), the words on the command line (`verbs.plan`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gigamask.faults import Fault
+from gigamask.losses.mining import EveryMask
+from gigamask.memory import planner
+from gigamask.memory.flops import Meter, Products
+from gigamask.memory.gpus import Gpu
+from gigamask.memory.planner import Fleet, Share, Standing
+from gigamask.memory.pretence import Device, Pretence, embody, gather, stage
+from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
+from gigamask.memory.sample import held_bytes
+from gigamask.model.sizes import SamSpec
+from gigamask.parallel import shard
+from gigamask.parallel.precision import HALVES, choose_precision
+from gigamask.train.optim import AdamW, AdamW8bit
+from gigamask.train.pretraining import Pretraining
+from gigamask.train.run import Run
+from gigamask.train.segmentation import Segmentation
+from gigamask.train.state import TrainState, freeze
+from gigamask.train.step import Totals, accumulate, step
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a run is planned for: `spare_gib` of the GPU stay free, an hour of one GPU costs `price` dollars, `efficiency` is a share of its peak."""
+
+    gpu: Gpu | None = None
+    fleet: Fleet = field(default_factory=lambda: Fleet(1, 1))
+    efficiency: float | None = None
+    price: float | None = None
+    spare_gib: float = 1.5
+
+    @property
+    def room(self) -> float:
+        """The bytes that a training finds, endless where no GPU is named."""
+        return math.inf if self.gpu is None else (self.gpu.gib - self.spare_gib) * planner.GIB
+
+
+def plan(run: Run, ask: Ask) -> dict[str, Any]:
+    """Returns what a run takes on such GPUs, and, where that does not fit, what would; raises `Fault` for numbers that cannot be trained with."""
+    run = settled(run, ask)
+    share, products = Share.of(run.batch, run.micro, ask.fleet.size), multiplied(run)
+    rehearsed = rehearse(run, device_of(run), share.micro)
+    phases = planned(run, ask, rehearsed)
+    phase, peak = planner.peak_of(phases)
+    again, mined = products.again(recomputed(run, rehearsed)), products.forward if mines(run) else 0.0
+    flops = {"encoder": sum(products.encoder), "rounds": sum(products.masks), "computed_again": again, "mining": mined}
+    image = sum(flops.values())
+    found: dict[str, Any] = {
+        "recipe": run.recipe,
+        "device": device_of(run),
+        "precision": run.precision,
+        "gpu": ask.gpu and asdict(ask.gpu),
+        "world": asdict(ask.fleet),
+        "parallel": run.parallel,
+        "batch": run.batch,
+        "share": asdict(share),
+        "masks": masks_of(run),
+        "masks_at_once": min(masks_of(run) * share.micro, getattr(run, "masks_at_once", 0)),
+        "rounds": products.rounds,
+        "parameters": rehearsed.parameters[0],
+        "trained": rehearsed.parameters[1],
+        "phases": phases,
+        "peak_phase": phase,
+        "peak_bytes": peak,
+        "flops_an_image": flops,
+        "flops_a_step": image * run.batch,
+        "steps": run.steps,
+    }
+    if ask.gpu is not None:
+        found |= {"room_bytes": ask.room, "spare_gib": ask.spare_gib, "fits": peak <= ask.room}
+        published = planner.PUBLISHED_MAE if isinstance(run, Pretraining) else planner.PUBLISHED_SAM
+        efficiencies = {**published, **planner.HOPED} if ask.efficiency is None else {"as given": ask.efficiency}
+        found["time"] = planner.time(image * share.images, run.steps, ask.gpu, run.precision, ask.fleet, efficiencies, ask.price)
+        found["changes"] = [] if found["fits"] else changes(run, ask, products, rehearsed)
+    return found
+
+
+def settled(run: Run, ask: Ask) -> Run:
+    """Returns the run with its precision chosen, checked; what a training needs and a plan does not, data and weights, may be missing."""
+    precision = choose_precision(run.precision, torch.device(device_of(run)))
+    checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
+    checked.sampler.check(run.batch, ask.fleet.size, ask.fleet.nodes)
+    if ask.gpu is not None and device_of(run) == "cpu":
+        raise Fault(f"--gpu {ask.gpu.name} with --device cpu: a plan is for one of them; leave one out")
+    if run.parallel != "ddp" and ask.fleet.size == 1:
+        raise Fault(f"--parallel {run.parallel} shares out over several GPUs, --world has one; give more, or leave it out")
+    shard.check(run.parallel, ask.fleet.nodes, ask.fleet.each)
+    if ask.gpu is not None:
+        ask.gpu.peak(precision)
+    return replace(run, precision=precision)
+
+
+def device_of(run: Run) -> Device:
+    """Returns what a plan is for: a GPU, unless the run says otherwise."""
+    return "cpu" if run.device == "cpu" else "cuda"
+
+
+def planned(run: Run, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str, int]]:
+    """Returns the bytes of each kind that the busiest process holds in each phase of a step."""
+    images = Share.of(run.batch, run.micro, ask.fleet.size).images
+    with torch.device("meta"):
+        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * masks_of(run)))
+    half = 0.5 if run.precision in HALVES else 1.0
+    return planner.held(rehearsed.standing, rehearsed.peaks, rehearsed.kept, batch, run.parallel, ask.fleet, half)
+
+
+def changes(run: Run, ask: Ask, products: Products, rehearsed: Rehearsed) -> list[dict[str, Any]]:
+    """Returns what changes make of the peak and of the FLOPs: of each kind from the mildest on until one makes the run fit, and all kinds together
+    where none does alone.
+    """
+    found: list[dict[str, Any]] = []
+
+    def fits(flags: str, leaves: dict[str, Any]) -> bool:
+        other = replace(run, **leaves)
+        held = altered(run, other, rehearsed)
+        peak = planner.peak_of(planned(other, ask, held))[1]
+        more = products.again(recomputed(other, held)) / products.total
+        found.append({"flags": flags, "peak_bytes": peak, "fits": peak <= ask.room, "more_flops": more})
+        return found[-1]["fits"]
+
+    families = levers(run, ask)
+    for family in families:
+        for flag, leaves in family:
+            if fits(flag, leaves):
+                break
+    if len(families) > 1 and not any(each["fits"] for each in found):
+        strongest = [family[-1] for family in families]
+        fits(" ".join(flag for flag, _ in strongest), {name: value for _, leaves in strongest for name, value in leaves.items()})
+    return found
+
+
+def altered(run: Run, other: Run, rehearsed: Rehearsed) -> Rehearsed:
+    """Returns the rehearsal of a run of which another has been rehearsed, playing what differs alone: rounds know nothing of the encoder's depth, nor
+    does the encoder of the masks.
+    """
+    if other is run:
+        return rehearsed
+    device, images = device_of(other), min(other.micro, rehearsed.images)
+    if not isinstance(run, Segmentation) or not isinstance(other, Segmentation) or other.micro != run.micro:
+        return rehearse(other, device, images)
+    if other.masks_at_once == run.masks_at_once:
+        one_mask = replace(other, masks_at_once=1, loading=replace(other.loading, max_masks=1))
+        return rehearse(one_mask, device, images).with_rounds(rehearsed)
+    if other.recompute == run.recompute and type(run.model) is SamSpec and not any("blocks" in part for part in run.freeze):
+        flat = replace(other, model=replace(other.model, depth=1, global_blocks=()))
+        return rehearsed.with_rounds(rehearse(flat, device, images))
+    return rehearse(other, device, images)
+
+
+def levers(run: Run, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
+    """Returns the flags that lower a run's peak, those of one kind together from the mildest on, each with what it changes."""
+    found, micro = [], Share.of(run.batch, run.micro, ask.fleet.size).micro
+    if isinstance(run, Segmentation):
+        at_once = [count for count in (32, 16, 4) if count < min(run.masks_at_once, masks_of(run) * micro)][-2:]
+        found.append([(f"--masks-at-once {count}", {"masks_at_once": count}) for count in at_once])
+        finer = [every for every in (4, 2, 1) if "image_encoder" not in run.freeze and not 0 < run.recompute <= every]
+        found.append([(f"--recompute {every}", {"recompute": every}) for every in finer])
+    found.append([(f"--micro {count}", {"micro": count}) for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro])
+    if run.parallel == "ddp" and ask.fleet.size > 1 and run.optimizer.shared_out:
+        found.append([("--parallel fsdp", {"parallel": "fsdp"})])
+    elif run.parallel == "ddp" and type(run.optimizer) is AdamW:
+        found.append([("--optimizer adamw8bit", {"optimizer": AdamW8bit()})])
+    return [family for family in found if family]
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a step of one micro-batch of so many images held: most in each phase above what stands, what the encoder kept, and what stands."""
+
+    images: int
+    peaks: dict[str, int]
+    kept: int
+    standing: Standing
+    parameters: tuple[int, int]
+
+    def with_rounds(self, other: Rehearsed) -> Rehearsed:
+        """Returns this one with another's rounds, which hold the same whatever the encoder has kept."""
+        return replace(self, peaks=self.peaks | {"rounds": self.kept + other.peaks["rounds"] - other.kept})
+
+
+def rehearse(run: Run, device: Device, images: int) -> Rehearsed:
+    """Makes one update of a run from a micro-batch of so many images, without numbers, on a device of that kind."""
+    by_rule, optimizer = getattr(run.optimizer, "state_bytes", None), run.optimizer
+    if by_rule is not None:  # its kernels want real memory
+        run = replace(run, optimizer=AdamW(clip_norm=optimizer.clip_norm))
+    masks = images * masks_of(run)
+    played = shortened(run)
+    at_once = min(masks, getattr(run, "masks_at_once", masks))
+    model = played.build("meta")
+    with stage(device) as book:
+        state = TrainState.around(embody(model, device), played)
+        state.model.train()
+        for each in state.optimizers:  # it keeps nothing before its first step
+            each.step()
+        seen = Rehearsal(book)
+        batches = WatchedBatches([blank_batch(run.assembly, run.chance, images, at_once)])
+        batches.mark = seen.mark
+        standing, parameters = standing_of(state, by_rule), list(model.parameters())
+        counts = sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
+        if run.parallel != "ddp" and run.precision in HALVES:
+            gather(blocks_of(model), HALVES[run.precision])
+        task = Watched(played.task(torch.device("cpu")), seen.mark, masks > at_once)
+        seen.begin()
+        step(task, state, batches, images, 0.0, run.optimizer.clip_norm)
+        seen.mark("update")
+        return Rehearsed(images, seen.peaks, seen.kept, standing, counts)
+
+
+def multiplied(run: Run) -> Products:
+    """Returns what the step multiplies for an image with the masks of the recipe."""
+    played, masks = replace(shortened(run), precision="fp32"), masks_of(run)
+    if isinstance(played, Segmentation):
+        played = replace(played, recompute=0)
+    at_once = min(masks, getattr(run, "masks_at_once", masks))
+    model, meter = played.build("meta"), Meter()
+    freeze(model, played.freeze)
+    meter.watch(blocks_of(model))
+    batch = blank_batch(run.assembly, run.chance, 1, at_once).to("meta")
+    task, totals = Watched(played.task(torch.device("meta")), meter.mark), Totals.zero(1, torch.empty(0, device="meta"))
+    with Pretence("cpu"):
+        return meter.products(lambda: accumulate(task, model, batch, totals), lambda: rounds_of(played), masks / max(at_once, 1))
+
+
+def shortened(run: Run) -> Run:
+    """Returns the run with the rounds that hold most, every mask trained on."""
+    return replace(run, policy=Abridged(run.policy), mining=EveryMask()) if isinstance(run, Segmentation) else run
+
+
+def rounds_of(run: Run) -> int:
+    """Returns how many rounds a shortened run would have played, once it has played its own."""
+    return max(run.policy.played) if isinstance(run, Segmentation) and isinstance(run.policy, Abridged) else 0
+
+
+def recomputed(run: Run, rehearsed: Rehearsed) -> int:
+    """Returns which blocks of the encoder are recomputed, every so many-th; 0 where none is, nor would be for being frozen."""
+    return getattr(run, "recompute", 0) if rehearsed.standing.inside["gradients"] else 0
+
+
+def mines(run: Run) -> bool:
+    """Tells whether every mask is answered once before those are known that are trained on."""
+    return isinstance(run, Segmentation) and not isinstance(run.mining, EveryMask)
+
+
+def masks_of(run: Run) -> int:
+    """Returns how many masks of an image are trained on, where it has so many."""
+    if not isinstance(run, Segmentation):
+        return 0
+    return 1 if run.items == "mask" else run.loading.max_masks
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the blocks of a model's encoder, which recomputing and sharding go by."""
+    return list(getattr(getattr(model, "image_encoder", model), "blocks", ()))
+
+
+def standing_of(state: TrainState, by_rule: Callable[[int], int] | None) -> Standing:
+    """Returns the bytes of weights, gradients and optimizer state, the last by rule where there is one."""
+    of_block = {parameter: index for index, block in enumerate(blocks_of(state.model)) for parameter in block.parameters()}
+    kept = {parameter: entry for optimizer in state.optimizers for parameter, entry in optimizer.state.items()}
+    inside, outside = (dict.fromkeys(planner.STANDING, 0.0) for _ in range(2))
+    by_block = [dict.fromkeys(planner.STANDING, 0.0) for _ in range(1 + max(of_block.values(), default=0))]
+    for parameter in state.model.parameters():
+        sums = [inside, by_block[of_block[parameter]]] if parameter in of_block else [outside]
+        for each in sums:
+            each["weights"] += parameter.nbytes
+            if parameter.grad is not None:
+                each["gradients"] += parameter.grad.nbytes
+                each["optimizer"] += by_rule(parameter.numel()) if by_rule else held_bytes(tuple(kept[parameter].values()))
+    outside["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
+    return Standing(inside, outside, max(by_block, key=lambda each: each["weights"]))

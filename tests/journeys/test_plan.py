@@ -1,0 +1,88 @@
+"""`gigamask plan` and `gigamask memory plan` as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gigamask.cli import main
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+
+
+def test_a_plan_is_printed_and_written(tmp_path, capsys):
+    """The recipe's flags are those of `train`, in a file as well; no data, no weights, no folder are needed."""
+    config, told = tmp_path / "mine.yaml", tmp_path / "plan.json"
+    config.write_text("masks-at-once: 2\noptimizer: muon\n")
+    words = ["plan", LITTLE, "--device", "auto", "--gpu", "h200", "--world", "2x3", "--micro", "1", "--policy.clicks", "0", "--policy.no-pauses"]
+    assert main([*words, "--config", str(config), "--dollars-per-gpu-hour", "3", "--efficiency", "0.4", "--json", str(told)]) == 0
+    found, text = json.loads(told.read_text()), capsys.readouterr().out
+    assert found["world"] == {"nodes": 2, "each": 3}
+    assert (found["share"]["images"], found["share"]["busy"], found["masks_at_once"], found["rounds"]) == (1, 3, 2, 1)
+    assert found["fits"]
+    assert found["gpu"]["name"] == "h200"
+    assert found["time"][0]["dollars"] == pytest.approx(3 * found["time"][0]["gpu_hours"])
+    assert found["peak_bytes"] == max(sum(kinds.values()) for kinds in found["phases"].values())
+    assert "3 processes have no image in any step" in text
+    assert "at 40.0%: as given" in text
+    assert "stay free: fits, 138.2 GiB left" in text
+
+
+def test_a_pre_training_is_planned_too(capsys):
+    assert main(["plan", "mae_tiny", "--micro", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("mae_tiny: 0.6 M parameters")
+    assert "an image" in text
+    assert "hours" not in text
+
+
+def test_the_estimate_that_is_often_written(capsys, tmp_path):
+    words = ["memory", "plan", "--recipe", LITTLE, "--images", "2", "--masks", "3", "--json", str(tmp_path / "found.json")]
+    assert main(words) == 0
+    text, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
+    assert "the write-ups' own formula" in text
+    assert found["written"]["activations"] == 10e9
+    assert found["planned"]["in all"] < 1e9
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["plan", "--help"])
+    assert not left.value.code
+    text = capsys.readouterr().out
+    assert "sam_vit_h" in text
+    assert "mae_vit_b" in text
+    with pytest.raises(SystemExit):
+        main(["plan", "tiny", "--help"])
+    text = capsys.readouterr().out
+    assert "--dollars-per-gpu-hour" in text
+    assert "--optimizer.lr" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan"], "plan wants a recipe first (tiny, photos, "),
+        (["plan", "--gpu", "h200"], "plan wants a recipe first"),
+        (["plan", "sam_vit_x"], "no recipe is called 'sam_vit_x'"),
+        (["plan", "tiny", "--gpus", "h200"], "Unrecognized options: --gpus, h200; perhaps you meant --gpu"),
+        (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
+        (["plan", "tiny", "--world", "8by8"], "--world is '8by8'"),
+        (["plan", "tiny", "--batch", "0"], "--batch is 0, it must be at least 1"),
+        (["plan", "tiny", "--efficiency", "0.3"], "--efficiency tells of a GPU, but none is named; give --gpu"),
+        (["plan", "tiny", "--gpu", "h200", "--efficiency", "0"], "--efficiency is 0.0, it must be above 0"),
+        (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency is 30.0, a share of the GPU's peak; give at most 1"),
+        (["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"], "--dollars-per-gpu-hour is -1.0, it must be above 0"),
+        (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib is -1.0, it must be at least 0"),
+        (["plan", "tiny", "--parallel", "tp"], "invalid choice 'tp' for argument '--parallel'"),
+        (["plan", "tiny", "--json", "nowhere/plan.json"], "--json nowhere/plan.json: cannot be written"),
+        (["memory", "plan", "--recipe", "mae_tiny"], "--recipe mae_tiny trains without masks"),
+        (["memory", "plan", "--images", "0"], "--images is 0, it must be at least 1"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words, message, capsys):
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("gigamask: ")
+    assert message in told
+    assert told.count("\n") == 1

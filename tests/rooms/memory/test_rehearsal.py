@@ -1,0 +1,123 @@
+"""The rounds that hold most, the phases of a step, and a batch without contents."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from gigamask.contracts import Batch, Draws, Prediction, Round
+from gigamask.data.loader import collate
+from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.prompts.rounds import play
+from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.train.state import TrainState
+from gigamask.train.step import Totals, accumulate
+from gigamask.train.tasks import draws_of, truth_of
+from tests.little import little
+
+
+class Ledger:
+    """Says that it holds what it is told."""
+
+    now = 0
+    most = 0
+
+    def since(self) -> int:
+        peak, self.most = self.most, self.now
+        return peak
+
+    def hold(self, bytes_held: int) -> None:
+        self.now = bytes_held
+        self.most = max(self.most, bytes_held)
+
+
+def rounds(policy) -> list[Round]:
+    run = replace(little(), policy=policy)
+    batch = blank_batch(run.assembly, run.chance, 1, 3)
+    part = slice(0, 3)
+
+    def decode(prompts) -> Prediction:
+        low = torch.zeros(3, 3 if prompts.several else 1, run.model.grid, run.model.grid)
+        return Prediction(low, torch.zeros(low.shape[:2]), low)
+
+    return list(play(decode, truth_of(batch, part, run.model.grid), policy, draws_of(batch.draws, part), batch.pause))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        InteractiveSchedule(),
+        InteractiveSchedule(clicks=1, pauses=False),
+        InteractiveSchedule(clicks=0, pauses=False),
+        InteractiveSchedule(clicks=2, pauses=False, central_share=0.5),
+        TwoSidedCorrection(corrections=3),
+        MixedPrompts(),
+    ],
+)
+def test_the_first_two_rounds_and_the_last_are_played(policy):
+    abridged = Abridged(policy)
+    whole, some = rounds(policy), rounds(abridged)
+    assert max(abridged.played) == len(whole) == policy.rounds
+    assert abridged.draws == policy.draws
+    chosen = [whole[0], whole[1], whole[-1]] if len(whole) > 2 else whole
+    assert len(some) == len(chosen)
+    for ours, theirs in zip(some, chosen, strict=True):
+        assert ours.prompts.points_xy_input.shape == theirs.prompts.points_xy_input.shape
+        assert (ours.prompts.masks is None) == (theirs.prompts.masks is None)
+        assert ours.prompts.several == theirs.prompts.several
+
+
+def test_phases_have_their_peaks():
+    ledger = Ledger()
+    ledger.hold(100)
+    seen = Rehearsal(ledger)
+    ledger.hold(900)
+    ledger.hold(100)
+    seen.begin()  # what was before does not count
+    ledger.hold(150)
+    ledger.hold(130)
+    seen.mark("rounds")
+    ledger.hold(180)
+    ledger.hold(130)
+    seen.mark("rounds")
+    ledger.hold(170)
+    seen.mark("backward")
+    ledger.hold(101)
+    seen.mark("update")
+    seen.mark("update")
+    assert seen.peaks == {"forward": 50, "rounds": 80, "backward": 70, "update": 1}
+    assert seen.kept == 30
+
+
+def test_a_batch_is_like_the_loaders():
+    run = little()
+    batch = blank_batch(run.assembly, run.chance, 3, 4)
+    real = collate([], (), run.assembly, run.chance, 0.0, batch.cursor)
+    for ours, theirs, kind in ((batch, real, Batch), (batch.draws, real.draws, Draws)):
+        for field in fields(kind):
+            here, there = getattr(ours, field.name), getattr(theirs, field.name)
+            assert type(here) is type(there), field.name
+            if isinstance(here, torch.Tensor):
+                assert (here.dtype, here.ndim) == (there.dtype, there.ndim), field.name
+    assert batch.mask_image.tolist() == [0, 0, 1, 1]
+    assert batch.dense(0, 4).shape == (4, run.model.grid, run.model.grid)
+    assert len(blank_batch(run.assembly, run.chance, 2, 0).mask_image) == 0
+
+
+def test_a_watched_step_is_the_step_and_says_its_phases():
+    run = replace(little(), data=("x",))
+    gradients = []
+    for watched in (False, True):
+        state, marks = TrainState.begin(run, torch.device("cpu")), []
+        batches = WatchedBatches([blank_batch(run.assembly, run.chance, 2, 7)])
+        batches.mark = marks.append
+        task = run.task(torch.device("cpu"))
+        for batch in batches:
+            totals = Totals.zero(2, torch.zeros(()))
+            accumulate(Watched(task, marks.append, crowded=True) if watched else task, state.model, batch, totals)
+        gradients.append([parameter.grad for parameter in state.model.parameters()])
+    assert all(torch.equal(here, there) for here, there in zip(*gradients, strict=True))
+    # Seven masks, five at a time, four rounds each, each marked before and after its backward pass.
+    assert marks == ["rounds"] * (1 + 2 * 8) + ["backward", "update"]
