@@ -8,11 +8,14 @@ Not here: the checkpoints of training (`train.checkpoint`), whole exported folde
 """
 
 import argparse
+import errno
 import json
 import math
 import os
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -285,8 +288,20 @@ def save(state: State, spec: SamSpec | MaeSpec, path: Path | str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     kind = next(kind for kind, each in KINDS.items() if isinstance(spec, each))
     # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
-    save_file(state, partial, metadata={"spec": json.dumps({"kind": kind, **asdict(spec)})})
+    with writing(partial):
+        save_file(state, partial, metadata={"spec": json.dumps({"kind": kind, **asdict(spec)})})
     os.replace(partial, path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises as `OSError` what safetensors says in an error of its own when it cannot write, of a full disk for example."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def to_official(model: Model) -> State:

@@ -79,9 +79,11 @@ def write(snapshot: Snapshot, run: Run) -> Path:
     sweep(folder)
     part.mkdir(parents=True)
     weights.save(snapshot.model, snapshot.spec, part / MODEL)
-    save_file(snapshot.optimizer, part / OPTIMIZER)
+    with weights.writing(part / OPTIMIZER):
+        save_file(snapshot.optimizer, part / OPTIMIZER)
     if snapshot.ledger:
-        save_arrays(snapshot.ledger, part / LEDGER)
+        with weights.writing(part / LEDGER):
+            save_arrays(snapshot.ledger, part / LEDGER)
     written = sorted(path.name for path in part.iterdir())
     files = {name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)} for name in written}
     told = {"ledger": snapshot.ledger_of, "scale": snapshot.scale}

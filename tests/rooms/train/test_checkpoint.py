@@ -1,11 +1,21 @@
+import contextlib
+import errno
+import itertools
 import json
+import os
+import pathlib
+import resource
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from gigamask.faults import Fault
+from gigamask.model import weights
+from gigamask.samplers.ledger import Book
 from gigamask.train import checkpoint
 from gigamask.train.state import TrainState
 from tests.little import little
@@ -114,37 +124,76 @@ def test_messages_name_file_and_numbers(run):
         checkpoint.verify(folder)
 
 
+OPERATIONS = [
+    *((pathlib.Path, name) for name in ("mkdir", "iterdir", "stat", "write_bytes", "rename", "replace", "symlink_to", "unlink", "glob")),
+    *((os, name) for name in ("open", "fsync", "close", "replace")),
+    *((checkpoint, name) for name in ("save_file", "save_arrays", "checksum")),
+    *((weights, "save_file"), (shutil, "rmtree")),
+]
+
+
 def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, monkeypatch):
-    """Lets the k-th file operation of a save fail, for every k until none is left."""
-    checkpoint.save(state_at(run, 1), run)
-    state = state_at(run, 2)
-    operations = ["weights.save", "save_file", "checksum", "_flush", "shutil.rmtree"]
-    for k in range(1, 100):
-        counter = {"left": k}
-
-        def failing(function, counter=counter):
-            def call(*args, **kwargs):
-                counter["left"] -= 1
-                if counter["left"] == 0:
-                    raise OSError("no space left on device")
-                return function(*args, **kwargs)
-
-            return call
-
-        with monkeypatch.context() as patch:
-            for name in operations:
-                owner, _, attribute = name.rpartition(".")
-                target = getattr(checkpoint, owner) if owner else checkpoint
-                patch.setattr(target, attribute, failing(getattr(target, attribute)))
+    """Lets the k-th file operation of a save and its rating fail, for every k until none is left, and after each the same save succeed."""
+    run = replace(run, keep=1)
+    folder, before = pathlib.Path(run.out) / "checkpoints", pathlib.Path(run.out) / "before"
+    first, second = (checkpoint.Snapshot.of(with_book(state_at(run, step))) for step in (1, 2))
+    checkpoint.rate(checkpoint.write(first, run), 0.5, "box", run.keep)
+    folder.rename(before)
+    for k in itertools.count(1):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder, symlinks=True)
+        with failing(monkeypatch, k) as left:
             try:
-                checkpoint.save(state, run)
+                checkpoint.rate(checkpoint.write(second, run), 0.7, "box", run.keep)
             except OSError:
-                assert checkpoint.resume(run, torch.device("cpu")).step in (1, 2)
-                continue
-        break
-    assert k > 8
-    assert checkpoint.resume(run, torch.device("cpu")).step == 2
-    assert not list((checkpoint.Path(run.out) / "checkpoints").glob(".step*"))
+                assert not left
+        assert checkpoint.newest(pathlib.Path(run.out)).name in ("step_00000001", "step_00000002")
+        checkpoint.rate(checkpoint.write(second, run), 0.7, "box", run.keep)
+        assert sorted(path.name for path in folder.iterdir()) == ["best", "step_00000002"]
+        assert checkpoint.verify(folder / "best")["score"] == 0.7
+        if left:
+            break
+    assert k > 50
+
+
+def with_book(state):
+    """Returns the state with losses that its sampler has learned."""
+    state.book = Book.empty("tars", 3, 0.9)
+    return state
+
+
+@contextlib.contextmanager
+def failing(monkeypatch, k):
+    """Lets the k-th of the operations fail; yields a list that is empty once it has."""
+    left = list(range(k))
+
+    def failing(function):
+        def call(*given, **named):
+            if left and left.pop() == 0:
+                raise OSError(28, "No space left on device")
+            return function(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in OPERATIONS:
+            patch.setattr(owner, name, failing(getattr(owner, name)))
+        yield left
+
+
+def test_a_disk_that_is_full_says_so(run):
+    """What safetensors raises is no OSError by itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = state_at(run, 1)
+    for most, name in ((100, ".model.safetensors.partial"), (150_000, "optimizer.safetensors")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            with pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '.*/{name}'$"):
+                checkpoint.save(state, run)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "), weights.writing(pathlib.Path("x")):
+        raise SafetensorError("something else")
 
 
 def test_optimizer_entries_must_match(run):
