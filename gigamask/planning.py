@@ -271,7 +271,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def standing_of(state: TrainState, by_rule: Callable[[int], int] | None) -> Standing:
     """Returns the bytes of weights, gradients and optimizer state, the last by rule where there is one."""
-    of_block = {parameter: index for index, block in enumerate(blocks_of(state.model)) for parameter in block.parameters()}
+    of_block = {parameter: index for index, block in enumerate(blocks_of(state.model)) for parameter in shard.matrices(block)}
     kept = {parameter: entry for optimizer in state.optimizers for parameter, entry in optimizer.state.items()}
     inside, outside = (dict.fromkeys(planner.STANDING, 0.0) for _ in range(2))
     by_block = [dict.fromkeys(planner.STANDING, 0.0) for _ in range(1 + max(of_block.values(), default=0))]

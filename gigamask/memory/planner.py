@@ -1,9 +1,9 @@
 """What a process holds, kind by kind and phase by phase, and how long a training takes: what a rehearsed step held enters, numbers leave.
 
-With `fsdp` the encoder's blocks, their gradients and what the optimizer keeps of them are split over all processes, with `hsdp` over those of one
-machine. A block at a time is gathered to be used, in the precision that it computes in, and its whole gradient stands until it is summed in float32
-and split again; beside each lies the buffer that it is sent in. All else is everywhere, and gradients that are whole are summed from one flat copy of
-them, as all are with `ddp`.
+With `fsdp` the matrices of the encoder's blocks, their gradients and what the optimizer keeps of them are split over all processes, with `hsdp` over
+those of one machine. A block at a time is gathered to be used, in the precision that it computes in, and its whole gradient stands until it is summed
+in float32 and split again; beside each lies the buffer that it is sent in. All else is everywhere, and gradients that are whole are summed from one
+flat copy of them, as all are with `ddp`.
 
 Not here: what a step holds beside (`memory.rehearsal`), its products (`memory.flops`), GPUs (`memory.gpus`), which recipe (`planning`).
 """
@@ -74,7 +74,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Standing:
-    """Bytes of weights, gradients and optimizer state, by these names: of the encoder's blocks, of all else, and of the largest block."""
+    """Bytes of weights, gradients and optimizer state, by these names: of what may be shared out of the encoder's blocks, of all else, and of the
+    largest block."""
 
     inside: Mapping[str, float]
     outside: Mapping[str, float]

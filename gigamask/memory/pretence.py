@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from gigamask.memory.allocations import Allocations
 from gigamask.model.attention import form_on
 from gigamask.model.image_encoder import Attention
+from gigamask.parallel.shard import matrices
 
 Model = TypeVar("Model", bound=nn.Module)
 Device = Literal["cuda", "cpu"]
@@ -59,10 +60,12 @@ def embody(model: Model, device: Device) -> Model:
 
 
 def gather(blocks: Iterable[nn.Module], half: torch.dtype) -> None:
-    """Gives blocks weights of another type to compute with, as sharding in that type does: no copies of them are made, and gradients do not stay."""
-    for module in (each for block in blocks for each in block.modules()):
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
+    """Gives blocks matrices of another type to compute with, as sharding in that type does: no copies of them are made, and gradients do not stay."""
+    for block in blocks:
+        shared = matrices(block)
+        for module in block.modules():
+            for name in [name for name, parameter in module._parameters.items() if parameter in shared]:
+                parameter = getattr(module, name)
                 body = nn.Parameter(torch.empty(parameter.shape, dtype=half), parameter.requires_grad)
                 if body.requires_grad:
                     body.register_post_accumulate_grad_hook(_let_go)

@@ -1,8 +1,9 @@
 """Sharded training (FSDP2): each process keeps a part of the encoder's blocks, their gradients and their optimizer state.
 
-A block is gathered before it runs, forward and backward, and let go of behind it; its gradient is added up and each process keeps its part.
-What lies outside the blocks, 2 % of ViT-H, is whole everywhere, and its gradient is exchanged with the rest of a step (`train.step`). "fsdp" shares
-blocks out over all processes, "hsdp" over those of a machine, with the same parts on every machine (Zhao et al. 2023, arXiv 2304.11277).
+A block's matrices are gathered before it runs, forward and backward, and let go of behind it; their gradient is added up and each process keeps its
+part. All else, 2 % of ViT-H, is whole everywhere, biases, norms and positions within the blocks as well, which half precision would round; its
+gradient is exchanged with the rest of a step (`train.step`). "fsdp" shares out over all processes, "hsdp" over those of a machine, with the same
+parts on every machine (Zhao et al. 2023, arXiv 2304.11277).
 
 Processes meet at every block, so each must pass through the blocks equally often: see `pass_through`.
 
@@ -27,9 +28,9 @@ Parallel = Literal["ddp", "fsdp", "hsdp"]
 
 
 def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | None) -> None:
-    """Shares out the parameters of `encoder.blocks`, which are as they are to be already. Alone or with "ddp", all stay whole.
+    """Shares out the weights of linear layers in `encoder.blocks`, which are as they are to be already. Alone or with "ddp", all stay whole.
 
-    With `half` blocks are gathered and computed in that type, norms as well, and their gradients added up in float32.
+    With `half` they are gathered in that type, to which autocast rounds them anyway, and their gradients added up in float32.
     """
     if world.size == 1 or how == "ddp":
         return
@@ -42,9 +43,8 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
     mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
     for block in blocks.children():
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    inside = set(blocks.parameters())  # parts, as they are by now
-    fully_shard(encoder, mesh=mesh, ignored_params={parameter for parameter in encoder.parameters() if parameter not in inside})
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=set(block.parameters()) - matrices(block))
+    fully_shard(encoder, mesh=mesh, ignored_params={parameter for parameter in encoder.parameters() if not is_shared_out(parameter)})
     for block in blocks.children():
         assert isinstance(block, FSDPModule)
         # Sums travel, only the step divides.
@@ -58,6 +58,11 @@ def check(how: Parallel, nodes: int, each: int) -> None:
     """Raises `Fault` where so many machines with so many processes each leave "hsdp" nothing to copy or nothing to share."""
     if how == "hsdp" and 1 in (nodes, each):
         raise Fault(f"--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp")
+
+
+def matrices(block: nn.Module) -> set[nn.Parameter]:
+    """Returns those parameters of a block that may be shared out."""
+    return {module.weight for module in block.modules() if isinstance(module, nn.Linear)}
 
 
 def is_shared_out(tensor: Tensor | None) -> "TypeGuard[DTensor]":
