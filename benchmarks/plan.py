@@ -1,11 +1,14 @@
-"""Predicted against measured peak memory of one training step, phase by phase: `gigamask plan` beside the step itself.
+"""Predicted against measured peak memory of one training step, phase by phase, and what each lever saves and costs.
 
 The step is the trainer's second one, when the optimizer holds what it keeps, from a batch of black images with empty masks, of which memory knows
 nothing. On a CPU the peak is the largest running sum of torch's own allocation events (torch.profiler), on a GPU torch.cuda.max_memory_allocated;
-phases are looked at in the same step. Prints Markdown.
+phases are looked at in the same step. Levers are pulled one at a time; what they save and cost is told against the first row of their size, time as
+the process's own on a CPU. Prints Markdown.
 
-Run: python benchmarks/plan.py [--sizes tiny b] [--side 512] [--micro 2] [--masks 4] [--masks-at-once 4] [--clicks 1] [--recompute 0 1]
-On a GPU: python benchmarks/plan.py --device cuda --sizes b h --masks 64 --masks-at-once 64 --clicks 8 --recompute 0 1
+Run: python benchmarks/plan.py [--sizes tiny b] [--side 512] [--micro 2] [--masks 4] [--masks-at-once 4] [--clicks 1] [--levers none recompute=1]
+All levers: python benchmarks/plan.py --sizes b --masks 16 --masks-at-once 32 --levers all
+Two processes: torchrun --nproc-per-node 2 benchmarks/plan.py --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
+On a GPU: python benchmarks/plan.py --device cuda --sizes b h --masks 64 --masks-at-once 64 --clicks 8 --levers all
 """
 
 import os
@@ -14,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import contextlib
+import gc
 import platform
 import time
 from dataclasses import replace
@@ -23,15 +27,20 @@ import torch
 from gigamask import planning
 from gigamask.memory import planner
 from gigamask.memory.allocations import Allocations
+from gigamask.memory.planner import Fleet
 from gigamask.memory.rehearsal import Rehearsal, Watched, WatchedBatches, blank_batch
 from gigamask.parallel.precision import choose_device, choose_precision
+from gigamask.parallel.world import World, join, leave
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import find
+from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
+EACH = ("none", "recompute=4", "recompute=2", "recompute=1", "masks_at_once=4", "micro=1", "optimizer=adamw8bit", "precision=bf16", "precision=fp16")
+OPTIMIZERS = {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}
 MIB = 2**20
 
 
@@ -49,8 +58,9 @@ class CudaBook:
         return peak
 
 
-def measure(run: Segmentation, device: torch.device) -> dict[str, float]:
+def measure(run: Segmentation, device: torch.device, world: World) -> dict[str, float]:
     """Makes two updates; returns the peak in bytes of the second, those of its phases, and its seconds."""
+    gc.collect()
     with contextlib.ExitStack() as looking:
         profile = None
         book = CudaBook()
@@ -59,14 +69,18 @@ def measure(run: Segmentation, device: torch.device) -> dict[str, float]:
             book = looking.enter_context(Allocations())
         before = book.now
         state = TrainState.begin(run, device)
+        state.share_out(run, world)
         state.model.train()
-        batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.loading.max_masks).to(device)
+        if state.scale:  # none of its first steps is to be left out
+            state.scale.value = 1.0
+        micro = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.loading.max_masks).to(device)
+        firsts = range(world.rank * run.micro, run.batch, world.size * run.micro)
         for _ in range(2):
             seen, standing, began = Rehearsal(book), book.now, seconds(device)
-            batches = WatchedBatches([batch])
+            batches = WatchedBatches([replace(micro, places=micro.places + first) for first in firsts])
             batches.mark = seen.mark
             seen.begin()
-            step(Watched(run.task(device), seen.mark), state, batches, run.micro, 0.0, run.optimizer.clip_norm)
+            step(Watched(run.task(device), seen.mark), state, batches, run.batch, 0.0, run.optimizer.clip_norm, world)
             seen.mark("update")
             taken = seconds(device) - began
     phases = {phase: standing + peak - before for phase, peak in seen.peaks.items()}
@@ -92,13 +106,52 @@ def events_peak(profile: torch.profiler.profile) -> int:
     return peak
 
 
-def predict(run: Segmentation) -> dict[str, float]:
+def predict(run: Segmentation, world: World) -> dict[str, float]:
     """Returns what `gigamask plan` says, by the same names."""
     began = time.process_time()
-    asked = planning.Ask()
+    asked = planning.Ask(fleet=Fleet(world.nodes, world.size // world.nodes))
     held = planning.planned(run, asked, planning.rehearse(run, planning.device_of(run), run.micro))
     phases = {phase: sum(kinds.values()) for phase, kinds in held.items()}
     return {**phases, "peak": planner.peak_of(held)[1], "seconds": time.process_time() - began}
+
+
+def pulled(run: Segmentation, levers: str) -> Segmentation:
+    """Returns a run with levers such as `recompute=1,micro=1` pulled; a lever that changes nothing is none."""
+    for lever in levers.split(",") if levers != "none" else ():
+        name, _, word = lever.partition("=")
+        value = OPTIMIZERS[word]() if name == "optimizer" else int(word) if word.isdigit() else word
+        run = replace(run, **{name: value})
+    return run
+
+
+def base(size: str, given: argparse.Namespace, device: torch.device, world: World) -> Segmentation:
+    """Returns the run of this size in which levers are pulled."""
+    run = find(RECIPES[size])()
+    assert isinstance(run, Segmentation)
+    side = run.model.input_side if size == "tiny" else given.side or (512 if device.type == "cpu" else run.model.input_side)
+    return replace(
+        run,
+        model=replace(run.model, input_side=side),
+        batch=given.micro * world.size,
+        micro=given.micro,
+        masks_at_once=given.masks_at_once,
+        recompute=0,
+        policy=InteractiveSchedule(clicks=given.clicks),
+        loading=replace(run.loading, max_masks=given.masks),
+        optimizer=AdamW(),
+        precision=choose_precision("auto", device),
+        device=device.type,
+    )
+
+
+def row(size: str, levers: str, run: Segmentation, device: torch.device, world: World) -> dict[str, float]:
+    """Prints a row of the table, from its third cell on but for the last two; returns what was measured."""
+    predicted, measured = predict(run, world), measure(run, device, world)
+    names = ["peak"] if world.size > 1 else ["forward", "rounds", "backward", "update", "peak"]
+    cells = [f"{predicted[name] / MIB:,.1f} / {measured[name] / MIB:,.1f}" for name in names]
+    cells = [*["–"] * (5 - len(cells)), *cells, f"{predicted['peak'] / measured['peak']:.4f}", f"{measured['seconds']:.1f}"]
+    print(f"| {size} {run.model.input_side} | {levers} | {' | '.join(cells)}", end="", flush=True)
+    return measured
 
 
 def main() -> None:
@@ -109,39 +162,27 @@ def main() -> None:
     options.add_argument("--masks", type=int, default=4, help="of an image")
     options.add_argument("--masks-at-once", type=int, default=4)
     options.add_argument("--clicks", type=int, default=1, help="rounds with a click, after the first and before the two without")
-    options.add_argument("--recompute", type=int, nargs="+", default=[0])
+    options.add_argument(
+        "--levers", nargs="+", default=["none", "recompute=1"], help="rows: none, or leaves of the run as name=value,name=value; all"
+    )
     options.add_argument("--device", default="auto")
-    options.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     given = options.parse_args()
     torch.set_num_threads(1)
     device = choose_device(given.device)
+    world = join(os.environ, device)
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    print(f"{chip}, torch {torch.__version__}, {given.masks} masks an image, {given.masks_at_once} at once; predicted / measured MiB\n")
-    heads = "forward | rounds | backward | update | peak | ratio | TFLOP predicted | step s | rehearsal s"
-    print(f"| size | side | micro | recompute | {heads} |\n|{13 * '---|'}")
-    for size in given.sizes:
-        base = find(RECIPES[size])()
-        assert isinstance(base, Segmentation)
-        side = given.side or (512 if device.type == "cpu" and size != "tiny" else base.model.input_side)
-        for recompute in given.recompute:
-            run = replace(
-                base,
-                model=replace(base.model, input_side=side if size != "tiny" else base.model.input_side),
-                batch=given.micro,
-                micro=given.micro,
-                masks_at_once=given.masks_at_once,
-                recompute=recompute,
-                policy=InteractiveSchedule(clicks=given.clicks),
-                loading=replace(base.loading, max_masks=given.masks),
-                precision=choose_precision(given.precision, device),
-                device=device.type,
-            )
-            predicted, measured, products = predict(run), measure(run, device), planning.multiplied(run)
-            names = ("forward", "rounds", "backward", "update", "peak")
-            cells = [f"{predicted[name] / MIB:,.1f} / {measured[name] / MIB:,.1f}" for name in names]
-            cells += [f"{predicted['peak'] / measured['peak']:.4f}", f"{given.micro * (products.total + products.again(recompute)) / 1e12:.3g}"]
-            cells += [f"{measured['seconds']:.1f}", f"{predicted['seconds']:.1f}"]
-            print(f"| {size} | {run.model.input_side} | {given.micro} | {recompute} | {' | '.join(cells)} |", flush=True)
+    with contextlib.nullcontext() if world.first else contextlib.redirect_stdout(None):
+        print(f"{chip}, torch {torch.__version__}, {world.size} process(es), {given.micro} images each, {given.masks} masks an image,")
+        print(f"{given.masks_at_once} at once, {given.clicks + 3} rounds; predicted / measured MiB\n")
+        print("| size | lever | forward | rounds | backward | update | peak | ratio | step s | saved | longer |\n|" + 11 * "---|")
+        for size in given.sizes:
+            first = None
+            for levers in EACH if given.levers == ["all"] else given.levers:
+                measured = row(size, levers, pulled(base(size, given, device, world), levers), device, world)
+                first = first or measured
+                saved, longer = 1 - measured["peak"] / first["peak"], measured["seconds"] / first["seconds"] - 1
+                print(f" | {saved:.0%} | {longer:+.0%} |", flush=True)
+    leave(world)
 
 
 if __name__ == "__main__":
