@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 
 from gigamask.cli import main
@@ -34,6 +36,49 @@ def test_the_line_for_one_machine(scenes, tmp_path):
     line = settled(line, scenes, tmp_path / "run").replace("--nproc-per-node 8", "--nproc-per-node 2")
     subprocess.run(["bash", "-c", f"{export}\n{line}"], env=ENVIRONMENT, check=True, timeout=120, capture_output=True)
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
+
+
+def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
+    """torchrun starts all again when one was killed; when it is itself told to stop, they save, and the same command goes on. Bit for bit."""
+    words = ["--nproc-per-node", "2", "--max-restarts", "3", "--no-python", "gigamask", "train", LITTLE, "--data", str(scenes), "--save-every", "1"]
+    words += ["--batch", "4", "--micro", "2", "--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
+    environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def torchrun(out: str, steps: int) -> subprocess.Popen:
+        command = ["torchrun", "--standalone", *words, "--steps", str(steps), "--out", str(tmp_path / out)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def reached(step: int) -> int:
+        deadline = time.monotonic() + 60
+        while (found := newest(tmp_path / "run")) < step and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
+    disturbed = torchrun("run", 100_000)
+    try:
+        at = reached(2)
+        assert at >= 2
+        killed = psutil.Process(disturbed.pid).children()[1]
+        killed.kill()
+        at = reached(at + 3)
+        assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
+        disturbed.terminate()
+        said = disturbed.communicate(timeout=40)[1]
+    finally:
+        disturbed.kill()
+    assert "has lost another" in said
+    at = newest(tmp_path / "run")
+    for out in ("run", "whole"):
+        again = torchrun(out, at + 2)
+        said = again.communicate(timeout=120)[1]
+        assert again.returncode == 0, said
+    ours, theirs = (load_file(tmp_path / out / "checkpoints" / f"step_{at + 2:08d}" / checkpoint.MODEL) for out in ("run", "whole"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def newest(out: Path) -> int:
+    found = checkpoint.complete(out / "checkpoints")
+    return int(found[-1].name[-8:]) if found else 0
 
 
 def test_the_slurm_script(scenes, tmp_path):
