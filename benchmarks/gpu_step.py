@@ -1,9 +1,10 @@
 """One training step of SAM: seconds by part, images a second, share of the chip's matrix-product peak, and peak memory, beside the targets.
 
 The step is the trainer's own over a batch made in memory: a 3 : 2 photograph of noise with smooth masks whose sizes are spread evenly in logarithm,
-SAM's eleven rounds, the recipe's AdamW, drop path and clipping. A row for each number of masks at once. Prints Markdown.
+SAM's eleven rounds, the recipe's AdamW, drop path and clipping. A row for each set of levers, such as recompute=1 or optimizer=adamw8bit. Prints
+Markdown.
 
-Run: python benchmarks/gpu_step.py --size h [--masks 64] [--masks-at-once 16 32 64] [--repeats 10] [--device cuda] [--precision bf16] [--profile]
+Run: python benchmarks/gpu_step.py --size h [--masks 64] [--levers none recompute=1] [--compile] [--repeats 10] [--precision bf16] [--profile]
 On a CPU: python benchmarks/gpu_step.py --size tiny --device cpu --repeats 1
 """
 
@@ -20,9 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from levers import pulled
 
-from gigamask.contracts import Batch, Chance, Cursor, Draws, Sample, Terms
+from gigamask import planning
+from gigamask.contracts import Batch, Cursor, Draws, Sample, Terms, Visit
 from gigamask.data.augment import Plain
 from gigamask.data.loader import collate
 from gigamask.draws import draw
@@ -38,10 +42,6 @@ from gigamask.train.step import step
 from gigamask.train.tasks import SamTask
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
-# Forward TFLOP of the encoder at 1024 pixels, counted by torch's FLOP counter and by hand, with attention's own products and no padding of heads.
-ENCODER_TFLOP = {"b": 0.972, "l": 2.986, "h": 5.961}
-# TFLOP of the decoder's eleven rounds of 64 masks, forward and backward, with the first layer's image side computed once; 7.87 as published.
-DECODER_TFLOP, DECODER_MASKS = 5.15, 64
 SECONDS_TARGET = {"h": "<= 0.12, then 0.06"}
 GB_TARGET = {"b": "<= 12", "h": "<= 40"}
 PARTS = ("encode forward", "rounds forward + backward", "encoder backward", "optimizer")
@@ -129,14 +129,15 @@ def batch_in_memory(run: Segmentation, masks: int) -> Batch:
     noise = torch.from_numpy(rng.standard_normal((masks, 4), dtype="float32"))
     sample = Sample(
         name="noise",
-        position=0,
+        visit=Visit(0, 0, 0),
         image=torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype="uint8")),
         frame=frame,
         masks=runs,
         boxes_input=(runs.boxes() * (side / grid)).astype("float32"),
-        draws=Draws(uniform(masks), uniform(masks, run.policy.draws, 2), noise, uniform(1, run.model.depth, 2)),
+        strata=np.ones(masks, np.int64),
+        draws=Draws(uniform(masks), uniform(masks, run.chance.clicks + run.chance.points, 2), noise, uniform(1, run.model.depth, 2), uniform(1, 0)),
     )
-    return collate([sample], (), assembly, Chance(0, run.policy.draws, run.model.depth), 0.5, Cursor(1))
+    return collate([sample], (), assembly, run.chance, 0.5, Cursor(1))
 
 
 def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
@@ -196,19 +197,11 @@ def profiled(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) 
     return profile.key_averages().table(sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total", row_limit=15, max_name_column_width=70)
 
 
-def tflop(size: str, masks: int) -> float | None:
-    """Returns what a step computes, forward and backward; None where nobody has counted."""
-    return 3 * ENCODER_TFLOP[size] + DECODER_TFLOP * masks / DECODER_MASKS if size in ENCODER_TFLOP else None
-
-
-def row(found: dict[str, float], at_once: int, work: float | None, peak: float) -> str:
+def row(found: dict[str, float], levers: str, work: float, peak: float) -> str:
     """Returns one line of the table."""
-    cells = [str(at_once), f"{found['step']:.4f}", *(f"{found[part]:.4f}" for part in PARTS), f"{1 / found['step']:.2f}"]
-    if work is None:
-        cells += ["not counted", "", ""]
-    else:
-        rate = work / found["step"]
-        cells += [f"{rate:.0f}", f"{100 * rate / peak:.0f} %", f"{work / peak:.3f}"]
+    rate = work / found["step"]
+    cells = [levers, f"{found['step']:.4f}", *(f"{found[part]:.4f}" for part in PARTS), f"{1 / found['step']:.2f}"]
+    cells += [f"{rate:.3g}", f"{100 * rate / peak:.0f} %", f"{work / peak:.3f}"]
     cells += [f"{found[name]:.2f}" if found[name] else "no GPU" for name in ("allocated", "reserved")]
     return f"| {' | '.join(cells)} |"
 
@@ -217,43 +210,57 @@ def chip_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
 
 
+def prepared(run: Segmentation, device: torch.device, compiled: bool) -> tuple[SamTask, TrainState]:
+    """Returns what a row is measured with."""
+    state = TrainState.begin(run, device)
+    state.model.train()
+    if compiled:
+        for block in state.model.image_encoder.blocks:
+            block.compile()
+    return run.task(device), state
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--size", choices=RECIPES, default="h")
     options.add_argument("--masks", type=int, default=64)
-    options.add_argument("--masks-at-once", type=int, nargs="+", default=[16, 32, 64])
+    options.add_argument(
+        "--levers", nargs="+", default=[f"masks_at_once={count}" for count in (16, 32, 64)], help="rows: name=value,name=value, or none"
+    )
+    options.add_argument("--compile", action="store_true", help="compile the encoder's blocks")
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--device", default="auto")
-    options.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
+    options.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), default="auto")
     options.add_argument("--profile", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(1)
     device = choose_device(given.device)
     precision = choose_precision(given.precision, device)
-    schedule = InteractiveSchedule()
-    run = replace(find(RECIPES[given.size])(), policy=schedule)
+    recipe = find(RECIPES[given.size])()
+    run = replace(
+        recipe, policy=InteractiveSchedule(), loading=replace(recipe.loading, max_masks=given.masks), precision=precision, device=device.type
+    )
     batch = batch_in_memory(run, given.masks).to(device)
     side, peak = matmul_peak(device, precision)
-    state = TrainState.begin(run, device)
-    state.model.train()
+    work = planning.multiplied(run).total / 1e12
 
-    work = tflop(given.size, given.masks)
     print(f"`python benchmarks/gpu_step.py {' '.join(sys.argv[1:])}`\n")
     print(
         f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe {RECIPES[given.size]}, 1 image x {given.masks} masks, "
-        f"{schedule.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s"
-        f"{'.' if work is None else f'; a step is {work:.2f} TFLOP, counted.'}\n"
+        f"{run.policy.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "
+        "blocks that are computed again not counted.\n"
     )
-    print(f"| masks at once | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |")
+    print(f"| levers | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |")
     print(f"|{'---|' * 12}")
-    for at_once in given.masks_at_once:
-        task = SamTask(run.policy, run.objective, at_once, precision)
-        print(row(measure(task, state, batch, run, given.repeats), at_once, work, peak), flush=True)
+    for levers in given.levers:
+        changed = pulled(run, levers)
+        task, state = prepared(changed, device, given.compile)
+        print(row(measure(task, state, batch, changed, given.repeats), levers, work, peak), flush=True)
     seconds, memory = SECONDS_TARGET.get(given.size, ""), GB_TARGET.get(given.size, "")
     share = ">= 50 % at last" if given.size in SECONDS_TARGET else ""
     print(f"| target (H200, 64 masks) | {seconds} | | | | | | | {share} | | {memory} | |")
     if given.profile:
-        print(f"\n```\n{profiled(SamTask(run.policy, run.objective, given.masks_at_once[-1], precision), state, batch, run)}\n```")
+        print(f"\n```\n{profiled(task, state, batch, changed)}\n```")
 
 
 if __name__ == "__main__":

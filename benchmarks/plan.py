@@ -23,6 +23,7 @@ import time
 from dataclasses import replace
 
 import torch
+from levers import EACH, pulled
 
 from gigamask import planning
 from gigamask.memory import planner
@@ -33,14 +34,12 @@ from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.parallel.world import World, join, leave
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import find
-from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
+from gigamask.train.optim import AdamW
 from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
-EACH = ("none", "recompute=4", "recompute=2", "recompute=1", "masks_at_once=4", "micro=1", "optimizer=adamw8bit", "precision=bf16", "precision=fp16")
-OPTIMIZERS = {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}
 MIB = 2**20
 
 
@@ -113,15 +112,6 @@ def predict(run: Segmentation, world: World) -> dict[str, float]:
     held = planning.planned(run, asked, planning.rehearse(run, planning.device_of(run), run.micro))
     phases = {phase: sum(kinds.values()) for phase, kinds in held.items()}
     return {**phases, "peak": planner.peak_of(held)[1], "seconds": time.process_time() - began}
-
-
-def pulled(run: Segmentation, levers: str) -> Segmentation:
-    """Returns a run with levers such as `recompute=1,micro=1` pulled; a lever that changes nothing is none."""
-    for lever in levers.split(",") if levers != "none" else ():
-        name, _, word = lever.partition("=")
-        value = OPTIMIZERS[word]() if name == "optimizer" else int(word) if word.isdigit() else word
-        run = replace(run, **{name: value})
-    return run
 
 
 def base(size: str, given: argparse.Namespace, device: torch.device, world: World) -> Segmentation:

@@ -1,0 +1,20 @@
+"""Levers of a run by name, for benchmarks that pull them one at a time: `recompute=1`, `optimizer=adamw8bit,precision=bf16`, or `none`."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
+from gigamask.train.run import Run
+
+Kind = TypeVar("Kind", bound=Run)
+EACH = ("none", "recompute=4", "recompute=2", "recompute=1", "masks_at_once=4", "micro=1", "optimizer=adamw8bit", "precision=bf16", "precision=fp16")
+OPTIMIZERS = {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}
+
+
+def pulled(run: Kind, levers: str) -> Kind:
+    """Returns a run with leaves changed as `name=value,name=value` says."""
+    for lever in levers.split(",") if levers != "none" else ():
+        name, _, word = lever.partition("=")
+        value = OPTIMIZERS[word]() if name == "optimizer" else int(word) if word.isdigit() else word
+        run = replace(run, **{name: value})
+    return run

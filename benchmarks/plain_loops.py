@@ -1,0 +1,260 @@
+"""One training step of SAM here, and in the plain loops that are written over Meta's own modules and over Hugging Face's `SamModel`.
+
+The same image, masks, rounds and optimizer in each. A plain loop encodes the image, answers all masks in every round, adds up the losses of all
+rounds and back-propagates once: focal 20 : dice 1 : squared error of the predicted IoU, a click on a random pixel of what is wrong, the mask of the
+highest predicted IoU handed on, autocast, AdamW. Gradients are those of the trainer's step up to chance; what differs is time and memory. Where it
+does not fit, the table says so. `--gather N` lets the plain loops take N masks at once, each group with an encoder's pass of its own.
+
+Wants the packages: `pip install segment-anything torchvision transformers`; what is not installed is left out. Prints Markdown.
+
+Run: python benchmarks/plain_loops.py --size b [--masks 64] [--rounds 11] [--repeats 5] [--levers none recompute=1] [--compile]
+On a CPU: python benchmarks/plain_loops.py --size tiny --masks 8 --device cpu --repeats 2
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import contextlib
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from gpu_step import RECIPES, batch_in_memory, chip_of, timed_step
+from levers import pulled
+from plan import events_peak
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gigamask.contracts import Batch
+from gigamask.model.sizes import SamSpec
+from gigamask.parallel.precision import Precision, casting, choose_device, choose_precision
+from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.recipes import find
+from gigamask.train.segmentation import Segmentation
+from gigamask.train.state import TrainState
+from gigamask.train.tasks import truth_of
+
+
+class Official(nn.Module):
+    """Meta's modules, put together as `segment_anything.build_sam` does."""
+
+    def __init__(self, spec: SamSpec) -> None:
+        super().__init__()
+        from segment_anything.modeling import ImageEncoderViT, MaskDecoder, PromptEncoder, TwoWayTransformer
+
+        norm, width, side = partial(nn.LayerNorm, eps=1e-6), spec.embedding_dim, spec.embedding_side
+        self.image_encoder = ImageEncoderViT(
+            img_size=spec.input_side,
+            patch_size=spec.patch,
+            embed_dim=spec.dim,
+            depth=spec.depth,
+            num_heads=spec.heads,
+            out_chans=width,
+            norm_layer=norm,
+            use_rel_pos=True,
+            window_size=spec.window,
+            global_attn_indexes=spec.global_blocks,
+        )
+        self.prompt_encoder = PromptEncoder(width, (side, side), (spec.input_side, spec.input_side), mask_in_chans=16)
+        transformer = TwoWayTransformer(depth=2, embedding_dim=width, mlp_dim=spec.decoder_mlp, num_heads=spec.decoder_heads)
+        self.mask_decoder = MaskDecoder(transformer_dim=width, transformer=transformer, iou_head_hidden_dim=spec.iou_hidden)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        return self.image_encoder(pixels)
+
+    def decode(self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool) -> tuple[Tensor, Tensor]:
+        sparse, dense = self.prompt_encoder(points=(points, labels), boxes=None, masks=mask)
+        return self.mask_decoder(embedding, self.prompt_encoder.get_dense_pe(), sparse, dense, several)
+
+
+class HuggingFace(nn.Module):
+    """Hugging Face's model; a mask prompt belongs to an image there, so each mask is an image of its own whose embedding is repeated."""
+
+    def __init__(self, spec: SamSpec) -> None:
+        super().__init__()
+        from transformers import SamConfig, SamMaskDecoderConfig, SamModel, SamPromptEncoderConfig, SamVisionConfig
+
+        vision = SamVisionConfig(
+            hidden_size=spec.dim,
+            output_channels=spec.embedding_dim,
+            num_hidden_layers=spec.depth,
+            num_attention_heads=spec.heads,
+            image_size=spec.input_side,
+            patch_size=spec.patch,
+            window_size=spec.window,
+            global_attn_indexes=list(spec.global_blocks),
+            num_pos_feats=spec.embedding_dim // 2,
+            mlp_dim=4 * spec.dim,
+        )
+        prompts = SamPromptEncoderConfig(hidden_size=spec.embedding_dim, image_size=spec.input_side, patch_size=spec.patch)
+        decoder = SamMaskDecoderConfig(
+            hidden_size=spec.embedding_dim, mlp_dim=spec.decoder_mlp, num_attention_heads=spec.decoder_heads, iou_head_hidden_dim=spec.iou_hidden
+        )
+        self.model = SamModel(SamConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=decoder))
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        return self.model.vision_encoder(pixels)[0]
+
+    def decode(self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool) -> tuple[Tensor, Tensor]:
+        repeated = embedding.expand(len(points), -1, -1, -1)
+        given = {"input_points": points[:, None], "input_labels": labels[:, None], "input_masks": mask, "multimask_output": several}
+        told = self.model(image_embeddings=repeated, **given)
+        return told.pred_masks[:, 0], told.iou_scores[:, 0]
+
+
+Contender = Official | HuggingFace
+Begin = Callable[[], Callable[[], float]]
+"""Sets something up; returns what makes an update and returns its seconds."""
+
+
+def loss_of(low: Tensor, predicted: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sum of all masks' losses, of the best answer each, and the answers of the highest predicted IoU, (m, G, G)."""
+    target = truth[:, None].expand_as(low)
+    chance = low.sigmoid()
+    cross = functional.binary_cross_entropy_with_logits(low, target, reduction="none")
+    sure = chance * target + (1 - chance) * (1 - target)
+    focal = ((0.25 * target + 0.75 * (1 - target)) * (1 - sure).square() * cross).mean((2, 3))
+    dice = 1 - (2 * (chance * target).sum((2, 3)) + 1) / (chance.sum((2, 3)) + target.sum((2, 3)) + 1)
+    answered = low > 0
+    iou = (answered & (target > 0.5)).sum((2, 3)) / (answered | (target > 0.5)).sum((2, 3)).clamp(min=1)
+    each = 20 * focal + dice + (predicted - iou).square()
+    chosen = low[torch.arange(len(low)), predicted.argmax(1)]
+    return each.min(1).values.sum(), chosen.detach()
+
+
+def click(wrong: Tensor, truth: Tensor, cell: float) -> tuple[Tensor, Tensor]:
+    """Returns a random pixel of what is wrong in input coordinates, (m, 1, 2), and whether it belongs to the mask."""
+    grid = wrong.shape[-1]
+    weights = wrong.flatten(1).float() + 1e-6
+    place = torch.multinomial(weights, 1)
+    points = torch.stack([place % grid, place // grid], -1) * cell
+    return points.float(), truth.flatten(1).gather(1, place).round().int()
+
+
+def plain_step(
+    model: Official | HuggingFace, optimizer: torch.optim.Optimizer, batch: Batch, rounds: int, precision: Precision, gather: int
+) -> float:
+    """Makes an update in the plain way; returns its seconds, the device's queue drained."""
+    began = now(batch.images.device)
+    mean, std = (torch.tensor(each, device=batch.images.device).view(3, 1, 1) for each in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
+    truth = truth_of(batch, slice(0, len(batch.mask_image)), batch.grid).masks.float()
+    cell = batch.images.shape[-1] / truth.shape[-1]
+    optimizer.zero_grad(set_to_none=True)
+    for start in range(0, len(truth), gather):
+        part = truth[start : start + gather]
+        with casting(precision, batch.images.device):
+            embedding = model.encode((batch.images.float() - mean) / std)
+            points, labels = click(part > 0.5, part, cell)
+            total, mask = torch.zeros((), device=part.device), None
+            for index in range(rounds):
+                low, predicted = model.decode(embedding, points, labels, mask, index == 0)
+                lost, chosen = loss_of(low.float(), predicted.float(), part)
+                total, mask = total + lost, chosen[:, None]
+                more, signs = click((chosen > 0) != (part > 0.5), part, cell)
+                points, labels = torch.cat([points, more], 1), torch.cat([labels, signs], 1)
+        (total / (rounds * len(truth))).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return now(batch.images.device) - began
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def our_step(run: Segmentation, device: torch.device, batch: Batch, compiled: bool) -> Callable[[], float]:
+    """Returns what makes an update here and returns its seconds."""
+    state = TrainState.begin(run, device)
+    state.model.train()
+    if compiled:
+        for block in state.model.image_encoder.blocks:
+            block.compile()
+    return lambda: timed_step(run.task(device), state, batch, run)[0]
+
+
+def their_step(kind: type[Contender], run: Segmentation, batch: Batch, given: argparse.Namespace) -> Callable[[], float]:
+    """Returns what makes an update in a plain loop and returns its seconds."""
+    model = kind(run.model).to(batch.images.device).train()
+    if given.compile:
+        model.encode = torch.compile(model.encode)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1)
+    return lambda: plain_step(model, optimizer, batch, given.rounds, run.precision, given.gather or given.masks)
+
+
+def contenders(
+    run: Segmentation, device: torch.device, batch: Batch, given: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], Callable[[], float]]]]:
+    """Yields what is timed, each with what sets it up."""
+    for levers in given.levers:
+        yield f"gigamask, {levers}", partial(our_step, pulled(run, levers), device, batch, given.compile)
+    for name, kind, package in (("Meta's modules", Official, "segment_anything"), ("Hugging Face", HuggingFace, "transformers")):
+        with contextlib.suppress(ImportError):
+            __import__(package)
+            yield f"{name}, plain loop", partial(their_step, kind, run, batch, given)
+
+
+def measured(device: torch.device, begin: Begin, repeats: int) -> tuple[float, float] | None:
+    """Returns the median of a step's seconds, and the peak memory in GiB; None where memory does not suffice."""
+    gc.collect()
+    looking = contextlib.nullcontext() if device.type == "cuda" else torch.profiler.profile(profile_memory=True)
+    try:
+        with looking as profile:
+            step = begin()
+            for _ in range(2):
+                step()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds = statistics.median(step() for _ in range(repeats))
+    except torch.cuda.OutOfMemoryError:
+        return None
+    return seconds, (events_peak(profile) if profile else torch.cuda.max_memory_allocated(device)) / 2**30
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--size", choices=RECIPES, default="b")
+    options.add_argument("--masks", type=int, default=64)
+    options.add_argument("--rounds", type=int, default=11)
+    options.add_argument("--gather", type=int, help="masks at once in the plain loops; by default all")
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--device", default="auto")
+    options.add_argument("--levers", nargs="+", default=["none"], help="rows of gigamask: none, or leaves of the run as name=value,name=value")
+    options.add_argument("--compile", action="store_true", help="compile the encoders")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    device = choose_device(given.device)
+    run = replace(
+        find(RECIPES[given.size])(),
+        policy=InteractiveSchedule(clicks=given.rounds - 3),
+        masks_at_once=given.masks,
+        recompute=0,
+        batch=1,
+        micro=1,
+        precision=choose_precision("auto", device),
+        device=device.type,
+    )
+    batch = batch_in_memory(run, given.masks).to(device)
+    print(f"`python benchmarks/plain_loops.py {' '.join(sys.argv[1:])}`\n")
+    print(f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, {given.masks} masks, {given.rounds} rounds\n")
+    print("| what | step s | images/s | times the first | peak GiB |\n|---|---|---|---|---|")
+    first = None
+    for name, begin in contenders(run, device, batch, given):
+        found = measured(device, begin, given.repeats)
+        if found is None:
+            print(f"| {name} | out of memory | | | |", flush=True)
+            continue
+        first = first or found[0]
+        print(f"| {name} | {found[0]:.4f} | {1 / found[0]:.2f} | {found[0] / first:.2f} | {found[1]:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
