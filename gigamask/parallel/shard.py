@@ -13,10 +13,11 @@ Not here: which parameters are trained (`train.state`), checkpoints, which are w
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from gigamask.faults import Fault
 from gigamask.parallel.world import World
@@ -27,20 +28,26 @@ if TYPE_CHECKING:
 Parallel = Literal["ddp", "fsdp", "hsdp"]
 
 
-def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | None) -> None:
+def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | None, timeout_s: float) -> None:
     """Shares out the weights of linear layers in `encoder.blocks`, which are as they are to be already. Alone or with "ddp", all stay whole.
 
-    With `half` they are gathered in that type, to which autocast rounds them anyway, and their gradients added up in float32.
+    With `half` they are gathered in that type, to which autocast rounds them anyway, and their gradients added up in float32. Processes wait for each
+    other for `timeout_s`.
     """
     if world.size == 1 or how == "ddp":
         return
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     check(how, world.nodes, world.size // world.nodes)
     blocks, kind = encoder.get_submodule("blocks"), next(encoder.parameters()).device.type
-    shape, names = ((world.size,), ("shard",)) if how == "fsdp" else ((world.nodes, world.size // world.nodes), ("replicate", "shard"))
-    mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+    if how == "fsdp":
+        mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+    else:
+        grid = torch.arange(world.size).view(world.nodes, -1)
+        timeout = timedelta(seconds=timeout_s)  # the mesh's own groups would have torch's
+        groups = [distributed.new_subgroups_by_enumeration(rows.tolist(), timeout)[0] for rows in (grid.T, grid)]
+        mesh = DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
     for block in blocks.children():
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=set(block.parameters()) - matrices(block))

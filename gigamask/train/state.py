@@ -63,7 +63,7 @@ class TrainState:
             return
         encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
         precision, tensors = choose_precision(run.precision, next(self.model.parameters()).device), self.optimizer_tensors()
-        shard.shard(encoder, world, run.parallel, HALVES.get(precision))
+        shard.shard(encoder, world, run.parallel, HALVES.get(precision), run.timeout_s)
         keep_gradients(self.model)
         self.optimizers = run.optimizer.build(self.model)
         if tensors:

@@ -25,7 +25,9 @@ for line in sys.stdin.read().splitlines():
 def test_they_run():
     """All in one process, which imports torch once; types are not checked at run time there, which would take longer than they do."""
     environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], input="\n".join(LINES), env=environment, capture_output=True, text=True, cwd=FOLDER, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input="\n".join(LINES), env=environment, capture_output=True, text=True, cwd=FOLDER, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     told = [part.splitlines()[1:] for part in done.stdout.split("# ")[1:]]
     assert [len(lines) > 2 for lines in told] == [True] * len(LINES), done.stdout

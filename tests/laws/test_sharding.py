@@ -75,7 +75,7 @@ def case(folder: Path, scenes: Path, **changes):
 
 def by_ranks(folders: list[str]) -> None:
     """What each process does: trains the run in every folder, and those in `on`, which have two steps behind them, to their end."""
-    world = join(os.environ, CPU)
+    world = join(os.environ, CPU, little().timeout_s)
     try:
         for folder in folders:
             run, here = arguments.load_run(folder), world
@@ -88,6 +88,9 @@ def by_ranks(folders: list[str]) -> None:
             distributed.all_reduce = add
             shares = [is_shared_out(parameter) for parameter in state.model.parameters()]
             assert any(shares) == (run.parallel != "ddp"), shares
+            for mesh in {parameter.device_mesh for parameter in state.model.parameters() if is_shared_out(parameter)}:
+                waits = [group._get_backend(CPU).options._timeout.total_seconds() for group in mesh.get_all_groups()]
+                assert waits == [run.timeout_s] * mesh.ndim, waits
             if world.first:
                 (Path(folder) / "all_reduces").write_text(str(len(sums)))
     finally:
@@ -136,7 +139,7 @@ def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     with pytest.raises(
         Fault, match=rf"^--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp$"
     ):
-        shard(encoder, World(0, size, 0, nodes), "hsdp", half=None)
+        shard(encoder, World(0, size, 0, nodes), "hsdp", half=None, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])
