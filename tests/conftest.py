@@ -8,6 +8,7 @@ from pathlib import Path
 
 import beartype  # noqa: F401
 import hypothesis
+import jaxtyping
 import msgspec  # noqa: F401
 import pytest
 import rich.progress  # noqa: F401
@@ -52,3 +53,10 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
     synthetic.write(str(folder), 12, seed=7)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def shapes_are_checked_in_rooms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws and journeys train and score at length what rooms call once; checking every shape anew would double their time."""
+    if request.path.parent.name in ("laws", "journeys"):
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,9 +1,8 @@
 """Laws of training: a resumed run is the run that was not stopped, and how a batch is cut changes nothing."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gigamask.train.loop import train
 from gigamask.train.state import TrainState
 from gigamask.train.step import Totals, accumulate
 from gigamask.train.tasks import SamTask
+from gigamask.train.watch import Watch
 from tests.little import little
 
 
@@ -48,23 +48,24 @@ def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, wor
     loading = replace(little().loading, workers=workers)
     whole = train(run_in(tmp_path / "whole", scenes, sampler=sampler))
     run = run_in(tmp_path / "killed", scenes, sampler=sampler, loading=loading)
-    script = (
-        "import os, signal, sys\n"
-        "from gigamask import arguments\n"
-        "from gigamask.train import loop\n"
-        "from gigamask.train.watch import Watch\n"
-        "record = Watch.record\n"
-        "def dying(self, step, images, figures):\n"
-        "    record(self, step, images, figures)\n"
-        "    if step == 12:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Watch.record = dying\n"
-        "loop.train(arguments.load_run(sys.argv[1]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, run.out], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = multiprocessing.get_context("fork").Process(target=die_after_twelve, args=(run,))  # need not start Python anew
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert checkpoint.newest(Path(run.out)).name == "step_00000010"
     assert same(whole, train(replace(run, loading=replace(loading, workers=2 - workers))))
+
+
+def die_after_twelve(run) -> None:
+    record = Watch.record
+
+    def dying(self, step, images, figures):
+        record(self, step, images, figures)
+        if step == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Watch.record = dying
+    train(run)
 
 
 def gradients(run, micro: int, masks_at_once: int) -> tuple[list[torch.Tensor], float]:
