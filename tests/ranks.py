@@ -1,21 +1,52 @@
-"""Several processes under torchrun, as a training on several GPUs has them."""
+"""Several processes, as a training on several GPUs has them, that meet over gloo."""
 
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def launch(count: int, *words: str, timeout_s: float = 120) -> None:
-    """Runs a command in so many processes that meet over gloo, and fails with what they said when one of them fails."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--no-python", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
+def free_port() -> int:
+    """Returns a port that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """Returns what torchrun tells a process."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return {**own, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float = 120) -> None:
+    """Calls a function in so many processes, which need not start Python anew, and fails when one of them does."""
+    port = free_port()
+
+    def play(rank: int) -> None:
+        os.environ.update(environment(rank, count, port))
+        sys.exit(act(*given))
+
+    processes = [multiprocessing.get_context("fork").Process(target=play, args=(rank,)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout_s)
+    for process in processes:
+        process.kill()
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def launch(count: int, script: str, *words: str, timeout_s: float = 120) -> None:
+    """Runs Python code in so many processes under torchrun, and fails with what they said when one of them fails."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--no-python", sys.executable, "-c", script]
+    around = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*run, *words], env=around, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-def launch_python(count: int, script: str, *words: str, timeout_s: float = 120) -> None:
-    """Runs a line of Python so."""
-    launch(count, sys.executable, "-c", script, *words, timeout_s=timeout_s)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from safetensors.numpy import load_file
 from gigamask.cli import main
 from gigamask.train import checkpoint
 from tests.journeys.pages import DOCS
+from tests.ranks import environment, fork, free_port
 
 HERE = Path(__file__).resolve()
 LITTLE = f"{HERE.parents[1] / 'little.py'}:little"
@@ -40,40 +40,38 @@ def test_the_line_for_one_machine(scenes, tmp_path):
 
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself told to stop, they save, and the same command goes on. Bit for bit."""
-    words = ["--nproc-per-node", "2", "--max-restarts", "3", "--no-python", "gigamask", "train", LITTLE, "--data", str(scenes), "--save-every", "1"]
-    words += ["--batch", "4", "--micro", "2", "--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
-    environment = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-    def torchrun(out: str, steps: int) -> subprocess.Popen:
-        command = ["torchrun", "--standalone", *words, "--steps", str(steps), "--out", str(tmp_path / out)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-    def reached(step: int) -> int:
-        deadline = time.monotonic() + 60
-        while (found := newest(tmp_path / "run")) < step and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return found
-
-    disturbed = torchrun("run", 100_000)
+    words = ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--batch", "4", "--micro", "2"]
+    words += ["--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--no-python", "gigamask", *words, "--steps", "100000"]
+    patient = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    disturbed = subprocess.Popen(
+        [*torchrun, "--out", str(tmp_path / "run")], env=patient, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
-        at = reached(2)
-        assert at >= 2
+        at = reached(tmp_path / "run", 2)
         killed = psutil.Process(disturbed.pid).children()[1]
         killed.kill()
-        at = reached(at + 3)
+        reached(tmp_path / "run", at + 3)
         assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
         disturbed.terminate()
         said = disturbed.communicate(timeout=40)[1]
     finally:
         disturbed.kill()
     assert "has lost another" in said
-    at = newest(tmp_path / "run")
+    steps = newest(tmp_path / "run") + 2
     for out in ("run", "whole"):
-        again = torchrun(out, at + 2)
-        said = again.communicate(timeout=120)[1]
-        assert again.returncode == 0, said
-    ours, theirs = (load_file(tmp_path / out / "checkpoints" / f"step_{at + 2:08d}" / checkpoint.MODEL) for out in ("run", "whole"))
+        fork(2, main, [*words, "--steps", str(steps), "--out", str(tmp_path / out)])
+    ours, theirs = (load_file(tmp_path / out / "checkpoints" / f"step_{steps:08d}" / checkpoint.MODEL) for out in ("run", "whole"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def reached(out: Path, step: int) -> int:
+    """Waits for a step to be saved; returns the newest."""
+    deadline = time.monotonic() + 60
+    while newest(out) < step and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert newest(out) >= step
+    return newest(out)
 
 
 def newest(out: Path) -> int:
@@ -90,17 +88,11 @@ def test_the_slurm_script(scenes, tmp_path):
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17", "GPUS": "1"}
-    environment = {**ENVIRONMENT, **slurm, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=environment, timeout=120, capture_output=True, text=True)
+    played_there = {**ENVIRONMENT, **slurm, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=played_there, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "asked: show hostnames node[1-2]" in done.stderr
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 HANGING = """
@@ -120,11 +112,8 @@ sys.exit(main(sys.argv[1:]))
 
 def both(*words: str) -> list[subprocess.Popen]:
     """Starts two processes as torchrun does, without anybody who restarts them."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [
-        subprocess.Popen(words, env={**ENVIRONMENT, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
+    port = free_port()
+    return [subprocess.Popen(words, env={**ENVIRONMENT, **environment(rank, 2, port)}, stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
 
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):

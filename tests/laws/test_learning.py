@@ -1,7 +1,6 @@
 """Losses of training reach the orders of later epochs, the same ones wherever training stops, however it is cut."""
 
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from gigamask.cli import main
 from gigamask.contracts import Chance, Visit
 from gigamask.data.loader import Job, Source
 from gigamask.draws import draw
@@ -29,7 +29,7 @@ from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.tasks import SamTask
 from tests.laws.test_training import run_in
-from tests.ranks import launch
+from tests.ranks import fork
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,10 @@ def ledger_in(out: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("sampler", [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)])
 def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(tmp_path, scenes, sampler):
-    """Two processes under torchrun train as one does: the same samples in every step, the same ledger, to rounding."""
+    """Two processes train as one does: the same samples in every step, the same ledger, to rounding."""
     alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch=4))
     run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch=4, save_every=4)
-    launch(2, str(Path(sys.executable).with_name("gigamask")), "train", "--resume", run.out)
+    fork(2, main, ["train", "--resume", run.out])
     weights = load_file(Path(run.out) / "checkpoints" / "step_00000008" / "model.safetensors")
     assert all(np.allclose(tensor.numpy(), weights[name], atol=2e-4) for name, tensor in alone.model.state_dict().items())
     both = ledger_in(run.out)

@@ -27,7 +27,7 @@ from gigamask.train.step import Outcome, step
 from gigamask.train.tasks import decoder, draws_of, truth_of
 from tests.laws.test_training import run_in
 from tests.little import little
-from tests.ranks import launch_python
+from tests.ranks import fork
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -144,8 +144,7 @@ def test_two_processes_mine_what_one_mines(tmp_path, scenes):
     """Of five images one process has three and the other two, in micro-batches of two."""
     runs = [mining_run(tmp_path / str(number), scenes, mining) for number, mining in enumerate((MININGS[0], MININGS[3]))]
     alone = [after(run) for run in runs]
-    script = "import sys; from tests.laws.test_mining import by_ranks; by_ranks(sys.argv[1:])"
-    launch_python(2, script, *(run.out for run in runs))
+    fork(2, by_ranks, [run.out for run in runs])
     for run, (moved, outcome) in zip(runs, alone, strict=True):
         for rank in (0, 1):
             found = torch.load(f"{run.out}/rank{rank}.pt")

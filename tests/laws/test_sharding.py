@@ -23,7 +23,7 @@ from gigamask.train.loop import train
 from gigamask.train.optim import AdamW8bit, MuonAdamW
 from gigamask.train.segmentation import Segmentation
 from tests.little import little
-from tests.ranks import launch_python
+from tests.ranks import fork
 
 CPU = torch.device("cpu")
 
@@ -118,9 +118,8 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
         Path(run.out).mkdir()
         train(run, watching=Measured)
     shutil.copytree(Path(alone["fsdp"].out) / "checkpoints" / "step_00000002", Path(on.out) / "checkpoints" / "step_00000002")
-    script = "import sys; from tests.laws.test_sharding import by_ranks; by_ranks(sys.argv[1:])"
     halves = [case(tmp_path / name, scenes, **changes) for name, changes in HALVES.items() if count == 2]
-    launch_python(count, script, *(run.out for run in (*runs.values(), on, *halves)))
+    fork(count, by_ranks, [run.out for run in (*runs.values(), on, *halves)])
     assert not halves or alike(*map(kept, halves), apart=1e-6), "in half precision sharding rounds nothing that is not rounded without"
     for name, run in runs.items():
         assert alike(kept(alone[name]), kept(run)), name

@@ -8,7 +8,7 @@ import torch
 
 from gigamask.faults import Fault
 from gigamask.parallel.world import World, join
-from tests.ranks import launch_python
+from tests.ranks import launch
 
 CPU = torch.device("cpu")
 
@@ -87,4 +87,4 @@ assert tasks() == before, (before, tasks())
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
 def test_who_leaves_takes_the_threads_along():
     """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
-    launch_python(2, LEAVING)
+    launch(2, LEAVING)
