@@ -1,0 +1,204 @@
+"""Average precision and recall against pycocotools, on random masks and on what such code gets wrong."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from gigamask.evaluate.average_precision import PROPOSALS, Found, Protocol, measure
+from gigamask.geometry.runs import Runs
+
+# pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+COCO_NAMES = ["AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "AR@1", "AR@10", "AR@100", "AR@100 small", "AR@100 medium", "AR@100 large"]
+
+
+def as_coco(images: list[Found], found: bool, by_class: bool) -> COCO:
+    """A data set as a person who writes COCO's json by hand would make it."""
+    annotations = []
+    for number, image in enumerate(images):
+        masks, classes = (image.found, image.found_classes) if found else (image.truth, image.truth_classes)
+        areas = masks.to_dense().sum((1, 2))
+        for i, counts in enumerate(masks.to_coco()):
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": int(classes[i]) if by_class and classes is not None else 1,
+                "segmentation": {"size": list(masks.size), "counts": counts},
+                "area": float(areas[i]),
+                "iscrowd": 0,
+            }
+            if found:
+                annotation["score"] = float(image.scores[i])
+            elif image.crowd is not None:
+                annotation["iscrowd"] = int(image.crowd[i])
+            if not found and image.truth_areas is not None:
+                annotation["area"] = float(image.truth_areas[i])
+            annotations.append(annotation)
+    data = COCO()
+    data.dataset = {
+        "images": [{"id": number, "height": image.truth.size[0], "width": image.truth.size[1]} for number, image in enumerate(images)],
+        "annotations": annotations,
+        "categories": [{"id": each} for each in range(10)],
+    }
+    data.createIndex()
+    return data
+
+
+def by_pycocotools(images: list[Found], protocol: Protocol) -> dict[str, float | None]:
+    """The same numbers by pycocotools; those its `summarize` does not know are read from its curves."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        judge = COCOeval(as_coco(images, False, protocol.by_class), as_coco(images, True, protocol.by_class), "segm")
+        judge.params.maxDets = list(protocol.max_found)
+        judge.params.useCats = int(protocol.by_class)
+        judge.evaluate()
+        judge.accumulate()
+        if protocol.max_found == (1, 10, 100):
+            judge.summarize()
+            return {name: None if value == -1 else value for name, value in zip(COCO_NAMES, judge.stats, strict=True)}
+    precision, recall, top = judge.eval["precision"], judge.eval["recall"], protocol.max_found[-1]
+    arrays = {"AP": precision[..., 0, -1], "AP50": precision[0, ..., 0, -1], "AP75": precision[5, ..., 0, -1]}
+    arrays |= {f"AP {name}": precision[..., area, -1] for area, name in enumerate(("small", "medium", "large"), 1)}
+    arrays |= {f"AR@{k}": recall[..., 0, place] for place, k in enumerate(protocol.max_found)}
+    arrays |= {f"AR@{top} {name}": recall[..., area, -1] for area, name in enumerate(("small", "medium", "large"), 1)}
+    return {name: np.mean(array[array > -1]) if (array > -1).any() else None for name, array in arrays.items()}
+
+
+def compare(images: list[Found], protocol: Protocol | None = None) -> dict:
+    protocol = protocol or Protocol()
+    result, expected = measure(images, protocol), by_pycocotools(images, protocol)
+    assert [name for name in result if name[:2] in ("AP", "AR")] == list(expected)
+    for name, value in expected.items():
+        if value is None:
+            assert result[name] is None, name
+        else:
+            assert result[name] == pytest.approx(value, abs=1e-12), name
+    return result
+
+
+def shapes(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.ndarray:
+    """Rectangles and ellipses of all of COCO's areas, some empty."""
+    masks = np.zeros((count, *size), bool)
+    y, x = np.mgrid[: size[0], : size[1]]
+    for mask in masks:
+        centre, half = random.uniform(0, size), random.uniform(0, 1) ** 2 * np.array(size) / 1.5
+        away = np.abs(y - centre[0]) / max(half[0], 0.1), np.abs(x - centre[1]) / max(half[1], 0.1)
+        mask[:] = np.maximum(*away) < 1 if random.random() < 0.5 else away[0] ** 2 + away[1] ** 2 < 1
+    return masks
+
+
+def jitter(random: np.random.Generator, masks: np.ndarray) -> np.ndarray:
+    """The masks, each moved by some pixels, so that IoU falls anywhere."""
+    return np.array([np.roll(mask, random.integers(-6, 7, 2), (0, 1)) for mask in masks], bool).reshape(masks.shape)
+
+
+def scene(random: np.random.Generator, truths: int, founds: int, levels: int = 20) -> Found:
+    """An image whose found masks are the truth moved, copied and made up, with `levels` different scores, so that ties abound."""
+    size = tuple(map(int, random.integers(40, 160, 2)))
+    truth = shapes(random, truths, size)
+    made = [jitter(random, truth[random.integers(0, truths, founds)])] if truths else []
+    found = np.concatenate([*made, shapes(random, founds, size)])[random.permutation(founds * (1 + len(made)))[:founds]]
+    return Found(
+        Runs.from_dense(truth),
+        Runs.from_dense(found.reshape(founds, *size)),
+        random.integers(0, levels, founds) / levels,
+        crowd=random.random(truths) < 0.2,
+        truth_classes=random.integers(0, 3, truths),
+        found_classes=random.integers(0, 4, founds),
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("protocol", [Protocol(), Protocol(by_class=False), PROPOSALS, Protocol((3, 5))], ids=["coco", "agnostic", "1000", "few"])
+def test_random_images(seed, protocol):
+    random = np.random.default_rng(seed)
+    images = [scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=int(random.choice([1, 3, 1000]))) for _ in range(12)]
+    result = compare(images, protocol)
+    assert 0 < result["AP"] < 1
+
+
+def test_more_masks_than_count():
+    """1,100 masks in an image, of which those beyond 100 or 1,000 must not count, whatever their scores tie with."""
+    random = np.random.default_rng(1)
+    images = [scene(random, 5, 1100, levels) for levels in (1, 2, 10_000)]
+    result = compare(images, Protocol((100, 1000), by_class=False))
+    assert result["AR@100"] < result["AR@1000"] == compare(images, PROPOSALS)["AR@1000"]
+    assert result["found"] == 3300
+
+
+def test_images_without_truth_or_masks():
+    random = np.random.default_rng(2)
+    nothing, only_truth, only_found = scene(random, 0, 0), scene(random, 5, 0), scene(random, 0, 5)
+    full = scene(random, 6, 9)
+    for images in ([nothing], [only_truth], [only_found], [nothing, only_truth, only_found], [full, nothing, only_found, only_truth, full], []):
+        for protocol in (Protocol(), PROPOSALS):
+            result = compare(images, protocol)
+            assert result["images"] == len(images)
+    assert measure([only_truth])["AP"] == 0
+    assert measure([only_found])["AP"] is None
+
+
+def test_identical_masks():
+    """Copies of one mask in the truth, in what was found, and in both: each truth is matched once."""
+    random = np.random.default_rng(3)
+    one = shapes(random, 1, (80, 90))
+    for truths, founds in ((1, 7), (7, 1), (4, 4)):
+        for scores in (np.full(founds, 0.5), np.linspace(1, 0, founds)):
+            compare([Found(Runs.from_dense(one.repeat(truths, 0)), Runs.from_dense(one.repeat(founds, 0)), scores)])
+
+
+def test_all_background():
+    """Masks without a pixel, as truth and as found: an overlap of nothing with nothing is none."""
+    size = (30, 40)
+    random = np.random.default_rng(4)
+    empty, some = np.zeros((3, *size), bool), shapes(random, 3, size)
+    for truth in (empty, some, np.concatenate([empty, some])):
+        for found in (empty, some, np.concatenate([some, empty])):
+            compare([Found(Runs.from_dense(truth), Runs.from_dense(found), random.random(len(found)))])
+
+
+def test_everything_is_crowd():
+    image = scene(np.random.default_rng(5), 6, 30)
+    crowd = np.ones(6, bool)
+    found = Found(image.truth, image.found, image.scores, crowd)
+    result = compare([found])
+    assert result["AP"] is None
+    assert result["truth"] == 0
+    compare([found, image], PROPOSALS)
+
+
+def test_thresholds_met_exactly():
+    """IoUs of 0.5, 0.55 ... 1 to the pixel, and areas of exactly 32 x 32 and 96 x 96."""
+    truth = np.zeros((10, 40, 100), bool)
+    truth[:, :32, :32] = True
+    found = truth.copy()
+    for share, mask in zip(range(50, 100, 5), found, strict=True):
+        mask.reshape(40, 100)[:32, :32].flat[:] = False
+        mask[:32, :32] = (np.arange(32 * 32) < round(32 * 32 * share / 100)).reshape(32, 32)
+    large = np.zeros((2, 40, 300), bool)
+    large[0, :36, :256], large[1, :36, :257] = True, True
+    for masks, guesses in ((truth, found), (large, large[::-1].copy())):
+        images = [Found(Runs.from_dense(mask[None]), Runs.from_dense(guess[None]), np.ones(1)) for mask, guess in zip(masks, guesses, strict=True)]
+        compare(images)
+
+
+def test_stated_areas_decide_the_size():
+    image = scene(np.random.default_rng(6), 8, 20)
+    areas = np.random.default_rng(7).uniform(1, 20_000, 8)
+    compare([Found(image.truth, image.found, image.scores, truth_areas=areas)])
+
+
+def test_scores_in_half_and_single_precision():
+    image = scene(np.random.default_rng(8), 8, 40, levels=1000)
+    for kind in (np.float16, np.float32):
+        compare([Found(image.truth, image.found, image.scores.astype(kind))])
+
+
+def test_images_of_many_sizes_and_their_order():
+    """Among equal scores the order of images counts, as pycocotools counts it."""
+    random = np.random.default_rng(9)
+    images = [scene(random, 5, 10, levels=2) for _ in range(20)]
+    assert compare(images)["AP"] != compare(images[::-1])["AP"]
