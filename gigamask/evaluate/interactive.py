@@ -43,7 +43,7 @@ class Protocol:
     feed_mask: bool = True
     """feed the previous answer's logits back with each further click (the paper does not say)"""
     first_click: str = "point farthest from the mask's boundary"
-    next_click: str = "point farthest from the boundary of the error region; misses and false alarms apart, the deeper one wins"
+    next_click: str = "point farthest from the boundary of the error region; misses and false alarms apart, the deeper one wins; none twice"
     answer: str = "the mask of the highest predicted IoU; the single-mask output from the second prompt on"
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"

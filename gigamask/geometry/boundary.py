@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Bool
 
 
-def farthest_point(error: Bool[np.ndarray, "H W"]) -> tuple[int, int, float]:
+def farthest_point(error: Bool[np.ndarray, "H W"], free: Bool[np.ndarray, "H W"] | None = None) -> tuple[int, int, float]:
     """Returns `x`, `y` of the pixel of `error` that is farthest from its outside, the first in reading order among equals, and that distance.
 
-    The image's border counts as boundary, as in the evaluation of the SAM paper and in RITM's `Clicker`. An empty region gives (0, 0, 0.0).
+    The image's border counts as boundary, as in the evaluation of the SAM paper and in RITM's `Clicker`. Pixels that are not `free` are no answer,
+    but no boundary either. Where there is none, the answer is (0, 0, 0.0).
     """
     top, bottom, left, right = box_of(error)
     if top == bottom:
@@ -23,8 +24,10 @@ def farthest_point(error: Bool[np.ndarray, "H W"]) -> tuple[int, int, float]:
     padded = np.pad(error[top:bottom, left:right].astype(np.uint8), 1)
     # The quick 5 x 5 mask picks other pixels than the exact transform does.
     distance = cv2.distanceTransform(padded, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[1:-1, 1:-1]
+    if free is not None:
+        distance = distance * free[top:bottom, left:right]
     y, x = divmod(int(distance.argmax()), distance.shape[1])
-    return left + x, top + y, float(distance[y, x])
+    return (left + x, top + y, float(distance[y, x])) if distance[y, x] else (0, 0, 0.0)
 
 
 def outline(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:

@@ -78,7 +78,7 @@ class CentreClicks(Policy):
     """Evaluation's clicks: each at the pixel deepest inside the errors, found exactly (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021).
 
     Misses and false alarms are measured apart, with the picture's border as a boundary; the click is positive only where the miss is strictly
-    deeper. No pixel is clicked twice: where the deepest was clicked already, clicked pixels count as boundary. Without an error left the click
+    deeper. No pixel is clicked twice: among those not clicked yet the deepest is taken, as RITM's `Clicker` does. Without an error left the click
     confirms: deepest in the truth, then in the background, and where that is used up too the token is padding.
     """
 
@@ -185,26 +185,18 @@ def _centre_click(
     truth: Bool[np.ndarray, "H W"], guess: Bool[np.ndarray, "H W"], valid: Bool[np.ndarray, "H W"], clicked: Int64[np.ndarray, "n 2"]
 ) -> tuple[int, int, int]:
     """Returns x, y and label of one mask's next click."""
+    from gigamask.geometry.boundary import farthest_point
+
     free = np.ones_like(valid)
     free[clicked[:, 1], clicked[:, 0]] = False
     inside, outside = truth & valid, ~truth & valid
-    miss, alarm = _deepest(inside & ~guess, free), _deepest(outside & guess, free)
+    miss, alarm = farthest_point(inside & ~guess, free), farthest_point(outside & guess, free)
     if miss[2] > alarm[2]:
         return miss[0], miss[1], 1
     if alarm[2] > 0:
         return alarm[0], alarm[1], 0
     for region, label in ((inside, 1), (outside, 0)):
-        x, y, depth = _deepest(region, free)
+        x, y, depth = farthest_point(region, free)
         if depth > 0:
             return x, y, label
     return 0, 0, -1
-
-
-def _deepest(region: Bool[np.ndarray, "H W"], free: Bool[np.ndarray, "H W"]) -> tuple[int, int, float]:
-    """Returns the free pixel farthest from the region's boundary and its distance, 0 where there is none."""
-    from gigamask.geometry.boundary import farthest_point
-
-    if not (region & free).any():
-        return 0, 0, 0.0
-    x, y, distance = farthest_point(region)
-    return (x, y, distance) if free[y, x] else farthest_point(region & free)
