@@ -1,0 +1,121 @@
+"""Embeddings kept on disk: what an encoder saw and its weights make a key, and the embedding that is kept under it leaves.
+
+One file an embedding, which begins with its own digest, so that a damaged one is noticed, dropped and computed anew. Files appear whole under
+their names, and what is used last goes last once all together pass the limit; several processes may share a folder. A folder that cannot be
+written costs nothing but the reuse, and a warning.
+
+Not here: what is embedded (`predict.predictor`).
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load, save
+from torch import Tensor
+
+from gigamask.faults import Fault
+
+SUFFIX, PARTIAL = ".embedding", ".partial"
+STALE_S = 3600.0
+"""A file half-written for this long was left by a process that was killed."""
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class EmbeddingCache:
+    """A folder of at most `limit_bytes` of embeddings; ViT-B's, L's and H's have 4.2 MB each."""
+
+    folder: Path
+    limit_bytes: int = 10 * 10**9
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes < 1:
+            raise Fault(f"an embedding cache of {self.limit_bytes} bytes holds nothing; give at least the bytes of one embedding, or no cache")
+
+    def get(self, key: str) -> Float[Tensor, "1 C E E"] | None:
+        """Returns the embedding of that key, on the CPU; None where there is none, or a damaged one, which is dropped."""
+        path = self._path(key)
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return None
+        told, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
+        if _digest(content) != told:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to touch
+            os.utime(path)
+        return load(content)["embedding"]
+
+    def put(self, key: str, embedding: Float[Tensor, "1 C E E"]) -> None:
+        """Keeps an embedding, and lets go of those that were used longest ago; warns where it cannot be written."""
+        content = save({"embedding": embedding.detach().cpu().contiguous()})
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(PARTIAL, f".{key}.", self.folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(_digest(content) + content)
+                os.replace(partial, self._path(key))
+            except BaseException:
+                os.unlink(partial)
+                raise
+        except OSError as error:
+            warnings.warn(f"{self.folder}: no embedding can be kept there ({error.strerror}); free space or give another folder", stacklevel=2)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Removes what is oldest above the limit, and what killed processes left; other processes may do the same at the same time."""
+        held, now = [], time.time()
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat()
+                    if entry.name.endswith(SUFFIX):
+                        held.append((status.st_mtime_ns, status.st_size, entry.path))
+                    elif entry.name.endswith(PARTIAL) and now - status.st_mtime > STALE_S:
+                        os.unlink(entry.path)
+        total = sum(size for _, size, _ in held)
+        for _, size, path in sorted(held):
+            if total <= self.limit_bytes:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+
+def digest_weights(state: Mapping[str, Tensor], about: str) -> str:
+    """Returns what names an encoder: its tensors, byte for byte, and `about`, which says what shapes do not."""
+    told = blake2b(about.encode(), digest_size=DIGEST_BYTES)
+    for name, tensor in sorted(state.items()):
+        told.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        told.update(_bytes(tensor))
+    return told.hexdigest()
+
+
+def key(weights: str, pixels: Tensor, about: str = "") -> str:
+    """Returns what one embedding is kept under: the encoder's name, the pixels it saw, and `about`, which says how it computed."""
+    told = blake2b(f"{weights} {pixels.dtype} {tuple(pixels.shape)} {about}\0".encode(), digest_size=DIGEST_BYTES)
+    told.update(_bytes(pixels))
+    return told.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
