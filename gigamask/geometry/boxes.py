@@ -56,4 +56,4 @@ def near_edge(boxes: Boxes, crop: tuple[int, int, int, int], size: tuple[int, in
     height, width = size
     wide = boxes.astype(np.float32)
     at_crop, at_image = (np.abs(wide - np.array(each, np.float32)) <= within for each in (crop, (0, 0, width, height)))
-    return (at_crop & ~at_image).any(1)
+    return np.asarray((at_crop & ~at_image).any(1))

@@ -25,9 +25,12 @@ PIXEL_STD = (58.395, 57.12, 57.375)
 
 
 def normalised(
-    images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"], mean: Float[Tensor, "3 1 1"], std: Float[Tensor, "3 1 1"]
+    images: UInt8[Tensor, "B 3 S S"] | Float[Tensor, "B 3 S S"],
+    input_sizes: Int64[Tensor, "B 2"],
+    mean: Float[Tensor, "3 1 1"],
+    std: Float[Tensor, "3 1 1"],
 ) -> Float[Tensor, "B 3 S S"]:
-    """Returns pixels less their mean over their deviation, 0 in the padding."""
+    """Returns pixels, in 0..255, less their mean over their deviation, 0 in the padding."""
     place = torch.arange(images.shape[-1], device=images.device)
     rows, columns = place < input_sizes[:, :1], place < input_sizes[:, 1:]
     return (images.to(mean.dtype) - mean) / std * (rows[:, None, :, None] & columns[:, None, None, :])
@@ -49,7 +52,10 @@ class Sam(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
     def encode(
-        self, images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"], drop_path: Float[Tensor, "B L 2"] | None = None
+        self,
+        images: UInt8[Tensor, "B 3 S S"] | Float[Tensor, "B 3 S S"],
+        input_sizes: Int64[Tensor, "B 2"],
+        drop_path: Float[Tensor, "B L 2"] | None = None,
     ) -> Float[Tensor, "B C E E"]:
         """Returns the embedding of images whose valid part, `input_sizes` (height, width), lies at the top left; the rest is zero once normalised.
 

@@ -114,7 +114,7 @@ def key(weights: str, pixels: Tensor, about: str = "") -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _digest(content: bytes) -> bytes:
