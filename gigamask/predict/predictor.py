@@ -48,7 +48,7 @@ class Predictor:
         self._images: list[tuple[Tensor, Frame]] = []
         self.is_image_set = False
         self.features: Tensor | None = None
-        self.frame: Frame | None = None
+        self._selected = 0
         self.original_size: tuple[int, int] | None = None
         self.input_size: tuple[int, int] | None = None
 
@@ -87,8 +87,9 @@ class Predictor:
         """Makes prompts be about image `number` of those last set, counted from 0."""
         if not 0 <= number < len(self._images):
             raise Fault(f"image {number} was selected and {len(self._images)} are set; set images first, then select by a number from 0 on")
-        self.features, self.frame = self._images[number]
-        self.original_size, self.input_size, self.is_image_set = self.frame.original, self.frame.resized, True
+        self._selected = number
+        self.features, frame = self._images[number]
+        self.original_size, self.input_size, self.is_image_set = frame.original, frame.resized, True
 
     def _show(self, resized: Sequence[Tensor], frames: Sequence[Frame]) -> None:
         """Embeds resized images and selects the first."""
@@ -111,7 +112,8 @@ class Predictor:
         `mask_input` `(1, G, G)` logits of an earlier answer. With `return_logits` masks are logits, else these above 0.
         Raises Fault where no image is set, or prompts have other shapes.
         """
-        size = self._shown()[1].original
+        self.get_image_embedding()
+        size = self._images[self._selected][1].original
         points = None if point_coords is None else torch.as_tensor(self.transform.apply_coords(np.asarray(point_coords), size))[None].float()
         labels = None if point_labels is None else torch.as_tensor(np.asarray(point_labels))[None]
         boxes = None if box is None else torch.as_tensor(self.transform.apply_boxes(np.asarray(box), size)).float()
@@ -133,7 +135,7 @@ class Predictor:
 
         `point_coords` `(B, N, 2)`, `point_labels` `(B, N)` where -1 is no point, `boxes` `(B, 4)`, `mask_input` `(B, 1, G, G)` or one for all.
         """
-        features, frame = self._shown()
+        features, (_, frame) = self.get_image_embedding(), self._images[self._selected]
         prompts = prompts_of(point_coords, point_labels, boxes, mask_input, multimask_output, self.model.spec.grid)
         low, iou = answer(self.model, features, prompts)
         masks = frame.logits_to_original(low)
@@ -141,9 +143,6 @@ class Predictor:
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Returns the selected image's embedding; raises Fault where none is set."""
-        return self._shown()[0]
-
-    def _shown(self) -> tuple[Tensor, Frame]:
-        if self.features is None or self.frame is None:
+        if self.features is None:
             raise Fault("no image is set, so there is nothing to ask about; call set_image first")
-        return self.features, self.frame
+        return self.features

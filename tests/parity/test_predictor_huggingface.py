@@ -26,7 +26,10 @@ def models():
 @pytest.fixture(scope="module")
 def processor():
     return SamImageProcessorPil(
-        size={"longest_edge": SIDE}, pad_size={"height": SIDE, "width": SIDE}, mask_size={"longest_edge": 32}, mask_pad_size={"height": 32, "width": 32}
+        size={"longest_edge": SIDE},
+        pad_size={"height": SIDE, "width": SIDE},
+        mask_size={"longest_edge": 32},
+        mask_pad_size={"height": 32, "width": 32},
     )
 
 
@@ -37,7 +40,9 @@ def picture(size: tuple[int, int]) -> np.ndarray:
 
 
 @torch.no_grad()
-def theirs(models, processor, image: np.ndarray, several: bool, mask: np.ndarray | None, **prompts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def theirs(
+    models, processor, image: np.ndarray, several: bool, mask: np.ndarray | None, **prompts
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns logits at the image's size, IoU and low-resolution logits."""
     seen = processor(image, return_tensors="pt")
     height, width = image.shape[:2]
