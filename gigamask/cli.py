@@ -21,7 +21,7 @@ STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command conti
 
 VERBS = [
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "plan"),
-    *("pretrain", "train", "evaluate", "ablate", "follow", "demo"),
+    *("pretrain", "train", "evaluate", "segment", "ablate", "follow", "demo"),
 ]
 """In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
 of its own."""

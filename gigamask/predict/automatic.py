@@ -64,7 +64,7 @@ class Found:
         return Found(masks, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0]) if name != "masks"})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AutomaticMasks(Settings):
     """Segments everything in an image. `point_grids` `(n, 2)`, one a layer, in shares of a crop's width and height, stand in for a regular grid."""
 

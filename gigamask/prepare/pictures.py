@@ -30,6 +30,11 @@ def as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise BadSample(f"{name}: {path} cannot be read ({error.strerror}); put the picture there") from error
+    return to_jpeg(raw, size, name)
+
+
+def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
+    """Returns a picture file's bytes as those of a JPEG of `size`, (H, W); raises BadSample where they cannot be."""
     if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
         image.decode(raw, name)
         return raw

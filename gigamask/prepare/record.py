@@ -22,9 +22,15 @@ def record(
     points_xy: Int[np.ndarray, "n 2"] | Float[np.ndarray, "n 2"],
     predicted_iou: Float[np.ndarray, "n"],
     stability_score: Float[np.ndarray, "n"],
+    crops: Int[np.ndarray, "n 4"] | None = None,
 ) -> dict[str, Any]:
-    """Returns the json of image `sa_<image_id>`: its masks, each with its id, the prompt it was made from, and its scores."""
+    """Returns the json of image `sa_<image_id>`: its masks, each with its id, the prompt it was made from, and its scores.
+
+    `crops` says which part of the image each was made from, as `xyxy` with half-open ends; None for all of it.
+    """
     height, width = masks.size
+    if crops is None:
+        crops = np.tile([0, 0, width, height], (len(masks), 1))
     return {
         "image": {"image_id": image_id, "width": width, "height": height, "file_name": f"sa_{image_id}.jpg"},
         "annotations": [
@@ -32,11 +38,11 @@ def record(
                 **shape,
                 "predicted_iou": float(predicted_iou[i]),
                 "point_coords": [[float(points_xy[i, 0]), float(points_xy[i, 1])]],
-                "crop_box": [0.0, 0.0, float(width), float(height)],
+                "crop_box": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
                 "id": ids[i],
                 "stability_score": float(stability_score[i]),
             }
-            for i, shape in enumerate(shapes(masks))
+            for i, (shape, (x0, y0, x1, y1)) in enumerate(zip(shapes(masks), crops.tolist(), strict=True))
         ],
     }
 

@@ -1,0 +1,85 @@
+"""`gigamask segment`: everything in images, as SA-1B's annotations."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from gigamask.faults import Fault
+from gigamask.predict.settings import Settings
+
+SHOWN = 5
+"""How many of what was left out are printed; `--json` has all."""
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Verb:
+    """segments everything in images into SA-1B's jsons, or into tars to train on; the same command goes on where it was stopped"""
+
+    paths: Positional[tuple[str, ...]]
+    """WEIGHTS IMAGE...: a run folder, a checkpoint or any file of weights; then pictures, folders, globs, tars, or an index"""
+    out: str
+    """folder for the jsons, and for the tars"""
+    weights: str | None = None
+    """the weights; all paths are images then"""
+    to_shards: bool = False
+    """also write tars of images and jsons, which 'gigamask index' reads"""
+    shard_images: int = 500
+    """images a tar"""
+    pictures: str | None = None
+    """folder for a picture of each image with its masks"""
+    cache: str | None = None
+    """folder that keeps the images' embeddings, for a later run with other numbers"""
+    cache_gb: float = 10.0
+    """how much it keeps, in 10^9 bytes; what was used longest ago goes first"""
+    device: str = "auto"
+    """auto is cuda when there is one"""
+    masks: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
+    """what is asked, and which masks stay; names and defaults are those of SamAutomaticMaskGenerator"""
+    json: str | None = None
+    """file for what was printed, as data, with all that was left out"""
+
+    def run(self) -> dict[str, Any]:
+        from pathlib import Path
+
+        from gigamask.predict.automatic import AutomaticMasks
+        from gigamask.predict.cache import EmbeddingCache
+        from gigamask.segmenting import Output, find, segment
+        from gigamask.train.checkpoint import load_model
+        from gigamask.verbs.progress import bar
+
+        weights, paths = self.split()
+        output = Output(Path(self.out), self.to_shards, self.shard_images, None if self.pictures is None else Path(self.pictures))
+        cache = None if self.cache is None else EmbeddingCache(Path(self.cache), int(self.cache_gb * GIGABYTE))
+        masks = AutomaticMasks(load_model(weights, self.device), cache=cache, **self.masks.told())
+        with tempfile.TemporaryDirectory() as scratch:
+            pictures, rejected = find(paths, scratch)
+            with bar("segment") as progress:
+                done = segment(pictures, masks, output, rejected, progress)
+        each = done["masks"] / done["images"]
+        print(f"{self.out}: {done['images']} images with {done['masks']} masks, {each:.1f} each ({done['kept']} images were done before)")
+        if self.to_shards:
+            print(f"  {len(done['tars'])} tars ({done['tars_kept']} were done before)")
+        left_out = done["left_out"]
+        if left_out:
+            print(f"  images left out: {len(left_out)}" + (f", the first {SHOWN}:" if len(left_out) > SHOWN else ""))
+        for rejected_one in left_out[:SHOWN]:
+            print(f"    {rejected_one['reason']}")
+        if self.to_shards:
+            print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
+        return done
+
+    def split(self) -> tuple[str, tuple[str, ...]]:
+        """Returns the weights and the images; raises Fault where one of them is missing."""
+        if self.weights is not None:
+            if not self.paths:
+                raise Fault("segment wants images: segment IMAGE... --weights W --out DIR; see 'gigamask segment --help'")
+            return self.weights, self.paths
+        if len(self.paths) < 2:
+            raise Fault("segment wants weights, then images: segment WEIGHTS IMAGE... --out DIR; see 'gigamask segment --help'")
+        return self.paths[0], self.paths[1:]

@@ -1,0 +1,152 @@
+"""Everything in images, as a user types it: jsons, tars that the other verbs read, pictures; and what goes wrong."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gigamask.cli import main
+from gigamask.data import annotation
+from gigamask.model.start import build
+from gigamask.model.weights import save, to_official
+from gigamask.prepare.synthetic import compose_scene
+from tests import little
+
+SPEC = replace(little.SPEC, informed_start=True)
+
+FEW = ["--points-per-side", "4", "--pred-iou-thresh", "0", "--stability-score-thresh", "0", "--box-nms-thresh", "0.95"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    """A file of random weights of 64 px."""
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    save(to_official(build(SPEC, 0)), SPEC, path)
+    return str(path)
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """A folder with a JPEG, a PNG and, in a folder of its own, another of the same name."""
+    folder = tmp_path / "pictures"
+    (folder / "deep").mkdir(parents=True)
+    for number, name in enumerate(["one.jpg", "two.png", "deep/one.jpg"]):
+        cv2.imwrite(str(folder / name), compose_scene(1, number).pixels[::4, ::4, ::-1])
+    return folder
+
+
+def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path, capsys):
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    words = ["segment", weights, str(scenes), "--out", str(out), "--to-shards", "--shard-images", "8", *FEW, "--json", str(told)]
+    assert main(words) == 0
+    done, printed = json.loads(told.read_text()), capsys.readouterr().out
+    assert (done["images"], done["kept"], len(done["tars"]), done["left_out"]) == (12, 0, 2, [])
+    assert f"{out}: 12 images with {done['masks']} masks" in printed
+    assert f"next: gigamask index {out}" in printed
+    entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
+    assert len(entry.masks) > 3
+    assert main(["index", str(out), "--out", str(tmp_path / "index"), "--json", str(tmp_path / "index.json")]) == 0
+    report = json.loads((tmp_path / "index.json").read_text())
+    assert (report["images"], report["masks"], report["rejected"]) == (12, done["masks"], [])
+    assert main(["verify", str(out)]) == 0
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")}
+    assert main(words) == 0
+    again = json.loads(told.read_text())
+    assert (again["kept"], again["tars_kept"], again["masks"]) == (12, 2, done["masks"])
+    (out / "sa_000000" / "sa_3.json").write_text("{")  # damaged: done again, and its tar with it
+    (out / "sa_000001.tar").unlink()
+    before = (out / "sa_000000.tar").read_bytes()
+    assert main(words) == 0
+    again = json.loads(told.read_text())
+    assert (again["kept"], again["tars_kept"]) == (11, 0)
+    assert (out / "sa_000000.tar").read_bytes() == before
+    assert {path for path, stamp in stamps.items() if path.stat().st_mtime_ns == stamp} == {
+        path for path in stamps if path.suffix == ".json" and path.name != "sa_3.json"
+    }
+
+
+def test_pictures_globs_and_an_index_give_jsons_and_pictures(weights, pictures, scenes, tmp_path, capsys):
+    out, drawn = tmp_path / "out", tmp_path / "drawn"
+    words = ["segment", str(pictures), "--weights", weights, "--out", str(out), *FEW]
+    assert main([*words, "--cache", str(tmp_path / "cache")]) == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("[a-z]*.json") if ".segment" not in str(path)) == [
+        "deep/one.json",
+        "one.json",
+        "two.json",
+    ]
+    told = json.loads((out / "two.json").read_text())
+    assert told["image"]["file_name"] == "two.png"
+    assert {"segmentation", "area", "bbox", "predicted_iou", "point_coords", "stability_score", "crop_box", "id"} == told["annotations"][0].keys()
+    assert main([*words, "--pictures", str(drawn)]) == 0  # of images that were done before, too
+    assert "(3 images were done before)" in capsys.readouterr().out
+    assert cv2.imread(str(drawn / "deep" / "one.png")).shape == cv2.imread(str(pictures / "deep" / "one.jpg")).shape
+    both = [str(pictures / "*.*g"), str(pictures / "deep")]
+    assert main(["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to-shards", *FEW]) == 0
+    assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == ["one.json", "sa_000000.tar", "two.json"]
+    assert main(["segment", weights, *both, "--out", str(tmp_path / "both"), *FEW]) == 2
+    assert "would both be written to one.json; segment them into folders of their own" in capsys.readouterr().err
+    assert main(["index", str(pictures / "deep"), "--out", str(tmp_path / "index")]) == 0
+    assert main(["segment", weights, str(tmp_path / "index"), str(pictures / "two.png"), "--out", str(tmp_path / "mixed"), *FEW]) == 0
+    assert (tmp_path / "mixed" / "deep" / "one.json").exists()
+
+
+def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
+    raw = (pictures / "one.jpg").read_bytes()
+    (pictures / "cut.jpg").write_bytes(raw[: len(raw) // 2])
+    (pictures / "no.png").write_text("no picture")
+    words = ["segment", weights, str(pictures), "--out", str(tmp_path / "out"), "--to-shards", *FEW]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "3 images with" in printed
+    assert "images left out: 2" in printed
+    assert "cut.jpg: the JPEG of" in printed
+    assert "no.png: the 10 bytes are no JPEG that can be read" in printed
+    (pictures / "cut.jpg").write_bytes(raw)  # mended: done by the same command, and put into the tar
+    assert main(words) == 0
+    assert "(3 images were done before)\n  1 tars (0 were done before)" in capsys.readouterr().out
+    assert main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
+    assert "none of 1 images can be used, the first:" in capsys.readouterr().err
+
+
+def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    shutil.copy(weights, tmp_path / "other.safetensors")
+    save(to_official(build(SPEC, 1)), SPEC, tmp_path / "other.safetensors")
+    assert main(["segment", weights, str(pictures), *out, *FEW]) == 0
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "sa_1.tar").write_text("mine")
+    capsys.readouterr()
+    for words, message in [
+        ([weights, *out], "segment wants weights, then images: segment WEIGHTS IMAGE... --out DIR"),
+        (["--weights", weights, *out], "segment wants images: segment IMAGE... --weights W --out DIR"),
+        ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
+        ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
+        ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
+        ([weights, str(pictures), *out, "--points-per-side", "0"], "points_per_side is 0; it counts something and must be at least 1"),
+        ([weights, str(pictures), *out, "--shard-images", "0"], "0 images a shard: at least one has to be"),
+        ([weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"], "an embedding cache of 0 bytes holds nothing"),
+        ([weights, str(pictures), *out], "holds what other weights or other numbers have made"),
+        ([str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW], "holds what other weights or other numbers have made"),
+        ([weights, str(pictures), "--out", str(tmp_path / "full")], "holds 1 tars such as sa_1.tar, which new ones would mix with"),
+        ([weights, str(pictures), *out, "--points-per-sid", "3"], "perhaps you meant --points-per-side"),
+    ]:
+        assert main(["segment", *words]) == 2, words
+        printed = capsys.readouterr().err
+        assert message.lower() in printed.lower(), printed
+        assert printed.count("\n") == 1
+
+
+def test_drawn_masks_are_seen():
+    scene = compose_scene(1, 0)
+    from gigamask.segmenting import painted
+
+    canvas = painted(scene.pixels, scene.masks)
+    inside = scene.masks.to_dense().any(0)
+    assert (canvas[inside] != scene.pixels[inside]).any(1).mean() > 0.9
+    edge = cv2.dilate(inside.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool)
+    assert np.array_equal(canvas[~edge], scene.pixels[~edge])
