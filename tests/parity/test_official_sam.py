@@ -1,97 +1,37 @@
 """Predictor and automatic masks against Meta's own package `segment_anything`, where it can be imported; it is no dependency, so skips are usual.
 
-    pip download --no-deps segment-anything && unzip segment_anything-*.whl -d official
-    PYTHONPATH=official pytest tests/parity/test_official_sam.py -rs
-
-What it needs of torchvision, which does not load beside the CPU build of torch, stands in here: Pillow's resize, and the textbook's suppression.
+pip download --no-deps segment-anything && unzip segment_anything-*.whl -d official
+PYTHONPATH=official pytest tests/parity/test_official_sam.py -rs
 """
 
-import importlib
-import importlib.util
-import sys
-import types
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from gigamask.model.sizes import tiny
 from gigamask.model.start import build
-from gigamask.model.weights import to_official
 from gigamask.predict.automatic import AutomaticMasks
 from gigamask.predict.predictor import Predictor
 from gigamask.prepare.synthetic import compose_scene
+from tests import official
 
 SPEC = replace(tiny(), input_side=64, window=3)
 
 
-def suppression(boxes, scores, idxs, iou_threshold):
-    """One box after the other, in torch, as the reference generator calls torchvision's `batched_nms`: all of one category."""
-    kept, left = [], torch.sort(scores, descending=True, stable=True)[1]
-    while len(left):
-        best, left = left[0], left[1:]
-        kept.append(int(best))
-        low, high = torch.maximum(boxes[best, :2], boxes[left, :2]), torch.minimum(boxes[best, 2:], boxes[left, 2:])
-        shared = (high - low).clamp(min=0).prod(1)
-        left = left[~((shared / (area(boxes[best : best + 1]) + area(boxes[left]) - shared)).double() > iou_threshold)]
-    return torch.tensor(kept, dtype=torch.int64)
-
-
-def area(boxes):
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-
-
 @pytest.fixture(scope="module")
-def official():
-    if importlib.util.find_spec("segment_anything") is None:
+def package():
+    if not official.there():
         pytest.skip("Meta's segment_anything is not installed: put it on PYTHONPATH, as the head of this file says, to compare with it")
-    stand_in = {
-        "torchvision": {},
-        "torchvision.ops": {},
-        "torchvision.ops.boxes": {"batched_nms": suppression, "box_area": area},
-        "torchvision.transforms": {},
-        "torchvision.transforms.functional": {
-            "to_pil_image": Image.fromarray,
-            "resize": lambda image, size: image.resize(size[::-1], Image.Resampling.BILINEAR),
-        },
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, content in stand_in.items():
-            module = types.ModuleType(name)
-            vars(module).update(content)
-            patch.setitem(sys.modules, name, module)
-        yield importlib.import_module("segment_anything")
+    with official.imported() as package:
+        yield package
 
 
 @pytest.fixture(scope="module")
-def models(official):
-    mine, parts = build(SPEC, 0).eval(), official.modeling
-    side = SPEC.embedding_side
-    theirs = parts.Sam(
-        parts.ImageEncoderViT(
-            img_size=SPEC.input_side,
-            patch_size=SPEC.patch,
-            embed_dim=SPEC.dim,
-            depth=SPEC.depth,
-            num_heads=SPEC.heads,
-            out_chans=SPEC.embedding_dim,
-            norm_layer=partial(torch.nn.LayerNorm, eps=1e-6),
-            use_rel_pos=True,
-            window_size=SPEC.window,
-            global_attn_indexes=SPEC.global_blocks,
-        ),
-        parts.PromptEncoder(SPEC.embedding_dim, (side, side), (SPEC.input_side, SPEC.input_side), 16),
-        parts.MaskDecoder(
-            transformer_dim=SPEC.embedding_dim,
-            transformer=parts.TwoWayTransformer(2, SPEC.embedding_dim, SPEC.decoder_heads, SPEC.decoder_mlp),
-            iou_head_hidden_dim=SPEC.iou_hidden,
-        ),
-    )
-    theirs.load_state_dict(to_official(mine), strict=True)
-    return mine, theirs.eval()
+def models(package):
+    mine = build(SPEC, 0).eval()
+    return mine, official.with_weights_of(mine, package)
 
 
 POINTS = {"point_coords": np.array([[30.0, 40], [100, 20]]), "point_labels": np.array([1, 0])}
@@ -100,10 +40,10 @@ PROMPTS = {"points": POINTS, "box": BOX, "points and box": POINTS | BOX, "nothin
 
 
 @pytest.mark.parametrize("upright", [False, True])
-def test_the_predictor_is_metas(official, models, upright):
+def test_the_predictor_is_metas(package, models, upright):
     image = compose_scene(1, 3).pixels
     image = np.ascontiguousarray(image.transpose(1, 0, 2)) if upright else image
-    mine, theirs = Predictor(models[0]), official.SamPredictor(models[1])
+    mine, theirs = Predictor(models[0]), package.SamPredictor(models[1])
     mine.set_image(image)
     theirs.set_image(image)
     assert (mine.original_size, mine.input_size) == (theirs.original_size, theirs.input_size)
@@ -133,10 +73,10 @@ def test_the_predictor_is_metas(official, models, upright):
         {"points_per_side": None, "point_grids": [np.array([[0.5, 0.5], [0.2, 0.7]])], "output_mode": "uncompressed_rle"},
     ],
 )
-def test_automatic_masks_are_metas_in_the_same_order(official, models, settings):
+def test_automatic_masks_are_metas_in_the_same_order(package, models, settings):
     image = compose_scene(1, 3).pixels
     settings = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0} | settings
-    mine, theirs = AutomaticMasks(models[0], **settings).generate(image), official.SamAutomaticMaskGenerator(models[1], **settings).generate(image)
+    mine, theirs = AutomaticMasks(models[0], **settings).generate(image), package.SamAutomaticMaskGenerator(models[1], **settings).generate(image)
     assert len(mine) == len(theirs) > 1
     for one, other in zip(mine, theirs, strict=True):
         assert list(one) == list(other)
