@@ -1,6 +1,7 @@
-"""Meta's own package `segment_anything`, without torchvision: what it needs of that, which does not load beside the CPU build of torch, stands in here.
+"""Meta's own package `segment_anything`, without torchvision, which does not load beside the CPU build of torch.
 
-Pillow's resize, and the textbook's suppression. Nothing here is needed but to compare with that package, where it lies on PYTHONPATH.
+Two functions stand in for what it needs of that: Pillow's resize, and the textbook's suppression. Only comparisons need any of this, where the
+package lies on PYTHONPATH.
 """
 
 import importlib
