@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from gigamask.faults import Fault
 from gigamask.predict.settings import Settings
 
 SHOWN = 5
@@ -21,12 +20,12 @@ GIGABYTE = 10**9
 class Verb:
     """segments everything in images into SA-1B's jsons, or into tars to train on; the same command goes on where it was stopped"""
 
-    paths: Positional[tuple[str, ...]]
-    """WEIGHTS IMAGE...: a run folder, a checkpoint or any file of weights; then pictures, folders, globs, tars, or an index"""
+    weights: Positional[str]
+    """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    images: Positional[tuple[str, ...]]
+    """pictures, folders of them at any depth, globs, tars, or an index"""
     out: str
     """folder for the jsons, and for the tars"""
-    weights: str | None = None
-    """the weights; all paths are images then"""
     to_shards: bool = False
     """also write tars of images and jsons, which 'gigamask index' reads"""
     shard_images: int = 500
@@ -53,12 +52,11 @@ class Verb:
         from gigamask.train.checkpoint import load_model
         from gigamask.verbs.progress import bar
 
-        weights, paths = self.split()
         output = Output(Path(self.out), self.to_shards, self.shard_images, None if self.pictures is None else Path(self.pictures))
         cache = None if self.cache is None else EmbeddingCache(Path(self.cache), int(self.cache_gb * GIGABYTE))
-        masks = AutomaticMasks(load_model(weights, self.device), cache=cache, **self.masks.told())
+        masks = AutomaticMasks(load_model(self.weights, self.device), cache=cache, **self.masks.told())
         with tempfile.TemporaryDirectory() as scratch:
-            pictures, rejected = find(paths, scratch)
+            pictures, rejected = find(self.images, scratch)
             with bar("segment") as progress:
                 done = segment(pictures, masks, output, rejected, progress)
         each = done["masks"] / done["images"]
@@ -73,13 +71,3 @@ class Verb:
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
         return done
-
-    def split(self) -> tuple[str, tuple[str, ...]]:
-        """Returns the weights and the images; raises Fault where one of them is missing."""
-        if self.weights is not None:
-            if not self.paths:
-                raise Fault("segment wants images: segment IMAGE... --weights W --out DIR; see 'gigamask segment --help'")
-            return self.weights, self.paths
-        if len(self.paths) < 2:
-            raise Fault("segment wants weights, then images: segment WEIGHTS IMAGE... --out DIR; see 'gigamask segment --help'")
-        return self.paths[0], self.paths[1:]

@@ -73,7 +73,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
 
 def test_pictures_globs_and_an_index_give_jsons_and_pictures(weights, pictures, scenes, tmp_path, capsys):
     out, drawn = tmp_path / "out", tmp_path / "drawn"
-    words = ["segment", str(pictures), "--weights", weights, "--out", str(out), *FEW]
+    words = ["segment", weights, str(pictures), "--out", str(out), *FEW]
     assert main([*words, "--cache", str(tmp_path / "cache")]) == 0
     assert len(list((tmp_path / "cache").iterdir())) == 3
     assert sorted(str(path.relative_to(out)) for path in out.rglob("[a-z]*.json") if ".segment" not in str(path)) == [
@@ -124,8 +124,8 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
     (tmp_path / "full" / "sa_1.tar").write_text("mine")
     capsys.readouterr()
     for words, message in [
-        ([weights, *out], "segment wants weights, then images: segment WEIGHTS IMAGE... --out DIR"),
-        (["--weights", weights, *out], "segment wants images: segment IMAGE... --weights W --out DIR"),
+        ([weights, *out], "no image was given; give pictures, folders of them, tars, globs or an index"),
+        (out, "Missing from gigamask segment: STR a run folder, a checkpoint"),
         ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
         ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
         ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
