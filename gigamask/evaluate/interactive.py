@@ -8,6 +8,7 @@ of the stored image.
 Not here: the clicks (`prompts.policy.CentreClicks`), pictures (`evaluate.pictures`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
@@ -23,6 +24,7 @@ from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.items import GRANULARITIES, granularity
 from gigamask.data.shards import Shards
+from gigamask.evaluate import boundary_scores, calibration
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
 from gigamask.losses.quality import actual_iou
@@ -47,14 +49,21 @@ class Protocol:
     answer: str = "the mask of the highest predicted IoU; the single-mask output from the second prompt on"
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
+    boundaries: bool = False
+    """score the answers' boundaries, too, as `boundary_scores` does"""
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
     mean: str = "over all masks of all images"
+
+
+SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
+"""COCO's sizes, and the most pixels that a mask of each has."""
 
 
 @dataclass(frozen=True)
 class MaskScore:
     """One mask's scores: its image's row in the index, its number among that image's annotations, its share of the image's area, IoU by number of
-    clicks, oracle and box IoU."""
+    clicks, oracle and box IoU; its pixels, by number of clicks the IoU that the model gave its answer, and, where asked, what its boundary scores.
+    """
 
     row: int
     number: int
@@ -62,11 +71,20 @@ class MaskScore:
     clicks: dict[int, float]
     oracle: float
     box: float
+    area_px: int = 0
+    predicted: dict[int, float] = field(default_factory=dict)
+    boundary_iou: dict[int, float] = field(default_factory=dict)
+    boundary_f: dict[int, float] = field(default_factory=dict)
 
     @property
     def granularity(self) -> str:
         """Which of `GRANULARITIES` the mask is."""
         return GRANULARITIES[granularity(np.array([self.area_share]))[0]]
+
+    @property
+    def size(self) -> str:
+        """Which of `SIZES` the mask is."""
+        return next(name for name, most in SIZES.items() if self.area_px <= most)
 
 
 @dataclass(frozen=True)
@@ -86,7 +104,9 @@ class Result:
             "images": self.images,
             **self._means(self.scores),
             "granularity": {name: self._means([score for score in self.scores if score.granularity == name]) for name in GRANULARITIES},
-            "protocol": asdict(self.protocol),
+            "size": {name: self._means([score for score in self.scores if score.size == name]) for name in SIZES},
+            "calibration": self._calibration(),
+            "protocol": asdict(self.protocol) | {"boundary": asdict(boundary_scores.Protocol()) if self.protocol.boundaries else None},
         }
 
     def _means(self, scores: list[MaskScore]) -> dict:
@@ -95,7 +115,18 @@ class Result:
             "clicks": {str(n): _mean([score.clicks[n] for score in scores]) for n in self.protocol.clicks},
             "oracle": _mean([score.oracle for score in scores]),
             "box": _mean([score.box for score in scores]),
+            **(self._boundaries(scores) if self.protocol.boundaries else {}),
         }
+
+    def _boundaries(self, scores: list[MaskScore]) -> dict:
+        names, clicks = ("boundary_iou", "boundary_f"), self.protocol.clicks
+        return {name: {str(n): _mean([getattr(score, name)[n] for score in scores]) for n in clicks} for name in names}
+
+    def _calibration(self) -> dict:
+        """Returns how far the IoU predicted for the answer to the first click can be taken at its word."""
+        first = [score for score in self.scores if 1 in score.predicted]
+        predicted, actual = (np.array([each[1] for each in column]) for column in ([s.predicted for s in first], [s.clicks for s in first]))
+        return calibration.calibrate(predicted, actual).summary()
 
 
 @dataclass(frozen=True)
@@ -199,18 +230,36 @@ def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protoco
     """Plays the clicks and the box for some masks of one image."""
     truth, decode = scene.truth(numbers), scene.decoder(model)
     height, width = scene.frame.original
-    shares = (scene.entry.masks[numbers].areas() / (height * width)).tolist()
     by_clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
+    predicted: dict[int, list[float]] = {}
+    edges: dict[int, tuple[list[float], list[float]]] = {}
     for played in play(decode, truth, CentreClicks(max(protocol.clicks), protocol.feed_mask), None, 0.0):
         every = actual_iou(played.prediction.logits, truth.masks, truth.valid)
         if played.index == 0:
             oracle = every.amax(1).tolist()
         by_clicks[played.index + 1] = _of_chosen(every, played)
+        predicted[played.index + 1] = _of_chosen(played.prediction.iou, played)
+        if protocol.boundaries and played.index + 1 in protocol.clicks:
+            masks = played.guess.cpu().numpy(), truth.masks.cpu().numpy()
+            edges[played.index + 1] = boundary_scores.boundary_iou(*masks).tolist(), boundary_scores.boundary_f(*masks).tolist()
     (boxed,) = play(decode, truth, BoxPrompt(), None, 0.0)
     box = _of_chosen(actual_iou(boxed.prediction.logits, truth.masks, truth.valid), boxed)
+    areas = scene.entry.masks[numbers].areas().tolist()
     return [
-        MaskScore(row, int(number), shares[i], {n: by_clicks[n][i] for n in protocol.clicks}, oracle[i], box[i]) for i, number in enumerate(numbers)
+        MaskScore(
+            row,
+            int(number),
+            areas[i] / (height * width),
+            {n: by_clicks[n][i] for n in protocol.clicks},
+            oracle[i],
+            box[i],
+            areas[i],
+            {n: predicted[n][i] for n in protocol.clicks},
+            {n: ious[i] for n, (ious, _) in edges.items()},
+            {n: scores[i] for n, (_, scores) in edges.items()},
+        )
+        for i, number in enumerate(numbers)
     ]
 
 
@@ -223,11 +272,20 @@ def _mean(values: list[float]) -> float | None:
 
 
 def table(summary: dict) -> str:
-    """Returns a summary as a table in per cent: a row for all masks, and one for each granularity that has any."""
-    rows = {"all": summary} | {name: each for name, each in summary["granularity"].items() if each["masks"]}
+    """Returns a summary as a table in per cent: a row for all masks, and one for each granularity and size that has any; then boundaries."""
+    rows = {"all": summary}
+    for breakdown, words in (("granularity", {}), ("size", {"small": "to 32 px", "medium": "to 96 px", "large": "above"})):
+        rows |= {words.get(name, name): each for name, each in summary[breakdown].items() if each["masks"]}
     names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]] + ["oracle", "box", "masks"]
-    lines = [f"mIoU, % of {summary['masks']} masks on {summary['images']} images", " " * 8 + "".join(f"{name:>10}" for name in names)]
+    lines = [f"mIoU, % of {summary['masks']} masks on {summary['images']} images", " " * 9 + "".join(f"{name:>10}" for name in names)]
     for name, each in rows.items():
         values = [*each["clicks"].values(), each["oracle"], each["box"]]
-        lines.append(f"{name:8}" + "".join(f"{100 * value:10.1f}" for value in values) + f"{each['masks']:10,}")
+        lines.append(f"{name:9}" + "".join(f"{100 * value:10.1f}" for value in values) + f"{each['masks']:10,}")
+    for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):
+        if name in summary:
+            lines.append(f"{title}, %:" + "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items()) + "  (clicks)")
+    error, correlation = (summary["calibration"][name] for name in ("expected_error", "correlation"))
+    if error is not None:
+        told = "" if correlation is None else f", correlation {correlation:.2f}"
+        lines.append(f"predicted IoU after one click: {100 * error:.1f} % off in the mean of ten bins{told}")
     return "\n".join(lines)

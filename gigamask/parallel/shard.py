@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -46,7 +46,7 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
     else:
         grid = torch.arange(world.size).view(world.nodes, -1)
         timeout = timedelta(seconds=timeout_s)  # the mesh's own groups would have torch's
-        groups = [distributed.new_subgroups_by_enumeration(rows.tolist(), timeout)[0] for rows in (grid.T, grid)]
+        groups = [cast(distributed.ProcessGroup, distributed.new_subgroups_by_enumeration(rows.tolist(), timeout)[0]) for rows in (grid.T, grid)]
         mesh = DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
     for block in blocks.children():
@@ -67,7 +67,7 @@ def check(how: Parallel, nodes: int, each: int) -> None:
         raise Fault(f"--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp")
 
 
-def matrices(block: nn.Module) -> set[nn.Parameter]:
+def matrices(block: nn.Module) -> set[Tensor]:
     """Returns those parameters of a block that may be shared out."""
     return {module.weight for module in block.modules() if isinstance(module, nn.Linear)}
 

@@ -13,7 +13,7 @@ from gigamask.verbs.opening import opened
 
 @dataclass(frozen=True)
 class Verb:
-    """scores weights on shards: mean IoU after 1, 2, 3, 5 and 9 clicks, best of three masks, and for a box; of fine, medium and coarse masks too"""
+    """scores weights on shards: mean IoU by clicks, best of three masks, box; granularities, sizes, calibration; boundaries and AR if asked"""
 
     weights: Positional[str]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
@@ -27,6 +27,12 @@ class Verb:
     """feed the previous answer back with each further click"""
     device: str = "auto"
     """auto is cuda when there is one"""
+    boundaries: bool = False
+    """score the answers' boundaries, too: Boundary IoU and DAVIS's F"""
+    automatic: bool = False
+    """also segment everything in each image, and say how much of the truth is among that: AR@1000"""
+    points_per_side: int = 32
+    """of the grid of points for --automatic; the paper took 64"""
     pictures: str | None = None
     """folder for sheets of the best, worst and typical answers"""
     json: str | None = None
@@ -36,17 +42,22 @@ class Verb:
         from rich.progress import track
 
         from gigamask.data.choose import Filters
-        from gigamask.evaluate import interactive, pictures
+        from gigamask.evaluate import automatic, interactive, pictures
         from gigamask.train.checkpoint import load_model
 
+        settings = automatic.proposals(self.points_per_side)
         model = load_model(self.weights, self.device)
         with opened(self.data) as index:
             rows = range(len(index) if self.images is None else min(self.images, len(index)))
             filters = Filters(max_area=None, min_predicted_iou=self.min_predicted_iou)
+            protocol = interactive.Protocol(feed_mask=self.feed_mask, boundaries=self.boundaries)
             seen = track(rows, "evaluate", transient=True)
-            result = interactive.measure(model, index, filters, interactive.Protocol(feed_mask=self.feed_mask), seen)
+            result = interactive.measure(model, index, filters, protocol, seen)
             summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
             print(interactive.table(summary))
+            if self.automatic:
+                summary["automatic"] = automatic.measure(model, index, filters, settings, track(rows, "segment", transient=True))
+                print(automatic.table(summary["automatic"]))
             for reason in result.rejected:
                 print(f"  left out {reason}")
             if self.pictures:

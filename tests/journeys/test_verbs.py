@@ -75,14 +75,18 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
 def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
     sheets = tmp_path / "sheets"
     words = ["evaluate", str(trained), "--data", str(scenes), "--images", "3", "--pictures", str(sheets), "--json", str(tmp_path / "scores.json")]
-    assert main(words) == 0
+    assert main([*words, "--boundaries", "--automatic", "--points-per-side", "4"]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["images"] == 3
     assert list(scores["clicks"]) == ["1", "2", "3", "5", "9"]
     assert all(0 <= value <= 1 for value in [*scores["clicks"].values(), scores["oracle"], scores["box"]])
     assert scores["oracle"] >= scores["clicks"]["1"]
     assert scores["protocol"]["feed_mask"] is True
-    assert "1 click" in capsys.readouterr().out
+    assert scores["size"]["small"]["masks"] + scores["size"]["medium"]["masks"] + scores["size"]["large"]["masks"] == scores["masks"]
+    assert scores["calibration"]["masks"] == scores["automatic"]["truth"] == scores["masks"]
+    assert set(scores["boundary_f"]) == set(scores["clicks"])
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in ("1 click", "Boundary IoU, %:", "from 4 points a side", "AR@1000"))
     for name in ("best", "worst", "typical"):
         assert cv2.imread(str(sheets / f"{name}.png")).shape[0] > 200
     checkpoint = sorted((trained / "checkpoints").iterdir())[-1]
@@ -166,6 +170,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         ("evaluate", str(trained), "--data", str(empty)): "holds no .tar file",
         ("evaluate", str(trained)): "data",
         ("evaluate", str(trained), "--data", str(scenes), "--min-predicted-iou", "3"): "no mask to evaluate",
+        ("evaluate", str(trained), "--data", str(scenes), "--automatic", "--points-per-side", "0"): "points_per_side is 0",
         ("follow", "sa_1"): "names no sample",
         ("follow", f"{scenes}/sa_000000.tar:sa_99"): "holds no image 'sa_99'",
         ("follow", f"{scenes}/sa_000000.tar:sa_1", "--recipe", "huge"): "no recipe is called 'huge'",

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from gigamask.data import annotation
 from gigamask.data.choose import Filters
 from gigamask.data.index import build
-from gigamask.evaluate import interactive
+from gigamask.data.shards import Shards
+from gigamask.evaluate import boundary_scores, interactive
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, measure, table
 from gigamask.evaluate.pictures import write_sheets
 from gigamask.faults import Fault
@@ -95,8 +97,8 @@ def test_filters_and_summary(index):
         measure(model, index, Filters(min_predicted_iou=2.0)).summary()
 
 
-def scored(area_share: float, iou: float) -> MaskScore:
-    return MaskScore(0, 0, area_share, {1: iou, 3: iou / 2}, iou, iou)
+def scored(area_share: float, iou: float, area_px: int = 100) -> MaskScore:
+    return MaskScore(0, 0, area_share, {1: iou, 3: iou / 2}, iou, iou, area_px)
 
 
 def test_masks_are_told_apart_by_their_share_of_the_image():
@@ -116,14 +118,52 @@ def test_masks_are_told_apart_by_their_share_of_the_image():
         ["fine", "20.0", "10.0", "20.0", "20.0", "1"],
         ["medium", "50.0", "25.0", "50.0", "50.0", "2"],
         ["coarse", "90.0", "45.0", "90.0", "90.0", "2"],
+        ["to", "32", "px", "60.0", "30.0", "60.0", "60.0", "5"],
     ]
     assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_masks_are_told_apart_by_their_pixels():
+    """32 x 32 are small and 96 x 96 medium, as COCO's evaluation has it."""
+    scores = [scored(0.5, iou, area) for iou, area in ((0.2, 32**2), (0.4, 32**2 + 1), (0.6, 96**2), (0.8, 96**2 + 1))]
+    found = Result(Protocol(clicks=(1, 3)), 1, scores).summary()["size"]
+    assert {name: (each["masks"], each["box"]) for name, each in found.items()} == {
+        "small": (1, pytest.approx(0.2)),
+        "medium": (2, pytest.approx(0.5)),
+        "large": (1, pytest.approx(0.8)),
+    }
+
+
+def test_predicted_iou_is_held_against_the_answers(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = measure(model, index, EVERYTHING, rows=[0])
+    told = result.summary()["calibration"]
+    assert told["masks"] == len(result.scores)
+    assert told["bins"][3]["predicted"] == pytest.approx(0.3)
+    assert told["bins"][3]["actual"] == pytest.approx(np.mean([score.clicks[1] for score in result.scores]))
+    assert "predicted IoU after one click:" in table(result.summary())
+
+
+def test_boundaries_are_scored_where_asked(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    plain, asked = (measure(model, index, EVERYTHING, Protocol(clicks=(1, 3), boundaries=on), rows=[0]) for on in (False, True))
+    assert [score.clicks for score in plain.scores] == [score.clicks for score in asked.scores]
+    assert "boundary_f" not in plain.summary()
+    whole = np.ones((1, int(index.images["height"][0]), int(index.images["width"][0])), bool)
+    truth = annotation.parse(Shards(index.shard_paths).read_entry(index, 0)[1], "0").masks.to_dense()
+    for score in asked.scores:
+        assert score.boundary_iou == {n: boundary_scores.boundary_iou(whole, truth[[score.number]])[0] for n in (1, 3)}
+        assert score.boundary_f == {n: boundary_scores.boundary_f(whole, truth[[score.number]])[0] for n in (1, 3)}
+    summary = asked.summary()
+    assert summary["boundary_iou"]["3"] == pytest.approx(np.mean([score.boundary_iou[3] for score in asked.scores]))
+    assert summary["protocol"]["boundary"]["tolerance"] == 0.008
+    assert "Boundary IoU, %:" in table(summary)
 
 
 def test_a_granularity_without_masks_has_no_means_and_no_row():
     summary = Result(Protocol(clicks=(1, 3)), 1, [scored(0.5, 0.8)]).summary()
     assert summary["granularity"]["fine"] == {"masks": 0, "clicks": {"1": None, "3": None}, "oracle": None, "box": None}
-    assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse"]
+    assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse", "to"]
 
 
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
