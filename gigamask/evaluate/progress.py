@@ -30,6 +30,8 @@ from gigamask.faults import BadSample, Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
+from gigamask.predict.automatic import stability
+from gigamask.predict.settings import Settings
 from gigamask.seams import Evaluator, Verdict
 from gigamask.train.segmentation import Segmentation
 
@@ -37,8 +39,8 @@ CLICKS = (1, 3, 5)
 ONE_CLICK = (1,)
 POINTS_A_SIDE = 8
 """Of the grid of points; SAM's automatic masks take 32."""
-LEAST_IOU, LEAST_STABILITY, OFFSET = 0.88, 0.95, 1.0
-"""SAM's thresholds of automatic masks (`automatic_mask_generator.py`): predicted IoU, and the IoU of the mask cut `OFFSET` above and below 0."""
+LEAST_IOU, LEAST_STABILITY, OFFSET = Settings().pred_iou_thresh, Settings().stability_score_thresh, Settings().stability_score_offset
+"""SAM's thresholds of automatic masks: predicted IoU, and the IoU of the mask cut `OFFSET` above and below 0."""
 BLIND_SHARE = 0.95
 """A model is called blind when another picture costs it less than 5 % of its score."""
 
@@ -177,11 +179,6 @@ def _automatic(model: Sam, scene: Scene) -> float:
         asked = points[torch.from_numpy(group)][:, None]
         labels = torch.tensor([1, -1], device=points.device).expand(len(asked), 2)
         answer = decode(Prompts(torch.cat([asked, torch.zeros_like(asked)], 1), labels, None, several=True))
-        passing += int(((answer.iou > LEAST_IOU) & (_stability(answer.logits) > LEAST_STABILITY)).any(1).sum())
+        stable = stability(answer.logits.flatten(0, 1), OFFSET).view_as(answer.iou)
+        passing += int(((answer.iou > LEAST_IOU) & (stable >= LEAST_STABILITY)).any(1).sum())
     return passing / len(points)
-
-
-def _stability(logits: Tensor) -> Tensor:
-    """Returns the IoU of each mask thresholded above 0 and below."""
-    inner, outer = (logits > OFFSET).sum((2, 3)), (logits > -OFFSET).sum((2, 3))
-    return inner / outer.clamp(min=1)
