@@ -182,7 +182,9 @@ def segment(
 
 
 def _begin(out: Path, masks: AutomaticMasks) -> None:
-    """Writes down what the folder's jsons are made by; raises Fault where it is something else already."""
+    """Writes down what the folder's jsons are made by, and sweeps half-written tars; raises Fault where it is something else already."""
+    for left in out.glob(".sa_*.tar.*"):  # by a process that was killed
+        left.unlink()
     weights = digest_weights(masks.model.state_dict(), str(masks.model.spec))
     told = json.dumps({"weights": weights, **masks.told()}, indent=1).encode()
     path = out / KEPT / MADE

@@ -11,9 +11,10 @@ import pytest
 from gigamask import segmenting
 from gigamask.data import annotation, tar
 from gigamask.faults import Fault
+from gigamask.geometry.runs import Runs
 from gigamask.model.start import build
-from gigamask.predict.automatic import AutomaticMasks
-from gigamask.segmenting import Output, find, segment
+from gigamask.predict.automatic import AutomaticMasks, Found
+from gigamask.segmenting import Output, find, segment, told_of
 from tests.little import SPEC
 
 
@@ -41,10 +42,12 @@ def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures,
     with pytest.raises(KeyboardInterrupt):
         segment(pictures, masks, output, progress=stop)
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["10.json", "11.json", "12.json", "sa_000000.tar"]
+    (tmp_path / "out" / ".sa_000001.tar.x1y2").write_bytes(b"half")  # as a process that is killed leaves it
     counted = []
     done = segment(pictures, masks, output, progress=lambda *counts: counted.append(counts))
     assert (done["images"], done["kept"], done["tars_kept"], len(done["tars"])) == (4, 3, 1, 2)
     assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert not list((tmp_path / "out").glob(".sa_*"))
     assert tar.scan(tmp_path / "out" / "sa_000001.tar").names == ["sa_12.jpg", "sa_12.json", "sa_13.jpg", "sa_13.json"]
     straight = Output(tmp_path / "straight", to_shards=True, shard_images=2)
     segment(pictures, masks, straight)
@@ -91,6 +94,28 @@ def test_images_that_cannot_be_read_are_told(masks, pictures, tmp_path, monkeypa
     monkeypatch.setattr(segmenting.image, "MAX_BYTES", 10)
     with pytest.raises(Fault, match=r"^none of 1 images can be used, the first: .*single.png: has 20 bytes, at most 10 are read; leave it out$"):
         segment([single], masks, Output(tmp_path / "none"))
+
+
+def test_a_json_has_no_mask_without_pixels_and_no_score_that_is_no_number(pictures):
+    dense = np.zeros((4, 6, 8), bool)
+    dense[:3, 1:4, 2:7] = True
+    boxes = Runs.from_dense(dense).boxes().astype(np.int64)
+    iou, stability = np.array([0.5, np.nan, 0.25, 1], np.float32), np.array([0.75, 1, np.inf, 1], np.float32)
+    crops = np.tile(np.array([2, 0, 8, 5]), (4, 1))
+    told = told_of(Found(Runs.from_dense(dense), boxes, iou, stability, np.full((4, 2), 2.5), crops), 7, pictures[0])
+    assert told["image"] == {"image_id": 7, "width": 8, "height": 6, "file_name": "10.png", "source": "pictures:10.png"}
+    [only] = told["annotations"]
+    counts = Runs.from_dense(dense[:1]).to_coco()[0].decode()
+    assert only == {
+        "bbox": [2, 1, 4, 2],
+        "area": 15,
+        "segmentation": {"size": [6, 8], "counts": counts},
+        "predicted_iou": 0.5,
+        "point_coords": [[2.5, 2.5]],
+        "crop_box": [2, 0, 6, 5],
+        "id": 70000,
+        "stability_score": 0.75,
+    }
 
 
 def test_more_masks_than_readers_take_are_refused(masks, pictures, tmp_path, monkeypatch):
