@@ -20,6 +20,7 @@ from typing import Any
 import cv2
 import msgspec
 import numpy as np
+import torch
 from jaxtyping import UInt8
 
 from gigamask.contracts import Entry, Rejected
@@ -185,8 +186,9 @@ def _begin(out: Path, masks: AutomaticMasks) -> None:
     """Writes down what the folder's jsons are made by, and sweeps half-written tars; raises Fault where it is something else already."""
     for left in out.glob(".sa_*.tar.*"):  # by a process that was killed
         left.unlink()
-    weights = digest_weights(masks.model.state_dict(), str(masks.model.spec))
-    told = json.dumps({"weights": weights, **masks.told()}, indent=1).encode()
+    weights, device = digest_weights(masks.model.state_dict(), str(masks.model.spec)), masks.predictor.device.type
+    computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    told = json.dumps({"weights": weights, "computed": str(computed), **masks.told()}, indent=1).encode()
     path = out / KEPT / MADE
     if path.exists():
         before = path.read_bytes()

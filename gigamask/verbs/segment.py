@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional
 
@@ -38,6 +38,8 @@ class Verb:
     """how much it keeps, in 10^9 bytes; what was used longest ago goes first"""
     device: str = "auto"
     """auto is cuda when there is one"""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """what the model computes in; scores and masks of bf16 differ a little"""
     masks: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
     """what is asked, and which masks stay; names and defaults are those of SamAutomaticMaskGenerator"""
     json: str | None = None
@@ -46,6 +48,7 @@ class Verb:
     def run(self) -> dict[str, Any]:
         from pathlib import Path
 
+        from gigamask.parallel.precision import casting
         from gigamask.predict.automatic import AutomaticMasks
         from gigamask.predict.cache import EmbeddingCache
         from gigamask.segmenting import Output, find, segment
@@ -57,7 +60,7 @@ class Verb:
         masks = AutomaticMasks(load_model(self.weights, self.device), cache=cache, **self.masks.told())
         with tempfile.TemporaryDirectory() as scratch:
             pictures, rejected = find(self.images, scratch)
-            with bar("segment") as progress:
+            with bar("segment") as progress, casting(self.precision, masks.predictor.device):
                 done = segment(pictures, masks, output, rejected, progress)
         each = done["masks"] / done["images"]
         print(f"{self.out}: {done['images']} images with {done['masks']} masks, {each:.1f} each ({done['kept']} images were done before)")

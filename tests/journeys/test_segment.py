@@ -87,6 +87,7 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(weights, pictures, 
     assert main([*words, "--pictures", str(drawn)]) == 0  # of images that were done before, too
     assert "(3 images were done before)" in capsys.readouterr().out
     assert cv2.imread(str(drawn / "deep" / "one.png")).shape == cv2.imread(str(pictures / "deep" / "one.jpg")).shape
+    assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "half"), "--precision", "bf16", *FEW]) == 0
     both = [str(pictures / "*.*g"), str(pictures / "deep")]
     assert main(["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to-shards", *FEW]) == 0
     assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == ["one.json", "sa_000000.tar", "two.json"]
@@ -133,6 +134,7 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
         ([weights, str(pictures), *out, "--shard-images", "0"], "0 images a shard: at least one has to be"),
         ([weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"], "an embedding cache of 0 bytes holds nothing"),
         ([weights, str(pictures), *out], "holds what other weights or other numbers have made"),
+        ([weights, str(pictures), *out, *FEW, "--precision", "bf16"], "holds what other weights or other numbers have made"),
         ([str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW], "holds what other weights or other numbers have made"),
         ([weights, str(pictures), "--out", str(tmp_path / "full")], "holds 1 tars such as sa_1.tar, which new ones would mix with"),
         ([weights, str(pictures), *out, "--points-per-sid", "3"], "perhaps you meant --points-per-side"),
