@@ -96,11 +96,10 @@ def count(edges: Float[np.ndarray, "h w"], people: Bool[np.ndarray, "p h w"], pr
     if not len(people):
         raise Fault("an edge map with nobody's boundaries to hold it against; leave this image out")
     radius = protocol.tolerance * math.sqrt(edges.shape[0] ** 2 + edges.shape[1] ** 2)
-    above = [edges >= cut for cut in protocol.cuts]
+    sizes = [int((edges >= cut).sum()) for cut in protocol.cuts]
     # Cuts of one map hold each other, so as many pixels are the same pixels.
-    by_size = {int(each.sum()): each for each in above}
-    rows = {size: _count_once(_thin(each), people, radius) for size, each in by_size.items()}
-    return Counts(*np.array([rows[int(each.sum())] for each in above], np.int64).T)
+    rows = {size: _count_once(_thin(edges >= cut), people, radius) for size, cut in dict(zip(sizes, protocol.cuts, strict=True)).items()}
+    return Counts(*np.array([rows[size] for size in sizes], np.int64).T)
 
 
 def _count_once(lines: Bool[np.ndarray, "h w"], people: Bool[np.ndarray, "p h w"], radius: float) -> tuple[int, int, int, int]:
