@@ -8,6 +8,8 @@ Not here: what a verb prints (`verbs`), how words become values (`arguments`).
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,10 +20,11 @@ from typing import Any
 from gigamask.faults import Fault, Stopped
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
+UNREAD = 141  # what a shell says of a program that SIGPIPE ended
 
 VERBS = [
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "plan"),
-    *("pretrain", "train", "evaluate", "segment", "ablate", "follow", "demo"),
+    *("pretrain", "train", "evaluate", "export", "segment", "ablate", "follow", "demo"),
 ]
 """In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
 of its own."""
@@ -32,15 +35,21 @@ TRAIN = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit code: 0, 2 for what the user can mend, 75 when told to stop before the end."""
+    """Runs one verb and returns the exit code: 0, 2 for what the user can mend, 75 when told to stop before the end, 141 when nobody reads on."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
-            return dispatch(words)
+            code = dispatch(words)
+            sys.stdout.flush()
+            return code
     except Fault as fault:
         print(f"gigamask: {fault}", file=sys.stderr)
         return STOPPED if isinstance(fault, Stopped) else 2
+    except BrokenPipeError:
+        if not unread():
+            raise
+        return UNREAD
     except OSError as error:  # a full disk, a folder that may not be written: whoever was at work cannot mend it
         if error.filename is None:
             raise
@@ -49,6 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gigamask: interrupted", file=sys.stderr)
         return 130
+
+
+def unread() -> bool:
+    """Tells whether nobody reads what is printed any more, as behind `| head`; nothing more is printed then."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    if gone := any(event & select.POLLERR for _, event in pipe.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
 
 
 def show_warning(message: Warning | str, category: type, filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
