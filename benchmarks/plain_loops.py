@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.contracts import Batch
+from gigamask.export.huggingface import config_of
 from gigamask.model.sizes import SamSpec
 from gigamask.parallel.precision import Precision, casting, choose_device, choose_precision
 from gigamask.prompts.policy import InteractiveSchedule
@@ -79,25 +80,9 @@ class HuggingFace(nn.Module):
 
     def __init__(self, spec: SamSpec) -> None:
         super().__init__()
-        from transformers import SamConfig, SamMaskDecoderConfig, SamModel, SamPromptEncoderConfig, SamVisionConfig
+        from transformers import SamModel
 
-        vision = SamVisionConfig(
-            hidden_size=spec.dim,
-            output_channels=spec.embedding_dim,
-            num_hidden_layers=spec.depth,
-            num_attention_heads=spec.heads,
-            image_size=spec.input_side,
-            patch_size=spec.patch,
-            window_size=spec.window,
-            global_attn_indexes=list(spec.global_blocks),
-            num_pos_feats=spec.embedding_dim // 2,
-            mlp_dim=4 * spec.dim,
-        )
-        prompts = SamPromptEncoderConfig(hidden_size=spec.embedding_dim, image_size=spec.input_side, patch_size=spec.patch)
-        decoder = SamMaskDecoderConfig(
-            hidden_size=spec.embedding_dim, mlp_dim=spec.decoder_mlp, num_attention_heads=spec.decoder_heads, iou_head_hidden_dim=spec.iou_hidden
-        )
-        self.model = SamModel(SamConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=decoder))
+        self.model = SamModel(config_of(spec))
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.model.vision_encoder(pixels)[0]

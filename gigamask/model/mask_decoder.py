@@ -26,7 +26,7 @@ class MaskDecoder(nn.Module):
 
     def __init__(self, spec: SamSpec) -> None:
         super().__init__()
-        dim = spec.embedding_dim
+        dim, self.side = spec.embedding_dim, spec.embedding_side
         self.transformer = TwoWayTransformer(spec)
         self.iou_token = nn.Embedding(1, dim)
         self.mask_tokens = nn.Embedding(4, dim)
@@ -50,12 +50,24 @@ class MaskDecoder(nn.Module):
         several: bool,
         present: Bool[Tensor, "M N"] | None = None,
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        return self.answers(images, positions, prompts, mask_image, dense, range(1, 4) if several else range(1), present)
+
+    def answers(
+        self,
+        images: Float[Tensor, "B C E E"],
+        positions: Float[Tensor, "E E C"],
+        prompts: Float[Tensor, "M N C"],
+        mask_image: Int64[Tensor, "M"],
+        dense: DensePrompt | None,
+        asked: range,
+        present: Bool[Tensor, "M N"] | None = None,
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        """Returns the answers of some of the four mask tokens, those `asked` for."""
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
         attended = None if present is None else F.pad(present, (len(own), 0), value=True)
         flat = images.flatten(2).transpose(1, 2).contiguous()
         tokens, image = self.transformer(flat, positions.flatten(0, 1), tokens, mask_image, dense, attended)
-        asked = range(1, 4) if several else range(1)
         heads = torch.stack([self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in asked], -1)
         iou = self.iou_prediction_head(tokens[:, 0])[:, asked.start : asked.stop]
         return self._masks(image, heads), iou
@@ -67,7 +79,7 @@ class MaskDecoder(nn.Module):
         twice = _upscale(image, first).unflatten(-1, (4, -1))
         four = _forgetful(lambda x: _upscale(F.gelu(normalise(x, norm)), second), twice).unflatten(-1, (4, -1)).flatten(1, 3)
         logits = _forgetful(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
-        side = round(image.shape[1] ** 0.5)
+        side = self.side
         pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(len(image), heads.shape[-1], 4 * side, 4 * side)
 
@@ -75,7 +87,7 @@ class MaskDecoder(nn.Module):
 def _forgetful(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Applies a function of which backward keeps only the input: the upscaled tokens are the largest tensors here, and what is computed again
     (a normalisation, a GELU, no matrix product) costs little."""
-    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else function(x)
 
 
 def _upscale(tokens: Float[Tensor, "... C"], layer: nn.ConvTranspose2d) -> Float[Tensor, "... D"]:

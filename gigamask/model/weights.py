@@ -14,7 +14,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -284,12 +284,17 @@ def resize_kernel(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[Tensor,
 
 def save(state: State, spec: SamSpec | MaeSpec, path: Path | str) -> None:
     """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
     kind = next(kind for kind, each in KINDS.items() if isinstance(spec, each))
     # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
+    metadata = {"spec": json.dumps({"kind": kind, **asdict(spec)})}
+    appear(Path(path), lambda partial: save_file(state, partial, metadata=metadata))
+
+
+def appear(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file that appears under its name only when it is whole."""
+    partial = path.with_name(f".{path.name}.partial")
     with writing(partial):
-        save_file(state, partial, metadata={"spec": json.dumps({"kind": kind, **asdict(spec)})})
+        write(partial)
     os.replace(partial, path)
 
 

@@ -152,7 +152,7 @@ def test_the_page_does_what_it_says(weights, pictures, tmp_path, monkeypatch):
     shutil.move(str(pictures), "photos")
     shutil.copy("photos/one.jpg", "photos/street.jpg")
     typed = commands("predict.md")
-    assert [words[0] for words in typed] == ["segment", "index", "stats", "segment", "segment"]
+    assert [words[0] for words in typed] == ["segment", "index", "stats", "segment", "segment", *["export"] * 4]
     for words in typed:
         assert main([*words, *FEW] if words[0] == "segment" else words) == 0, words
     held: dict = {}

@@ -7,40 +7,17 @@ import pytest
 import torch
 
 from gigamask.contracts import Prompts
+from gigamask.export.huggingface import config_of
 from gigamask.model.sizes import SamSpec, tiny, vit_b
 from gigamask.model.start import build
 from gigamask.model.weights import infer_spec, load, to_huggingface, to_official
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import SamConfig, SamMaskDecoderConfig, SamModel, SamPromptEncoderConfig, SamVisionConfig
+    from transformers import SamConfig, SamModel
 
 # Windows of 3 on 8 x 8 tokens need padding.
 SMALL = replace(tiny(), input_side=64, window=3)
-
-
-def config(spec: SamSpec) -> SamConfig:
-    return SamConfig(
-        vision_config=SamVisionConfig(
-            hidden_size=spec.dim,
-            output_channels=spec.embedding_dim,
-            num_hidden_layers=spec.depth,
-            num_attention_heads=spec.heads,
-            image_size=spec.input_side,
-            patch_size=spec.patch,
-            window_size=spec.window,
-            global_attn_indexes=list(spec.global_blocks),
-            num_pos_feats=spec.embedding_dim // 2,
-            mlp_dim=4 * spec.dim,
-        ),
-        prompt_encoder_config=SamPromptEncoderConfig(hidden_size=spec.embedding_dim, image_size=spec.input_side, patch_size=spec.patch),
-        mask_decoder_config=SamMaskDecoderConfig(
-            hidden_size=spec.embedding_dim,
-            mlp_dim=spec.decoder_mlp,
-            num_attention_heads=spec.decoder_heads,
-            iou_head_hidden_dim=spec.iou_hidden,
-        ),
-    )
 
 
 def pair(spec: SamSpec):
@@ -52,7 +29,7 @@ def pair(spec: SamSpec):
             if "rel_pos" in name or name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
     with torch.device("meta"):
-        theirs = SamModel(config(spec))
+        theirs = SamModel(config_of(spec))
     theirs.load_state_dict(to_huggingface(to_official(model)), assign=True)
     for layer in theirs.mask_decoder.transformer.modules():
         if isinstance(layer, torch.nn.LayerNorm):

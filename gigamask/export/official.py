@@ -1,0 +1,39 @@
+"""Meta's own format: a state dict by `torch.save`, which `segment_anything.sam_model_registry` loads, and whatever is built on that.
+
+Not here: names of tensors, which are Meta's here as well (`model.weights`).
+"""
+
+from pathlib import Path
+
+import torch
+
+from gigamask.faults import Fault
+from gigamask.model import weights
+from gigamask.model.sam import Sam
+
+
+def write_pth(model: Sam, out: Path) -> dict:
+    """Writes a `.pth` and reads it back, as weights alone; every tensor must be the model's to the last bit."""
+    if out.suffix != ".pth":
+        raise Fault(f"--out {out}: Meta's format is a file that ends in .pth; give one")
+    state = weights.to_official(model)
+    weights.appear(out, lambda path: torch.save(state, path))
+    return held_against(state, out)
+
+
+def write_safetensors(model: Sam, out: Path) -> dict:
+    """Writes a `.safetensors` under Meta's names, with the model's sizes in its header, and reads it back likewise."""
+    if out.suffix != ".safetensors":
+        raise Fault(f"--out {out}: give a file that ends in .safetensors")
+    state = weights.to_official(model)
+    weights.save(state, model.spec, out)
+    return held_against(state, out)
+
+
+def held_against(state: weights.State, out: Path) -> dict:
+    """Returns how many tensors and bytes a file holds; raises `Fault` naming the first that is not the one that was written."""
+    found, _ = weights.read(out)
+    odd = [name for name in state.keys() | found.keys() if name not in found or name not in state or not torch.equal(state[name], found[name])]
+    if odd:
+        raise Fault(f"{out}: {min(odd)} is not what was written; the disk may be failing, write it again elsewhere")
+    return {"files": [str(out)], "tensors": len(state), "difference": 0.0}

@@ -1,0 +1,74 @@
+"""What an exported model is asked before it is called done: an image of noise and a few prompts, and how near its answers must be.
+
+Not here: the formats (`official`, `huggingface`, `onnx`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from gigamask.contracts import Prompts
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.model.sam import Sam
+from gigamask.model.sizes import SamSpec
+
+LIMIT = 1e-3
+"""How far an answer may be from the model's, as a share of the model's largest number; roundings are a hundredth of that."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """An image, `valid` (height, width) of whose pixels are the picture, and prompts in input pixels: points, a box, and a point with a mask; where
+    there is no box a token that is no point comes last, as Meta's code and Hugging Face's add it."""
+
+    pixels: Float[Tensor, "1 3 S S"]
+    valid: Int64[Tensor, "1 2"]
+    prompts: tuple[Prompts, ...]
+
+    @classmethod
+    def of(cls, spec: SamSpec) -> "Probe":
+        """Returns the same for every model of a spec."""
+        chance, side, grid = draw(0, "probe"), spec.input_side, spec.grid
+        pixels = torch.from_numpy(chance.integers(0, 256, (1, 3, side, side)).astype("float32"))
+        spots = torch.from_numpy(chance.uniform(0, 0.7 * side, (3, 2)).astype("float32"))
+        box, mask = torch.tensor([[0.1, 0.2], [0.6, 0.5]]) * side, torch.from_numpy(chance.normal(0, 5, (1, grid, grid)).astype("float32"))
+        return cls(
+            pixels,
+            torch.tensor([[side * 3 // 4, side]]),
+            (
+                Prompts(spots[None], torch.tensor([[1, 0, -1]]), None, True),
+                Prompts(box[None], torch.tensor([[2, 3]]), None, True),
+                Prompts(spots[None, :2], torch.tensor([[1, -1]]), mask, False),
+            ),
+        )
+
+    @torch.no_grad()
+    def answers(self, model: Sam) -> Iterator[dict[str, Tensor]]:
+        """Yields the model's embedding, then its low-resolution logits and predicted IoU for each prompt."""
+        embedding = model.encode(self.pixels, self.valid)
+        yield {"embedding": embedding}
+        for prompts in self.prompts:
+            logits, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
+            yield {"logits": logits, "predicted IoU": iou}
+
+
+def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], reader: str) -> float:
+    """Returns the largest difference of an answer as a share of ours; raises `Fault` that says what differs where that is too much."""
+    worst = 0.0
+    for name, mine in ours.items():
+        other = theirs[name]
+        if mine.shape != other.shape:
+            raise Fault(
+                f"{reader} answers with {name} of {tuple(other.shape)}, the model with {tuple(mine.shape)}; what was written is no copy of it"
+            )
+        apart = float((mine - other).abs().max() / mine.abs().max().clamp(min=1e-12))
+        if not apart <= LIMIT:
+            raise Fault(
+                f"{reader} answers with {name} that differs by {apart:.2g} of its largest number, {LIMIT} at most; what was written is no copy"
+            )
+        worst = max(worst, apart)
+    return worst
