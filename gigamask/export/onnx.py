@@ -24,6 +24,7 @@ from gigamask.export.probe import Probe, compare
 from gigamask.faults import Fault
 from gigamask.model.attention import attend_plainly
 from gigamask.model.image_encoder import Attention
+from gigamask.model.mask_decoder import ALL
 from gigamask.model.sam import Sam
 from gigamask.model.two_way import DensePrompt
 
@@ -64,7 +65,7 @@ class Decoder(nn.Module):
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
         first = torch.zeros(1, dtype=torch.int64)
-        low, iou = self.model.mask_decoder.answers(image_embeddings, encoder.grid(), tokens, first, dense, range(4))
+        low, iou = self.model.mask_decoder(image_embeddings, encoder.grid(), tokens, first, dense, ALL)
         return self._at_size(low, orig_im_size), iou, low
 
     def _at_size(self, low: Float[Tensor, "1 4 G G"], size: Float[Tensor, "2"]) -> Float[Tensor, "1 4 H W"]:

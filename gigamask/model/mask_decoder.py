@@ -1,8 +1,8 @@
 """The mask decoder: image embeddings and prompt embeddings become mask logits and predicted IoUs (Segment Anything, `modeling/mask_decoder.py`).
 
-Enters: embeddings of B images, the tokens of M prompts, which image each belongs to, and mask prompts. Leaves: logits `(M, K, G, G)` and
-IoU `(M, K)`, K = 3 (tokens 1 to 3) or 1 (token 0). Heads of tokens that are not asked for are not computed. The 2 x 2 transposed convolutions
-do not overlap, so they are matrix products over tokens; pixels are put in order once, on the K logits.
+Enters: embeddings of B images, the tokens of M prompts, which image each belongs to, mask prompts, and which of the four mask tokens are `asked`.
+Leaves: logits `(M, K, G, G)` and IoU `(M, K)` of these. Heads of tokens that are not asked for are not computed. The 2 x 2 transposed convolutions do
+not overlap, so they are matrix products over tokens; pixels are put in order once, on the K logits.
 
 Not here: prompts (`model.prompt_encoder`), the transformer (`model.two_way`), masks at the image's own size (`geometry`).
 """
@@ -19,6 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from gigamask.model.layers import LayerNorm2d, Mlp, normalise
 from gigamask.model.sizes import SamSpec
 from gigamask.model.two_way import DensePrompt, TwoWayTransformer
+
+SEVERAL, SINGLE, ALL = range(1, 4), range(1), range(4)
+"""Mask tokens: those of three masks, of a single one, and all as in Meta's export."""
 
 
 class MaskDecoder(nn.Module):
@@ -47,22 +50,9 @@ class MaskDecoder(nn.Module):
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
-        several: bool,
-        present: Bool[Tensor, "M N"] | None = None,
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        return self.answers(images, positions, prompts, mask_image, dense, range(1, 4) if several else range(1), present)
-
-    def answers(
-        self,
-        images: Float[Tensor, "B C E E"],
-        positions: Float[Tensor, "E E C"],
-        prompts: Float[Tensor, "M N C"],
-        mask_image: Int64[Tensor, "M"],
-        dense: DensePrompt | None,
         asked: range,
         present: Bool[Tensor, "M N"] | None = None,
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        """Returns the answers of some of the four mask tokens, those `asked` for."""
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
         attended = None if present is None else F.pad(present, (len(own), 0), value=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gigamask.contracts import Prompts
 from gigamask.faults import Fault
 from gigamask.model.image_encoder import ImageEncoder
-from gigamask.model.mask_decoder import MaskDecoder
+from gigamask.model.mask_decoder import SEVERAL, SINGLE, MaskDecoder
 from gigamask.model.prompt_encoder import PromptEncoder
 from gigamask.model.sizes import SamSpec
 from gigamask.model.two_way import DensePrompt
@@ -84,4 +84,5 @@ class Sam(nn.Module):
             dense = DensePrompt(encoder.mask_features(prompts.masks), *encoder.mask_projection())
         else:
             dense = DensePrompt(*encoder.mixed_features(prompts.masks, prompts.masked))
-        return self.mask_decoder(embedding, encoder.grid(), tokens, mask_image, dense, prompts.several, prompts.present)
+        asked = SEVERAL if prompts.several else SINGLE
+        return self.mask_decoder(embedding, encoder.grid(), tokens, mask_image, dense, asked, prompts.present)
