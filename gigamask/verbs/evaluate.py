@@ -35,6 +35,8 @@ class Verb:
     """of the grid of points for --automatic; the paper took 64"""
     pictures: str | None = None
     """folder for sheets of the best, worst and typical answers"""
+    html: str | None = None
+    """file for the scores as one page, with the pictures if there are any"""
     json: str | None = None
     """file for the scores, as data"""
 
@@ -42,7 +44,7 @@ class Verb:
         from rich.progress import track
 
         from gigamask.data.choose import Filters
-        from gigamask.evaluate import automatic, interactive, pictures
+        from gigamask.evaluate import automatic, interactive, page, pictures
         from gigamask.train.checkpoint import load_model
 
         settings = automatic.proposals(self.points_per_side)
@@ -60,7 +62,10 @@ class Verb:
                 print(automatic.table(summary["automatic"]))
             for reason in result.rejected:
                 print(f"  left out {reason}")
-            if self.pictures:
-                for path in pictures.write_sheets(model, index, result, Path(self.pictures)):
-                    print(path)
+            sheets = pictures.write_sheets(model, index, result, Path(self.pictures)) if self.pictures else []
+            for path in sheets:
+                print(path)
+            if self.html:
+                Path(self.html).write_text(page.page(summary, sheets))
+                print(self.html)
         return summary

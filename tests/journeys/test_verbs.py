@@ -75,7 +75,8 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
 def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
     sheets = tmp_path / "sheets"
     words = ["evaluate", str(trained), "--data", str(scenes), "--images", "3", "--pictures", str(sheets), "--json", str(tmp_path / "scores.json")]
-    assert main([*words, "--boundaries", "--automatic", "--points-per-side", "4"]) == 0
+    assert main([*words, "--boundaries", "--automatic", "--points-per-side", "4", "--html", str(tmp_path / "scores.html")]) == 0
+    assert (tmp_path / "scores.html").read_text().count("<img") == 3
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["images"] == 3
     assert list(scores["clicks"]) == ["1", "2", "3", "5", "9"]

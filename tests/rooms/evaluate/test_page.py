@@ -1,0 +1,67 @@
+"""The page of scores: what is in the summary is on it, and what is not is not."""
+
+import re
+from html.parser import HTMLParser
+
+from gigamask.data.choose import Filters
+from gigamask.evaluate import automatic, interactive
+from gigamask.evaluate.page import page
+from gigamask.evaluate.pictures import write_sheets
+from gigamask.model.start import build
+from tests.little import SPEC
+from tests.rooms.evaluate.test_interactive import index
+
+__all__ = ["index"]
+
+
+class Balanced(HTMLParser):
+    """Notes what is open, and all text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.text = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def read(text: str) -> list[str]:
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    return parser.text
+
+
+def test_everything_is_on_one_page(index, tmp_path):
+    model, everything = build(SPEC, 0), Filters(max_area=None)
+    result = interactive.measure(model, index, everything, interactive.Protocol(boundaries=True), [0, 1])
+    summary = result.summary() | {"weights": "<mine>", "data": ["held_out.tar"], "rejected": ["sa_7: no image"]}
+    plain = page(summary)
+    words = read(plain)
+    assert words.count("Scores of <mine>") == words.count("<mine>") == 1
+    assert f"{100 * summary['clicks']['9']:.1f}" in words
+    assert f"{100 * summary['boundary_f']['3']:.1f}" in words
+    assert "sa_7: no image" in words
+    assert plain.count("<circle") == sum(bool(each["count"]) for each in summary["calibration"]["bins"])
+    assert "Automatic masks" not in words
+    summary["automatic"] = automatic.measure(model, index, everything, automatic.proposals(2), [0])
+    whole = page(summary, write_sheets(model, index, result, tmp_path, count=1))
+    assert {"Automatic masks", "Best", "Worst", "Typical"} <= set(read(whole))
+    assert whole.count("data:image/jpeg;base64,") == 3
+    assert not re.search(r"https?://", whole), "it needs nothing else"
+
+
+def test_a_page_without_what_was_not_asked_for(index):
+    result = interactive.measure(build(SPEC, 0), index, Filters(max_area=None), interactive.Protocol(clicks=(1,)), [0])
+    words = read(page(result.summary() | {"weights": "mine", "data": ["x"], "rejected": []}))
+    assert not {"Boundaries, %", "Left out", "Automatic masks"} & set(words)
