@@ -8,7 +8,6 @@ Not here: names of tensors (`model.weights`).
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +88,10 @@ def processor_of(spec: SamSpec) -> dict:
 
 
 @torch.no_grad()
-def answers(theirs: Any, model: Sam, probe: Probe) -> Iterator[dict[str, Tensor]]:
-    """Yields what a `SamModel` answers, as `Probe.answers` does for ours."""
+def answers(theirs: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
+    """Returns what a `SamModel` answers, as `Probe.answers` does for ours."""
     embedding = theirs.get_image_embeddings(normalised(probe.pixels, probe.valid, model.pixel_mean, model.pixel_std))
-    yield {"embedding": embedding}
+    found = [{"embedding": embedding}]
     for prompts in probe.prompts:
         if (prompts.labels == 2).any():
             given = {"input_boxes": prompts.points_xy_input.reshape(1, 1, 4)}
@@ -100,4 +99,5 @@ def answers(theirs: Any, model: Sam, probe: Probe) -> Iterator[dict[str, Tensor]
             given = {"input_points": prompts.points_xy_input[:, None, :-1], "input_labels": prompts.labels[:, None, :-1]}
         masks = None if prompts.masks is None else prompts.masks[:, None]
         told = theirs(image_embeddings=embedding, input_masks=masks, multimask_output=prompts.several, **given)
-        yield {"logits": told.pred_masks[:, 0], "predicted IoU": told.iou_scores[:, 0]}
+        found.append({"logits": told.pred_masks[:, 0], "predicted IoU": told.iou_scores[:, 0]})
+    return found

@@ -90,8 +90,7 @@ def write_pair(model: Sam, out: Path) -> dict:
             module.attend = attend_plainly
     probe, decoder = Probe.of(model.spec), Decoder(model)
     _export(Encoder(model), (probe.pixels, probe.valid), out / ENCODER, ["image", "input_size"], ["image_embeddings"], {})
-    (embedding,) = next(probe.answers(model)).values()
-    given = _six(embedding, probe.prompts[0], SIZES[0], model.spec.grid)
+    given = _six(probe.answers(model)[0]["embedding"], probe.prompts[0], SIZES[0], model.spec.grid)
     sizes = {"point_coords": {1: "points"}, "point_labels": {1: "points"}, "masks": {2: "height", 3: "width"}}
     _export(decoder, tuple(given.values()), out / DECODER, list(given), ["masks", "iou_predictions", "low_res_masks"], sizes)
     return {"files": [str(out / ENCODER), str(out / DECODER)], "difference": _verified(model, decoder, probe, out)}
@@ -114,7 +113,7 @@ def _verified(model: Sam, decoder: Decoder, probe: Probe, out: Path) -> float:
     from onnxruntime import InferenceSession
 
     sessions = {name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"]) for name in (ENCODER, DECODER)}
-    (embedding,) = next(probe.answers(model)).values()
+    embedding = probe.answers(model)[0]["embedding"]
     told = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
     worst = compare({"image_embeddings": embedding}, told, f"{out / ENCODER}: onnxruntime")
     for prompts in probe.prompts:

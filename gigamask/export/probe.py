@@ -3,7 +3,7 @@
 Not here: the formats (`official`, `huggingface`, `onnx`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +47,11 @@ class Probe:
         )
 
     @torch.no_grad()
-    def answers(self, model: Sam) -> Iterator[dict[str, Tensor]]:
-        """Yields the model's embedding, then its low-resolution logits and predicted IoU for each prompt."""
+    def answers(self, model: Sam) -> list[dict[str, Tensor]]:
+        """Returns the model's embedding, then its low-resolution logits and predicted IoU for each prompt."""
         embedding = model.encode(self.pixels, self.valid)
-        yield {"embedding": embedding}
-        for prompts in self.prompts:
-            logits, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
-            yield {"logits": logits, "predicted IoU": iou}
+        told = [model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts) for prompts in self.prompts]
+        return [{"embedding": embedding}, *({"logits": logits, "predicted IoU": iou} for logits, iou in told)]
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], reader: str) -> float:

@@ -27,8 +27,8 @@ def one_gpu() -> Segmentation:
     """SAM ViT-B on one GPU, even a small one: `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`.
 
     Batches of 16 in eight parts, at most 32 masks an image, every encoder block recomputed, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss
-    with alpha .8. Its length is our choice: 1.44 million images, since the paper finds a million nearly as good as all (section 7.6). Planned for a
-    GPU, not measured there: 2.4 GiB; with `--micro 8 --recompute 0`, for 24 GB, 18.0 GiB and 13 % fewer FLOPs. Hours: not measured.
+    with alpha .8. Its length is our choice: 1.44 million images, since the paper finds a million nearly as good as all (section 7.6). Memory is
+    planned, hours are not measured: docs/recipes.md.
     """
     return Segmentation(
         recipe="one_gpu",

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from gigamask.cli import main
 from gigamask.data import index as indexes
+from gigamask.export.huggingface import config_of
 from gigamask.model import weights
 from gigamask.model.start import build
 from gigamask.prepare import synthetic
@@ -23,7 +24,6 @@ from gigamask.train import checkpoint
 from tests.journeys.pages import blocks, commands
 from tests.journeys.scores import alike
 from tests.little import SPEC
-from tests.parity.test_huggingface_sam import config
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -74,7 +74,7 @@ def own(tmp_path_factory) -> Path:
         path.rename(folder / f"coco128_{number:06d}.tar")
     model = build(OFFICIAL, seed=3)
     torch.save(weights.to_official(model), folder / "sam_vit_b_01ec64.pth")
-    theirs = SamModel(config(OFFICIAL))
+    theirs = SamModel(config_of(OFFICIAL))
     theirs.load_state_dict(weights.to_huggingface(weights.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
     weights.save(weights.to_official(model), model.spec, folder / "photos.safetensors")
