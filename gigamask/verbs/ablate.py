@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Verb:
     """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
 
-    table: Positional[str]
+    table: Positional[Annotated[str, arg(metavar="TABLE")]]
     """samplers, losses, masks, prompts, mining, or a YAML file of 'variant: [--flag, value]' or 'variant: {flag: value}', as train has them"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index to train on"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 SHOWN = 5
 """How many of what was left out are printed; `--json` has all."""
@@ -17,7 +17,7 @@ SHOWN = 5
 class Verb:
     """makes SA-1B's tars from COCO's instances json, or from a folder of label images (PNG), and the pictures they belong to"""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, arg(metavar="SOURCE")]]
     """COCO's instances json, or a folder of PNGs whose pixels name their instance (0 is background)"""
     images: str
     """the folder of pictures: what the json's file names start from, or where each label image's namesake lies"""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
     from gigamask.prepare.download import Progress, Say
@@ -22,7 +22,7 @@ NAMES_TOLD = 5
 class Verb:
     """fetches tars from a list of links; the same command again goes on where it stopped"""
 
-    links: Positional[str]
+    links: Positional[Annotated[str, arg(metavar="LINKS")]]
     """the text file with a name and an address in each line, as Meta hands it out"""
     out: str
     """the folder the tars go to"""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from gigamask.verbs.opening import opened
 
@@ -15,7 +15,7 @@ from gigamask.verbs.opening import opened
 class Verb:
     """scores weights on shards: mean IoU by clicks, best of three masks, box; granularities, sizes, calibration; boundaries and AR if asked"""
 
-    weights: Positional[str]
+    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index"""

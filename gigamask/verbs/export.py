@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Verb:
     """writes weights as Meta's .pth, a Hugging Face folder, a .safetensors, or two ONNX files, reads them back and compares"""
 
-    weights: Positional[str]
+    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
     to: Literal["official", "huggingface", "safetensors", "onnx"]
     """the format"""

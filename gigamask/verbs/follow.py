@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from gigamask.faults import Fault
 from gigamask.verbs.opening import opened_sample
@@ -15,7 +15,7 @@ from gigamask.verbs.opening import opened_sample
 class Verb:
     """carries one real sample through the nine doors of training and prints type, shape, time and bytes at each"""
 
-    sample: Positional[str]
+    sample: Positional[Annotated[str, arg(metavar="SAMPLE")]]
     """TAR:IMAGE, the image by name (sa_1) or by its image_id (1)"""
     recipe: str = "tiny"
     """the recipe whose model and settings are used"""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Verb:
     """scans tars once and writes an index of every image and mask; run again with more tars, it scans only those"""
 
-    paths: Positional[tuple[str, ...]]
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """tars, folders of tars, globs, or indexes whose rows are taken over; local or at s3://, gs://, http(s)://"""
     out: str
     """the index folder to write"""

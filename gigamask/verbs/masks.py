@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Verb:
     """precomputes masks at a fixed grid, bit-packed (8 KB each at 256, 9 TB for all of SA-1B), for training without json"""
 
-    paths: Positional[tuple[str, ...]]
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """an index, or tars to index in passing"""
     out: str
     """the mask store's folder; what it already holds of these tars is kept"""

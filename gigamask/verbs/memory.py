@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
 from gigamask.faults import Fault
 
@@ -15,7 +15,7 @@ from gigamask.faults import Fault
 class SampleVerb:
     """what one sample costs decoded, and what it costs here"""
 
-    sample: Positional[str | None] = None
+    sample: Positional[Annotated[str | None, arg(metavar="[SAMPLE]")]] = None
     """TAR:IMAGE, the image by name (sa_1) or by its image_id (1); a synthetic one by default"""
     height: int = 1500
     """rows of the synthetic sample"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 SHOWN = 5
 """How many of what was left out are printed; `--json` has all."""
@@ -17,7 +17,7 @@ SHOWN = 5
 class Verb:
     """writes tars anew at a smaller size, images and masks, which load several times as fast; run again, it goes on where it stopped"""
 
-    paths: Positional[tuple[str, ...]]
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """tars, folders of tars, globs, or an index; of one made with --salvage, broken tars as far as they go"""
     out: str
     """folder for the tars, which keep their names"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from gigamask.predict.settings import Settings
 
@@ -20,9 +20,9 @@ GIGABYTE = 10**9
 class Verb:
     """segments everything in images into SA-1B's jsons, or into tars to train on; the same command goes on where it was stopped"""
 
-    weights: Positional[str]
+    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
-    images: Positional[tuple[str, ...]]
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
     """pictures, folders of them at any depth, globs, tars, or an index"""
     out: str
     """folder for the jsons, and for the tars"""
@@ -64,6 +64,8 @@ class Verb:
                 done = segment(pictures, masks, output, rejected, progress)
         each = done["masks"] / done["images"]
         print(f"{self.out}: {done['images']} images with {done['masks']} masks, {each:.1f} each ({done['kept']} images were done before)")
+        if not done["masks"]:
+            print("  no mask passed; lower --pred-iou-thresh and --stability-score-thresh, which are made for well-trained models")
         if self.to_shards:
             print(f"  {len(done['tars'])} tars ({done['tars_kept']} were done before)")
         left_out = done["left_out"]

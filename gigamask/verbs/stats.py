@@ -14,7 +14,7 @@ from gigamask.verbs.opening import opened
 class Verb:
     """describes tars or an index: masks per image, areas, scores, sizes; or what a sampler does to it"""
 
-    paths: Positional[tuple[str, ...]]
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """an index, or tars to index in passing"""
     sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
     """describe what this sampler visits instead: granularity, difficulty and tars over its epochs; its fields are flags, as --sampler.per-tar 10"""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True)
 class Verb:
     """makes shards of synthetic scenes in SA-1B's format"""
 
-    folder: Positional[str]
+    folder: Positional[Annotated[str, arg(metavar="FOLDER")]]
     """where the tars go"""
     images: int = 256
     """how many scenes"""

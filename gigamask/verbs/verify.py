@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 TOLD = 50
 
@@ -14,7 +14,7 @@ TOLD = 50
 class Verb:
     """reads everything in tars and names each sample that training could not use"""
 
-    paths: Positional[tuple[str, ...]]
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """tars, folders of tars, globs, or an index, which is then compared with its tars"""
     checksums: str | None = None
     """list of checksums, as Meta hands it out or md5sum and sha256sum write it"""

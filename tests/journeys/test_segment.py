@@ -126,7 +126,7 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
     capsys.readouterr()
     for words, message in [
         ([weights, *out], "no image was given; give pictures, folders of them, tars, globs or an index"),
-        (out, "Missing from gigamask segment: STR a run folder, a checkpoint"),
+        (out, "Missing from gigamask segment: WEIGHTS a run folder, a checkpoint"),
         ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
         ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
         ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
@@ -169,3 +169,9 @@ def test_drawn_masks_are_seen():
     assert (canvas[inside] != scene.pixels[inside]).any(1).mean() > 0.9
     edge = cv2.dilate(inside.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool)
     assert np.array_equal(canvas[~edge], scene.pixels[~edge])
+
+
+def test_thresholds_that_let_nothing_pass_are_named(weights, pictures, tmp_path, capsys):
+    few = ["--points-per-side", "2", "--pred-iou-thresh", "0.99"]
+    assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "out"), *few]) == 0
+    assert "no mask passed; lower --pred-iou-thresh" in capsys.readouterr().out
