@@ -11,6 +11,7 @@ Not here: resizing images and points for these inputs, which is `predict.transfo
 
 import importlib.util
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,18 @@ def write_pair(model: Sam, out: Path) -> dict:
     if out.exists() and not out.is_dir():
         raise Fault(f"--out {out}: is a file, the two ONNX files want a folder; give another")
     out.mkdir(parents=True, exist_ok=True)
-    for module in model.modules():
+    plain = deepcopy(model)  # the model given stays as it is
+    for module in plain.modules():
         if isinstance(module, Attention):
             module.attend = attend_plainly
-    probe, decoder = Probe.of(model.spec), Decoder(model)
-    _export(Encoder(model), (probe.pixels, probe.valid), out / ENCODER, ["image", "input_size"], ["image_embeddings"], {})
-    given = _six(probe.answers(model)[0]["embedding"], probe.prompts[0], SIZES[0], model.spec.grid)
+    probe, decoder = Probe.of(model.spec), Decoder(plain)
+    with torch.no_grad():
+        embedding = model.encode(probe.pixels, probe.valid)
+    _export(Encoder(plain), (probe.pixels, probe.valid), out / ENCODER, ["image", "input_size"], ["image_embeddings"], {})
+    given = _six(embedding, probe.prompts[0], SIZES[0], model.spec.grid)
     sizes = {"point_coords": {1: "points"}, "point_labels": {1: "points"}, "masks": {2: "height", 3: "width"}}
     _export(decoder, tuple(given.values()), out / DECODER, list(given), ["masks", "iou_predictions", "low_res_masks"], sizes)
-    return {"files": [str(out / ENCODER), str(out / DECODER)], "difference": _verified(model, decoder, probe, out)}
+    return {"files": [str(out / ENCODER), str(out / DECODER)], "difference": _verified(embedding, decoder, probe, out)}
 
 
 @torch.no_grad()
@@ -108,17 +112,16 @@ def _export(module: nn.Module, given: tuple[Tensor, ...], path: Path, inputs: li
 
 
 @torch.no_grad()
-def _verified(model: Sam, decoder: Decoder, probe: Probe, out: Path) -> float:
-    """Returns how far onnxruntime's answers are from the model's, for every prompt at sizes of either kind."""
+def _verified(embedding: Tensor, decoder: Decoder, probe: Probe, out: Path) -> float:
+    """Returns how far onnxruntime's answers are from the model's, its embedding and its decoder's for every prompt at sizes of either kind."""
     from onnxruntime import InferenceSession
 
     sessions = {name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"]) for name in (ENCODER, DECODER)}
-    embedding = probe.answers(model)[0]["embedding"]
     told = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
     worst = compare({"image_embeddings": embedding}, told, f"{out / ENCODER}: onnxruntime")
     for prompts in probe.prompts:
         for size in SIZES:
-            given = _six(embedding, prompts, size, model.spec.grid)
+            given = _six(embedding, prompts, size, decoder.model.spec.grid)
             mine = dict(zip(("masks", "iou_predictions", "low_res_masks"), decoder(**given), strict=True))
             worst = max(worst, compare(mine, _run(sessions[DECODER], given), f"{out / DECODER}: onnxruntime"))
     return worst
