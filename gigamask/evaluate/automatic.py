@@ -11,12 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from gigamask.data import annotation, image
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.evaluate import average_precision
-from gigamask.evaluate.interactive import scored
+from gigamask.evaluate.interactive import read, scored
 from gigamask.faults import BadSample
 from gigamask.model.sam import Sam
 from gigamask.predict.automatic import AutomaticMasks
@@ -40,15 +39,13 @@ def measure(model: Sam, index: Index, filters: Filters, settings: Settings, rows
     with torch.inference_mode():
         for row in rows:
             numbers = scored(index, row, filters)
-            name = index.entry_name(row)
+            if not len(numbers):
+                continue
             try:
-                jpg, raw = shards.read_entry(index, row)
-                if raw is None or not len(numbers):
-                    continue
-                entry = annotation.parse(raw, name)
-                masks = generator.find(image.decode(jpg, name, entry.size))
+                pixels, entry = read(index, shards, row)
             except BadSample:
                 continue
+            masks = generator.find(pixels)
             truth = entry.masks[numbers]
             passing.append((masks.predicted_iou > DEFAULTS.pred_iou_thresh) & (masks.stability_score >= DEFAULTS.stability_score_thresh))
             best += truth.iou(masks.masks).max(1, initial=0).tolist()

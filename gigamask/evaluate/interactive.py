@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -167,17 +167,22 @@ class Scene:
 
 def look(model: Sam, index: Index, shards: Shards, row: int) -> Scene:
     """Reads one image of the index and embeds it; raises `BadSample` when it cannot be read."""
-    name = index.entry_name(row)
-    jpg, raw = shards.read_entry(index, row)
-    if raw is None:
-        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
-    entry = annotation.parse(raw, name)
-    pixels = image.decode(jpg, name, entry.size)
+    pixels, entry = read(index, shards, row)
     frame = Frame.whole(entry.size, model.spec.input_side)
     device = next(model.parameters()).device
     h, w = frame.resized
     square = functional.pad(frame.image(pixels), (0, frame.side - w, 0, frame.side - h))[None].to(device)
     return Scene(pixels, entry, frame, model.encode(square, torch.tensor([frame.resized], device=device), None))
+
+
+def read(index: Index, shards: Shards, row: int) -> tuple[UInt8[np.ndarray, "H W 3"], Entry]:
+    """Returns the pixels and the annotations of one image of the index; raises `BadSample` when it cannot be read."""
+    name = index.entry_name(row)
+    jpg, raw = shards.read_entry(index, row)
+    if raw is None:
+        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
+    entry = annotation.parse(raw, name)
+    return image.decode(jpg, name, entry.size), entry
 
 
 def measure(
