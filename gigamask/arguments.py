@@ -118,10 +118,7 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
         known = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
         names_known = ", ".join(recipe.__name__ for recipe in known)
         raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
-    chosen, words = names.split(words)
-    flags = _parse_run(
-        [read_config(path) for path in config_files(words)], chosen, words, saved, prog, RunFlags if verb == "pretrain" else TrainFlags
-    )
+    flags = _parse_words(words, saved, prog, RunFlags if verb == "pretrain" else TrainFlags)
     if not isinstance(flags, TrainFlags):
         return TrainFlags(**{each.name: getattr(flags, each.name) for each in fields(flags)})
     if argv[0] == "--resume" and flags.stages is not None:
@@ -134,9 +131,13 @@ def parse_recipe(argv: Sequence[str], verb: str, kind: type[Verb]) -> Verb:
     if not argv or argv[0].startswith("-"):
         known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
         raise Fault(f"{verb} wants a recipe first ({known}, or file.py:function); see 'gigamask {verb} --help'")
-    chosen, words = names.split(argv[1:])
-    files = [read_config(path) for path in config_files(words)]
-    return _parse_run(files, chosen, words, replace(recipes.make(argv[0]), recipe=argv[0]), f"gigamask {verb} {argv[0]}", kind)
+    return _parse_words(argv[1:], replace(recipes.make(argv[0]), recipe=argv[0]), f"gigamask {verb} {argv[0]}", kind)
+
+
+def _parse_words(words: Sequence[str], default: Run, prog: str, kind: Any) -> Any:
+    """Returns what `_parse_run` does of the words, the files of flags that they name before them."""
+    chosen, left = names.split(words)
+    return _parse_run([read_config(path) for path in config_files(left)], chosen, left, default, prog, kind)
 
 
 def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: list[str], default: Run, prog: str, kind: Any = RunFlags) -> Any:

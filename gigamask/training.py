@@ -213,12 +213,11 @@ def warming(schedule: Schedule, steps: int) -> Schedule:
 def overview(verb: str) -> str:
     """Returns what `gigamask train --help` or `gigamask pretrain --help` prints: the forms and the recipes."""
     known: Sequence = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
-    rows = "\n".join(f"  {recipe.__name__:13} {(recipe.__doc__ or '').strip().splitlines()[0]}" for recipe in known)
     parts = "\n".join(f"  --{part:16} {', '.join(kinds)}" for part, (_, kinds) in names.SEAMS.items() if part in names.parts_of(known[0]()))
     staged = "" if verb == "pretrain" else f"       gigamask train RECIPE --stages {','.join(STAGES)} ...\n"
     return (
         f"usage: gigamask {verb} RECIPE --data PATH... --out RUN [--section.leaf value ...]\n       gigamask {verb} --resume RUN\n{staged}\n"
-        f"recipes:\n{rows}\n  file.py:function  your own, a function that returns a Run\n\n"
+        f"recipes:\n{recipes.listed(known)}\n  file.py:function  your own, a function that returns a Run\n\n"
         f"parts, each by a name or as file.py:Class:\n{parts}\n\n"
         f"'gigamask {verb} RECIPE --help' lists every flag and its value there."
     )

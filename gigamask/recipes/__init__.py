@@ -5,7 +5,7 @@ A recipe is chosen by name (`tiny`) or as `file.py:function`, so that one's own 
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +24,11 @@ SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
 )
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
 BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS)
+
+
+def listed(known: Sequence[Callable[[], Run]]) -> str:
+    """Returns a line for each of some recipes: its name, and the first of its docstring."""
+    return "\n".join(f"  {recipe.__name__:15} {(recipe.__doc__ or '').strip().splitlines()[0]}" for recipe in known)
 
 
 def find(name: str) -> Callable[[], Run]:

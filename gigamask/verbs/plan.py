@@ -59,8 +59,8 @@ class Verb:
 def parse(words: Sequence[str]) -> Verb:
     """Returns the verb that the words describe: a recipe with the flags of its training, and those of the plan."""
     if words and words[0] in ("-h", "--help"):
-        rows = [f"  {recipe.__name__:15} {(recipe.__doc__ or '').strip().splitlines()[0]}" for recipe in recipes.BUILT_IN]
-        print("\n".join([f"usage: {USAGE}", "", str(Verb.__doc__), "", "recipes:", *rows, "  file.py:function  your own", ""]))
+        known = recipes.listed(recipes.BUILT_IN)
+        print(f"usage: {USAGE}\n\n{Verb.__doc__}\n\nrecipes:\n{known}\n  file.py:function  your own\n")
         print("'gigamask plan RECIPE --help' lists every flag: those of the training, and those of the plan.")
         raise SystemExit(0)
     return arguments.parse_recipe(words, "plan", Verb)
