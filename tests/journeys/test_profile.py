@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from gigamask.cli import main
-from gigamask.train import checkpoint
 from tests.journeys.pages import commands
+from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
@@ -33,15 +31,6 @@ def parts(run: Path) -> list[str]:
     """Returns the parts of a step that the report of a run tells of."""
     report = (run / "profile" / "profile.md").read_text().split("operators:")[0]
     return [line.split(" | ")[0].removeprefix("| ") for line in report.splitlines() if line.endswith(" |")][1:]
-
-
-def same(a: Path, b: Path) -> bool:
-    """Whether the last checkpoints of two runs are equal bit for bit."""
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
-        mine, others = (load_file(checkpoint.newest(run) / name) for run in (a, b))
-        if mine.keys() != others.keys() or not all(torch.equal(mine[key], others[key]) for key in mine):
-            return False
-    return True
 
 
 @pytest.fixture(scope="module")

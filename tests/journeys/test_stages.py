@@ -17,6 +17,7 @@ from gigamask.cli import STOPPED, main
 from gigamask.model.weights import MAE_PARTS, MAE_PATCHES
 from gigamask.train import checkpoint
 from gigamask.train.watch import Watch
+from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 STAGES = ("mae", "decoder", "joint")
@@ -30,15 +31,6 @@ def train(*words: object) -> int:
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint.newest(run) / checkpoint.MODEL)
-
-
-def same(a: Path, b: Path) -> bool:
-    """Whether the last checkpoints of two runs are equal bit for bit."""
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
-        mine, others = (load_file(checkpoint.newest(run) / name) for run in (a, b))
-        if mine.keys() != others.keys() or not all(torch.equal(mine[key], others[key]) for key in mine):
-            return False
-    return True
 
 
 @pytest.fixture(scope="module")
