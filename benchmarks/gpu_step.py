@@ -4,8 +4,8 @@ The step is the trainer's own over a batch made in memory: a 3 : 2 photograph of
 SAM's eleven rounds, the recipe's AdamW, drop path and clipping. A row for each set of levers, such as recompute=1 or optimizer=adamw8bit. Prints
 Markdown.
 
-Run: python benchmarks/gpu_step.py --size h [--masks 64] [--levers none recompute=1] [--compile] [--repeats 10] [--precision bf16] [--profile]
-On a CPU: python benchmarks/gpu_step.py --size tiny --device cpu --repeats 1
+Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none recompute=1] [--compile] [--repeats 10] [--precision bf16] [--profile]
+On a CPU: python -m benchmarks.gpu_step --size tiny --device cpu --repeats 1
 """
 
 import os
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from levers import pulled
 
+from benchmarks.levers import pulled
 from gigamask import planning
 from gigamask.contracts import Batch, Cursor, Draws, Sample, Terms, Visit
 from gigamask.data.augment import Plain
@@ -244,7 +244,7 @@ def main() -> None:
     side, peak = matmul_peak(device, precision)
     work = planning.multiplied(run).total / 1e12
 
-    print(f"`python benchmarks/gpu_step.py {' '.join(sys.argv[1:])}`\n")
+    print(f"`python -m benchmarks.gpu_step {' '.join(sys.argv[1:])}`\n")
     print(
         f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe {RECIPES[given.size]}, 1 image x {given.masks} masks, "
         f"{run.policy.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "

@@ -5,10 +5,10 @@ rounds and back-propagates once: focal 20 : dice 1 : squared error of the predic
 highest predicted IoU handed on, autocast, AdamW. Gradients are those of the trainer's step up to chance; what differs is time and memory. Where it
 does not fit, the table says so. `--gather N` lets the plain loops take N masks at once, each group with an encoder's pass of its own.
 
-Wants the packages: `pip install segment-anything torchvision transformers`; what is not installed is left out. Prints Markdown.
+Wants the packages: `pip install segment-anything transformers`; what is not installed is left out. Prints Markdown.
 
-Run: python benchmarks/plain_loops.py --size b [--masks 64] [--rounds 11] [--repeats 5] [--levers none recompute=1] [--compile]
-On a CPU: python benchmarks/plain_loops.py --size tiny --masks 8 --device cpu --repeats 2
+Run: python -m benchmarks.plain_loops --size b [--masks 64] [--rounds 11] [--repeats 5] [--levers none recompute=1] [--compile]
+On a CPU: python -m benchmarks.plain_loops --size tiny --masks 8 --device cpu --repeats 2
 """
 
 import os
@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import contextlib
 import gc
+import importlib.util
 import statistics
 import sys
 import time
@@ -26,46 +27,33 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from gpu_step import RECIPES, batch_in_memory, chip_of, timed_step
-from levers import pulled
-from plan import events_peak
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.gpu_step import RECIPES, batch_in_memory, chip_of, prepared, timed_step
+from benchmarks.levers import pulled
+from benchmarks.plan import events_peak
 from gigamask.contracts import Batch
 from gigamask.export.huggingface import config_of
+from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, normalised
 from gigamask.model.sizes import SamSpec
+from gigamask.model.start import build
 from gigamask.parallel.precision import Precision, casting, choose_device, choose_precision
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import find
 from gigamask.train.segmentation import Segmentation
-from gigamask.train.state import TrainState
 from gigamask.train.tasks import truth_of
+from tests import official
 
 
 class Official(nn.Module):
-    """Meta's modules, put together as `segment_anything.build_sam` does."""
+    """Meta's modules; what they want of torchvision where that is missing stands in (`tests.official`)."""
 
     def __init__(self, spec: SamSpec) -> None:
         super().__init__()
-        from segment_anything.modeling import ImageEncoderViT, MaskDecoder, PromptEncoder, TwoWayTransformer
-
-        norm, width, side = partial(nn.LayerNorm, eps=1e-6), spec.embedding_dim, spec.embedding_side
-        self.image_encoder = ImageEncoderViT(
-            img_size=spec.input_side,
-            patch_size=spec.patch,
-            embed_dim=spec.dim,
-            depth=spec.depth,
-            num_heads=spec.heads,
-            out_chans=width,
-            norm_layer=norm,
-            use_rel_pos=True,
-            window_size=spec.window,
-            global_attn_indexes=spec.global_blocks,
-        )
-        self.prompt_encoder = PromptEncoder(width, (side, side), (spec.input_side, spec.input_side), mask_in_chans=16)
-        transformer = TwoWayTransformer(depth=2, embedding_dim=width, mlp_dim=spec.decoder_mlp, num_heads=spec.decoder_heads)
-        self.mask_decoder = MaskDecoder(transformer_dim=width, transformer=transformer, iou_head_hidden_dim=spec.iou_hidden)
+        with official.imported() as package:
+            theirs = official.with_weights_of(build(spec, 0), package)
+        self.image_encoder, self.prompt_encoder, self.mask_decoder = theirs.image_encoder, theirs.prompt_encoder, theirs.mask_decoder
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.image_encoder(pixels)
@@ -128,14 +116,14 @@ def plain_step(
 ) -> float:
     """Makes an update in the plain way; returns its seconds, the device's queue drained."""
     began = now(batch.images.device)
-    mean, std = (torch.tensor(each, device=batch.images.device).view(3, 1, 1) for each in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
+    mean, std = (torch.tensor(each, device=batch.images.device).view(3, 1, 1) for each in (PIXEL_MEAN, PIXEL_STD))
     truth = truth_of(batch, slice(0, len(batch.mask_image)), batch.grid).masks.float()
     cell = batch.images.shape[-1] / truth.shape[-1]
     optimizer.zero_grad(set_to_none=True)
     for start in range(0, len(truth), gather):
         part = truth[start : start + gather]
         with casting(precision, batch.images.device):
-            embedding = model.encode((batch.images.float() - mean) / std)
+            embedding = model.encode(normalised(batch.images, batch.input_sizes, mean, std))
             points, labels = click(part > 0.5, part, cell)
             total, mask = torch.zeros((), device=part.device), None
             for index in range(rounds):
@@ -158,12 +146,8 @@ def now(device: torch.device) -> float:
 
 def our_step(run: Segmentation, device: torch.device, batch: Batch, compiled: bool) -> Callable[[], float]:
     """Returns what makes an update here and returns its seconds."""
-    state = TrainState.begin(run, device)
-    state.model.train()
-    if compiled:
-        for block in state.model.image_encoder.blocks:
-            block.compile()
-    return lambda: timed_step(run.task(device), state, batch, run)[0]
+    task, state = prepared(run, device, compiled)
+    return lambda: timed_step(task, state, batch, run)[0]
 
 
 def their_step(kind: type[Contender], run: Segmentation, batch: Batch, given: argparse.Namespace) -> Callable[[], float]:
@@ -182,8 +166,7 @@ def contenders(
     for levers in given.levers:
         yield f"gigamask, {levers}", partial(our_step, pulled(run, levers), device, batch, given.compile)
     for name, kind, package in (("Meta's modules", Official, "segment_anything"), ("Hugging Face", HuggingFace, "transformers")):
-        with contextlib.suppress(ImportError):
-            __import__(package)
+        if importlib.util.find_spec(package) is not None:
             yield f"{name}, plain loop", partial(their_step, kind, run, batch, given)
 
 
@@ -228,7 +211,7 @@ def main() -> None:
         device=device.type,
     )
     batch = batch_in_memory(run, given.masks).to(device)
-    print(f"`python benchmarks/plain_loops.py {' '.join(sys.argv[1:])}`\n")
+    print(f"`python -m benchmarks.plain_loops {' '.join(sys.argv[1:])}`\n")
     print(f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, {given.masks} masks, {given.rounds} rounds\n")
     print("| what | step s | images/s | times the first | peak GiB |\n|---|---|---|---|---|")
     first = None

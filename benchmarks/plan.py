@@ -5,10 +5,10 @@ nothing. On a CPU the peak is the largest running sum of torch's own allocation 
 phases are looked at in the same step. Levers are pulled one at a time; what they save and cost is told against the first row of their size, time as
 the process's own on a CPU. Prints Markdown.
 
-Run: python benchmarks/plan.py [--sizes tiny b] [--side 512] [--micro 2] [--masks 4] [--masks-at-once 4] [--clicks 1] [--levers none recompute=1]
-All levers: python benchmarks/plan.py --sizes b --masks 16 --masks-at-once 32 --levers all
-Two processes: torchrun --nproc-per-node 2 benchmarks/plan.py --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
-On a GPU: python benchmarks/plan.py --device cuda --sizes b h --masks 64 --masks-at-once 64 --clicks 8 --levers all
+Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro 2] [--masks 4] [--masks-at-once 4] [--clicks 1] [--levers none recompute=1]
+All levers: python -m benchmarks.plan --sizes b --masks 16 --masks-at-once 32 --levers all
+Two processes: torchrun --nproc-per-node 2 -m benchmarks.plan --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
+On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-at-once 64 --clicks 8 --levers all
 """
 
 import os
@@ -23,8 +23,8 @@ import time
 from dataclasses import replace
 
 import torch
-from levers import EACH, pulled
 
+from benchmarks.levers import EACH, pulled
 from gigamask import planning
 from gigamask.memory import planner
 from gigamask.memory.allocations import Allocations

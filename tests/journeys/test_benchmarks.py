@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 LINES = [
     "gpu_step --size tiny --masks 2 --levers none recompute=1,optimizer=adamw8bit --repeats 1",
     "plain_loops --size tiny --masks 2 --rounds 4 --repeats 1",
@@ -18,15 +18,15 @@ import runpy, sys
 for line in sys.stdin.read().splitlines():
     sys.argv = line.split()
     print("#", line, flush=True)
-    runpy.run_path(f"{sys.argv[0]}.py", run_name="__main__")
+    runpy.run_module(f"benchmarks.{sys.argv[0]}", run_name="__main__")
 """
 
 
 def test_they_run():
     """All in one process, which imports torch once; types are not checked at run time there, which would take longer than they do."""
-    environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], input="\n".join(LINES), env=environment, capture_output=True, text=True, cwd=FOLDER, timeout=120
+        [sys.executable, "-c", SCRIPT], input="\n".join(LINES), env=environment, capture_output=True, text=True, cwd=ROOT, timeout=120
     )
     assert done.returncode == 0, done.stderr
     told = [part.splitlines()[1:] for part in done.stdout.split("# ")[1:]]

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 
+from benchmarks.plan import events_peak
 from gigamask import planning
 from gigamask.faults import Fault
 from gigamask.losses.mining import Hardest
@@ -37,13 +38,7 @@ def measured(run: Run) -> int:
         batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * planning.masks_of(run))
         for _ in range(2):
             step(run.task(torch.device("cpu")), state, [batch], run.micro, 0.0, run.optimizer.clip_norm)
-    assert profile.profiler
-    assert profile.profiler.kineto_results
-    now = peak = 0
-    for event in sorted((each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"), key=lambda each: each.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
+    return events_peak(profile)
 
 
 @cache
