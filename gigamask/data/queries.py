@@ -1,0 +1,161 @@
+"""Queries: what is asked of an image in words, and which of its masks are the answer. JSONL enters, queries leave, with their rows of an index.
+
+A line is an object with `image` (`sa_9.jpg` or `sa_9`), `query` (the words), and `mask_index` (the right mask's number among the annotations of the
+image's json, from 0) or `mask_indices` (those of all right masks; none where nothing fits). It may have `tar` (as much of its path as tells it from
+others), `kind` (a word of the owner's, scores are told by it) and `domain`; other keys are not read. Empty lines are passed over.
+
+Not here: how hard a query is (`grounding.queries`), made-up ones (`prepare.descriptions`).
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Int64
+
+from gigamask.data import store
+from gigamask.data.index import Index, listed
+from gigamask.faults import Fault
+
+LONGEST_TEXT = 1000
+"""Characters; text encoders read some hundred words at most."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is asked of an image, and the numbers of the right masks among its annotations, none where nothing fits. `tar` and `image` as written."""
+
+    tar: str | None
+    image: str
+    text: str
+    right: tuple[int, ...]
+    kind: str = ""
+    domain: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise Fault("the query has no words; write what is asked for")
+        if len(self.text) > LONGEST_TEXT:
+            raise Fault(f"the query has {len(self.text)} characters, at most {LONGEST_TEXT} are read; shorten it")
+        if not self.image or self.tar == "":
+            raise Fault(
+                f"the query {self.text!r} has an empty {'tar' if self.image else 'image'}; name it{', or leave it out' if self.image else ''}"
+            )
+        if min(self.right, default=0) < 0:
+            raise Fault(f"the query {self.text!r} has the right mask {min(self.right)}, masks are numbered from 0 in their json's order; mend it")
+        if len(set(self.right)) < len(self.right):
+            raise Fault(f"the query {self.text!r} has a right mask twice among {', '.join(map(str, self.right))}; name each once")
+
+    @property
+    def name(self) -> str:
+        """Returns how errors call it: its words, and where it belongs."""
+        return f"the query {self.text!r} of {f'{self.tar}:' if self.tar else ''}{self.image}"
+
+
+class _Line(msgspec.Struct):
+    """One line as it stands, its types checked and nothing else."""
+
+    image: str
+    query: str
+    mask_index: int | None = None
+    mask_indices: list[int] | None = None
+    tar: str | None = None
+    kind: str = ""
+    domain: str = ""
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
+    """Returns the queries of these files, in order; raises Fault for a file that holds none, and for a line that is none."""
+    found: list[Query] = []
+    for path in listed(paths):
+        before = len(found)
+        try:
+            with open(path, "rb") as file:
+                found += [_parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.strip()]
+        except OSError as error:
+            raise Fault(f"{path}: the queries cannot be read ({error.strerror}); give a JSONL file of queries") from error
+        if len(found) == before:
+            raise Fault(f"{path}: holds no query; write one a line")
+    return found
+
+
+def _parse(raw: bytes, place: str) -> Query:
+    try:
+        line = _DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        act = 'write an object such as {"image": "sa_1.jpg", "query": "the red box", "mask_index": 0}'
+        raise Fault(f"{place}: is no query ({error}); {act}") from error
+    one, several = line.mask_index, line.mask_indices
+    if (one is None) == (several is None):
+        both = "neither mask_index nor mask_indices" if one is None else "both mask_index and mask_indices"
+        raise Fault(f"{place}: the query {line.query!r} has {both}, it needs one of them; write mask_indices [] where nothing fits")
+    right = tuple(several or ()) if one is None else (one,)
+    try:
+        return Query(line.tar, line.image, line.query, right, line.kind, line.domain)
+    except Fault as fault:
+        raise Fault(f"{place}: {fault}") from fault
+
+
+def write(path: str | Path, queries: Iterable[Query]) -> None:
+    """Writes the queries one a line, in a file that appears whole; `read` returns their equals."""
+    lines = []
+    for query in queries:
+        right = {"mask_index": query.right[0]} if len(query.right) == 1 else {"mask_indices": query.right}
+        rest = {"kind": query.kind, "domain": query.domain}
+        told = {"tar": query.tar, "image": query.image, "query": query.text, **right, **{key: word for key, word in rest.items() if word}}
+        lines.append(json.dumps({key: value for key, value in told.items() if value is not None}, ensure_ascii=False) + "\n")
+    store.write(Path(path), "".join(lines).encode())
+
+
+def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
+    """Returns the index row of each query's image; raises Fault where it has none or several, or has fewer masks than the query names."""
+    rows = np.empty(len(queries), np.int64)
+    named = _rows_by_name({name for query in queries for name in _names(query)}, index)
+    shards = {tar: _shards(tar, index) for tar in {query.tar for query in queries} if tar is not None}
+    for number, query in enumerate(queries):
+        held = np.concatenate([named[name] for name in _names(query)])
+        if query.tar is not None:
+            if not len(shards[query.tar]):
+                raise Fault(f"{query.name}: no tar of the index {index.folder} ends in {query.tar!r}; index it too, or leave its queries out")
+            held = held[np.isin(index.images["shard"][held], shards[query.tar])]
+        if len(held) != 1:
+            if not len(held):
+                raise Fault(f"{query.name}: the index {index.folder} holds no such image; index its tar too, or leave the query out")
+            places = ", ".join(index.shard_paths[index.images["shard"][row]] for row in held[:3].tolist())
+            raise Fault(f"{query.name}: {len(held)} images of the index are called so; give the tar with more of its path: {places}")
+        rows[number] = held[0]
+        masks = int(index.images["masks"][held[0]])
+        if query.right and max(query.right) >= masks:
+            raise Fault(f"{query.name}: its right mask is number {max(query.right)}, the image has {masks}, counted from 0; mend the number")
+    return rows
+
+
+def _names(query: Query) -> list[bytes]:
+    """Returns what the index may call the query's image: its stem, or in a folder of images the whole name."""
+    stem, extension = os.path.splitext(query.image)
+    return list(map(os.fsencode, [query.image, stem] if extension.lower() in (".jpg", ".jpeg") else [query.image]))
+
+
+def _rows_by_name(names: set[bytes], index: Index) -> dict[bytes, Int64[np.ndarray, "_"]]:
+    """Returns the rows of all images that are called so, by name, going through the index's names once."""
+    wanted = np.array(sorted(names), "S")
+    if not len(wanted):
+        return {}
+    held = index.images["name"]
+    places = np.minimum(np.searchsorted(wanted, held), len(wanted) - 1)
+    rows = np.flatnonzero(wanted[places] == held)
+    rows = rows[np.argsort(places[rows], kind="stable")]
+    borders = np.searchsorted(places[rows], np.arange(len(wanted) + 1))
+    return {name: rows[borders[place] : borders[place + 1]] for place, name in enumerate(wanted.tolist())}
+
+
+def _shards(tar: str, index: Index) -> list[int]:
+    """Returns the numbers of the shards whose paths end in this one."""
+    return [number for number, path in enumerate(index.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]

@@ -1,0 +1,1 @@
+"""Grounding: which of an image's masks a text means."""
