@@ -79,7 +79,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
         ('{"image": "sa_1", "query": "\xff"', "is no query"),
         ({"image": "sa_1", "mask_index": 0}, r"is no query \(Object missing required field `query`\)"),
         ({"query": "the cat", "mask_index": 0}, r"is no query \(Object missing required field `image`\)"),
-        ({"image": "sa_1", "query": "the cat", "mask_index": 1.5}, r"is no query \(Expected `int`, got `float` - at `\$.mask_index`\)"),
+        ({"image": "sa_1", "query": "the cat", "mask_index": 1.5}, r"is no query \(Expected `int \| null`, got `float` - at `\$.mask_index`\)"),
         ({"image": "sa_1", "query": "the cat", "mask_index": None}, "has neither mask_index nor mask_indices"),
         ({"image": "sa_1", "query": "the cat", "mask_indices": [True]}, "is no query"),
         ({"image": "sa_1", "query": "the cat"}, "the query 'the cat' has neither mask_index nor mask_indices, it needs one of them; write mask_ind"),
