@@ -23,7 +23,7 @@ from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.prepare import record as records
 from gigamask.prepare.shapes import OUTLINES, Polygons, Window, affine, bar, circle, compose, rasterise, rasterise_within
-from gigamask.prepare.textures import PATTERNS, Colour, pick_colour, pick_second, weave
+from gigamask.prepare.textures import PATTERNS, Colour, Plane, pick_colour, pick_second, weave
 
 LONG_SIDE = (256, 320)
 JPEG_QUALITY = 92
@@ -87,14 +87,20 @@ class Canvas:
         beneath = covered @ np.array(self.colours) / max(1, covered.sum())
         kind = str(generator.choice(PATTERN_NAMES, p=PATTERN_ODDS))
         period = max(4.0, np.sqrt(inside.size) * generator.uniform(0.06, 0.3))
-        light, mix = weave(generator, kind, inside.shape, float(period))
-        cv2.copyTo(light, inside, self.light[place])
-        cv2.copyTo(mix, inside, self.mix[place])
+        woven = weave(generator, kind, inside.shape, float(period))
+        colour = pick_colour(generator, beneath)
+        return self.paint(window, woven, (colour, pick_second(generator, colour, spread=28.0)), parent)
+
+    def paint(self, window: Window, woven: tuple[Plane, Plane], colours: tuple[Colour, Colour], parent: int = 0) -> int:
+        """Paints a new region, of that brightness, share of the second colour, and those two colours, and returns its number."""
+        number, place, inside = len(self.parents), window.slices, window.pixels
+        cv2.copyTo(woven[0], inside, self.light[place])
+        cv2.copyTo(woven[1], inside, self.mix[place])
         np.copyto(self.owner[place], np.uint8(number), where=inside.view(bool))
         self.parents.append(parent)
         self.objects.append(self.objects[parent] if parent else number)
-        self.colours.append(pick_colour(generator, beneath))
-        self.seconds.append(pick_second(generator, self.colours[-1], spread=28.0))
+        self.colours.append(colours[0])
+        self.seconds.append(colours[1])
         return number
 
 
@@ -113,20 +119,31 @@ def write(
     `long_side` bounds the images' longer side in pixels; `progress(done, images)` is called after each image. `crowded` is the share of scenes with
     many small objects, whose masks are mostly fine (< 1 % of the image); the other scenes are the same with and without.
     """
-    if images < 1 or shard_images < 1 or first < 0:
-        raise Fault(f"{folder}: {images} images from {first} on, {shard_images} a shard: counts start at 1 and numbers at 0; give such")
     if not 32 <= long_side[0] <= long_side[1] <= 8192:
         raise Fault(f"{folder}: long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192, the smaller first; give such")
     if not 0 <= crowded <= 1:
         raise Fault(f"{folder}: {crowded} of the scenes are to be crowded, a share is from 0 to 1; give such")
+    return write_scenes(folder, images, lambda number: compose_scene(seed, number, long_side, crowded), shard_images, first, progress)
+
+
+def write_scenes(
+    folder: Path | str,
+    images: int,
+    compose: Callable[[int], Scene],
+    shard_images: int = 500,
+    first: int = 0,
+    progress: crew.Progress | None = None,
+) -> list[Path]:
+    """Writes the scenes `first` to `first + images`, each composed from its number, and returns the shards' paths; see `write`."""
+    if images < 1 or shard_images < 1 or first < 0:
+        raise Fault(f"{folder}: {images} images from {first} on, {shard_images} a shard: counts start at 1 and numbers at 0; give such")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for shard in range(first // shard_images, (first + images - 1) // shard_images + 1):
         numbers = range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
         paths.append(folder / f"sa_{shard:06d}.tar")
-        scenes = (compose_scene(seed, number, long_side, crowded) for number in numbers)
-        tar.write(paths[-1], _members(zip(numbers, scenes, strict=True), lambda number: progress and progress(number - first + 1, images)))
+        tar.write(paths[-1], _members(zip(numbers, map(compose, numbers), strict=True), lambda number: progress and progress(number - first + 1, images)))
     return paths
 
 
@@ -154,10 +171,14 @@ def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
     canvas.crowded = bool(draw(seed, "crowded", number).random() < crowded)
     _draw_objects(generator, canvas)
     masks = _visible_masks(generator, canvas)
-    masks = masks[generator.permutation(len(masks))]
+    return photograph(generator, canvas, masks[generator.permutation(len(masks))])
+
+
+def photograph(generator: np.random.Generator, canvas: Canvas, masks: Runs, sun: tuple[float, float] = (0.75, 1.2)) -> Scene:
+    """Returns the scene that the canvas and its masks make; `sun` bounds how bright its parts are lit."""
     points = masks.points(generator.random((len(masks), 1)))[:, 0]
     return Scene(
-        pixels=_expose(generator, canvas),
+        pixels=_expose(generator, canvas, sun),
         masks=masks,
         predicted_iou=generator.uniform(0.88, 1.0, len(masks)),
         stability_score=generator.uniform(0.92, 1.0, len(masks)),
@@ -265,7 +286,7 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> Runs:
     parents = np.array(canvas.parents)
     distinct = (parents == 0) | (areas < MAX_PART_SHARE * areas[parents])
     rows = [within[number] for number in range(1, regions) if distinct[number]]
-    pairs = _touching(canvas)
+    pairs = touching(canvas)
     if len(pairs) and generator.random() < 0.6:
         one, other = pairs[int(generator.integers(len(pairs)))]
         if min(areas[one], areas[other]) > 0.1 * max(areas[one], areas[other]):
@@ -278,7 +299,7 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> Runs:
     return Runs.from_dense(np.array(kept, dtype=bool).reshape(len(kept), *canvas.size))
 
 
-def _touching(canvas: Canvas, least_px: int = 12) -> list[tuple[int, int]]:
+def touching(canvas: Canvas, least_px: int = 12) -> list[tuple[int, int]]:
     """Returns the pairs of objects that share at least `least_px` of border."""
     objects = np.array(canvas.objects)[canvas.owner]
     count = len(canvas.objects)
@@ -308,12 +329,12 @@ def _worth_a_mask(pixels: UInt8[np.ndarray, "H W"]) -> bool:
     return int(core.sum()) > MIN_CORE_SHARE * area
 
 
-def _expose(generator: np.random.Generator, canvas: Canvas) -> UInt8[np.ndarray, "H W 3"]:
+def _expose(generator: np.random.Generator, canvas: Canvas, sun: tuple[float, float]) -> UInt8[np.ndarray, "H W 3"]:
     """Returns the picture a camera would take: slightly blurred edges, uneven light, sensor noise."""
     height, width = canvas.size
     blur = generator.uniform(0.4, 0.9)
-    sun = generator.uniform(0.75, 1.2, (3, 3)).astype(np.float32)
-    light = canvas.light * cv2.resize(sun, (width, height), interpolation=cv2.INTER_LINEAR)
+    lit = generator.uniform(*sun, (3, 3)).astype(np.float32)
+    light = canvas.light * cv2.resize(lit, (width, height), interpolation=cv2.INTER_LINEAR)
     noise = generator.standard_normal((height, width), dtype=np.float32) * np.float32(generator.uniform(1, 6))
     colours = np.zeros((256, 3), np.float32)
     colours[: len(canvas.colours)] = canvas.colours
