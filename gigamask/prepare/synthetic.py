@@ -143,7 +143,9 @@ def write_scenes(
     for shard in range(first // shard_images, (first + images - 1) // shard_images + 1):
         numbers = range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
         paths.append(folder / f"sa_{shard:06d}.tar")
-        tar.write(paths[-1], _members(zip(numbers, map(compose, numbers), strict=True), lambda number: progress and progress(number - first + 1, images)))
+        tar.write(
+            paths[-1], _members(zip(numbers, map(compose, numbers), strict=True), lambda number: progress and progress(number - first + 1, images))
+        )
     return paths
 
 

@@ -23,13 +23,24 @@ class Verb:
     """number of the first scene; scenes with other numbers are other scenes"""
     crowded: float = 0.0
     """share of the scenes that hold many small objects, whose masks are mostly fine (< 1 % of the image)"""
+    queries: bool = False
+    """scenes of things that words can tell apart, and FOLDER/queries.jsonl, which asks for them: some twelve queries a scene"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.prepare import synthetic
+        from gigamask.faults import Fault
+        from gigamask.prepare import describable, synthetic
 
-        paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first, crowded=self.crowded)
+        if self.queries and self.crowded:
+            raise Fault(f"--crowded is {self.crowded}, scenes with queries hold no crowds; leave out --crowded or --queries")
+        asked = []
+        if self.queries:
+            paths, asked = describable.write(self.folder, self.images, seed=self.seed, first=self.first)
+        else:
+            paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first, crowded=self.crowded)
         print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
+        if asked:
+            print(f"{len(asked)} queries of them in {self.folder}/{describable.QUERIES}")
         print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")
-        return {"images": self.images, "tars": [str(path) for path in paths]}
+        return {"images": self.images, "tars": [str(path) for path in paths], "queries": len(asked)}

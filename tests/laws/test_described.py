@@ -1,0 +1,163 @@
+"""What holds for every describable scene: things look as they are called, and what is asked of them is true."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamask.prepare.describable import COLOURS, Described, compose_scene
+from gigamask.prepare.descriptions import EXTREMES, RELATIONS, Look, Thing
+from gigamask.prepare.questions import KINDS, ask
+from tests.rooms.prepare.test_descriptions import read
+
+SCENES = 60
+
+
+@cache
+def scenes() -> list[Described]:
+    return [compose_scene(0, number) for number in range(SCENES)]
+
+
+def test_scenes_hold_whole_things_that_can_be_seen():
+    counts = [len(each.things) for each in scenes()]
+    assert min(counts) >= 8
+    assert max(counts) == 14
+    pairs = 0
+    for each in scenes():
+        masks = each.scene.masks
+        assert len(masks) - len(each.things) in (0, 1)
+        assert sorted(each.masks.tolist() + [number for number in range(len(masks)) if number not in each.masks]) == list(range(len(masks)))
+        shares = masks.areas() / np.prod(masks.size)
+        assert shares.min() > 0.006
+        height, width = masks.size
+        boxes = masks.boxes()[each.masks]
+        assert (boxes[:, :2] > 0).all()
+        assert (boxes[:, 2:] < (width - 1, height - 1)).all()
+        assert [list(thing.box) for thing in each.things] == boxes.tolist()
+        assert [thing.area for thing in each.things] == masks.areas()[each.masks].tolist()
+        shared = masks.intersections(masks)[np.ix_(each.masks, each.masks)]
+        assert (shared == np.diag(np.diag(shared))).all()
+        if len(masks) > len(each.things):
+            pairs += 1
+            other = ({*range(len(masks))} - {*each.masks.tolist()}).pop()
+            assert (masks.intersections(masks)[other, each.masks] > 0).sum() == 2
+    assert pairs >= 5
+
+
+def test_sizes_are_clearly_apart():
+    """Even a large triangle has more pixels than a medium disc, and a medium one more than a small disc, in the same picture."""
+    for each in scenes():
+        for shape in ("disc", "box", "star", "ring", "triangle", "cross"):
+            areas = {
+                size: [thing.area for thing in each.things if thing.look[0] == size and thing.look.shape == shape]
+                for size in ("small", None, "large")
+            }
+            assert max(areas["small"], default=0) * 1.15 < min(areas[None], default=np.inf)
+            assert max(areas[None], default=0) * 1.15 < min(areas["large"], default=np.inf)
+            assert max(areas["small"], default=0) * 2 < min(areas["large"], default=np.inf)
+
+
+def test_colours_are_what_they_are_called():
+    """The median of a plain thing's pixels is nearer to its name's colour than to any other's, and unlike the ground."""
+    names = list(COLOURS)
+    wrong, total = [], 0
+    for number, each in enumerate(scenes()):
+        pixels, dense = each.scene.pixels.astype(float), each.scene.masks.to_dense()
+        ground = np.median(pixels[~dense.any(0)], axis=0)
+        for thing, mask in zip(each.things, each.masks, strict=True):
+            if thing.look.pattern == "plain":
+                found = np.median(pixels[dense[mask]], axis=0)
+                total += 1
+                nearest = names[int(np.linalg.norm(np.array(list(COLOURS.values())) - found, axis=1).argmin())]
+                wrong += [(number, thing.look, nearest)] if nearest != thing.look.colour else []
+                assert np.linalg.norm(found - ground) > 50
+    assert total > 150
+    assert wrong == []
+
+
+def test_patterns_can_be_seen():
+    spreads = {"plain": [], "striped": [], "dotted": [], "checked": []}
+    for each in scenes():
+        pixels, dense = each.scene.pixels.astype(float).sum(2), each.scene.masks.to_dense()
+        for thing, mask in zip(each.things, each.masks, strict=True):
+            spreads[thing.look.pattern].append(pixels[dense[mask]].std())
+    plain = np.quantile(spreads.pop("plain"), 0.95)
+    assert all(np.quantile(found, 0.05) > 1.5 * plain for found in spreads.values())
+
+
+def true_of(thing: Thing, wanted: Look) -> bool:
+    return all(word is None or word == has for word, has in zip(wanted, thing.look, strict=True))
+
+
+def answers(text: str, things: list[Thing]) -> set[int]:
+    """Works out which things a phrase means, by rules of its own: middles instead of boxes, words instead of looks."""
+    for relation, ways in RELATIONS.items():
+        for way in sorted(ways, key=len, reverse=True):
+            if f" {way} " in text:
+                wanted, anchor = (read(part)[0] for part in text.split(f" {way} "))
+                [beside] = [thing for thing in things if true_of(thing, anchor)]
+                there = [number for number, thing in enumerate(things) if true_of(thing, wanted) and thing is not beside]
+                middles = {number: np.subtract(things[number].middle_xy, beside.middle_xy) for number in there}
+                if relation == "nearest":
+                    return {min(there, key=lambda number: np.hypot(*middles[number]))}
+                axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[relation]
+                return {number for number in there if sign * middles[number][axis] > 0}
+    for rank, ways in EXTREMES.items():
+        found = re.match(rf"the (?:{'|'.join(ways)}) (.*)", text)
+        if found:
+            there = [number for number, thing in enumerate(things) if true_of(thing, read(found[1])[0])]
+            return {(max if rank == "largest" else min)(there, key=lambda number: things[number].area)}
+    return {number for number, thing in enumerate(things) if true_of(thing, read(text)[0])}
+
+
+def check_questions(things: list[Thing], asked) -> None:
+    assert len({question.text for question in asked}) == len(asked)
+    for text, right, kind in asked:
+        assert answers(text, things) == set(right), (text, right)
+        assert (kind == "absent") == (not right), text
+        assert (kind == "several") == (len(right) > 1), text
+
+
+def test_every_question_is_answered_by_what_was_painted():
+    for each in scenes():
+        check_questions(each.things, each.questions)
+    kinds = Counter(question.kind for each in scenes() for question in each.questions)
+    assert tuple(kinds) == KINDS
+    assert [kinds[kind] / SCENES for kind in KINDS] == pytest.approx([4, 3, 2, 2, 1], abs=0.1)
+
+
+def test_questions_are_not_plain_from_less():
+    """Places are asked for where the look alone does not tell, and what is absent differs in a word from what is there."""
+    for each in scenes():
+        for text, _, kind in each.questions:
+            cut = re.split(" (?:to the )?(?:left|right|above|below|under|nearest|closest) ", text)
+            if len(cut) == 2:
+                assert sum(true_of(thing, read(cut[0])[0]) for thing in each.things) >= 2
+            elif kind == "absent":
+                wanted = read(text)[0]
+                fewer = [wanted._replace(**{side: None}) for side, word in zip(Look._fields, wanted, strict=True) if word]
+                assert any(any(true_of(thing, look) for thing in each.things) for look in fewer)
+
+
+LOOKS = st.builds(
+    Look,
+    st.sampled_from(["small", None, "large"]),
+    *[st.sampled_from(each) for each in (["red", "white", "grey"], ["plain", "striped"], ["disc", "box"])],
+)
+
+
+@given(
+    st.lists(st.tuples(LOOKS, st.integers(0, 9), st.integers(0, 9), st.integers(3, 30)), max_size=9, unique_by=lambda each: each[1:3]),
+    st.integers(0, 9),
+)
+@settings(max_examples=60)
+def test_whatever_things_there_are_what_is_asked_is_true(given, seed):
+    things = [
+        Thing(look, (40.0 * x - half, 40.0 * y - half, 40.0 * x + half, 40.0 * y + half), (40.0 * x, 40.0 * y), 4.0 * half * half)
+        for look, x, y, half in given
+    ]
+    check_questions(things, ask(np.random.default_rng(seed), things))
