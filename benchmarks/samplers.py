@@ -40,6 +40,8 @@ def items_of(count: int) -> Items:
         "tar": np.sort(generator.integers(TARS, size=count, dtype=np.int32)),
         "granularity": generator.choice(3, count, p=(0.7, 0.25, 0.05)).astype(np.int32),
         "difficulty": generator.random(count, dtype=np.float32),
+        "complexity": generator.choice(3, count, p=(0.4, 0.4, 0.2)).astype(np.int32),
+        "domain": generator.choice(4, count).astype(np.int32),
     }
     return Items(count, columns)
 

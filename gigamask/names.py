@@ -28,6 +28,7 @@ from gigamask.samplers.chunked import Chunked
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
 from gigamask.samplers.lazy import Lazy
 from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.relevance import RelevanceDiversity
 from gigamask.samplers.replay import Replay
 from gigamask.samplers.sharded import Sharded
 from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, MultiLevel, Stratified
@@ -58,6 +59,7 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
             "lazy": Lazy,
             "multi_attribute": MultiAttribute,
             "distributed_balanced": DistributedBalanced,
+            "relevance_diversity": RelevanceDiversity,
             "sharded": Sharded,
         },
     ),

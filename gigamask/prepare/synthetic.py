@@ -143,9 +143,8 @@ def write_scenes(
     for shard in range(first // shard_images, (first + images - 1) // shard_images + 1):
         numbers = range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
         paths.append(folder / f"sa_{shard:06d}.tar")
-        tar.write(
-            paths[-1], _members(zip(numbers, map(compose, numbers), strict=True), lambda number: progress and progress(number - first + 1, images))
-        )
+        scenes = zip(numbers, map(compose, numbers), strict=True)
+        tar.write(paths[-1], _members(scenes, lambda number: progress and progress(number - first + 1, images)))
     return paths
 
 

@@ -4,7 +4,7 @@ In: columns of whole numbers (`granularity`, `tar`, or the user's own), an epoch
 Within a cell, items come up equally often: over any number of epochs from the first on, and within one, their counts differ by at most one. A cell
 that has fewer items than its share of an epoch is gone through again.
 
-Not here: so many items of every tar (`samplers.tars`), weights by loss (`samplers.loss_weighted`).
+Not here: cells of queries (`samplers.relevance`), so many items of every tar (`samplers.tars`), weights by loss (`samplers.loss_weighted`).
 """
 
 from __future__ import annotations
@@ -166,26 +166,31 @@ class MultiAttribute(Sampler):
 
     def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
         """Returns each item's cell."""
-        return _joint(items, self.attributes, "multi-attribute")[0]
+        return joint(items, self.attributes, "multi-attribute")[0]
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
         """Returns the order of `epoch`: as many positions as there are cells, times `per_cell`."""
-        joint = cells(items, self.attributes, "multi-attribute")
-        number = self.per_cell or items.count // max(len(joint), 1)
-        return shuffled(_picked(joint, number, epoch, items.seed, "cell").ravel(), draw(items.seed, "multi-attribute", epoch))
+        return balanced(items, self.attributes, self.per_cell, epoch, "multi-attribute")
+
+
+def balanced(items: Items, attributes: Sequence[str], per_cell: int | None, epoch: int, sampler: str) -> Int64[np.ndarray, "N"]:
+    """Returns the order of `epoch`: as many positions as there are joint cells of these attributes, times `per_cell`, all shuffled together."""
+    members = cells(items, attributes, sampler)
+    number = per_cell or items.count // max(len(members), 1)
+    return shuffled(_picked(members, number, epoch, items.seed, "cell").ravel(), draw(items.seed, sampler, epoch))
 
 
 def cells(items: Items, attributes: Sequence[str], sampler: str) -> list[Int64[np.ndarray, "_"]]:
     """Returns the items of each joint cell of these attributes that has any, in ascending order."""
-    joint, number = _joint(items, attributes, sampler)
+    owner, number = joint(items, attributes, sampler)
     if not number:
         return []
-    return np.split(np.argsort(joint, kind="stable"), np.cumsum(np.bincount(joint, minlength=number))[:-1])
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=number))[:-1])
 
 
-def _joint(items: Items, attributes: Sequence[str], sampler: str) -> tuple[Integer[np.ndarray, "count"], int]:
+def joint(items: Items, attributes: Sequence[str], sampler: str) -> tuple[Integer[np.ndarray, "count"], int]:
     """Returns the number of each item's joint cell, counted among those that have any, and how many these are."""
-    joint, number = np.zeros(items.count, np.uint8), min(items.count, 1)
+    owner, number = np.zeros(items.count, np.uint8), min(items.count, 1)
     for name in attributes:
         values = column(items, name, sampler)
         if values.dtype.kind not in "iub":
@@ -194,15 +199,15 @@ def _joint(items: Items, attributes: Sequence[str], sampler: str) -> tuple[Integ
             )
         kinds, several = _numbered(values)
         if number > 1 and several <= CELLS:
-            joint, number = _numbered(joint.astype(np.int64) * several + kinds)
+            owner, number = _numbered(owner.astype(np.int64) * several + kinds)
         elif number == 1:
-            joint, number = kinds, several
+            owner, number = kinds, several
         if max(several, number) > CELLS:
             raise Fault(
                 f"the {sampler} order's attributes {', '.join(attributes)} make {max(several, number)} cells or more of {items.count} items, "
                 f"at most {CELLS} can be balanced; leave out '{name}' or make its values coarser"
             )
-    return joint, number
+    return owner, number
 
 
 def _picked(members: list[Int64[np.ndarray, "_"]], number: int, epoch: int, seed: int, purpose: str) -> Int64[np.ndarray, "cells n"]:

@@ -38,8 +38,12 @@ def table(built, tmp_path) -> Path:
 
 @pytest.mark.parametrize("name", names.SEAMS["sampler"][1])
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
+    index = indexes.Index.open(built)
+    queried = "".join(f"{index.entry_name(row)},{row % 3},{row % 2}\n" for row in range(len(index)))
+    (tmp_path / "queried.csv").write_text(f"name,complexity,domain\n{queried}")
     command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--batch", "6", "--micro", "3"]
     command += ["--sampler.ratio", "0", "1", "1"] * (name == "multi_level")  # the scenes have no fine ones
+    command += ["--loading.attributes", str(tmp_path / "queried.csv")] * (name == "relevance_diversity")  # images have no words
     assert main([*command, "--steps", "3"]) == 0
     assert main([*command, "--steps", "4"]) == 0
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]

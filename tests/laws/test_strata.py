@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gigamask.samplers.relevance import RelevanceDiversity
 from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, MultiLevel, Stratified
 from gigamask.seams import Items, Sampler
 
@@ -18,6 +19,7 @@ SAMPLERS = st.one_of(
     st.builds(partial, st.just(MultiLevel), RATIOS, st.none() | st.integers(1, 40)),
     st.builds(partial, st.just(DistributedBalanced), st.integers(1, 5), st.none() | st.integers(1, 40)),
     st.builds(partial, st.just(MultiAttribute), st.permutations(["granularity", "tar"]).map(tuple), st.none() | st.integers(1, 9)),
+    st.builds(partial, st.just(RelevanceDiversity), st.none() | st.integers(1, 9)),
 )
 """Not built yet: the checks of types spend numbers of `random`, which strategies must not."""
 
@@ -25,7 +27,8 @@ SAMPLERS = st.one_of(
 def mixed(sizes: tuple[int, int, int], tars: int = 3, seed: int = 0) -> Items:
     generator = np.random.default_rng(sum(sizes))
     granularity = generator.permutation(np.repeat(np.arange(3, dtype=np.int32), sizes))
-    return Items(len(granularity), {"granularity": granularity, "tar": np.sort(generator.integers(tars, size=len(granularity)))}, seed)
+    tar = np.sort(generator.integers(tars, size=len(granularity)))
+    return Items(len(granularity), {"granularity": granularity, "tar": tar, "complexity": tar, "domain": np.zeros_like(tar)}, seed)
 
 
 def can(sampler: Sampler, sizes: tuple[int, int, int]) -> bool:
@@ -118,7 +121,7 @@ def test_items_of_a_cell_come_up_equally_often(sizes, make, seed, epochs):
     assume(can(sampler, sizes))
     items = mixed(sizes, seed=seed)
     counts = sum(np.bincount(sampler.order(items, epoch, None), minlength=items.count) for epoch in range(epochs))
-    cells = items.columns["granularity"] * 3 + (items.columns["tar"] if isinstance(sampler, MultiAttribute) else 0)
+    cells = items.columns["granularity"] * 3 + (items.columns["tar"] if isinstance(sampler, MultiAttribute | RelevanceDiversity) else 0)
     assert all(np.ptp(counts[cells == cell]) <= 1 for cell in np.unique(cells))
 
 
