@@ -1,1 +1,1 @@
-"""Grounding: which of an image's masks a text means."""
+"""From words to masks: which of an image's masks a text means."""
