@@ -9,7 +9,7 @@ Not here: the seams (`seams`), runs (`geometry.runs`), the transform between fra
 """
 
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -115,6 +115,38 @@ class Rejected:
 
     name: str
     reason: str
+
+
+@runtime_checkable
+class Portion(Protocol):
+    """What one rank trains on in one step, or a micro-batch of it, whatever it holds for its task.
+
+    Of each sample: its name, its place in the global batch, what its losses are multiplied by. Of each thing that has a loss of its own and may be
+    mined, on one flat axis: the sample it is of, ascending, and its stratum. `cursor` is where training stands once it has been trained on.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def places(self) -> Int64[Tensor, "B"]: ...
+    @property
+    def weights(self) -> Float[Tensor, "B"]: ...
+    @property
+    def mask_image(self) -> Int64[Tensor, "M"]: ...
+    @property
+    def strata(self) -> Int64[Tensor, "M"]: ...
+    @property
+    def cursor(self) -> Cursor: ...
+    @property
+    def rejected(self) -> tuple[Rejected, ...]: ...
+
+    def to(self, device: torch.device | str) -> "Portion":
+        """Moves every tensor to `device`."""
+        ...
+
+    def only(self, kept: Int64[Tensor, "K"]) -> "Portion":
+        """Returns the same samples with these of the things that have a loss alone, given in ascending order."""
+        ...
 
 
 @dataclass(frozen=True)

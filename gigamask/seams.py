@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64
     from torch import Tensor
 
-    from gigamask.contracts import Batch, Draws, Prompts, Round, Terms, Truth
+    from gigamask.contracts import Draws, Prompts, Round, Terms, Truth
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def terms(self, model: Any, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
-        """Yields the batch's loss piece by piece; each piece's graph is freed before the next is asked for.
+    def terms(self, model: Any, batch: Any, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
+        """Yields the loss of a batch, a `Portion` as the run supplies them, piece by piece; each one's graph is freed before the next is asked for.
 
         `cut(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.
         """

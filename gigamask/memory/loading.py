@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gigamask.contracts import Batch
+from gigamask.contracts import Batch, Portion
 from gigamask.data import crew, footprint
 from gigamask.data.footprint import Footprint
 from gigamask.faults import Fault
@@ -26,7 +26,7 @@ GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
 """A process has grown when its last third of looks lies above its first by more than both; decoding alone moves single looks by 20 MB."""
 
 
-def measure(steps: Iterator[tuple[Batch, ...]], count: int, prefetch: int, progress: crew.Progress) -> dict[str, Any]:
+def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: crew.Progress) -> dict[str, Any]:
     """Takes `count` batches from a loader that has not begun, whose processes are `prefetch` batches ahead each; returns bytes."""
     if count < LEAST_BATCHES:
         raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")
@@ -36,6 +36,7 @@ def measure(steps: Iterator[tuple[Batch, ...]], count: int, prefetch: int, progr
     assert isinstance(steps, Generator)  # closing it ends the processes
     with closing(steps):
         for number, batch in enumerate(islice((batch for step in steps for batch in step), count)):
+            assert isinstance(batch, Batch)
             for pid, seen in footprint.of_children().items():
                 looks.setdefault(pid, []).append(seen)
             images += len(batch.names)

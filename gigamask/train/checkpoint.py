@@ -27,7 +27,7 @@ from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import MaeSpec, SamSpec
+from gigamask.model.sizes import MaeSpec, RelevanceSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import LossScale, choose_device
 from gigamask.parallel.shard import whole
@@ -46,7 +46,7 @@ class Snapshot:
 
     step: int
     samples: int
-    spec: SamSpec | MaeSpec
+    spec: weights.Spec
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     ledger: dict[str, np.ndarray] | None
@@ -203,6 +203,8 @@ def locate(path: str) -> str:
 def load_model(path: str, device: str = "auto") -> Sam:
     """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads."""
     tensors, spec = weights.read(locate(path))
+    if isinstance(spec, RelevanceSpec):
+        raise Fault(f"{path}: scores masks by words and makes none; name the segmenter it was trained over, or ask it: gigamask ask {path}")
     if isinstance(spec, MaeSpec):
         raise Fault(f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run")
     model = build(spec or weights.infer_spec(tensors), seed=0)

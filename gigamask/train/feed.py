@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gigamask.contracts import Batch, Cursor
+from gigamask.contracts import Cursor, Portion
 from gigamask.data import attributes, loader, store
 from gigamask.data import index as indexes
 from gigamask.data.items import open_items
@@ -23,7 +23,10 @@ from gigamask.parallel.world import World
 from gigamask.samplers import split
 from gigamask.samplers.ledger import Book
 from gigamask.samplers.sequence import Sequence
+from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import DATA, Run
+from gigamask.train.segmentation import Segmentation
+from gigamask.train.supply import Supply
 
 
 def open_index(run: Run) -> indexes.Index:
@@ -33,8 +36,10 @@ def open_index(run: Run) -> indexes.Index:
 
 def described(run: Run, index: indexes.Index) -> dict[str, Any]:
     """Returns what the order of a run's samples depends on besides its configuration."""
-    table = run.loading.attributes and blake2b(Path(run.loading.attributes).read_bytes(), digest_size=16).hexdigest()
-    return {"digest": index.digest, "images": len(index), "tars": len(index.shard_paths), "attributes": table}
+    told = blake2b(digest_size=16)
+    for path in run.tables:
+        told.update(Path(path).read_bytes())
+    return {"digest": index.digest, "images": len(index), "tars": len(index.shard_paths), "tables": told.hexdigest() if run.tables else None}
 
 
 def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
@@ -46,13 +51,29 @@ def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
     if before["digest"] != data["digest"]:
         words = [f"{each['images']} images in {each['tars']} tars" for each in (before, data)]
         raise Fault(f"{run.out}: trained on {words[0]}, its data are {words[1]} now, so that the samples left would be others; {act}")
-    if before.get("attributes") != data["attributes"]:
-        raise Fault(f"{run.loading.attributes}: another table than {run.out} has trained with, so that its order would be another; {act}")
+    if before.get("tables") != data["tables"]:
+        told = " ".join(run.tables) or "no table of attributes"
+        raise Fault(f"{told}: other than what {run.out} has trained with, so that its order would be another; {act}")
 
 
 def keep_data(run: Run, data: dict[str, Any]) -> None:
     """Writes down what the run trains on."""
     store.write(Path(run.out) / DATA, json.dumps(data).encode())
+
+
+def images(run: Segmentation | Pretraining, index: indexes.Index) -> Supply:
+    """Returns what a training on images is supplied with; raises Fault where none can be trained on."""
+    table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
+    found = open_items(index, run.assembly.filters, run.items, table, run.seed, run.assembly.masks)
+    if not found.items.count:
+        why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
+        raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
+    if run.assembly.mask_store:
+        MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
+    # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
+    source = loader.Source(str(index.folder), run.assembly, run.chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
+    told = f"{run.items} {run.assembly.filters!r}"
+    return Supply(found.items, found.locate, told, lambda pin: loader.Loader(source, run.loading.workers, pin))
 
 
 class Feed:
@@ -62,23 +83,15 @@ class Feed:
         self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: Book | None = None, data: dict[str, Any] | None = None
     ) -> None:
         """`data` is what `described` says of the index, which a sampler that learns holds its book against."""
-        table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
-        found = open_items(index, run.assembly.filters, run.items, table, run.seed, run.assembly.masks)
-        if not found.items.count:
-            why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
-            raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
-        if run.assembly.mask_store:
-            MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
-        self.book = book = None if run.sampler.decay is None else _book(run, data or described(run, index), found.items.count, book)
-        self._run, self._index, self._start = run, index, (cursor or Cursor()).samples
-        self._sequence = Sequence(run.sampler, found.items, book, found.locate, run.strata)
+        self._run, self._supply, self._start = run, run.supply(index), (cursor or Cursor()).samples
+        items = self._supply.items
+        self.book = book = None if run.sampler.decay is None else _book(run, data or described(run, index), self._supply, book)
+        self._sequence = Sequence(run.sampler, items, book, self._supply.locate, run.strata)
 
-    def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Batch, ...]]:
+    def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Portion, ...]]:
         """Yields, for every step, this process's micro-batches."""
         run, world = self._run, world or World()
-        # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
-        source = loader.Source(str(self._index.folder), run.assembly, run.chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
-        made = loader.Loader(source, run.loading.workers, pin)
+        made = self._supply.loader(pin)
         try:
             for leg in split.legs(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
                 yield from made.batches(leg)
@@ -90,12 +103,12 @@ class Feed:
         self._sequence.note(start, losses)
 
 
-def _book(run: Run, data: dict[str, Any], items: int, before: Book | None) -> Book:
+def _book(run: Run, data: dict[str, Any], supply: Supply, before: Book | None) -> Book:
     """Returns the book of a sampler that learns: the one from before, if it is of the same sampler and items."""
-    told = f"{run.sampler!r} {run.items} {run.assembly.filters!r} {json.dumps(data)}"
+    told = f"{run.sampler!r} {supply.told} {json.dumps(data)}"
     subject = blake2b(told.encode(), digest_size=16).hexdigest()
     if before is not None and before.subject == subject:
         return before
     if before is not None:
         warnings.warn(f"{run.out}: its ledger of losses is of another sampler or other data, a new one is begun", stacklevel=2)
-    return Book.empty(subject, items, run.sampler.decay or 0.0)
+    return Book.empty(subject, supply.items.count, run.sampler.decay or 0.0)

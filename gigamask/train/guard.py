@@ -6,7 +6,7 @@ Not here: what makes a step be skipped (`train.step`), a sample be left out (`da
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gigamask.contracts import Batch
+from gigamask.contracts import Portion
 from gigamask.faults import Fault
 from gigamask.train.run import Run
 from gigamask.train.watch import Watch
@@ -26,7 +26,7 @@ class Guard:
     rejected: set[str] = field(default_factory=set)
     skipped_in_a_row: int = 0
 
-    def check(self, step: int, batches: Sequence[Batch], skipped: bool) -> None:
+    def check(self, step: int, batches: Sequence[Portion], skipped: bool) -> None:
         """Takes what one step was made of and whether it was skipped."""
         for batch in batches:
             self.seen += len(batch.names) + len(batch.rejected)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gigamask.contracts import Batch
+from gigamask.contracts import Portion
 from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.seams import Mining, Task
@@ -22,8 +22,8 @@ from gigamask.seams import Mining, Task
 
 @marked("mining")
 def mine(
-    task: Task, mining: Mining, model: nn.Module, batches: Sequence[Batch], batch: int, world: World
-) -> tuple[list[Batch], Float[Tensor, "batch"]]:
+    task: Task, mining: Mining, model: nn.Module, batches: Sequence[Portion], batch: int, world: World
+) -> tuple[list[Portion], Float[Tensor, "batch"]]:
     """Returns this process's micro-batches with the masks that are kept, and each sample's mean loss by its place in the global batch.
 
     That mean is over all masks and rounds, those that are not kept as well; NaN where a sample has none.
@@ -46,7 +46,7 @@ def mine(
 
 
 @torch.no_grad()
-def _losses(task: Task, model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+def _losses(task: Task, model: nn.Module, batch: Portion) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
     """Returns the sum of each mask's losses over its rounds, and how many there were."""
     losses, terms = (torch.zeros(len(batch.mask_image), dtype=torch.float64, device=batch.places.device) for _ in range(2))
     for piece in task.terms(model, batch, lambda whole: whole):
@@ -56,7 +56,7 @@ def _losses(task: Task, model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "
     return losses, terms
 
 
-def _most(batches: Sequence[Batch], world: World) -> int:
+def _most(batches: Sequence[Portion], world: World) -> int:
     """Returns how many masks the image of most has, in any process."""
     own = max((int(torch.bincount(each.mask_image).max()) for each in batches if len(each.mask_image)), default=1)
     counts = torch.zeros(world.size, device=batches[0].places.device)
@@ -65,7 +65,7 @@ def _most(batches: Sequence[Batch], world: World) -> int:
     return int(counts.max())
 
 
-def _cells(batch: Batch) -> tuple[Tensor, Tensor]:
+def _cells(batch: Portion) -> tuple[Tensor, Tensor]:
     """Returns each mask's place in the global batch and its number within its image."""
     firsts = torch.searchsorted(batch.mask_image, batch.mask_image)
     return batch.places[batch.mask_image], torch.arange(len(firsts), device=firsts.device) - firsts

@@ -8,24 +8,27 @@ Not here: what a step computes (`train.reconstruction`), the model (`model.mae`)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gigamask.data.settings import Assembly
 from gigamask.model.sizes import MaeSpec
 from gigamask.seams import Task
-from gigamask.train.run import Run
+from gigamask.train.run import ImageLoading, Run
 
 if TYPE_CHECKING:
     import torch
 
     from gigamask.contracts import Chance
+    from gigamask.data.index import Index
     from gigamask.model.mae import Mae
+    from gigamask.train.supply import Supply
 
 
 @dataclass(frozen=True)
 class Pretraining(Run):
     """Everything that decides what a masked pre-training does; its images need no masks."""
 
+    loading: ImageLoading = field(default_factory=ImageLoading)
     model: MaeSpec = field(default_factory=MaeSpec)
 
     def build(self, device: str = "cpu") -> Mae:
@@ -40,6 +43,22 @@ class Pretraining(Run):
         from gigamask.train.reconstruction import MaeTask
 
         return MaeTask(choose_precision(self.precision, device))
+
+    def supply(self, index: Index) -> Supply:
+        """Returns what is trained on: every image."""
+        from gigamask.train.feed import images
+
+        return images(self, index)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table of attributes."""
+        return (self.loading.attributes,) if self.loading.attributes else ()
+
+    @property
+    def items(self) -> Literal["image"]:
+        """What is sampled."""
+        return "image"
 
     @property
     def chance(self) -> Chance:

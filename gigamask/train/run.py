@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gigamask.data.augment import Augment, Plain
 from gigamask.data.colour import ColourJitter
-from gigamask.data.settings import Assembly
 from gigamask.faults import Fault
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Sampler, Task
@@ -26,8 +25,9 @@ from gigamask.train.schedule import Schedule, WarmupDrops
 if TYPE_CHECKING:
     import torch
 
-    from gigamask.contracts import Chance
+    from gigamask.data.index import Index
     from gigamask.model.weights import Model
+    from gigamask.train.supply import Supply
 
 Kind = TypeVar("Kind", bound="Run")
 
@@ -49,6 +49,9 @@ class ImageLoading:
     """loader processes; 0 loads in the training process"""
     read_ahead_mb: int = 0
     """size of the blocks that remote tars are fetched in, of which each process holds two x micro; for --sampler streamed"""
+
+    def __post_init__(self) -> None:
+        at_least(0, **{"loading.workers": self.workers, "loading.read_ahead_mb": self.read_ahead_mb})
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,6 @@ class Run(ABC):
     """of several processes: ddp keeps the model whole in each, fsdp shares the encoder's blocks out over all, hsdp over those of a machine"""
     timeout_s: float = 600.0
     """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
-    loading: ImageLoading = field(default_factory=ImageLoading)
     sampler: Sampler = field(default_factory=Uniform)
     optimizer: AdamW = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=WarmupDrops)
@@ -102,20 +104,14 @@ class Run(ABC):
     def task(self, device: torch.device) -> Task:
         """Returns what a step computes."""
 
-    @property
     @abstractmethod
-    def chance(self) -> Chance:
-        """How many random numbers a sample carries."""
+    def supply(self, index: Index) -> Supply:
+        """Returns what is trained on of indexed tars: the items, and what makes batches of them."""
 
     @property
-    @abstractmethod
-    def assembly(self) -> Assembly:
-        """How the loader makes samples."""
-
-    @property
-    def items(self) -> Literal["image", "mask"]:
-        """What is sampled."""
-        return "image"
+    def tables(self) -> tuple[str, ...]:
+        """Files besides the tars that say what the samples are."""
+        return ()
 
     @property
     def strata(self) -> bool:
@@ -127,7 +123,6 @@ class Run(ABC):
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
         if not 0 < self.timeout_s < math.inf:
             raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
-        at_least(0, **{"loading.workers": self.loading.workers, "loading.read_ahead_mb": self.loading.read_ahead_mb})
         if self.parallel != "ddp" and not self.optimizer.shared_out:
             name = type(self.optimizer).__name__
             raise Fault(f"--parallel {self.parallel} shares parameters out, {name} wants whole ones; give --parallel ddp, or --optimizer adamw")
@@ -181,7 +176,7 @@ def differences(ours: Run, theirs: Run) -> dict[str, tuple[Any, Any]]:
 # the json bit for bit.
 SHAPES = ("model.",)
 MOMENTS = ("freeze", "optimizer")
-DATA_ORDER = ("data", "batch", "seed", "sampler", "loading.", "policy")
+DATA_ORDER = ("data", "queries", "segmenter", "text", "hold-out", "max-masks", "batch", "seed", "sampler", "loading.", "policy")
 SAME_SAMPLES = ("loading.workers", "loading.read-ahead-mb", "loading.mask-store")
 
 

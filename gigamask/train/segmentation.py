@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from gigamask.contracts import Chance
+    from gigamask.data.index import Index
     from gigamask.model.sam import Sam
+    from gigamask.train.supply import Supply
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Segmentation(Run):
     recompute: int = 0
     """every n-th block of the encoder forgets its activations and computes them again in the backward pass; 0 is off"""
     model: SamSpec = field(default_factory=SamSpec)
-    loading: Loading = field(default_factory=Loading)  # pyrefly: ignore[bad-override] (a run's own kind of loading)
+    loading: Loading = field(default_factory=Loading)
     policy: Policy = field(default_factory=InteractiveSchedule)
     objective: Objective = field(default_factory=MaskObjective)
     mining: Mining = field(default_factory=EveryMask)
@@ -100,6 +102,17 @@ class Segmentation(Run):
         mining = None if isinstance(self.mining, EveryMask) else self.mining
         precision, full = choose_precision(self.precision, device), self.loading.target == "full"
         return SamTask(self.policy, self.objective, self.masks_at_once, precision, full, mining)
+
+    def supply(self, index: Index) -> Supply:
+        """Returns what is trained on: images of which a mask passes the filters, or such masks."""
+        from gigamask.train.feed import images
+
+        return images(self, index)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table of attributes."""
+        return (self.loading.attributes,) if self.loading.attributes else ()
 
     @property
     def items(self) -> Literal["image", "mask"]:

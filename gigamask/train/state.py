@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
+from gigamask.model.relevance import Relevance
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
 from gigamask.parallel import shard
@@ -80,7 +81,8 @@ class TrainState:
             return self.model
         model = build(self.model.spec, seed=0, device="meta")
         model.load_state_dict({name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}, assign=True)
-        model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
+        if not isinstance(model, Relevance) and not isinstance(self.model, Relevance):
+            model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
         return model
 
     def optimizer_tensors(self) -> dict[str, Tensor]:

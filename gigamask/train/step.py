@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from gigamask.contracts import Batch, Terms
+from gigamask.contracts import Portion, Terms
 from gigamask.faults import Fault
 from gigamask.parallel import shard
 from gigamask.parallel.ranges import marked
@@ -47,7 +47,7 @@ class Totals:
         """Returns the totals of nothing, for a global batch of so many samples."""
         return cls(like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(()))
 
-    def add(self, terms: Terms, batch: Batch) -> None:
+    def add(self, terms: Terms, batch: Portion) -> None:
         """Counts one piece of a batch's loss."""
         for name, value in {"loss": terms.loss, **terms.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
@@ -100,7 +100,7 @@ class Outcome:
     asked: tuple[bool, ...]
 
 
-def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals, scale: float = 1.0) -> None:
+def accumulate(task: Task, model: torch.nn.Module, batch: Portion, totals: Totals, scale: float = 1.0) -> None:
     """Adds the gradient of `scale` times a batch's loss sum to every parameter's, and its sums and counts to `totals`."""
     totals.weights[batch.places] = batch.weights.to(totals.weights.dtype)
     cuts: list[tuple[Tensor, Tensor]] = []
@@ -125,7 +125,7 @@ def accumulate(task: Task, model: torch.nn.Module, batch: Batch, totals: Totals,
 def step(
     task: Task,
     state: TrainState,
-    batches: Sequence[Batch],
+    batches: Sequence[Portion],
     batch: int,
     rate: float,
     clip_norm: float | None,

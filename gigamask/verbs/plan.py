@@ -51,7 +51,7 @@ class Verb:
         if not self.spare_gib >= 0:
             raise Fault(f"--spare-gib is {self.spare_gib}, it must be at least 0")
         gpu, fleet = gpus.find(self.gpu) if self.gpu is not None else None, planner.Fleet.parse(self.world)
-        found = plan(self.run_planned, Ask(gpu, fleet, self.efficiency, self.dollars_per_gpu_hour, self.spare_gib))
+        found = plan(recipes.imaged(self.run_planned), Ask(gpu, fleet, self.efficiency, self.dollars_per_gpu_hour, self.spare_gib))
         print(planner.table(found))
         return found
 

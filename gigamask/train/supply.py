@@ -1,0 +1,35 @@
+"""What a run trains on, as it hands it to the loop.
+
+Not here: how images become such (`train.feed`), queries (`grounding.questions`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from gigamask.contracts import Group, Portion
+from gigamask.samplers.sequence import Locate
+from gigamask.seams import Items
+
+
+class Batches(Protocol):
+    """Makes the micro-batches of steps, ahead of time if it likes."""
+
+    def batches(self, groups: Iterable[Group]) -> Iterator[tuple[Portion, ...]]:
+        """Yields each step's micro-batches in order; all of them must have been taken before more are asked for."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it has begun."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Supply:
+    """What a run trains on: the items, where each lies, what else than data and sampler decides which they are, and what makes batches of them, in
+    page-locked memory if asked."""
+
+    items: Items
+    locate: Locate
+    told: str
+    loader: Callable[[bool], Batches]
