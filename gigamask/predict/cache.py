@@ -18,7 +18,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -32,16 +31,16 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class EmbeddingCache:
-    """A folder of at most `limit_bytes` of embeddings; ViT-B's, L's and H's have 4.2 MB each."""
+    """A folder of at most `limit_bytes` of embeddings; ViT-B's, L's and H's have 4.2 MB each. Without a limit nothing is ever removed."""
 
     folder: Path
-    limit_bytes: int = 10 * 10**9
+    limit_bytes: int | None = 10 * 10**9
 
     def __post_init__(self) -> None:
-        if self.limit_bytes < 1:
+        if self.limit_bytes is not None and self.limit_bytes < 1:
             raise Fault(f"an embedding cache of {self.limit_bytes} bytes holds nothing; give at least the bytes of one embedding, or no cache")
 
-    def get(self, key: str) -> Float[Tensor, "1 C E E"] | None:
+    def get(self, key: str) -> Tensor | None:
         """Returns the embedding of that key, on the CPU; None where there is none, or a damaged one, which is dropped."""
         path = self._path(key)
         try:
@@ -57,7 +56,7 @@ class EmbeddingCache:
             os.utime(path)
         return load(content)["embedding"]
 
-    def put(self, key: str, embedding: Float[Tensor, "1 C E E"]) -> None:
+    def put(self, key: str, embedding: Tensor) -> None:
         """Keeps an embedding, and lets go of those that were used longest ago; warns where it cannot be written."""
         content = save({"embedding": embedding.detach().cpu().contiguous()})
         try:
@@ -72,9 +71,10 @@ class EmbeddingCache:
                 raise
         except OSError as error:
             warnings.warn(f"{self.folder}: no embedding can be kept there ({error.strerror}); free space or give another folder", stacklevel=2)
-        self._make_room()
+        if self.limit_bytes is not None:
+            self._make_room(self.limit_bytes)
 
-    def _make_room(self) -> None:
+    def _make_room(self, limit: int) -> None:
         """Removes what is oldest above the limit, and what killed processes left; other processes may do the same at the same time."""
         held, now = [], time.time()
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
@@ -87,7 +87,7 @@ class EmbeddingCache:
                         os.unlink(entry.path)
         total = sum(size for _, size, _ in held)
         for _, size, path in sorted(held):
-            if total <= self.limit_bytes:
+            if total <= limit:
                 break
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -106,9 +106,9 @@ def digest_weights(state: Mapping[str, Tensor], about: str) -> str:
     return told.hexdigest()
 
 
-def key(weights: str, pixels: Tensor, about: str = "") -> str:
-    """Returns what one embedding is kept under: the encoder's name, the pixels it saw, and `about`, which says how it computed."""
-    told = blake2b(f"{weights} {pixels.dtype} {tuple(pixels.shape)} {about}\0".encode(), digest_size=DIGEST_BYTES)
+def key(weights: str, pixels: Tensor) -> str:
+    """Returns what one embedding is kept under: the name of the encoder and of how it computed, and the pixels it saw."""
+    told = blake2b(f"{weights} {pixels.dtype} {tuple(pixels.shape)}\0".encode(), digest_size=DIGEST_BYTES)
     told.update(_bytes(pixels))
     return told.hexdigest()
 

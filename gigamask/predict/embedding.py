@@ -48,14 +48,18 @@ class Embedder:
         return list(self.model.encode(torch.cat(squares), sizes).split(1))
 
     def _key(self, pixels: Tensor) -> str:
-        """Returns what the embedding of an image is kept under; weights are digested again once they have changed."""
+        """Returns what the embedding of an image is kept under."""
+        return key(self.weights(), pixels)
+
+    def weights(self) -> str:
+        """Returns what names the encoder and how it computes; weights are digested again once they have changed."""
         state = {**self.model.image_encoder.state_dict(), "mean": self.model.pixel_mean, "deviation": self.model.pixel_std}
         versions = tuple((tensor.data_ptr(), tensor._version) for tensor in state.values())
         if versions != self._weights[0]:
             self._weights = versions, digest_weights(state, str(replace(self.model.spec, drop_path=0.0)))
         kind = self.model.pixel_mean.device.type
         cast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
-        return key(self._weights[1], pixels, cast)
+        return f"{self._weights[1]} {cast}"
 
 
 def prompts_of(
