@@ -71,19 +71,13 @@ class Pretrained(TextModel):
         """Returns the texts' tokens, padded at the end whichever side the tokeniser would choose; warns once where some are cut."""
         limit = self._encoder.max_tokens
         found = self._pieces(texts, limit + 1)
-        if any(len(pieces) > limit for pieces in found):
+        if long := [text for text, pieces in zip(texts, found, strict=True) if len(pieces) > limit]:
+            found = self._pieces(texts, limit)
             if not self._cut:
                 self._cut = True
-                told = f"text model {self._encoder.name!r}: texts of more than {limit} tokens are cut"
-                warnings.warn(f"{told}, the first is {texts[[len(pieces) > limit for pieces in found].index(True)][:60]!r}", stacklevel=2)
-            found = self._pieces(texts, limit)
-        words, known = self.base.get_input_embeddings().num_embeddings, [max(pieces, default=-1) for pieces in found]
-        for text, most in zip(texts, known, strict=True):
-            if not 0 <= most < words:
-                told = (
-                    "has no tokens; leave it out" if most < 0 else f"has token {most}, and the model knows {words}; its tokeniser is of another model"
-                )
-                raise Fault(f"text model {self._encoder.name!r}: the text {text[:60]!r} {told}")
+                told = f"texts of more than {limit} tokens are cut, the first is {long[0][:60]!r}"
+                warnings.warn(f"text model {self._encoder.name!r}: {told}", stacklevel=2)
+        self._check_pieces(texts, found)
         pad = self._tokeniser.pad_token_id or 0
         ids = pad_sequence([torch.tensor(pieces) for pieces in found], batch_first=True, padding_value=pad)
         present = torch.arange(ids.shape[1]) < torch.tensor([[len(pieces)] for pieces in found])
@@ -102,6 +96,16 @@ class Pretrained(TextModel):
 
     def _pieces(self, texts: Sequence[str], limit: int) -> list[list[int]]:
         return self._tokeniser(list(texts), padding=False, truncation=True, max_length=limit, return_attention_mask=False)["input_ids"]
+
+    def _check_pieces(self, texts: Sequence[str], found: Sequence[Sequence[int]]) -> None:
+        """Raises `Fault` for a text without tokens, or with one that the model has no embedding of."""
+        known = self.base.get_input_embeddings().num_embeddings
+        for text, pieces in zip(texts, found, strict=True):
+            about = f"text model {self._encoder.name!r}: the text {text[:60]!r}"
+            if not pieces:
+                raise Fault(f"{about} has no tokens; leave it out")
+            if max(pieces) >= known:
+                raise Fault(f"{about} has token {max(pieces)}, and the model knows {known}; its tokeniser is of another model")
 
     def _check(self) -> None:
         """Raises `Fault` where the model has no such layer, or no room for so many tokens."""
@@ -168,6 +172,14 @@ def kind(config: Any) -> Any:
     if config.model_type in TOWERS:
         return getattr(transformers, TOWERS[config.model_type])
     return transformers.AutoModelForTextEncoding if config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES else transformers.AutoModel
+
+
+def without_numbers(config: Any, dtype: torch.dtype) -> Any:
+    """Returns the part of a model that reads texts, by its configuration alone."""
+    known = kind(config)
+    with torch.device("meta"):
+        base = (known._from_config if config.model_type in TOWERS else known.from_config)(config, dtype=dtype)
+    return base.get_encoder() if config.is_encoder_decoder and hasattr(base, "decoder") else base
 
 
 def recompute(base: Any) -> None:

@@ -1,10 +1,10 @@
-"""`gigamask memory`: what a sample costs, what loader processes hold, and what is often written of a batch."""
+"""`gigamask memory`: what a sample costs, what loader processes hold, and what is often written of a batch and of grounding."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
@@ -76,9 +76,10 @@ class LoaderVerb:
 
         if self.workers < 1:
             raise Fault(f"--workers is {self.workers}, memory is measured of loader processes; give at least 1")
-        recipe = recipes.make(self.recipe)
+        recipe = recipes.imaged(recipes.make(self.recipe))
         with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
-            run = replace(recipe, data=self.data, out=folder, loading=replace(recipe.loading, workers=self.workers)).check()
+            wanted = replace(recipe.loading, workers=self.workers)
+            run = replace(recipe, data=self.data, out=folder, loading=wanted).check()  # pyrefly: ignore[bad-argument-type]
             steps = feed.Feed(run, feed.open_index(run)).batches()
             found = loading.measure(steps, self.batches, loader.PREFETCH, progress)
         found = {"recipe": self.recipe, "side": run.assembly.side, "grid": run.assembly.grid} | found
@@ -129,12 +130,81 @@ class PlanVerb:
 
 
 @dataclass(frozen=True)
+class GroundingVerb:
+    """what it takes to train grounding with a language model, part by part, beside the 13.3 GB that is often written"""
+
+    vision: Literal["vit_b", "vit_l", "vit_h", "none"] = "vit_h"
+    """the frozen image encoder; none where embeddings are kept on disk"""
+    language: str = "7b"
+    """the language model: 7b for Llama 2's shapes, or a folder or cached name of Hugging Face's, of which only config.json is read"""
+    train: Literal["adapters", "all", "none"] = "adapters"
+    """what of the language model is trained"""
+    rank: int = 16
+    """rank of the adapters"""
+    four_bit: bool = True
+    """linear layers in 4 bits"""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """of images and texts; the head and what is trained are float32"""
+    recompute: bool = True
+    """blocks of the language model are computed again in the backward pass"""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """8 or 2 bytes a trained parameter"""
+    images: int = 1
+    """images in the batch"""
+    queries: int = 1
+    """texts of each image"""
+    tokens: int = 64
+    """tokens of a text"""
+    masks: int = 16
+    """masks of an image, in float16 at the encoder's side"""
+    head_dim: int = 256
+    """width of the cross-modal head"""
+    head_layers: int = 2
+    """blocks of the cross-modal head"""
+    spare_gib: float = 1.5
+    """GiB of a GPU to keep free, as in 'gigamask plan'"""
+    json: str | None = None
+    """file for what was printed, as data"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask.grounding import budget
+        from gigamask.grounding.parts import Head
+        from gigamask.grounding.text import HuggingFace
+        from gigamask.model import sizes
+        from gigamask.train.optim import AdamW, AdamW8bit
+
+        rank = self.rank if self.train == "adapters" else 0
+        text = HuggingFace(
+            self.language, self.precision, self.four_bit, max_tokens=self.tokens, lora_rank=rank, recompute=self.recompute and self.train != "none"
+        )
+        found = budget.plan(
+            budget.Ask(
+                text,
+                self.train == "all",
+                None if self.vision == "none" else getattr(sizes, self.vision)(),
+                self.images,
+                self.queries,
+                self.masks,
+                Head(self.head_dim, self.head_layers),
+                AdamW() if self.optimizer == "adamw" else AdamW8bit(),
+            ),
+            self.spare_gib,
+        )
+        print(budget.table(found))
+        return {"vision": self.vision, "language": self.language} | found
+
+
+@dataclass(frozen=True)
 class Verb:
-    """measures what a sample (memory sample) or the loader's processes (memory loader) take, or estimates a batch as is often done (memory plan)"""
+    """measures what a sample (memory sample) or the loader's processes (memory loader) take, estimates a batch as is often done (memory plan), plans
+    grounding with a language model (memory grounding)"""
 
     part: OmitArgPrefixes[
         OmitSubcommandPrefixes[
-            Annotated[SampleVerb, subcommand("sample")] | Annotated[LoaderVerb, subcommand("loader")] | Annotated[PlanVerb, subcommand("plan")]
+            Annotated[SampleVerb, subcommand("sample")]
+            | Annotated[LoaderVerb, subcommand("loader")]
+            | Annotated[PlanVerb, subcommand("plan")]
+            | Annotated[GroundingVerb, subcommand("grounding")]
         ]
     ]
 

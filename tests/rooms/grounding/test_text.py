@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gigamask.faults import Fault
-from gigamask.grounding.pretrained import weights
+from gigamask.grounding.pretrained import Pretrained, weights
 from gigamask.grounding.text import HuggingFace, MiniLm
 from tests.texts import write
 
@@ -97,7 +97,7 @@ def test_a_layer_in_between(folders):
 
 def test_long_texts_are_cut_and_that_is_said_once(folders):
     model = made(folders["bert"], max_tokens=5)
-    with pytest.warns(UserWarning, match=r"bert0': texts of more than 5 tokens are cut, the first is 'the big blue circle left"):
+    with pytest.warns(UserWarning, match=r"bert\d': texts of more than 5 tokens are cut, the first is 'the big blue circle left"):
         tokens = model.tokenise(TEXTS)
     assert tokens.ids.tolist() == [[2, 4, 6, 9, 3], [2, 5, 17, 8, 3], [2, 10, 3, 0, 0]]
     with warnings.catch_warnings():
@@ -180,14 +180,14 @@ def test_adapters_are_float32_beside_halves_and_move_with_them(folders):
 def test_targets_by_name(folders):
     model = made(folders["llama"], lora_rank=2, lora_targets=("gate_proj", "k_proj"))
     assert {name.split("/")[-2] for name in model.state_dict()} == {"gate_proj", "k_proj"}
-    message = r"llama0': none of its linear layers is called qproj or x; they are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
+    message = r"llama\d': none of its linear layers is called qproj or x; they are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
     with pytest.raises(Fault, match=message):
         made(folders["llama"], lora_rank=2, lora_targets=("qproj", "x"))
 
 
 def test_an_architecture_nobody_has_chosen_targets_for(folders, monkeypatch):
     monkeypatch.setattr("gigamask.grounding.pretrained.ATTENTION", ())
-    with pytest.raises(Fault, match=r"clip0': lora_targets must be named; they are fc1, fc2, k_proj, out_proj, q_proj, v_proj$"):
+    with pytest.raises(Fault, match=r"clip\d': lora_targets must be named; they are fc1, fc2, k_proj, out_proj, q_proj, v_proj$"):
         made(folders["clip"], lora_rank=2)
 
 
@@ -262,13 +262,13 @@ def test_a_tokeniser_of_another_model_is_noticed(tmp_path):
 
 def test_wrong_numbers_are_named(folders):
     for options, message in (
-        ({"layer": 3}, r"bert0': layer is 3, it has 2 blocks; give 0 for its embeddings, 1 to 2, or -1 for the last$"),
-        ({"max_tokens": 2}, r"bert0': max_tokens is 2, it reads texts of 3 to 24; give one of these$"),
-        ({"max_tokens": 25}, r"bert0': max_tokens is 25, it reads texts of 3 to 24; give one of these$"),
+        ({"layer": 3}, r"bert\d': layer is 3, it has 2 blocks; give 0 for its embeddings, 1 to 2, or -1 for the last$"),
+        ({"max_tokens": 2}, r"bert\d': max_tokens is 2, it reads texts of 3 to 24; give one of these$"),
+        ({"max_tokens": 25}, r"bert\d': max_tokens is 25, it reads texts of 3 to 24; give one of these$"),
         ({"max_tokens": 0}, r"^max_tokens is 0; a text has at least 1$"),
         ({"lora_rank": -1}, r"^lora_rank is -1; it must be at least 0, which trains no adapters$"),
         ({"lora_rank": 2, "lora_alpha": 0}, r"^lora_alpha is 0; it must be at least 1, "),
-        ({"four_bit": True}, r"bert0': four_bit needs a GPU, and it is built on the cpu; leave four_bit out$"),
+        ({"four_bit": True}, r"bert\d': four_bit needs a GPU, and it is built on the cpu; leave four_bit out$"),
     ):
         with pytest.raises(Fault, match=message):
             made(folders["bert"], **options)
@@ -292,9 +292,18 @@ def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):
         encoder.build()
 
 
-def test_four_bits_are_bitsandbytes_own(folders):
-    """On a GPU alone by `build`; its numbers are made on a CPU alike."""
+def test_four_bits_with_adapters(folders):
+    """`build` makes them on a GPU alone; on a CPU bitsandbytes' numbers are the same."""
+    encoder = HuggingFace(str(folders["llama"]), max_tokens=20, four_bit=True, lora_rank=2)
     base, missing = weights(folders["llama"], torch.device("cpu"), torch.float32, four_bit=True)
-    kinds = {name: type(module).__name__ for name, module in base.named_modules() if name.endswith("proj")}
-    assert set(kinds.values()) == {"Linear4bit"}
     assert not missing
+    plain = made(folders["llama"])
+    model = Pretrained(base, plain._tokeniser, encoder, folders["llama"], seed=0).to("cpu")
+    kinds = {type(module).__name__ for name, module in model.base.named_modules() if name.endswith(("o_proj", "base_layer"))}
+    assert kinds == {"Linear4bit"}
+    near, words = read(model), read(plain)
+    assert not torch.equal(near.features, words.features)
+    assert torch.nn.functional.cosine_similarity(near.features, words.features, dim=-1)[words.present].mean() > 0.9
+    read(moved(model)).features.sum().backward()
+    assert {parameter.shape for parameter in model.parameters()} == {(2, 16), (16, 2)}
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
