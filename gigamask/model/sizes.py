@@ -1,6 +1,6 @@
-"""The sizes of the models: what a `Sam` or a `Mae` is built from, and those that have a name.
+"""The sizes of the models: what a `Sam`, a `Mae` or a `Relevance` is built from, and those that have a name.
 
-Importable without torch, since recipes hold a `SamSpec` or a `MaeSpec`.
+Importable without torch, since recipes hold a spec.
 
 Not here: the models themselves (`model.sam`, `model.mae`), reading a size off a checkpoint (`model.weights`).
 """
@@ -8,6 +8,12 @@ Not here: the models themselves (`model.sam`, `model.mae`), reading a size off a
 from dataclasses import dataclass
 
 from gigamask.faults import Fault
+
+COLOURS = 6
+"""Numbers that tell the colours under a mask: mean and deviation of three."""
+PLACES = 8
+"""Numbers that tell where a mask lies: its box's centre, width and height, its area's square root and logarithm, the share of its box that it
+fills, and the logarithm of its box's width over its height."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,37 @@ class MaeSpec:
     def visible(self) -> int:
         """Patches of an image that the encoder sees."""
         return self.patches - round(self.patches * self.mask_share)
+
+
+@dataclass(frozen=True)
+class RelevanceSpec:
+    """Every number that decides the relevance network's shapes, and so what it wants to know of each mask, in this order: the image embedding's mean
+    under it; the mean and the deviation of red, green and blue under it; where it lies; its outline, within its box."""
+
+    embedding_dim: int = 256
+    """Channels of the segmenter's image embedding."""
+    text_dim: int = 384
+    """Width of the text encoder's token features."""
+    dim: int = 128
+    """Width of the network."""
+    layers: int = 3
+    """How often masks read the text and each other."""
+    heads: int = 4
+    """Attention heads; divides the width."""
+    crop_side: int = 16
+    """Side of the grid that a mask's outline is given on."""
+
+    def __post_init__(self) -> None:
+        for name in ("embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"):
+            if getattr(self, name) < 1:
+                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
+        if self.dim % self.heads:
+            raise Fault(f"dim {self.dim} is not a multiple of heads {self.heads}; choose heads that divide it")
+
+    @property
+    def parts(self) -> tuple[int, int, int, int]:
+        """How many numbers each part of a mask's description has."""
+        return self.embedding_dim, COLOURS, PLACES, self.crop_side**2
 
 
 def vit_b() -> SamSpec:

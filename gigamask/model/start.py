@@ -4,7 +4,7 @@ A small model trained for minutes from the plain start learns to draw blobs arou
 decoder that has not found its places yet, so the encoder is trained towards a constant embedding, and stays there. The informed start
 gives it what it would have to find out: a prompt's place in the image, an embedding that tells colours apart, and masks that follow likeness.
 
-Enters: a `SamSpec` or a `MaeSpec`, and a seed. Leaves: a `Sam` or a `Mae`.
+Enters: a spec and a seed. Leaves: a `Sam`, a `Mae` or a `Relevance`.
 
 Not here: the modules (`model.sam`, `model.mae`), weights from files (`model.weights`).
 """
@@ -22,8 +22,9 @@ from gigamask.faults import Fault
 from gigamask.model.image_encoder import Attention, ImageEncoder
 from gigamask.model.mae import Mae
 from gigamask.model.prompt_encoder import PositionCode
+from gigamask.model.relevance import Relevance
 from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
-from gigamask.model.sizes import MaeSpec, SamSpec
+from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec
 from gigamask.model.two_way import Attention as CrossAttention
 
 # Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
@@ -41,10 +42,12 @@ LIFT, HEAD_LIFT = 1.0, 2.0
 def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam: ...
 @overload
 def build(spec: MaeSpec, seed: int, device: torch.device | str = "cpu") -> Mae: ...
-def build(spec: SamSpec | MaeSpec, seed: int, device: torch.device | str = "cpu") -> Sam | Mae:
+@overload
+def build(spec: RelevanceSpec, seed: int, device: torch.device | str = "cpu") -> Relevance: ...
+def build(spec: SamSpec | MaeSpec | RelevanceSpec, seed: int, device: torch.device | str = "cpu") -> Sam | Mae | Relevance:
     """Returns the model of this spec that starts from `seed`; on the meta device, one without numbers."""
     with torch.device("meta"):
-        model = Sam(spec) if isinstance(spec, SamSpec) else Mae(spec)
+        model = Sam(spec) if isinstance(spec, SamSpec) else Mae(spec) if isinstance(spec, MaeSpec) else Relevance(spec)
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
@@ -53,15 +56,15 @@ def build(spec: SamSpec | MaeSpec, seed: int, device: torch.device | str = "cpu"
 
 
 @torch.no_grad()
-def initialise(model: Sam | Mae, seed: int) -> None:
+def initialise(model: Sam | Mae | Relevance, seed: int) -> None:
     """Fills every parameter and buffer, each from a draw of its own that bears its name, so that sizes and order do not matter.
 
-    In a Sam, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and relative
-    positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image. A Mae starts as its
-    authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
+    In a Sam and a Relevance, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and
+    relative positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image. A Mae starts as
+    its authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
     0.02.
     """
-    first = _start if isinstance(model, Sam) else _start_mae
+    first = _start_mae if isinstance(model, Mae) else _start
     for path, module in model.named_modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             tensor.copy_(first(module, name, tensor, seed, f"{path}.{name}"))
@@ -89,6 +92,8 @@ def _start(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
         return _pixel_scale(name)
+    if isinstance(module, Relevance):
+        return 0.02 * torch.randn(shape, generator=_generator(seed, full))
     if isinstance(module, nn.LayerNorm) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, Attention):

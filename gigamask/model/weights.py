@@ -29,16 +29,18 @@ from torch import Tensor
 
 from gigamask.faults import Fault
 from gigamask.model.mae import Mae
+from gigamask.model.relevance import Relevance
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import MaeSpec, SamSpec
+from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec
 
 State = dict[str, Tensor]
 
 MAE = "mae:"
 """Before a path: what lies there is a masked autoencoder, of which a Sam's image encoder takes what it has a place for."""
 
-Model = Sam | Mae
-KINDS: dict[str, type[SamSpec] | type[MaeSpec]] = {"sam": SamSpec, "mae": MaeSpec}
+Model = Sam | Mae | Relevance
+Spec = SamSpec | MaeSpec | RelevanceSpec
+KINDS: dict[str, type[Spec]] = {"sam": SamSpec, "mae": MaeSpec, "relevance": RelevanceSpec}
 """What a file says it holds, and its spec; a file that says nothing holds a Sam."""
 
 GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
@@ -91,7 +93,7 @@ MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
 MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 
 
-def read(path: Path | str) -> tuple[State, SamSpec | MaeSpec | None]:
+def read(path: Path | str) -> tuple[State, Spec | None]:
     """Returns the weights at `path` under Meta's names, and their spec where the file states one; `infer_spec` reads it off the shapes otherwise.
 
     Raises a Fault that names the path when there is nothing there, or nothing that can be read as weights.
@@ -109,7 +111,7 @@ def read(path: Path | str) -> tuple[State, SamSpec | MaeSpec | None]:
     return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
 
 
-def _read_safetensors(path: Path) -> tuple[State, SamSpec | MaeSpec | None]:
+def _read_safetensors(path: Path) -> tuple[State, Spec | None]:
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -192,8 +194,9 @@ def start_from(model: Model, path: str) -> None:
             raise Fault(f"{path}: holds a masked autoencoder; give {MAE}{path} to start the image encoder from it")
         return load(model, state, path)
     path = path.removeprefix(MAE)
-    if isinstance(model, Mae):
-        raise Fault(f"{MAE}{path}: {MAE} starts a SAM from a masked autoencoder; to go on with the masked autoencoder itself give {path}")
+    if not isinstance(model, Sam):
+        kind = "masked autoencoder" if isinstance(model, Mae) else "relevance network"
+        raise Fault(f"{MAE}{path}: {MAE} starts a SAM from a masked autoencoder; to go on with the {kind} itself give {path}")
     state, spec = read(path)
     if isinstance(spec, MaeSpec) and spec.heads != model.spec.heads:
         raise Fault(f"{path}: has {spec.heads} attention heads, the model {model.spec.heads}; build the model with heads={spec.heads}")
@@ -282,7 +285,7 @@ def resize_kernel(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[Tensor,
     return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
 
 
-def save(state: State, spec: SamSpec | MaeSpec, path: Path | str) -> None:
+def save(state: State, spec: Spec, path: Path | str) -> None:
     """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
     kind = next(kind for kind, each in KINDS.items() if isinstance(spec, each))
     # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
