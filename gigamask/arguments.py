@@ -115,10 +115,9 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
         saved, prog = recipes.make(words[0]), f"gigamask {verb} {words[0]}"
         saved, words = replace(saved, recipe=words[0]), words[1:]
     else:
-        known = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
-        names_known = ", ".join(recipe.__name__ for recipe in known)
+        names_known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[verb][1])
         raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
-    flags = _parse_words(words, saved, prog, RunFlags if verb == "pretrain" else TrainFlags)
+    flags = _parse_words(words, saved, prog, TrainFlags if verb == "train" else RunFlags)
     if not isinstance(flags, TrainFlags):
         return TrainFlags(**{each.name: getattr(flags, each.name) for each in fields(flags)})
     if argv[0] == "--resume" and flags.stages is not None:

@@ -24,7 +24,7 @@ UNREAD = 141  # what a shell says of a program that SIGPIPE ended
 
 VERBS = [
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "plan"),
-    *("pretrain", "train", "evaluate", "export", "segment", "ablate", "follow", "demo"),
+    *("pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate", "follow", "demo"),
 ]
 """In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
 of its own."""
@@ -88,6 +88,8 @@ def dispatch(words: list[str]) -> int:
 
     if words[0] in TRAIN:
         return train(words[0], words[1:])
+    if words[:2] == ["ground", "train"]:
+        return train("ground train", words[2:])
     if words[0] not in VERBS:
         raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
     module = module_of(words[0])

@@ -19,6 +19,7 @@ from typing import Any
 from gigamask import recipes
 from gigamask.data import augment, choose
 from gigamask.faults import Fault
+from gigamask.grounding.text import HuggingFace, MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
 from gigamask.prompts.mixed import MixedPrompts
@@ -80,6 +81,7 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     "policy": (Policy, {"interactive": InteractiveSchedule, "mixed": MixedPrompts, "two_sided": TwoSidedCorrection}),
     "objective": (Objective, {"masks": MaskObjective}),
     "mining": (Mining, {"none": EveryMask, "hardest": Hardest}),
+    "text": (TextEncoder, {"minilm": MiniLm, "huggingface": HuggingFace}),
     "optimizer": (AdamW, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
 }

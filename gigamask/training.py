@@ -1,4 +1,4 @@
-"""`gigamask train` and `gigamask pretrain`: from words to trainings, one run or the stages of one, and what is said of them.
+"""`gigamask train`, `pretrain` and `ground train`: from words to trainings, one run or the stages of one, and what is said of them.
 
 Not here: the loop (`train.loop`), flags (`arguments`), recipes (`recipes`).
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gigamask import arguments, names, recipes
 from gigamask.data import lock
 from gigamask.faults import Fault
+from gigamask.grounding.run import Grounding
 from gigamask.recipes.mae import pretraining_for
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import Run, at_least
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from gigamask.parallel.world import World
+    from gigamask.seams import Evaluator
     from gigamask.train.state import TrainState
     from gigamask.train.watch import Meter
 
@@ -40,7 +42,7 @@ WARMUP_SHARE = 0.1
 
 
 def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """Runs `gigamask train` or `gigamask pretrain`; returns where to write what was done, and that.
+    """Runs one of the verbs that train, such as `gigamask train`; returns where to write what was done, and that.
 
     "step" in it is below "steps" where a training was told to stop.
     """
@@ -50,9 +52,8 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     flags = arguments.parse_train(words, verb)
     arguments.check_json(flags.json)
     at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
-    kind = Pretraining if verb == "pretrain" else Segmentation
-    if not isinstance(flags.run, kind):
-        other = "train" if verb == "pretrain" else "pretrain"
+    if not isinstance(flags.run, recipes.OF_VERB[verb][0]):
+        other = next((each for each, (kind, _) in recipes.OF_VERB.items() if isinstance(flags.run, kind)), "train")
         raise Fault(f"recipe {flags.run.recipe} is no recipe of 'gigamask {verb}'; give it to 'gigamask {other}'")
     runs = [flags.run] if flags.stages is None and not flags.stage_steps else stages(flags)
     if flags.print_config:
@@ -81,7 +82,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     if state.step == run.steps and (left := runs[number + 1 :]):  # told to stop by the last update of a stage
         done = {"run": left[0].out, "step": 0, "samples": 0, "steps": left[0].steps}
     if world.first:
-        print(told(done, flags.stages is not None, isinstance(run, Pretraining)))
+        print(told(done, flags.stages is not None, run))
     return flags.json if world.first else None, done
 
 
@@ -102,29 +103,41 @@ def look_ahead(runs: Sequence[Run]) -> None:
             raise Fault(
                 f"--init {run.init}: no such file or folder; give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             )
-        if not isinstance(run, Segmentation):
+        if isinstance(run, Pretraining):
             shards(run.data)
-        else:  # masks stand in tars alone
+        elif isinstance(run, (Segmentation, Grounding)):  # masks stand in tars alone
             for paths in filter(None, (run.data, run.evaluation.data)):
                 tars(paths)
+        if isinstance(run, Grounding):
+            run.look_ahead()
 
 
-def told(done: dict[str, Any], staged: bool, encoder_only: bool) -> str:
+def told(done: dict[str, Any], staged: bool, run: Run) -> str:
     """Returns what is said at the end, with what to do next."""
+    verb, out = next(verb for verb, (kind, _) in recipes.OF_VERB.items() if isinstance(run, kind)), quote(done["run"])
     if done["step"] < done["steps"]:
-        verb = "pretrain" if encoder_only else "train"
-        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {quote(done['run'])}"
+        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {out}"
         return f"{done['run']}: stopped and saved at step {done['step']} of {done['steps']}; {act}"
-    if encoder_only:
-        act = f"gigamask train RECIPE --data TARS --init mae:{quote(done['run'])} --out OUT"
-    else:
-        act = f"gigamask evaluate {quote(done['run'])} --data HELD_OUT_TARS"
-    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {act}"
+    acts = {
+        "train": f"gigamask evaluate {out} --data HELD_OUT_TARS",
+        "pretrain": f"gigamask train RECIPE --data TARS --init mae:{out} --out OUT",
+        "ground train": f'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}',
+    }
+    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {acts[verb]}"
+
+
+def watcher(run: Run, world: World) -> Evaluator | None:
+    """Returns what looks at a run's model in between, None where it has nothing to look at."""
+    from gigamask.evaluate.progress import Progress
+    from gigamask.grounding import progress
+
+    if isinstance(run, Segmentation):
+        return Progress.of(run, world)
+    return progress.Progress.of(run, world) if isinstance(run, Grounding) else None
 
 
 def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool, profile: int | None = None) -> TrainState:
     """Trains one run and looks for leaks of memory; `changed` is what differs from the configuration in its folder, `profile` steps to profile."""
-    from gigamask.evaluate.progress import Progress
     from gigamask.memory.leaks import Leaks
     from gigamask.memory.profiler import Profile
     from gigamask.train.loop import train
@@ -145,7 +158,7 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
         return found
 
     try:
-        state = train(run, world, other_order, begun, lambda: Progress.of(run, world) if isinstance(run, Segmentation) else None, meters)
+        state = train(run, world, other_order, begun, lambda: watcher(run, world), meters)
     except Fault:
         if world.first:
             leave_nothing(run.out)
@@ -211,10 +224,10 @@ def warming(schedule: Schedule, steps: int) -> Schedule:
 
 
 def overview(verb: str) -> str:
-    """Returns what `gigamask train --help` or `gigamask pretrain --help` prints: the forms and the recipes."""
-    known: Sequence = recipes.PRETRAININGS if verb == "pretrain" else recipes.SEGMENTATIONS
+    """Returns what a verb's `--help` prints: the forms and the recipes."""
+    known = recipes.OF_VERB[verb][1]
     parts = "\n".join(f"  --{part:16} {', '.join(kinds)}" for part, (_, kinds) in names.SEAMS.items() if part in names.parts_of(known[0]()))
-    staged = "" if verb == "pretrain" else f"       gigamask train RECIPE --stages {','.join(STAGES)} ...\n"
+    staged = "" if verb != "train" else f"       gigamask train RECIPE --stages {','.join(STAGES)} ...\n"
     return (
         f"usage: gigamask {verb} RECIPE --data PATH... --out RUN [--section.leaf value ...]\n       gigamask {verb} --resume RUN\n{staged}\n"
         f"recipes:\n{recipes.listed(known)}\n  file.py:function  your own, a function that returns a Run\n\n"

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 class TextEncoder(ABC):
     """Says what reads the texts."""
 
+    @property
+    @abstractmethod
+    def learns(self) -> bool:
+        """Whether it is trained along."""
+
     @abstractmethod
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
         """Returns the model, on that device; `seed` names the start of what it learns."""
@@ -61,6 +66,11 @@ class HuggingFace(TextEncoder):
             raise Fault(f"lora_alpha is {self.lora_alpha}; it must be at least 1, as adapters are multiplied by this / rank")
         if self.max_tokens < 1:
             raise Fault(f"max_tokens is {self.max_tokens}; a text has at least 1")
+
+    @property
+    def learns(self) -> bool:
+        """Whether adapters are trained."""
+        return self.lora_rank > 0
 
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
         """Returns the model from its files; without them, without a package it needs, or with files of something else, raises `Fault`."""
@@ -104,6 +114,11 @@ class MiniLm(TextEncoder):
     """rank of the trained adapters; 0 trains none"""
     lora_alpha: int = 16
     """adapters are multiplied by this / rank"""
+
+    @property
+    def learns(self) -> bool:
+        """Whether adapters are trained."""
+        return self.lora_rank > 0
 
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
         """Returns the model; in float32, as it is small."""

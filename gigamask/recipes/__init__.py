@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from gigamask.faults import Fault
+from gigamask.grounding.run import Grounding
+from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
 from gigamask.recipes.tiny import photos, tiny
@@ -23,7 +25,16 @@ SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
-BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS)
+GROUNDINGS: tuple[Callable[[], Grounding], ...] = (ground, ground_tiny)
+BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS, *GROUNDINGS)
+OF_VERB: dict[str, tuple[type[Run], Sequence[Callable[[], Run]]]] = {
+    "train": (Segmentation, SEGMENTATIONS),
+    "pretrain": (Pretraining, PRETRAININGS),
+    "ground train": (Grounding, GROUNDINGS),
+}
+"""What each verb that trains makes, and the recipes it knows."""
+Imaged = Segmentation | Pretraining
+"""Runs whose samples are images."""
 
 
 def listed(known: Sequence[Callable[[], Run]]) -> str:
@@ -55,8 +66,15 @@ def make(name: str) -> Run:
     except Exception as error:
         raise Fault(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(run, Run):
-        kinds = f"{Segmentation.__module__}.{Segmentation.__name__} or {Pretraining.__module__}.{Pretraining.__name__}"
+        kinds = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind, _ in OF_VERB.values())
         raise Fault(f"{name} returned a {type(run).__name__}; return a {kinds}")
+    return run
+
+
+def imaged(run: Run) -> Imaged:
+    """Returns a run whose samples are images; raises `Fault` for another."""
+    if not isinstance(run, Imaged):
+        raise Fault(f"recipe {run.recipe} trains on queries, here images are wanted; give a recipe of 'gigamask train' or 'gigamask pretrain'")
     return run
 
 

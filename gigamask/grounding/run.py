@@ -1,0 +1,155 @@
+"""The run that trains a relevance network over a trained segmenter: what it has beside every run's.
+
+Imports no torch, so that `--help` answers at once.
+
+Not here: what a step computes (`grounding.fit`), batches (`grounding.questions`), scores (`grounding.scores`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gigamask.faults import Fault
+from gigamask.grounding.text import MiniLm, TextEncoder
+from gigamask.losses.mining import EveryMask
+from gigamask.model.sizes import RelevanceSpec
+from gigamask.seams import Mining, Task
+from gigamask.train.run import Run, at_least
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigamask.data.index import Index
+    from gigamask.data.queries import Query
+    from gigamask.model.relevance import Relevance
+    from gigamask.train.supply import Supply
+
+CACHE = "features"
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How a training is watched on queries it does not train on; see `grounding.progress`."""
+
+    data: tuple[str, ...] = ()
+    """tars, folders of tars, globs, or an index; none: the images that are held out, if any"""
+    queries: tuple[str, ...] = ()
+    """JSONL files of queries about them"""
+    every: int = 500
+    """updates between evaluations"""
+    count: int = 500
+    """queries that are asked, always the same"""
+    best_by: Literal["top 1", "top 3", "IoU", "answered"] = "answered"
+    """the score of which the best checkpoint is kept, too"""
+
+
+@dataclass(frozen=True)
+class Grounding(Run):
+    """Everything that decides what the training of a relevance network does; its samples are queries, and `batch` and `micro` count these."""
+
+    queries: tuple[str, ...] = ()
+    """JSONL files of queries about the data's images"""
+    segmenter: str = ""
+    """the trained segmenter, which stays as it is: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    hold_out: float = 0.0
+    """share of the images whose queries are not trained on but evaluated, chosen by the seed"""
+    max_masks: int = 16
+    """masks of an image that a query chooses from in training, all right ones among them; evaluation takes all"""
+    alignment_weight: float = 1.0
+    """what the loss of each mask against none counts beside that of masks against each other"""
+    cache: str | None = None
+    """folder for what is computed once of images and texts; None: the folder features of --out"""
+    text: TextEncoder = field(default_factory=MiniLm)
+    model: RelevanceSpec = field(default_factory=RelevanceSpec)
+    mining: Mining = field(default_factory=EveryMask)
+    evaluation: Watching = field(default_factory=Watching)
+
+    def check(self) -> Grounding:
+        """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
+        at_least(1, max_masks=self.max_masks, **{"evaluation.every": self.evaluation.every, "evaluation.count": self.evaluation.count})
+        if not self.queries:
+            raise Fault(
+                "--queries is empty, training needs texts with their right masks; name a JSONL file, or make one: gigamask synth DIR --queries"
+            )
+        if not self.segmenter:
+            raise Fault("--segmenter is missing, it sees what texts are about; name the weights of a trained segmenter")
+        if not 0 <= self.hold_out < 1:
+            raise Fault(f"--hold-out is {self.hold_out}, a share of the images below 1; give such")
+        if not self.alignment_weight >= 0:
+            raise Fault(f"--alignment-weight is {self.alignment_weight}, it must be at least 0")
+        if bool(self.evaluation.data) != bool(self.evaluation.queries):
+            raise Fault("--evaluation.data and --evaluation.queries belong together; give both, or neither to evaluate on what is held out")
+        if self.parallel != "ddp":
+            raise Fault(f"--parallel {self.parallel} shares out an image encoder, here none is trained; leave it out")
+        return super().check()
+
+    def build(self, device: str = "cpu") -> Relevance:
+        """Returns the network that the seed names, not yet trained, with the text model where that learns along."""
+        from gigamask.grounding.senses import open_text
+        from gigamask.model.start import build
+
+        model = build(self.model, self.seed, device)
+        if self.text.learns:
+            model.text = open_text(self, device)
+        return model
+
+    def task(self, device: torch.device) -> Task:
+        """Returns what a step computes: the scores of each query's masks."""
+        from gigamask.grounding.fit import RelevanceTask
+        from gigamask.parallel.precision import choose_precision
+
+        mining = None if isinstance(self.mining, EveryMask) else self.mining
+        return RelevanceTask(self.alignment_weight, choose_precision(self.precision, device), mining)
+
+    def supply(self, index: Index) -> Supply:
+        """Returns what is trained on: the queries about images that are not held out."""
+        from gigamask.data import queries
+        from gigamask.grounding.items import open_queries
+        from gigamask.grounding.questions import Questioner
+        from gigamask.grounding.senses import open_gallery, open_reader
+        from gigamask.train.supply import Supply
+
+        kept, _ = self.split(queries.read(self.queries), index)
+        catalogue = open_queries(index, kept, self.seed)
+        asked = Questioner(catalogue, index, open_gallery(self), open_reader(self), self.max_masks, self.seed)
+        return Supply(catalogue.items, catalogue.locate, f"queries {self.max_masks}", lambda pin: asked)
+
+    def look_ahead(self) -> None:
+        """Raises `Fault` where queries or weights are not where the run says, which would else show once all images are indexed."""
+        from gigamask.data import queries
+
+        for files in filter(None, (self.queries, self.evaluation.queries)):
+            queries.read(files)
+        if not Path(self.segmenter).exists():
+            act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            raise Fault(f"--segmenter {self.segmenter}: no such file or folder; {act}")
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The files of queries."""
+        return self.queries
+
+    @property
+    def strata(self) -> bool:
+        """Whether mining looks within the sampler's strata."""
+        return self.mining.by_sampler
+
+    def split(self, queries: list[Query], index: Index) -> tuple[list[Query], list[Query]]:
+        """Returns the queries that are trained on and those about images that are held out, which are chosen by name, whatever else is indexed."""
+        from gigamask.data.queries import locate
+        from gigamask.draws import draw
+
+        names = [index.entry_name(int(row)).rpartition("/")[2] for row in locate(queries, index)]
+        drawn = {name: float(draw(self.seed, f"hold out {name}").random()) for name in set(names)}
+        out = [drawn[name] < self.hold_out for name in names]
+        parts = tuple([query for query, held in zip(queries, out, strict=True) if held == wanted] for wanted in (False, True))
+        if not parts[0]:
+            raise Fault(f"--hold-out {self.hold_out} leaves no query to train on; hold out less, or give more --queries")
+        return parts[0], parts[1]
+
+    @property
+    def kept(self) -> Path:
+        """Where that lies which is computed once."""
+        return Path(self.cache or Path(self.out) / CACHE)

@@ -1,0 +1,35 @@
+"""What a run sees and reads with: its segmenter, which describes masks, and its text model, which turns texts into words.
+
+Not here: descriptions (`grounding.gallery`), text models (`grounding.text`), features kept (`grounding.features`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gigamask.faults import Fault
+from gigamask.grounding.features import FeatureStore
+from gigamask.grounding.gallery import Gallery
+from gigamask.grounding.run import Grounding
+from gigamask.grounding.words import TextModel, Words
+from gigamask.parallel.precision import choose_device
+from gigamask.predict.cache import EmbeddingCache
+from gigamask.train.checkpoint import load_model
+
+
+def open_gallery(run: Grounding) -> Gallery:
+    """Returns what describes masks: the segmenter, loaded, and what it has seen before."""
+    return Gallery(load_model(run.segmenter, run.device), run.model, EmbeddingCache(run.kept, limit_bytes=None))
+
+
+def open_reader(run: Grounding) -> Callable[[Sequence[str]], Words] | None:
+    """Returns what turns texts into words, None where the text model learns along, so that the network has it."""
+    return None if run.text.learns else FeatureStore(open_text(run, choose_device(run.device)), run.kept).get
+
+
+def open_text(run: Grounding, device: torch.device | str) -> TextModel:
+    """Returns the run's text model; raises `Fault` where its features are not as wide as the network takes them."""
+    text = run.text.build(device, run.seed)
+    if text.dim != run.model.text_dim:
+        raise Fault(f"the text model's features have {text.dim} channels, --model.text-dim is {run.model.text_dim}; give {text.dim}")
+    return text
