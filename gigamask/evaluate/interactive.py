@@ -5,35 +5,31 @@ and appendix D.1; details it leaves open are in `Protocol`): the first click is 
 the point of the error region farthest from that region's boundary; the answer is the mask of the highest predicted IoU, thresholded at 0, at the size
 of the stored image.
 
-Not here: the clicks (`prompts.policy.CentreClicks`), pictures (`evaluate.pictures`).
+Not here: the clicks (`prompts.policy.CentreClicks`), reading and embedding (`scenes`), pictures (`pictures`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torch.nn import functional
 
-from gigamask.contracts import Entry, Prediction, Prompts, Round, Truth
-from gigamask.data import annotation, image
+from gigamask.contracts import Round
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.items import GRANULARITIES, granularity
-from gigamask.data.shards import Shards
 from gigamask.evaluate import boundary_scores, calibration
+from gigamask.evaluate.scenes import AT_ONCE, Scene, scenes, scored
 from gigamask.faults import BadSample, Fault
-from gigamask.geometry.frame import Frame
 from gigamask.losses.quality import actual_iou
 from gigamask.model.sam import Sam
 from gigamask.prompts.policy import BoxPrompt, CentreClicks
 from gigamask.prompts.rounds import play
 
-# Logits of one group of masks at the stored size: three masks each, float32.
-GROUP_BYTES = 2**28
+Look = Callable[[Sam, Scene, np.ndarray], None]
+"""What else is done with an image and the numbers of its masks."""
 
 
 @dataclass(frozen=True)
@@ -129,109 +125,36 @@ class Result:
         return calibration.calibrate(predicted, actual).summary()
 
 
-@dataclass(frozen=True)
-class Scene:
-    """One image in front of the model: its pixels and annotations, the frame that fits it, and its embedding."""
-
-    pixels: np.ndarray
-    entry: Entry
-    frame: Frame
-    embedding: Tensor
-
-    def truth(self, numbers: np.ndarray) -> Truth:
-        """Returns some of its masks at the stored size."""
-        runs = self.entry.masks[numbers]
-        device = self.embedding.device
-        masks = torch.from_numpy(np.ascontiguousarray(runs.to_dense())).to(device)
-        boxes = torch.from_numpy(self.frame.boxes_to_input(runs.boxes().astype(np.float32))).float().to(device)
-        (height, width), (h, w) = self.frame.original, self.frame.resized
-        return Truth(masks, torch.ones_like(masks), boxes, (w / width, h / height))
-
-    def decoder(self, model: Sam, best: bool = False) -> Callable[[Prompts], Prediction]:
-        """Returns the function that answers prompts about this image at the stored size, with `best` by the mask of the highest predicted IoU alone."""
-
-        def decode(prompts: Prompts) -> Prediction:
-            image_of = torch.zeros(len(prompts.labels), dtype=torch.int64, device=self.embedding.device)
-            low, iou = model.decode(self.embedding, image_of, prompts)
-            if best:
-                chosen = torch.arange(len(iou), device=iou.device), iou.argmax(1)
-                low, iou = low[chosen][:, None], iou[chosen][:, None]
-            return Prediction(self.frame.logits_to_original(low), iou, low)
-
-        return decode
-
-    def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the masks in groups that fit into memory at the stored size."""
-        height, width = self.frame.original
-        size = max(1, GROUP_BYTES // (3 * 4 * height * width))
-        for start in range(0, len(numbers), size):
-            yield numbers[start : start + size]
-
-
-def look(model: Sam, index: Index, shards: Shards, row: int) -> Scene:
-    """Reads one image of the index and embeds it; raises `BadSample` when it cannot be read."""
-    pixels, entry = read(index, shards, row)
-    frame = Frame.whole(entry.size, model.spec.input_side)
-    device = next(model.parameters()).device
-    h, w = frame.resized
-    square = functional.pad(frame.image(pixels), (0, frame.side - w, 0, frame.side - h))[None].to(device)
-    return Scene(pixels, entry, frame, model.encode(square, torch.tensor([frame.resized], device=device), None))
-
-
-def read(index: Index, shards: Shards, row: int) -> tuple[UInt8[np.ndarray, "H W 3"], Entry]:
-    """Returns the pixels and the annotations of one image of the index; raises `BadSample` when it cannot be read."""
-    name = index.entry_name(row)
-    jpg, raw = shards.read_entry(index, row)
-    if raw is None:
-        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
-    entry = annotation.parse(raw, name)
-    return image.decode(jpg, name, entry.size), entry
-
-
 def measure(
     model: Sam,
     index: Index,
     filters: Filters,
     protocol: Protocol | None = None,
     rows: Iterable[int] | None = None,
+    at_once: int = AT_ONCE,
+    also: Sequence[Look] = (),
 ) -> Result:
-    """Scores every mask that passes the filters on the images `rows` of the index, all by default."""
+    """Scores every mask that passes the filters on the images `rows` of the index, all by default; `also` are shown each image that has such a mask.
+
+    How many images are embedded `at_once` changes scores by rounding alone.
+    """
     protocol = protocol or Protocol()
-    shards = Shards(index.shard_paths)
     was_training = model.training
     model.eval()
-    scores: list[MaskScore] = []
-    rejected: list[str] = []
-    images = 0
+    found = Result(protocol, 0, [], [])
+    asked = (row for row in (range(len(index)) if rows is None else rows) if len(scored(index, row, filters)))
     with torch.inference_mode():
-        for row in range(len(index)) if rows is None else rows:
-            try:
-                found = score_image(model, index, shards, row, filters, protocol)
-            except BadSample as bad:
-                rejected.append(str(bad))
-            else:
-                images += bool(found)
-                scores += found
+        for row, scene in scenes(model, index, asked, at_once):
+            if isinstance(scene, BadSample):
+                found.rejected.append(str(scene))
+                continue
+            numbers = scored(index, row, filters)
+            found.scores.extend(score for group in scene.groups(numbers) for score in score_group(model, scene, row, group, protocol))
+            for each in also:
+                each(model, scene, numbers)
+            found = replace(found, images=found.images + 1)
     model.train(was_training)
-    return Result(protocol, images, scores, rejected)
-
-
-def score_image(model: Sam, index: Index, shards: Shards, row: int, filters: Filters, protocol: Protocol) -> list[MaskScore]:
-    """Scores the masks of one image; an image without a json or without a mask that passes has none."""
-    numbers = scored(index, row, filters)
-    if not len(numbers):
-        return []
-    scene = look(model, index, shards, row)
-    return [score for group in scene.groups(numbers) for score in score_group(model, scene, row, group, protocol)]
-
-
-def scored(index: Index, row: int, filters: Filters) -> Int64[np.ndarray, "n"]:
-    """Returns the numbers of an image's masks that pass the filters."""
-    rows = index.mask_rows(row)
-    area = int(index.images["height"][row]) * int(index.images["width"][row])
-    columns = index.masks
-    keep = filters.keep(columns["area"][rows], area, columns["predicted_iou"][rows], columns["stability_score"][rows])
-    return np.flatnonzero(keep & (columns["area"][rows] > 0))
+    return found
 
 
 def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protocol: Protocol) -> list[MaskScore]:

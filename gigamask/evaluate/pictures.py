@@ -15,7 +15,8 @@ import torch
 from gigamask.contracts import Prompts
 from gigamask.data.index import Index
 from gigamask.data.shards import Shards
-from gigamask.evaluate.interactive import MaskScore, Protocol, Result, Scene, look
+from gigamask.evaluate.interactive import MaskScore, Protocol, Result
+from gigamask.evaluate.scenes import Scene, look
 from gigamask.model.sam import Sam
 from gigamask.prompts.policy import BoxPrompt, CentreClicks
 from gigamask.prompts.rounds import play

@@ -25,7 +25,8 @@ from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.draws import draw
-from gigamask.evaluate.interactive import MaskScore, Protocol, Result, Scene, look, score_group, scored
+from gigamask.evaluate.interactive import MaskScore, Protocol, Result, score_group
+from gigamask.evaluate.scenes import Scene, look, scenes, scored
 from gigamask.faults import BadSample, Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.ranges import marked
@@ -125,14 +126,11 @@ class Progress(Evaluator):
     def _part(self, model: Sam) -> "Part":
         """Looks at this process's part of the images, each held against the one before it, the first against the last; two are in memory."""
         found = Part()
-        shards, count = Shards(self.index.shard_paths), len(self.rows)
-        start, stop = (count * rank // self.world.size for rank in (self.world.rank, self.world.rank + 1))
-        before = self._before(model, shards, start) if start < stop else None
-        for row in self.rows[start:stop]:
-            try:
-                scene = look(model, self.index, shards, row)
-            except BadSample as bad:
-                found.left_out.append(str(bad))
+        part = self.world.part(len(self.rows))
+        before = self._before(model, part.start) if part else None
+        for row, scene in scenes(model, self.index, self.rows[part.start : part.stop], at_once=1):
+            if isinstance(scene, BadSample):
+                found.left_out.append(str(scene))
                 continue
             found.seen.extend(self._score(model, scene, row, CLICKS))
             found.automatic.append(_automatic(model, scene))
@@ -141,8 +139,9 @@ class Progress(Evaluator):
             before = row, scene.embedding
         return found
 
-    def _before(self, model: Sam, shards: Shards, place: int) -> tuple[int, Tensor] | None:
+    def _before(self, model: Sam, place: int) -> tuple[int, Tensor] | None:
         """Returns row and embedding of the image before the one at `place`, and before the first the last; None where no other can be read."""
+        shards = Shards(self.index.shard_paths)
         for row in (*self.rows[:place][::-1], *self.rows[:place:-1]):
             with suppress(BadSample):
                 return row, look(model, self.index, shards, row).embedding

@@ -47,6 +47,10 @@ class World:
         """Whether this is the process that writes and speaks for all."""
         return self.rank == 0
 
+    def part(self, count: int) -> range:
+        """Returns which of so many things in a row are this process's; those of all processes, in the order of their ranks, are all of them."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replaces each tensor, which all processes have in the same shapes, by its sum over them, in one exchange."""
         if self.size == 1:

@@ -25,6 +25,8 @@ class Verb:
     """only the first so many images"""
     feed_mask: bool = True
     """feed the previous answer back with each further click"""
+    batch: int = 4
+    """images that are embedded at once; a matter of speed and memory alone"""
     device: str = "auto"
     """auto is cuda when there is one"""
     boundaries: bool = False
@@ -54,11 +56,12 @@ class Verb:
             filters = Filters(max_area=None, min_predicted_iou=self.min_predicted_iou)
             protocol = interactive.Protocol(feed_mask=self.feed_mask, boundaries=self.boundaries)
             seen = track(rows, "evaluate", transient=True)
-            result = interactive.measure(model, index, filters, protocol, seen)
+            search = automatic.Search(settings)
+            result = interactive.measure(model, index, filters, protocol, seen, self.batch, [search.look] if self.automatic else [])
             summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
             print(interactive.table(summary))
             if self.automatic:
-                summary["automatic"] = automatic.measure(model, index, filters, settings, track(rows, "segment", transient=True))
+                summary["automatic"] = search.summary()
                 print(automatic.table(summary["automatic"]))
             for reason in result.rejected:
                 print(f"  left out {reason}")

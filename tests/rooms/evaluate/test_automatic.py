@@ -5,14 +5,22 @@ import pytest
 import torch
 
 from gigamask.data.choose import Filters
-from gigamask.evaluate.automatic import measure, proposals, table
-from gigamask.evaluate.interactive import scored
+from gigamask.evaluate import interactive
+from gigamask.evaluate.automatic import Search, proposals, table
+from gigamask.evaluate.scenes import scored
 from gigamask.model.start import build
 from tests.little import SPEC
 from tests.rooms.evaluate.test_interactive import index
 
 __all__ = ["index"]
 EVERYTHING = Filters(max_area=None)
+
+
+def measure(model, index, filters, settings, rows) -> dict:
+    """Returns what is found in some images."""
+    search = Search(settings)
+    interactive.measure(model, index, filters, interactive.Protocol(clicks=(1,)), rows, also=[search.look])
+    return search.summary()
 
 
 def test_everything_found_is_held_against_everything_there(index):
@@ -45,7 +53,7 @@ def test_nothing_to_look_at_has_no_numbers(index, monkeypatch):
     found = measure(model, index, Filters(min_predicted_iou=2.0), proposals(2), [0])
     assert (found["images"], found["masks_an_image"], found["best_iou"]) == (0, None, None)
     assert table(found) == "automatic masks: no image to look at"
-    monkeypatch.setattr("gigamask.evaluate.interactive.image.decode", broken)
+    monkeypatch.setattr("gigamask.evaluate.scenes.image.decode", broken)
     assert measure(model, index, EVERYTHING, proposals(2), [0])["images"] == 0
 
 

@@ -11,7 +11,7 @@ from gigamask.data import annotation
 from gigamask.data.choose import Filters
 from gigamask.data.index import build
 from gigamask.data.shards import Shards
-from gigamask.evaluate import boundary_scores, interactive
+from gigamask.evaluate import boundary_scores, scenes
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, measure, table
 from gigamask.evaluate.pictures import write_sheets
 from gigamask.faults import Fault
@@ -24,11 +24,13 @@ class Answering(Sam):
     def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
         nn.Module.__init__(self)
         self.spec = SimpleNamespace(input_side=64, grid=32)
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.pixel_mean = torch.zeros(3, 1, 1)
+        self.encoded: list[int] = []
         self.answers, self.iou, self.asked = answers, torch.tensor(iou), []
 
-    def encode(self, images, input_sizes, drop_path):
-        return torch.zeros(1, 1, 1, 1)
+    def encode(self, images, input_sizes, drop_path=None):
+        self.encoded.append(len(images))
+        return torch.zeros(len(images), 1, 1, 1)
 
     def decode(self, embedding, mask_image, prompts):
         self.asked.append(prompts)
@@ -81,7 +83,7 @@ def test_rounds_are_asked_as_the_protocol_says(index):
 def test_small_groups_give_the_same(index, monkeypatch):
     model = Answering(torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2])
     whole = measure(model, index, EVERYTHING, rows=[2])
-    monkeypatch.setattr(interactive, "GROUP_BYTES", 1)
+    monkeypatch.setattr(scenes, "GROUP_BYTES", 1)
     assert measure(model, index, EVERYTHING, rows=[2]).scores == whole.scores
 
 
@@ -169,14 +171,16 @@ def test_a_granularity_without_masks_has_no_means_and_no_row():
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
-    read = interactive.Shards.read_entry
-    monkeypatch.setattr(
-        interactive.Shards, "read_entry", lambda self, index, row: (b"no jpg", read(self, index, row)[1]) if row == 1 else read(self, index, row)
-    )
-    result = measure(model, index, EVERYTHING, rows=[0, 1])
-    assert result.images == 1
-    assert len(result.rejected) == 1
-    assert "sa_1" in result.rejected[0]
+    sound = measure(model, index, EVERYTHING, rows=[0, 2, 3]).scores
+    read = Shards.read_entry
+    monkeypatch.setattr(Shards, "read_entry", lambda self, index, row: (b"no jpg", read(self, index, row)[1]) if row == 1 else read(self, index, row))
+    for at_once in (1, 3, 8):
+        model.encoded.clear()
+        result = measure(model, index, EVERYTHING, rows=[0, 1, 2, 3], at_once=at_once)
+        assert result.images == sum(model.encoded) == 3
+        assert result.scores == sound
+        assert len(result.rejected) == 1
+        assert "sa_1" in result.rejected[0]
 
 
 def test_sheets_show_every_row(index, tmp_path):

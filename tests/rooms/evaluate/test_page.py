@@ -54,7 +54,9 @@ def test_everything_is_on_one_page(index, tmp_path):
     assert "sa_7: no image" in words
     assert plain.count("<circle") == sum(bool(each["count"]) for each in summary["calibration"]["bins"])
     assert "Automatic masks" not in words
-    summary["automatic"] = automatic.measure(model, index, everything, automatic.proposals(2), [0])
+    search = automatic.Search(automatic.proposals(2))
+    interactive.measure(model, index, everything, rows=[0], also=[search.look])
+    summary["automatic"] = search.summary()
     whole = page(summary, write_sheets(model, index, result, tmp_path, count=1))
     assert {"Automatic masks", "Best", "Worst", "Typical"} <= set(read(whole))
     assert whole.count("data:image/jpeg;base64,") == 3

@@ -14,12 +14,14 @@ from gigamask.data import tar
 from gigamask.data.choose import Filters
 from gigamask.data.index import build
 from gigamask.data.shards import Shards
-from gigamask.evaluate import interactive, progress
+from gigamask.evaluate import progress
+from gigamask.evaluate import scenes as looked_at
 from gigamask.evaluate.interactive import Protocol, measure
 from gigamask.evaluate.progress import Progress, worries
 from gigamask.faults import Fault
 from gigamask.model.sam import Sam
 from gigamask.parallel.world import World
+from gigamask.predict.embedding import Embedder
 from gigamask.prepare import synthetic
 from gigamask.train.segmentation import Evaluation
 from tests.little import little
@@ -33,22 +35,14 @@ class Stub(Sam):
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.spec = SimpleNamespace(input_side=4 * GRID, grid=GRID)
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.pixel_mean = torch.zeros(3, 1, 1)
 
 
 class Likeness(Stub):
-    """Answers with what has the colour of the place that is clicked at, or of the box's middle; `alive` counts the embeddings that are held."""
+    """Answers with what has the colour of the place that is clicked at, or of the box's middle."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: list[weakref.ref] = []
-        self.alive: list[int] = []
-
-    def encode(self, images, input_sizes, drop_path):
-        self.alive.append(sum(each() is not None for each in self.held))
-        embedding = functional.avg_pool2d(images.float(), 4)
-        self.held.append(weakref.ref(embedding))
-        return embedding
+    def encode(self, images, input_sizes, drop_path=None):
+        return functional.avg_pool2d(images.float(), 4)
 
     def decode(self, embedding, mask_image, prompts):
         labels = prompts.labels
@@ -68,7 +62,7 @@ class Constant(Stub):
         super().__init__()
         self.answers, self.iou = answers, torch.tensor(iou)
 
-    def encode(self, images, input_sizes, drop_path):
+    def encode(self, images, input_sizes, drop_path=None):
         return images[:, :1, :1, :1].float()
 
     def decode(self, embedding, mask_image, prompts):
@@ -159,11 +153,19 @@ def test_scores_are_those_of_evaluate(index):
     assert {name: scores[name] for name in (*told, "oracle", "box")} == told | {"oracle": summary["oracle"], "box": summary["box"]}
 
 
-def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index):
-    model = Likeness()
-    evaluator(index, range(8)).run(model)
-    assert len(model.alive) == 9
-    assert max(model.alive) == 1, "the one before, when the next is made"
+def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index, monkeypatch):
+    embed, held, alive = Embedder.embed, [], []
+
+    def counted(self, resized):
+        alive.append(sum(each() is not None for each in held))
+        found = embed(self, resized)
+        held.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(Embedder, "embed", counted)
+    evaluator(index, range(8)).run(Likeness())
+    assert len(held) == len(alive) == 9
+    assert max(alive) == 1, "the one before, when the next is made"
 
 
 def test_the_model_is_left_as_it_was(index):
@@ -193,7 +195,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
 
 def test_small_groups_give_the_same(index, monkeypatch):
     whole = evaluator(index, [0, 1]).run(Likeness())
-    monkeypatch.setattr(interactive, "GROUP_BYTES", 1)
+    monkeypatch.setattr(looked_at, "GROUP_BYTES", 1)
     assert evaluator(index, [0, 1]).run(Likeness()) == whole
 
 

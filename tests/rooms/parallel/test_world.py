@@ -88,3 +88,11 @@ assert tasks() == before, (before, tasks())
 def test_who_leaves_takes_the_threads_along():
     """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
     launch(2, LEAVING)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 12])
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_parts_are_the_whole(count, size):
+    parts = [World(rank, size).part(count) for rank in range(size)]
+    assert [each for part in parts for each in part] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -1,0 +1,154 @@
+"""Images in front of a model: read and decoded ahead by a thread, embedded several at once, one after the other in the order they are asked for.
+
+Enters a model, an index and rows of it; leaves a `Scene` for each, or why it cannot be read. However many rows there are, few images are in memory.
+
+Not here: what is asked about them (`interactive`, `automatic`, `edge_maps`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from gigamask.contracts import Entry, Prediction, Prompts, Truth
+from gigamask.data import annotation, image
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.shards import Shards
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.frame import Frame
+from gigamask.model.sam import Sam
+from gigamask.predict.embedding import Embedder
+
+AT_ONCE = 4
+"""Images that are embedded in one pass of the encoder."""
+GROUP_BYTES = 2**28
+"""Of one group of masks' logits at the stored size: three masks each, float32."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image as it is stored, its annotations, the frame that fits it, and its pixels as the encoder takes them."""
+
+    pixels: UInt8[np.ndarray, "H W 3"]
+    entry: Entry
+    frame: Frame
+    fitted: UInt8[Tensor, "3 h w"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image in front of the model: its pixels and annotations, the frame that fits it, and its embedding."""
+
+    pixels: UInt8[np.ndarray, "H W 3"]
+    entry: Entry
+    frame: Frame
+    embedding: Float[Tensor, "1 C E E"]
+
+    def truth(self, numbers: np.ndarray) -> Truth:
+        """Returns some of its masks at the stored size."""
+        runs = self.entry.masks[numbers]
+        device = self.embedding.device
+        masks = torch.from_numpy(np.ascontiguousarray(runs.to_dense())).to(device)
+        boxes = torch.from_numpy(self.frame.boxes_to_input(runs.boxes().astype(np.float32))).float().to(device)
+        (height, width), (h, w) = self.frame.original, self.frame.resized
+        return Truth(masks, torch.ones_like(masks), boxes, (w / width, h / height))
+
+    def decoder(self, model: Sam, best: bool = False) -> Callable[[Prompts], Prediction]:
+        """Returns the function that answers prompts at the stored size, with `best` by the mask of the highest predicted IoU alone."""
+
+        def decode(prompts: Prompts) -> Prediction:
+            image_of = torch.zeros(len(prompts.labels), dtype=torch.int64, device=self.embedding.device)
+            low, iou = model.decode(self.embedding, image_of, prompts)
+            if best:
+                chosen = torch.arange(len(iou), device=iou.device), iou.argmax(1)
+                low, iou = low[chosen][:, None], iou[chosen][:, None]
+            return Prediction(self.frame.logits_to_original(low), iou, low)
+
+        return decode
+
+    def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the masks in groups that fit into memory at the stored size."""
+        height, width = self.frame.original
+        size = max(1, GROUP_BYTES // (3 * 4 * height * width))
+        for start in range(0, len(numbers), size):
+            yield numbers[start : start + size]
+
+
+def scored(index: Index, row: int, filters: Filters) -> Int64[np.ndarray, "n"]:
+    """Returns the numbers of an image's masks that pass the filters."""
+    rows = index.mask_rows(row)
+    area = int(index.images["height"][row]) * int(index.images["width"][row])
+    columns = index.masks
+    keep = filters.keep(columns["area"][rows], area, columns["predicted_iou"][rows], columns["stability_score"][rows])
+    return np.flatnonzero(keep & (columns["area"][rows] > 0))
+
+
+def scenes(model: Sam, index: Index, rows: Iterable[int], at_once: int = AT_ONCE) -> Iterator[tuple[int, Scene | BadSample]]:
+    """Yields each row with its image embedded, or with why it cannot be read, in their order.
+
+    At most `at_once` images go through the encoder together, while as many are read ahead.
+    """
+    if at_once < 1:
+        raise Fault(f"{at_once} images at once, there must be 1 at least; give another number")
+    ahead = _read_ahead(index, rows, model.spec.input_side, at_once)
+    while group := list(islice(ahead, at_once)):
+        embedded = deque(_embed(model, [picture for _, picture in group if isinstance(picture, Picture)]))
+        told = [(row, picture if isinstance(picture, BadSample) else None) for row, picture in group]
+        group.clear()
+        for row, bad in told:
+            yield row, bad or embedded.popleft()  # nothing is held on to here, so that the caller decides what is
+
+
+def look(model: Sam, index: Index, shards: Shards, row: int) -> Scene:
+    """Reads one image of the index and embeds it; raises `BadSample` when it cannot be read."""
+    [scene] = _embed(model, [_picture(index, shards, row, model.spec.input_side)])
+    return scene
+
+
+def _embed(model: Sam, pictures: Sequence[Picture]) -> list[Scene]:
+    """Embeds images in one pass of the encoder."""
+    if not pictures:
+        return []
+    embeddings = Embedder(model, None).embed([picture.fitted[None] for picture in pictures])
+    return [Scene(each.pixels, each.entry, each.frame, embedding) for each, embedding in zip(pictures, embeddings, strict=True)]
+
+
+def _read_ahead(index: Index, rows: Iterable[int], side: int, count: int) -> Iterator[tuple[int, Picture | BadSample]]:
+    """Yields each row's image or what is wrong with it, while a thread reads the next `count` ones: libraries that decode let others work."""
+    shards = Shards(index.shard_paths)
+
+    def take(row: int) -> Picture | BadSample:
+        try:
+            return _picture(index, shards, row, side)
+        except BadSample as bad:
+            return bad
+
+    waiting: deque[tuple[int, Future[Picture | BadSample]]] = deque()
+    pool = ThreadPoolExecutor(1, "read")
+    try:
+        for row in rows:
+            waiting.append((row, pool.submit(take, row)))
+            if len(waiting) > count:
+                yield waiting[0][0], waiting.popleft()[1].result()
+        while waiting:
+            yield waiting[0][0], waiting.popleft()[1].result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _picture(index: Index, shards: Shards, row: int, side: int) -> Picture:
+    """Returns one image of the index, fitted into a square of `side`; raises `BadSample` when it cannot be read."""
+    name = index.entry_name(row)
+    jpg, raw = shards.read_entry(index, row)
+    if raw is None:
+        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
+    entry = annotation.parse(raw, name)
+    pixels, frame = image.decode(jpg, name, entry.size), Frame.whole(entry.size, side)
+    return Picture(pixels, entry, frame, frame.image(pixels))
