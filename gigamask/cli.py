@@ -96,6 +96,8 @@ def dispatch(words: list[str]) -> int:
     verb = module.parse(words[1:]) if hasattr(module, "parse") else arguments.parse_verb(module.Verb, words[1:], f"gigamask {words[0]}")
     arguments.check_json(verb.json)
     done = verb.run()
+    if done is None:  # one of several processes, of which the first speaks
+        return 0
     arguments.write_json(verb.json, done)
     if "fault" in done:
         raise Fault(done["fault"])

@@ -6,6 +6,7 @@ filter, boxes thinned out at 0.9, and by the mean of predicted IoU and stability
 Not here: the masks themselves (`predict.automatic`), the statistics (`average_precision`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +44,11 @@ class Search:
         self.best.extend(truth.iou(masks.masks).max(1, initial=0).tolist())
         rank = (masks.predicted_iou.astype(np.float64) + np.nan_to_num(masks.stability_score)) / 2
         self.found.append(average_precision.Found(truth, masks.masks, rank))
+
+    @staticmethod
+    def joined(parts: "Sequence[Search]") -> "Search":
+        """Returns all parts' in order."""
+        return Search(parts[0].settings, *([each for part in parts for each in getattr(part, name)] for name in ("found", "best", "passing")))
 
     def summary(self) -> dict:
         """Returns recall and precision of everything found, masks an image, the share that passes, and the mean of the best IoUs."""

@@ -92,6 +92,12 @@ class Result:
     scores: list[MaskScore]
     rejected: list[str] = field(default_factory=list)
 
+    @staticmethod
+    def joined(parts: "Sequence[Result]") -> "Result":
+        """Returns all parts' in order."""
+        scores, rejected = ([each for part in parts for each in getattr(part, name)] for name in ("scores", "rejected"))
+        return Result(parts[0].protocol, sum(part.images for part in parts), scores, rejected)
+
     def summary(self) -> dict:
         """Returns the means, as `gigamask evaluate --json` writes them; those of a granularity without masks are None."""
         if not self.scores:

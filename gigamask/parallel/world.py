@@ -68,19 +68,28 @@ class World:
         """
         if not self.first:
             self.wait()
+        result = self.each(act)
+        if self.first:
+            self.wait()
+        return result
+
+    def each(self, act: Callable[[], Result]) -> Result:
+        """Returns what `act` returns, which all processes do at once.
+
+        Where it raises a `Fault`, that of the first is the line, and the others end in silence (exit code 2).
+        """
         try:
             result = act()
         except Fault:
             self.wait(failed=True)
             raise
         self.wait()
-        if self.first:
-            self.wait()
         return result
 
     def wait(self, failed: bool = False) -> None:
-        """Waits until every process has come here, however long that takes; ends this one when another has failed."""
-        if any(self.gather(failed)) and not failed:
+        """Waits until every process has come here, however long that takes; ends this one when another has failed, if it has, too, one before it."""
+        others = self.gather(failed)
+        if any(others[: self.rank] if failed else others):
             raise SystemExit(2)
 
     def gather(self, value: Value) -> list[Value]:

@@ -1,14 +1,23 @@
-"""`gigamask evaluate`: the scores of weights on shards."""
+"""`gigamask evaluate`: the scores of weights on shards, by one process or several of torchrun."""
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from gigamask.verbs.opening import opened
+
+if TYPE_CHECKING:
+    from gigamask.data.index import Index
+    from gigamask.evaluate.automatic import Search
+    from gigamask.evaluate.interactive import Result
+    from gigamask.model.sam import Sam
+    from gigamask.parallel.world import World
 
 
 @dataclass(frozen=True)
@@ -42,33 +51,57 @@ class Verb:
     json: str | None = None
     """file for the scores, as data"""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any] | None:
+        from gigamask.parallel.precision import choose_device
+        from gigamask.parallel.world import join, leave
+
+        world = join(os.environ, choose_device(self.device))
+        try:
+            return self._look(world)
+        finally:
+            leave(world)
+
+    def _look(self, world: World) -> dict[str, Any] | None:
+        """Returns and prints what all processes find together, in the first of them; None in the others."""
         from rich.progress import track
 
         from gigamask.data.choose import Filters
-        from gigamask.evaluate import automatic, interactive, page, pictures
-        from gigamask.train.checkpoint import load_model
+        from gigamask.evaluate import automatic, interactive
 
-        settings = automatic.proposals(self.points_per_side)
-        model = load_model(self.weights, self.device)
-        with opened(self.data) as index:
-            rows = range(len(index) if self.images is None else min(self.images, len(index)))
+        with ExitStack() as stack:
+            model, index, search = world.in_turn(lambda: self._begin(stack))
+            count = len(index) if self.images is None else min(self.images, len(index))
             filters = Filters(max_area=None, min_predicted_iou=self.min_predicted_iou)
             protocol = interactive.Protocol(feed_mask=self.feed_mask, boundaries=self.boundaries)
-            seen = track(rows, "evaluate", transient=True)
-            search = automatic.Search(settings)
-            result = interactive.measure(model, index, filters, protocol, seen, self.batch, [search.look] if self.automatic else [])
-            summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
-            print(interactive.table(summary))
-            if self.automatic:
-                summary["automatic"] = search.summary()
-                print(automatic.table(summary["automatic"]))
-            for reason in result.rejected:
-                print(f"  left out {reason}")
-            sheets = pictures.write_sheets(model, index, result, Path(self.pictures)) if self.pictures else []
-            for path in sheets:
-                print(path)
-            if self.html:
-                Path(self.html).write_text(page.page(summary, sheets))
-                print(self.html)
+            seen = track(world.part(count), "evaluate", transient=True, disable=not world.first)
+            also = [search.look] if self.automatic else []
+            found = world.each(lambda: interactive.measure(model, index, filters, protocol, seen, self.batch, also))
+            result, search = interactive.Result.joined(world.gather(found)), automatic.Search.joined(world.gather(search))
+            return self._told(model, index, result, search) if world.first else None
+
+    def _begin(self, stack: ExitStack) -> tuple[Sam, Index, Search]:
+        """Returns the model, the data, and where automatic masks are gathered."""
+        from gigamask.evaluate import automatic
+        from gigamask.train.checkpoint import load_model
+
+        search = automatic.Search(automatic.proposals(self.points_per_side))
+        return load_model(self.weights, self.device), stack.enter_context(opened(self.data)), search
+
+    def _told(self, model: Sam, index: Index, result: Result, search: Search) -> dict[str, Any]:
+        """Prints and returns the scores, and writes the pages."""
+        from gigamask.evaluate import automatic, interactive, page, pictures
+
+        summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
+        print(interactive.table(summary))
+        if self.automatic:
+            summary["automatic"] = search.summary()
+            print(automatic.table(summary["automatic"]))
+        for reason in result.rejected:
+            print(f"  left out {reason}")
+        sheets = pictures.write_sheets(model, index, result, Path(self.pictures)) if self.pictures else []
+        for path in sheets:
+            print(path)
+        if self.html:
+            Path(self.html).write_text(page.page(summary, sheets))
+            print(self.html)
         return summary

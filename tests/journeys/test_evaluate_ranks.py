@@ -1,0 +1,83 @@
+"""`gigamask evaluate` by two processes, as torchrun starts them: what one finds, told once."""
+
+import json
+import os
+
+import pytest
+
+from gigamask.cli import main
+from gigamask.evaluate import interactive
+from gigamask.faults import Fault
+from gigamask.model import weights
+from gigamask.model.start import build
+from tests.little import SPEC
+from tests.ranks import fork
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    weights.save(build(SPEC, 0).state_dict(), SPEC, path)
+    return str(path)
+
+
+def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
+    """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
+    words = ["evaluate", model, "--data", str(scenes), "--images", "3", "--batch", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
+    assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
+    alone = capfd.readouterr().out
+    fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
+    assert capfd.readouterr().out == alone
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    assert two.keys() == one.keys()
+    for name in ("clicks", "oracle", "box", "images", "masks"):
+        assert two[name] == pytest.approx(one[name], abs=1e-6)
+    for name, value in one["automatic"].items():
+        assert two["automatic"][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+
+
+def test_more_processes_than_images(model, scenes, tmp_path):
+    fork(2, main, ["evaluate", model, "--data", str(scenes), "--images", "1", "--device", "cpu", "--json", str(tmp_path / "two.json")])
+    assert json.loads((tmp_path / "two.json").read_text())["images"] == 1
+
+
+def codes(words: list[str], expected: tuple[int, int]) -> int:
+    """Returns 0 when this process ends as it should."""
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = int(str(end.code))
+    return int(code != expected[int(os.environ["RANK"])])
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "expected"),
+    [
+        (["evaluate", "gone.pth"], "gone.pth", (2, 2)),
+        (["--points-per-side", "0", "--automatic"], "points_per_side is 0", (2, 2)),
+        (["--batch", "0"], "0 images at once", (2, 2)),
+        (["--min-predicted-iou", "3"], "no mask to evaluate", (2, 0)),
+    ],
+)
+def test_what_is_wrong_for_all_is_told_once(model, scenes, capfd, words, line, expected):
+    asked = words if words[0] == "evaluate" else ["evaluate", model, *words]
+    fork(2, codes, [*asked, "--data", str(scenes), "--images", "2", "--device", "cpu"], expected)
+    told = capfd.readouterr().err.splitlines()
+    assert [each for each in told if line in each] == told
+    assert len(told) == 1, told
+
+
+def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
+    """The second process cannot go on."""
+    score = interactive.score_group
+
+    def failing(*given):
+        if os.environ.get("RANK") == "1":
+            raise Fault("the second image is too much; leave it out")
+        return score(*given)
+
+    monkeypatch.setattr(interactive, "score_group", failing)
+    fork(2, codes, ["evaluate", model, "--data", str(scenes), "--images", "2", "--device", "cpu"], (2, 2))
+    done = capfd.readouterr()
+    assert done.err == "gigamask: the second image is too much; leave it out\n"
+    assert "mIoU" not in done.out
