@@ -113,7 +113,7 @@ def match(found: Bool[np.ndarray, "h w"], wanted: Bool[np.ndarray, "h w"], radiu
 
     Partners are chosen so that the distances sum to the least, where a found pixel without one counts as 100 radii: so nearly all have one who can.
     """
-    _require_extra()
+    require_extra()
     from scipy.sparse import csr_array  # pyrefly: ignore[missing-import]
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # pyrefly: ignore[missing-import]
 
@@ -121,7 +121,12 @@ def match(found: Bool[np.ndarray, "h w"], wanted: Bool[np.ndarray, "h w"], radiu
     places, drawn = np.argwhere(found), np.argwhere(wanted)
     if not len(places) or not len(drawn):
         return matched
-    pairs = np.concatenate([*_neighbours(places, wanted, radius), _loners(len(places), len(drawn))])
+    pairs = np.concatenate(list(_neighbours(places, wanted, radius)))
+    # Who has nobody near is alone in any case; with them, a map full of wrong edges took 13 times as long.
+    near, pairs[:, 0] = np.unique(pairs[:, 0], return_inverse=True)
+    if not len(near):
+        return matched
+    places, pairs = places[near], np.concatenate([pairs, _loners(len(near), len(drawn))])
     # Each found pixel has a stand-in of its own to be alone with.
     met = pairs[:, 1] < len(drawn)
     costs = np.full(len(pairs), 100 * max(radius, 1.0))
@@ -191,13 +196,14 @@ def _f(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
 
 def _thin(lines: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
     """Returns lines one pixel wide."""
-    _require_extra()
+    require_extra()
     from skimage.morphology import thin  # pyrefly: ignore[missing-import]
 
     return thin(lines)
 
 
-def _require_extra() -> None:
+def require_extra() -> None:
+    """Raises Fault where a library of the extra is missing."""
     missing = [name for name in ("scipy", "skimage") if importlib.util.find_spec(name) is None]
     if missing:
         raise Fault(f"edge scores want {' and '.join(missing)}, which is not installed; run pip install 'gigamask[edges]'")

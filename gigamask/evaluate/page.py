@@ -37,6 +37,7 @@ def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
         *(_section("Boundaries, %", boundaries(summary)) if "boundary_iou" in summary else ()),
         *_section("Predicted IoU after one click", reliability(summary["calibration"])),
         *(_section("Automatic masks", automatic(summary["automatic"])) if "automatic" in summary else ()),
+        *(_section("Edges of automatic masks, approximate", edges(summary["edges"])) if "edges" in summary else ()),
         *(part for sheet in sheets for part in _section(sheet.stem.capitalize(), picture(sheet))),
         *(_section("Left out", _list(summary["rejected"])) if summary["rejected"] else ()),
         *_section("Protocol", f"<pre>{escape(json.dumps(summary['protocol'], indent=1))}</pre>"),
@@ -87,6 +88,12 @@ def automatic(found: dict) -> str:
     return _table(
         ["masks an image", "of the truth", *(f"{name}, %" for name in shares)], [[*counts, *(_cent(found[key]) for key in shares.values())]]
     )
+
+
+def edges(found: dict) -> str:
+    """Returns the scores of edges, and what they were held against."""
+    names = ("ODS", "OIS", "AP", "R50")
+    return _table([f"{name}, %" for name in names], [[_cent(found[name]) for name in names]]) + f"<p>{escape(found['protocol']['truth'])}</p>"
 
 
 def picture(path: Path) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigamask.contracts import Prompts
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
@@ -170,14 +169,9 @@ def worries(scores: dict[str, float]) -> Iterator[str]:
 
 def _automatic(model: Sam, scene: Scene) -> float:
     """Returns the share of the grid's points of which one of three masks passes the thresholds."""
-    height, width = scene.frame.resized
-    steps = (torch.arange(POINTS_A_SIDE) + 0.5) / POINTS_A_SIDE
-    points = torch.cartesian_prod(steps * width, steps * height).to(scene.embedding) - 0.5
     decode, passing = scene.decoder(model), 0
-    for group in scene.groups(np.arange(len(points))):
-        asked = points[torch.from_numpy(group)][:, None]
-        labels = torch.tensor([1, -1], device=points.device).expand(len(asked), 2)
-        answer = decode(Prompts(torch.cat([asked, torch.zeros_like(asked)], 1), labels, None, several=True))
+    for prompts in scene.grid(POINTS_A_SIDE):
+        answer = decode(prompts)
         stable = stability(answer.logits.flatten(0, 1), OFFSET).view_as(answer.iou)
         passing += int(((answer.iou > LEAST_IOU) & (stable >= LEAST_STABILITY)).any(1).sum())
-    return passing / len(points)
+    return passing / POINTS_A_SIDE**2

@@ -73,6 +73,16 @@ class Scene:
 
         return decode
 
+    def grid(self, points_a_side: int) -> Iterator[Prompts]:
+        """Yields the points of a square grid over the image, three masks asked for each, in groups that fit into memory."""
+        height, width = self.frame.resized
+        steps = (torch.arange(points_a_side) + 0.5) / points_a_side
+        points = torch.cartesian_prod(steps * width, steps * height).to(self.embedding) - 0.5
+        for group in self.groups(np.arange(len(points))):
+            asked = points[torch.from_numpy(group)][:, None]
+            labels = torch.tensor([1, -1], device=points.device).expand(len(asked), 2)
+            yield Prompts(torch.cat([asked, torch.zeros_like(asked)], 1), labels, None, several=True)
+
     def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
         """Yields the masks in groups that fit into memory at the stored size."""
         height, width = self.frame.original

@@ -10,8 +10,10 @@ from gigamask.evaluate import interactive
 from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.start import build
+from gigamask.prepare import synthetic
 from tests.little import SPEC
 from tests.ranks import fork
+from tests.rooms.evaluate.test_edges import HAS_EXTRA
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +23,17 @@ def model(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("small")
+    synthetic.write(folder, 3, seed=7, long_side=(96, 128))
+    return str(folder)
+
+
 def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
-    words = ["evaluate", model, "--data", str(scenes), "--images", "3", "--batch", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
+    words = ["evaluate", model, "--data", scenes, "--images", "3", "--batch", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
+    words += ["--edges"] if HAS_EXTRA else []
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
     fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
@@ -32,12 +42,13 @@ def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     assert two.keys() == one.keys()
     for name in ("clicks", "oracle", "box", "images", "masks"):
         assert two[name] == pytest.approx(one[name], abs=1e-6)
-    for name, value in one["automatic"].items():
-        assert two["automatic"][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+    for part in {"automatic", "edges"} & one.keys():
+        for name, value in one[part].items():
+            assert two[part][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
 
 
 def test_more_processes_than_images(model, scenes, tmp_path):
-    fork(2, main, ["evaluate", model, "--data", str(scenes), "--images", "1", "--device", "cpu", "--json", str(tmp_path / "two.json")])
+    fork(2, main, ["evaluate", model, "--data", scenes, "--images", "1", "--device", "cpu", "--json", str(tmp_path / "two.json")])
     assert json.loads((tmp_path / "two.json").read_text())["images"] == 1
 
 
@@ -61,10 +72,16 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
 )
 def test_what_is_wrong_for_all_is_told_once(model, scenes, capfd, words, line, expected):
     asked = words if words[0] == "evaluate" else ["evaluate", model, *words]
-    fork(2, codes, [*asked, "--data", str(scenes), "--images", "2", "--device", "cpu"], expected)
+    fork(2, codes, [*asked, "--data", scenes, "--images", "2", "--device", "cpu"], expected)
     told = capfd.readouterr().err.splitlines()
     assert [each for each in told if line in each] == told
     assert len(told) == 1, told
+
+
+def test_edges_want_their_extra(model, scenes, capsys, monkeypatch):
+    monkeypatch.setattr("gigamask.evaluate.edges.importlib.util.find_spec", lambda name: None)
+    assert main(["evaluate", model, "--data", scenes, "--edges"]) == 2
+    assert capsys.readouterr().err == ("gigamask: edge scores want scipy and skimage, which is not installed; run pip install 'gigamask[edges]'\n")
 
 
 def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
@@ -77,7 +94,7 @@ def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
         return score(*given)
 
     monkeypatch.setattr(interactive, "score_group", failing)
-    fork(2, codes, ["evaluate", model, "--data", str(scenes), "--images", "2", "--device", "cpu"], (2, 2))
+    fork(2, codes, ["evaluate", model, "--data", scenes, "--images", "2", "--device", "cpu"], (2, 2))
     done = capfd.readouterr()
     assert done.err == "gigamask: the second image is too much; leave it out\n"
     assert "mIoU" not in done.out

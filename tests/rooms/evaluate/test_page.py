@@ -1,10 +1,11 @@
 """The page of scores: what is in the summary is on it, and what is not is not."""
 
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 from gigamask.data.choose import Filters
-from gigamask.evaluate import automatic, interactive
+from gigamask.evaluate import automatic, automatic_edges, interactive
 from gigamask.evaluate.page import page
 from gigamask.evaluate.pictures import write_sheets
 from gigamask.model.start import build
@@ -57,8 +58,9 @@ def test_everything_is_on_one_page(index, tmp_path):
     search = automatic.Search(automatic.proposals(2))
     interactive.measure(model, index, everything, rows=[0], also=[search.look])
     summary["automatic"] = search.summary()
+    summary["edges"] = {"ODS": 0.123, "OIS": 0.2, "AP": 0.3, "R50": None, "protocol": asdict(automatic_edges.Protocol())}
     whole = page(summary, write_sheets(model, index, result, tmp_path, count=1))
-    assert {"Automatic masks", "Best", "Worst", "Typical"} <= set(read(whole))
+    assert {"Automatic masks", "Edges of automatic masks, approximate", "12.3", "Best", "Worst", "Typical"} <= set(read(whole))
     assert whole.count("data:image/jpeg;base64,") == 3
     assert not re.search(r"https?://", whole), "it needs nothing else"
 
