@@ -74,7 +74,8 @@ def reduced(scene: Scene, longest_px: int) -> Scene:
 def drawn(masks: Runs, size: tuple[int, int]) -> Bool[np.ndarray, "H W"]:
     """Returns the outlines of masks, brought to `size` at the nearest pixels."""
     if masks.size != size:
-        masks = masks.resample(*((2 * np.arange(new) + 1) * old // (2 * new) for old, new in zip(masks.size, size, strict=True)))
+        rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for old, new in zip(masks.size, size, strict=True))
+        masks = masks.resample(rows, columns)
     return np.logical_or.reduce([outline(mask) for mask in masks.to_dense()])
 
 

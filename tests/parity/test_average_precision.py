@@ -5,10 +5,13 @@ import io
 
 import numpy as np
 import pytest
+from pycocotools import mask as codes
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from gigamask.evaluate import boundary_scores
 from gigamask.evaluate.average_precision import PROPOSALS, Found, Protocol, measure
+from gigamask.geometry.boundary import inner_band
 from gigamask.geometry.runs import Runs
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
@@ -202,3 +205,36 @@ def test_images_of_many_sizes_and_their_order():
     random = np.random.default_rng(9)
     images = [scene(random, 5, 10, levels=2) for _ in range(20)]
     assert compare(images)["AP"] != compare(images[::-1])["AP"]
+
+
+class ByBoundaries(COCOeval):
+    """pycocotools' evaluation with min(mask IoU, Boundary IoU) in the place of mask IoU, of the bands of `boundary_scores`; crowds as they were."""
+
+    def computeIoU(self, image, category):  # noqa: N802
+        ious = super().computeIoU(image, category)
+        where = [(image, category)] if self.params.useCats else [(image, each) for each in self.params.catIds]
+        truth, found = ([each for place in where for each in masks[place]] for masks in (self._gts, self._dts))
+        if not truth or not found:
+            return ious
+        best = np.argsort([-each["score"] for each in found], kind="mergesort")[: self.params.maxDets[-1]]
+        drawn, guessed = ([band(codes.decode(each["segmentation"])) for each in some] for some in (truth, [found[i] for i in best]))
+        edges = codes.iou(guessed, drawn, [0] * len(drawn))
+        solid = [not each["iscrowd"] for each in truth]
+        ious[:, solid] = np.minimum(ious, edges)[:, solid]
+        return ious
+
+
+def band(pixels: np.ndarray) -> dict:
+    """The code of a mask's band."""
+    inside = inner_band(pixels.astype(bool), boundary_scores.Protocol().band_px(pixels.shape))
+    return codes.encode(np.asfortranarray(inside.astype(np.uint8)))
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_boundary_average_precision(seed, by_class, monkeypatch):
+    random = np.random.default_rng(seed)
+    images = [scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=1000) for _ in range(12)]
+    by_masks = measure(images, Protocol(by_class=by_class))["AP"]
+    monkeypatch.setitem(globals(), "COCOeval", ByBoundaries)
+    assert compare(images, Protocol(by_class=by_class, boundaries=True))["AP"] < by_masks
