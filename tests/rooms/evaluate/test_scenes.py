@@ -65,3 +65,11 @@ def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, m
 def test_none_at_once_is_refused(index, model):
     with pytest.raises(Fault, match=r"^0 images at once, there must be 1 at least; give another number$"):
         next(looked_at.scenes(model, index, [0], at_once=0))
+
+
+def test_an_image_without_a_json_is_named(index, model, monkeypatch):
+    read = Shards.read_entry
+    monkeypatch.setattr(Shards, "read_entry", lambda self, index, row: (read(self, index, row)[0], None))
+    [(row, bad)] = scenes(model, index, [3])
+    assert row == 3
+    assert "sa_3: has no json, so there is nothing to hold an answer against" in str(bad)
