@@ -116,25 +116,33 @@ def write(path: str | Path, queries: Iterable[Query]) -> None:
 
 def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
     """Returns the index row of each query's image; raises Fault where it has none or several, or has fewer masks than the query names."""
-    rows = np.empty(len(queries), np.int64)
     named = _rows_by_name({name for query in queries for name in _names(query)}, index)
     shards = {tar: _shards(tar, index) for tar in {query.tar for query in queries} if tar is not None}
-    for number, query in enumerate(queries):
-        held = np.concatenate([named[name] for name in _names(query)])
-        if query.tar is not None:
-            if not len(shards[query.tar]):
-                raise Fault(f"{query.name}: no tar of the index {index.folder} ends in {query.tar!r}; index it too, or leave its queries out")
-            held = held[np.isin(index.images["shard"][held], shards[query.tar])]
-        if len(held) != 1:
-            if not len(held):
-                raise Fault(f"{query.name}: the index {index.folder} holds no such image; index its tar too, or leave the query out")
-            places = ", ".join(index.shard_paths[index.images["shard"][row]] for row in held[:3].tolist())
-            raise Fault(f"{query.name}: {len(held)} images of the index are called so; give the tar with more of its path: {places}")
-        rows[number] = held[0]
-        masks = int(index.images["masks"][held[0]])
-        if query.right and max(query.right) >= masks:
-            raise Fault(f"{query.name}: its right mask is number {max(query.right)}, the image has {masks}, counted from 0; mend the number")
-    return rows
+    found: dict[tuple[str | None, str], tuple[int, int]] = {}
+    for query in queries:
+        image = query.tar, query.image
+        if image not in found:
+            row = _only_row(query, np.concatenate([named[name] for name in _names(query)]), shards, index)
+            found[image] = row, int(index.images["masks"][row])
+        if query.right and max(query.right) >= found[image][1]:
+            raise Fault(
+                f"{query.name}: its right mask is number {max(query.right)}, the image has {found[image][1]}, counted from 0; mend the number"
+            )
+    return np.array([found[query.tar, query.image][0] for query in queries], np.int64)
+
+
+def _only_row(query: Query, held: Int64[np.ndarray, "k"], shards: dict[str, list[int]], index: Index) -> int:
+    """Returns, of the rows of images that are called like a query's, the one in its tar."""
+    if query.tar is not None:
+        if not len(shards[query.tar]):
+            raise Fault(f"{query.name}: no tar of the index {index.folder} ends in {query.tar!r}; index it too, or leave its queries out")
+        held = held[np.isin(index.images["shard"][held], shards[query.tar])]
+    if not len(held):
+        raise Fault(f"{query.name}: the index {index.folder} holds no such image; index its tar too, or leave the query out")
+    if len(held) > 1:
+        places = ", ".join(index.shard_paths[index.images["shard"][row]] for row in held[:3].tolist())
+        raise Fault(f"{query.name}: {len(held)} images of the index are called so; give the tar with more of its path: {places}")
+    return int(held[0])
 
 
 def _names(query: Query) -> list[bytes]:
