@@ -12,6 +12,7 @@ LINES = [
     "plan --sizes tiny --masks 1",
     "attention --tokens 4 --heads 1 --dim 8 --repeats 1",
     "evaluate --images 1 --repeats 1 --batch 2",
+    "grounding --scenes 3 --steps 2",
     "decoder_round --masks 1 --side 2 --repeats 1 --float32",
 ]
 SCRIPT = """

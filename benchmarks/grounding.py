@@ -1,0 +1,133 @@
+"""What the parts of grounding do: features kept, a curriculum over queries, equal exposure of their kinds, the hardest of a batch.
+
+Four tables. An epoch of batches whose images go through the segmenter, and the next, and one of another process that finds what the first kept. Of
+`curriculum` and `random`, how difficult the queries of each epoch are. Of `relevance_diversity` and `random`, how often the queries of
+the rarest and the commonest joint cell come up. Of `hardest`, the mean loss of the queries that it keeps beside that of all, for a network that has
+trained so many steps.
+
+Run: python -m benchmarks.grounding [--data TARS --queries FILE --segmenter WEIGHTS] [--scenes 40] [--steps 50]
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gigamask.data import index as indexes
+from gigamask.data import queries
+from gigamask.data.index import Index
+from gigamask.grounding.items import Catalogue, open_queries
+from gigamask.grounding.run import Grounding
+from gigamask.losses.mining import Hardest
+from gigamask.model import weights
+from gigamask.model.sizes import tiny
+from gigamask.model.start import build
+from gigamask.names import make
+from gigamask.parallel.world import World
+from gigamask.prepare import describable
+from gigamask.recipes.grounding import ground_tiny
+from gigamask.samplers.sequence import Sequence
+from gigamask.samplers.split import groups
+from gigamask.train.hardest import mine
+from gigamask.train.optim import AdamW
+from gigamask.train.state import TrainState
+from gigamask.train.step import step
+
+BATCH, EPOCHS = 32, 6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="*", default=[])
+    parser.add_argument("--queries", nargs="*", default=[])
+    parser.add_argument("--segmenter")
+    parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=50)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = prepared(given, Path(folder)).check()
+        index = indexes.open_or_build(run.data, run.out)
+        catalogue = open_queries(index, queries.read(run.queries), run.seed)
+        print(f"{len(catalogue.queries)} queries about {len(np.unique(catalogue.rows))} images, batches of {BATCH}")
+        show_features(run, index)
+        show_orders(catalogue)
+        show_mining(run, index, given.steps)
+
+
+def prepared(given: argparse.Namespace, folder: Path) -> Grounding:
+    """Returns a run over the data that are given, or over scenes made for it; an untrained segmenter where none is."""
+    data, asked = tuple(given.data), tuple(given.queries)
+    if not data:
+        paths, made = describable.write(folder / "scenes", given.scenes)
+        queries.write(folder / "queries.jsonl", made)
+        data, asked = tuple(map(str, paths)), (str(folder / "queries.jsonl"),)
+    segmenter = given.segmenter
+    if segmenter is None:
+        segmenter = str(folder / "tiny.safetensors")
+        model = build(tiny(), 0)
+        weights.save(model.state_dict(), model.spec, segmenter)
+    return replace(ground_tiny(), data=data, queries=asked, segmenter=segmenter, out=str(folder / "run"), batch=BATCH, micro=BATCH)
+
+
+def show_features(run: Grounding, index: Index) -> None:
+    """Prints what an epoch of batches takes while images are new, when they are in memory, and when another process finds them on disk."""
+    print("epoch                 images encoded   wall s    CPU s")
+    supply = run.supply(index)
+    for name in ("the first", "the next", "of another process"):
+        supplied = run.supply(index) if name == "of another process" else supply
+        asked = supplied.loader(False)
+        before, wall_s, cpu_s = asked.gallery.encoded, time.perf_counter(), time.process_time()
+        sequence = Sequence(run.sampler, supplied.items, None, supplied.locate)
+        steps = -(-supplied.items.count // BATCH)
+        for _ in asked.batches(islice(groups(sequence, 0, BATCH, BATCH), steps)):
+            pass
+        took = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        print(f"{name:20} {asked.gallery.encoded - before:15} {took[0]:8.2f} {took[1]:8.2f}")
+
+
+def show_orders(catalogue: Catalogue) -> None:
+    """Prints what a curriculum and equal exposure change."""
+    items = catalogue.items
+    difficulty = items.columns["difficulty"]
+    print(f"\nmean difficulty in epochs 0 to {EPOCHS - 1}")
+    for name in ("random", "curriculum"):
+        orders = [make("sampler", name).order(items, epoch, None) for epoch in range(EPOCHS)]
+        print(f"  {name:20}" + "".join(f"{difficulty[np.asarray(order[np.arange(len(order))])].mean():8.3f}" for order in orders))
+    columns = [items.columns[name].astype(np.int64) for name in ("granularity", "complexity", "domain")]
+    _, cells = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
+    print(f"\nvisits of a joint cell of granularity, complexity and domain in an epoch, least and most of {cells.max() + 1}")
+    for name in ("random", "relevance_diversity"):
+        order = make("sampler", name).order(items, 0, None)
+        counts = np.bincount(cells[np.asarray(order[np.arange(len(order))])], minlength=cells.max() + 1)
+        print(f"  {name:20}{counts.min():8}{counts.max():8}")
+
+
+def show_mining(run: Grounding, index: Index, steps: int) -> None:
+    """Prints the losses of the queries that mining keeps, behind a short training without it."""
+    supply, state = run.supply(index), TrainState.around(run.build(), run)
+    sequence, task = Sequence(run.sampler, supply.items, None, supply.locate), run.task(torch.device("cpu"))
+    losses, kept = [], []
+    hardest = Hardest(share=0.25)
+    for number, batches in enumerate(supply.loader(False).batches(islice(groups(sequence, 0, BATCH, BATCH), steps + 10))):
+        if number < steps:
+            step(task, state, batches, BATCH, AdamW().lr, 1.0)
+            continue
+        chosen, each = mine(task, hardest, state.model, batches, BATCH, World())
+        losses.append(each.numpy())
+        kept.append(each[batches[0].places[chosen[0].mask_image]].numpy())
+    every, hard = np.concatenate(losses), np.concatenate(kept)
+    share, mean = len(hard) / len(every), every[~np.isnan(every)].mean()
+    print(f"\nmining behind {steps} steps: mean loss of all {mean:.3f}, of the {share:.0%} kept {hard.mean():.3f}")
+
+
+if __name__ == "__main__":
+    main()
