@@ -55,6 +55,21 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text` model of random weights; see `tests.asked`."""
+    from gigamask.model.start import build
+    from gigamask.model.weights import save, to_official
+    from gigamask.prepare import describable
+    from tests import little, texts
+
+    folder = tmp_path_factory.mktemp("described")
+    describable.write(folder / "scenes", 6, seed=3)
+    save(to_official(build(little.SPEC, 0)), little.SPEC, folder / "segmenter.safetensors")
+    texts.write("bert", folder / "text")
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def shapes_are_checked_in_rooms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laws and journeys train and score at length what rooms call once; checking every shape anew would double their time."""

@@ -64,10 +64,11 @@ def load_confidence(folder: str) -> Confidence:
     """Returns what was fitted for a run, scores as they come where nothing was."""
     path = Path(folder) / CONFIDENCE
     try:
-        return Confidence(**json.loads(path.read_bytes()))
+        told = json.loads(path.read_bytes())
+        return Confidence(float(told["scale"]), float(told["shift"]))
     except FileNotFoundError:
         return Confidence()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise Fault(f"{path}: is no fitted confidence ({error}); fit it again: gigamask ground evaluate {folder} --calibrate") from error
 
 

@@ -110,10 +110,13 @@ def colours(resized: UInt8[Tensor, "3 h w"], masks: Runs, frame: Frame) -> Float
 
 
 def places(masks: Runs) -> Float32[np.ndarray, "n P"]:
-    """Returns where masks lie: their boxes' centres, from the image's, and sizes in shares of its long side; and what else `PLACES` names."""
+    """Returns where masks lie: their boxes' centres, from the image's, and sizes in shares of its long side; and what else `PLACES` names.
+
+    A mask without a pixel has the numbers of the first one.
+    """
     height, width = masks.size
     boxes, areas = masks.boxes().astype(np.float64), np.maximum(masks.areas(), 1)
-    sides = boxes[:, 2:] - boxes[:, :2] + 1
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2] + 1, 1)
     centres = boxes[:, :2] + (sides - (width, height)) / 2
     share = areas / (height * width)
     told = [centres / max(masks.size), sides / max(masks.size)]
@@ -122,9 +125,11 @@ def places(masks: Runs) -> Float32[np.ndarray, "n P"]:
 
 
 def outlines(masks: Runs, side: int) -> Float32[np.ndarray, "n side side"]:
-    """Returns each mask stretched from its box to a square of cells, as the share of each cell that it covers."""
+    """Returns each mask stretched from its box to a square of cells, as the share of each cell that it covers; 0 of a mask without a pixel."""
     found = np.zeros((len(masks), side, side), np.float32)
-    for number, (x0, y0, x1, y1) in enumerate(masks.boxes().tolist()):
+    boxes = masks.boxes().tolist()
+    for number in np.flatnonzero(masks.areas()).tolist():
+        x0, y0, x1, y1 = boxes[number]
         rows, columns = np.linspace(y0, y1 + 1, side + 1), np.linspace(x0, x1 + 1, side + 1)
         found[number] = masks[number : number + 1].average(rows, columns)[0]
     return found

@@ -7,6 +7,7 @@ Not here: the scores themselves (`grounding.scores`), which checkpoint is kept (
 
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from gigamask.data import index as indexes
 from gigamask.data import queries
@@ -50,8 +51,8 @@ class Progress(Evaluator):
     @marked("evaluation")
     def run(self, model: Relevance) -> Verdict:
         """Returns the scores as shares of 1; a worry where images cannot be read."""
-        parts = self.world.gather(self._verdict(model) if self.world.first else None)
-        return next(part for part in parts if part is not None)
+        found = self.world.each(lambda: self._verdict(model) if self.world.first else None)
+        return next(part for part in self.world.gather(found) if part is not None)
 
     def _verdict(self, model: Relevance) -> Verdict:
         asked, catalogue = self.questioner, self.questioner.catalogue
@@ -59,18 +60,25 @@ class Progress(Evaluator):
         found = scores.judge(answers, catalogue, asked.index, rejected=bad).summary()
         told = {name: found[key] for name, key in SHOWN.items() if found[key] is not None}
         worries = (f"{len(bad)} images cannot be read: {bad[0]}",) if bad else ()
-        subject = f"{self.best_by} of {len(catalogue.queries)} queries on {asked.index.digest}"
+        told_of = blake2b(repr(catalogue.queries).encode(), digest_size=8).hexdigest()
+        subject = f"{self.best_by} of {len(catalogue.queries)} queries {told_of} on {asked.index.digest}"
         return Verdict(told, self.best_by if self.best_by in told else "answered", worries, subject)
 
 
 def held_out(run: Grounding) -> tuple[Index, Catalogue]:
-    """Returns the queries that a run is evaluated on, and the index that they are about: those it names, else those of the images held out."""
+    """Returns the queries that a run is evaluated on, and the index that they are about: those it names, else those of the images held out.
+
+    Raises `Fault` where no image is held out.
+    """
     asked = run.evaluation
     if asked.data:
         index = indexes.open_or_build(asked.data, f"{run.out}/evaluation")
         return index, open_queries(index, queries.read(asked.queries), run.seed)
     index = indexes.open_or_build(run.data, run.out)
-    return index, open_queries(index, run.split(queries.read(run.queries), index)[1], run.seed)
+    kept, out = run.split(queries.read(run.queries), index)
+    if not out:
+        raise Fault(f"--hold-out {run.hold_out} holds out none of the images of {len(kept)} queries; hold out more, or name --evaluation.data")
+    return index, open_queries(index, out, run.seed)
 
 
 def trained_on(run: Grounding) -> tuple[Index, list[queries.Query]] | None:
@@ -84,4 +92,5 @@ def trained_on(run: Grounding) -> tuple[Index, list[queries.Query]] | None:
 def questioner(run: Grounding, index: Index, catalogue: Catalogue) -> Questioner:
     """Returns what asks queries about all masks of their images."""
     most = int(index.images["masks"].max()) if len(index) else 1
-    return Questioner(catalogue, index, open_gallery(run), open_reader(run), max(most, 1), run.seed)
+    reader = open_reader(run, [query.text for query in catalogue.queries])
+    return Questioner(catalogue, index, open_gallery(run), reader, max(most, 1), run.seed)

@@ -105,8 +105,8 @@ class Questioner:
             texts=texts,
             words=self.read(texts) if self.read else None,
             features=padded(described, self.gallery.width),
-            there=padded([torch.ones(len(each), 1, dtype=torch.bool) for each in described], 1)[..., 0],
-            right=padded([torch.from_numpy(np.isin(c, q.right))[:, None] for (_, _, _, c), q in zip(asked, queries, strict=True)], 1)[..., 0],
+            there=padded([torch.ones(len(each), 1) for each in described], 1)[..., 0] > 0,
+            right=padded([torch.from_numpy(np.isin(c, q.right))[:, None] for (_, _, _, c), q in zip(asked, queries, strict=True)], 1)[..., 0] > 0,
             cursor=cursor,
             rejected=tuple(rejected),
         )

@@ -86,13 +86,17 @@ class Grounding(Run):
         return super().check()
 
     def build(self, device: str = "cpu") -> Relevance:
-        """Returns the network that the seed names, not yet trained, with the text model where that learns along."""
+        """Returns the network that the seed names, not yet trained, with the text model where that learns along.
+
+        A text model is opened where the run computes: in 4 bits, or in half the width, it cannot be on a CPU first.
+        """
         from gigamask.grounding.senses import open_text
         from gigamask.model.start import build
+        from gigamask.parallel.precision import choose_device
 
         model = build(self.model, self.seed, device)
         if self.text.learns:
-            model.text = open_text(self, device)
+            model.text = open_text(self, device if device == "meta" else choose_device(self.device))
         return model
 
     def task(self, device: torch.device) -> Task:
@@ -113,7 +117,8 @@ class Grounding(Run):
 
         kept, _ = self.split(queries.read(self.queries), index)
         catalogue = open_queries(index, kept, self.seed)
-        asked = Questioner(catalogue, index, open_gallery(self), open_reader(self), self.max_masks, self.seed)
+        reader = open_reader(self, [query.text for query in catalogue.queries])
+        asked = Questioner(catalogue, index, open_gallery(self), reader, self.max_masks, self.seed)
         return Supply(catalogue.items, catalogue.locate, f"queries {self.max_masks}", lambda pin: asked)
 
     def look_ahead(self) -> None:

@@ -11,6 +11,7 @@ Not here: batches of queries (`grounding.questions`), curves and calibration of 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from math import comb
 from typing import Any
@@ -24,7 +25,7 @@ from gigamask.data import annotation
 from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.evaluate import calibration
-from gigamask.faults import BadSample, Fault
+from gigamask.faults import Fault
 from gigamask.geometry.boundary import farthest_point
 from gigamask.geometry.runs import Runs
 from gigamask.grounding.fit import score
@@ -87,17 +88,18 @@ class Confidence:
             hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-2 * np.eye(2)
             move = np.linalg.solve(hessian, gradient)
             theta = theta - move / max(1.0, float(np.abs(move).max()))
-        return cls(max(float(theta[0]), 0.0), float(theta[1]))
+        if theta[0] < 0:  # right masks score lower: logits tell nothing, and all are as sure as masks are right at all
+            return cls(0.0, float(np.log(y.mean() / (1 - y.mean()))))
+        return cls(float(theta[0]), float(theta[1]))
 
 
 def ask(model: Relevance, questioner: Questioner, progress: Callable[[int, int], object] | None = None) -> tuple[list[Answer], list[str]]:
     """Asks every query about all masks of its image; returns the answers, and why images could not be read. `progress` is told how many are done."""
     device, found, bad = next(model.parameters()).device, [], []
-    catalogue, shards = questioner.catalogue, Shards(questioner.index.shard_paths)
-    was_training = model.training
+    catalogue, was_training = questioner.catalogue, model.training
     model.eval()
     numbers = np.argsort(catalogue.rows, kind="stable").tolist()  # an image's queries together
-    with torch.inference_mode():
+    with torch.inference_mode(), closing(Shards(questioner.index.shard_paths)) as shards:
         for start in range(0, len(numbers), AT_ONCE):
             visits = [Visit(0, number, number, place=number) for number in numbers[start : start + AT_ONCE]]
             batch = questioner.batch(visits, shards, Cursor())
@@ -111,7 +113,6 @@ def ask(model: Relevance, questioner: Questioner, progress: Callable[[int, int],
             if progress:
                 progress(min(start + AT_ONCE, len(numbers)), len(numbers))
     model.train(was_training)
-    shards.close()
     return sorted(found, key=lambda answer: answer.number), list(dict.fromkeys(bad))
 
 
@@ -152,10 +153,10 @@ def measure(scores: Float64[np.ndarray, "m1"], right: Sequence[int], scene: Scen
 
 
 def by_chance(right: Sequence[int], scene: Scene) -> dict[str, float]:
-    """Returns what drawing masks without looking scores in expectation; it never refuses."""
+    """Returns what drawing masks without looking scores in expectation; it refuses where there is none to draw."""
     masks, count = len(scene.masks), len(right)
     if not count:
-        return {"absent": 0.0, "answered": 0.0}
+        return {"absent": float(not masks), "answered": float(not masks)}
     best = scene.overlaps[:, list(right)].max(1)
     missed = comb(masks - count, min(TOP, masks)) / comb(masks, min(TOP, masks))
     hits = scene.hit[:, list(right)].any(1)
@@ -262,16 +263,15 @@ def calibrate(told: Sequence[tuple[int, Answer]], catalogue: Catalogue) -> tuple
 
 def _scenes(answers: Sequence[Answer], catalogue: Catalogue, index: Index) -> Iterator[tuple[Answer, Scene]]:
     """Yields each answer with its image's masks, image by image."""
-    shards, before, scene = Shards(index.shard_paths), -1, None
-    for answer in sorted(answers, key=lambda each: (int(catalogue.rows[each.number]), each.number)):
-        row = int(catalogue.rows[answer.number])
-        if row != before or scene is None:
-            _, json = shards.read_entry(index, row)
-            if json is None:
-                raise BadSample(f"{index.entry_name(row)}: has no json")
-            before, scene = row, Scene.of(annotation.parse(json, index.entry_name(row)).masks)
-        yield answer, scene
-    shards.close()
+    before, scene = -1, None
+    with closing(Shards(index.shard_paths)) as shards:
+        for answer in sorted(answers, key=lambda each: (int(catalogue.rows[each.number]), each.number)):
+            row = int(catalogue.rows[answer.number])
+            if row != before or scene is None:
+                _, json = shards.read_entry(index, row)
+                assert json is not None, "what was asked of an image was about the masks of its json"
+                before, scene = row, Scene.of(annotation.parse(json, index.entry_name(row)).masks)
+            yield answer, scene
 
 
 def _means(scores: Sequence[dict[str, float]]) -> dict[str, Any]:

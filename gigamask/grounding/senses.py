@@ -22,9 +22,16 @@ def open_gallery(run: Grounding) -> Gallery:
     return Gallery(load_model(run.segmenter, run.device), run.model, EmbeddingCache(run.kept, limit_bytes=None))
 
 
-def open_reader(run: Grounding) -> Callable[[Sequence[str]], Words] | None:
-    """Returns what turns texts into words, None where the text model learns along, so that the network has it."""
-    return None if run.text.learns else FeatureStore(open_text(run, choose_device(run.device)), run.kept).get
+def open_reader(run: Grounding, texts: Sequence[str] = ()) -> Callable[[Sequence[str]], Words] | None:
+    """Returns what turns texts into words, None where the text model learns along, so that the network has it.
+
+    Those of `texts` are computed at once and kept with the run, so that their file is not written anew in every step; without, nothing is kept.
+    """
+    if run.text.learns:
+        return None
+    store = FeatureStore(open_text(run, choose_device(run.device)), run.kept if texts else None)
+    store.fill(texts)
+    return store.get
 
 
 def open_text(run: Grounding, device: torch.device | str) -> TextModel:

@@ -1,0 +1,49 @@
+"""A grounding run small enough for tests, over half a dozen describable scenes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from gigamask import arguments
+from gigamask.grounding.run import Grounding
+from gigamask.grounding.text import HuggingFace
+from gigamask.model.sizes import RelevanceSpec
+from gigamask.train.optim import AdamW
+from gigamask.train.schedule import WarmupCosine
+
+SPEC = RelevanceSpec(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
+RECIPE = f"{Path(__file__).resolve()}:asking"
+
+
+def asking() -> Grounding:
+    """A network of a few thousand parameters, and a text model that has yet to be named."""
+    return Grounding(
+        recipe=RECIPE,
+        model=SPEC,
+        steps=4,
+        batch=8,
+        micro=3,
+        max_masks=6,
+        text=HuggingFace(max_tokens=24),
+        optimizer=AdamW(lr=1e-3),
+        schedule=WarmupCosine(warmup=2),
+        save_every=3,
+        log_every=1,
+        device="cpu",
+    )
+
+
+def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> Grounding:
+    """The run over what the fixture `described` holds, its configuration written down."""
+    text = HuggingFace(str(described / "text"), max_tokens=24, lora_rank=lora_rank)
+    places = {"data": (str(described / "scenes"),), "queries": (str(described / "scenes" / "queries.jsonl"),), "text": text}
+    run = replace(asking(), out=str(folder), segmenter=str(described / "segmenter.safetensors"), cache=str(described / "kept"), **places)
+    run = replace(run, **changes)
+    arguments.save_run(run)
+    return run
+
+
+def flags(described: Path, out: Path) -> list[str]:
+    """The same run as words on the command line, behind the recipe."""
+    words = ["--data", described / "scenes", "--queries", described / "scenes" / "queries.jsonl", "--segmenter", described / "segmenter.safetensors"]
+    words += ["--text", "huggingface", "--text.name", described / "text", "--cache", described / "kept", "--out", out]
+    return [str(word) for word in words]
