@@ -210,7 +210,7 @@ def test_images_that_cannot_be_described_are_named_and_others_are_not_lost(sam, 
 
 
 def test_a_segmenter_of_another_width_is_named(sam):
-    with pytest.raises(Fault, match="^the segmenter's embedding has 16 channels, --model.embedding-dim is 256; give 16$"):
+    with pytest.raises(Fault, match=r"^the segmenter's embedding has 16 channels, --model.embedding-dim is 256; give 16$"):
         Gallery(sam, replace(SPEC, embedding_dim=256))
 
 

@@ -85,7 +85,7 @@ def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, 
 
 
 def test_sizes_are_refused_and_the_rest_is_told(run):
-    with pytest.raises(Fault, match="^--model.dim was 16 in .* weights of another shape cannot be resumed"):
+    with pytest.raises(Fault, match=r"^--model.dim was 16 in .* weights of another shape cannot be resumed"):
         check_resume(run, replace(run, model=replace(SPEC, dim=32)), True)
     changed = check_resume(run, replace(run, alignment_weight=2.0, cache="elsewhere", mining=Hardest(), evaluation=Watching(count=9)), False)
     assert {"alignment-weight", "cache", "mining", "evaluation.count"} <= changed.keys()

@@ -42,7 +42,7 @@ def test_a_text_model_that_learns_is_the_networks(tmp_path, described):
 
 
 def test_a_text_model_of_another_width_is_named(run):
-    with pytest.raises(Fault, match="^the text model's features have 16 channels, --model.text-dim is 384; give 16$"):
+    with pytest.raises(Fault, match=r"^the text model's features have 16 channels, --model.text-dim is 384; give 16$"):
         senses.open_text(replace(run, model=replace(SPEC, text_dim=384)), "cpu")
 
 

@@ -145,5 +145,5 @@ def test_sizes_that_cannot_be(name):
 
 
 def test_a_width_that_heads_do_not_divide():
-    with pytest.raises(Fault, match="^dim 16 is not a multiple of heads 3; choose heads that divide it$"):
+    with pytest.raises(Fault, match=r"^dim 16 is not a multiple of heads 3; choose heads that divide it$"):
         RelevanceSpec(dim=16, heads=3)

@@ -1,0 +1,199 @@
+"""Grounding is trained by the one loop: stopped, killed, cut and shared out, it is the same training."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gigamask.cli import main
+from gigamask.data import queries
+from gigamask.faults import Fault
+from gigamask.grounding import asking
+from gigamask.grounding.gallery import Gallery
+from gigamask.grounding.run import Watching
+from gigamask.losses.mining import Hardest
+from gigamask.samplers.curriculum import Curriculum
+from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.relevance import RelevanceDiversity
+from gigamask.train import checkpoint
+from gigamask.train.feed import Feed, open_index
+from gigamask.train.loop import train
+from gigamask.train.state import TrainState
+from gigamask.train.step import step
+from gigamask.train.watch import Watch
+from gigamask.training import watcher
+from tests.asked import run_in
+from tests.laws.test_training import same
+from tests.ranks import fork
+from tests.rooms.grounding.test_fit import questions
+from tests.rooms.grounding.test_progress import spoilt
+
+
+def die_after_four(run) -> None:
+    record = Watch.record
+
+    def dying(self, step, images, figures):
+        record(self, step, images, figures)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Watch.record = dying
+    train(run)
+
+
+@pytest.mark.parametrize("parts", [{}, {"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": Hardest(share=0.5)}])
+def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
+    """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with it."""
+    whole = train(run_in(tmp_path / "whole", described, steps=6, **parts))
+    run = run_in(tmp_path / "killed", described, steps=6, **parts)
+    process = multiprocessing.get_context("fork").Process(target=die_after_four, args=(run,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert checkpoint.newest(Path(run.out)).name == "step_00000003"
+    assert same(whole, train(run))
+    begun = run.build().state_dict()
+    moved = {name for name, tensor in whole.model.state_dict().items() if not torch.equal(tensor, begun[name])}
+    assert len(moved) > 0.9 * len(begun), "it has learned"
+    held = load_file(checkpoint.newest(Path(run.out)) / checkpoint.MODEL)
+    texts = {name for name in held if name.startswith("text.")}
+    assert all(name.startswith("text.adapters.") and name.endswith(("lora_A", "lora_B")) for name in texts)
+    assert len(texts) == (8 if "lora_rank" in parts else 0)
+    assert texts <= moved
+
+
+def logits(model) -> torch.Tensor:
+    """How far masks score above none, for random queries. What moves all scores alike has no gradient but rounding, of which Adam makes steps."""
+    batch = questions(masks=7)
+    with torch.no_grad():
+        scores = model(batch.features, batch.there, batch.words.features, batch.words.present)
+    return (scores[:, :-1] - scores[:, -1:])[batch.there]
+
+
+def steps_of(run, cuts):
+    """Two updates at these sizes of micro-batches: the state, the outcome of the second and the gradient of the first."""
+    states = []
+    for micro in cuts:
+        cut = replace(run, micro=micro)
+        state = TrainState.begin(cut, torch.device("cpu"))
+        made = Feed(cut, open_index(cut)).batches()
+        for _ in range(2):
+            done = step(cut.task(torch.device("cpu")), state, next(made), run.batch, 1e-3, 1.0)
+            assert not done.skipped
+            if state.step == 0:
+                gradient = torch.cat([parameter.grad.flatten() for parameter in state.model.parameters()])
+            state.step += 1
+        states.append((state, done, gradient))
+    return states
+
+
+@pytest.mark.parametrize("parts", [{}, {"mining": Hardest(share=0.4)}, {"sampler": LossWeighted(per_epoch=20, importance=True)}, {"lora_rank": 2}])
+def test_micro_batches_make_the_step_of_the_batch(tmp_path, described, parts):
+    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch=9, **parts), (9, 2, 4))
+    for state, done, other in others:
+        assert (other - gradient).abs().max() < 1e-5 * gradient.abs().max()
+        assert done.losses == pytest.approx(told.losses, rel=1e-4)
+        assert done.record == pytest.approx(told.record, rel=1e-4, abs=1e-6)
+        assert torch.allclose(logits(state.model), logits(whole.model), atol=1e-3)
+
+
+def train_losses(out: str) -> list[float]:
+    told = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in told if "loss" in line]
+
+
+@pytest.mark.parametrize("parts", [{}, {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": Watching(every=3, count=12)}])
+def test_two_ranks_train_what_one_trains(tmp_path, described, parts):
+    alone = run_in(tmp_path / "alone", described, steps=6, **parts)
+    state = train(alone, watching=lambda: watcher(alone, None))
+    run = run_in(tmp_path / "both", described, steps=6, **parts)
+    fork(2, main, ["ground", "train", "--resume", run.out])
+    model, begun = asking.load(run, run.out), run.build()
+    assert torch.allclose(logits(model), logits(state.model), atol=1e-3)
+    assert not torch.allclose(logits(begun), logits(state.model), atol=1e-2)
+    both, alike = (train_losses(each.out) for each in (run, alone))
+    assert len(both) == 6
+    assert both == pytest.approx(alike, rel=1e-4)
+    assert (Path(run.out) / "checkpoints" / "best").exists() == bool(parts)
+
+
+@pytest.mark.parametrize("sampler", [Curriculum(), RelevanceDiversity()])
+def test_samplers_of_queries_order_them(tmp_path, described, sampler):
+    run = run_in(tmp_path / "run", described, sampler=sampler, batch=8)
+    feed = Feed(run, open_index(run))
+    catalogue = run.supply(open_index(run)).loader(False).catalogue
+    texts = {query.text: number for number, query in enumerate(catalogue.queries)}
+    seen = [texts[text] for _, batches in zip(range(2), feed.batches(), strict=False) for batch in batches for text in batch.texts]
+    order = sampler.order(catalogue.items, 0, None)
+    wanted = order[np.arange(min(16, len(order)))]
+    assert [catalogue.queries[number].text for number in seen[: len(wanted)]] == [catalogue.queries[number].text for number in wanted.tolist()]
+
+
+def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
+    """Neither in the process that saw them first nor in another, with what is kept on disk."""
+    made = []
+    begin = Gallery.__init__
+
+    def noted(self, *given, **named):
+        begin(self, *given, **named)
+        made.append(self)
+
+    monkeypatch.setattr(Gallery, "__init__", noted)
+    run = run_in(tmp_path / "run", described, cache=None, batch=36, micro=36, steps=4)
+    train(run)
+    assert [each.encoded for each in made] == [6], "two epochs of 72 queries about six images"
+    train(replace(run, steps=6))
+    assert made[-1].encoded == 0
+    assert len(list(run.kept.glob("*.embedding"))) == 6
+
+
+def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):
+    """The file has another content under the same name."""
+    path = tmp_path / "queries.jsonl"
+    shutil.copy(described / "scenes" / "queries.jsonl", path)
+    run = run_in(tmp_path / "run", described, queries=(str(path),), steps=2)
+    train(run)
+    queries.write(path, queries.read(path)[:-1])
+    more = replace(run, steps=3)
+    with pytest.raises(Fault, match=rf"^{path}: other than what {run.out} has trained with, so that its order would be another; put it back"):
+        train(more)
+    assert train(more, other_order=True).step == 3
+
+
+def test_a_trained_network_starts_another(tmp_path, described):
+    run = run_in(tmp_path / "run", described, steps=2)
+    trained = train(run).model.state_dict()
+    other = run_in(tmp_path / "other", described, init=run.out)
+    state = TrainState.begin(other, torch.device("cpu"), checkpoint.locate(other.init))
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in state.model.state_dict().items())
+
+
+def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_path, described):
+    run = spoilt(run_in(tmp_path / "run", described, batch=36, micro=36, steps=4), tmp_path, [1])
+    state = train(run)
+    assert state.step == 4
+    lines = (Path(run.out) / "metrics.jsonl").read_text()
+    assert lines.count('"rejected": "sa_000000.tar:sa_1"') == 1
+    (tmp_path / "worse").mkdir()
+    worse = spoilt(replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5])
+    with pytest.raises(Fault, match=r"^3 of \d+ samples could not be read, more than 1.0%; mend the data"):
+        train(worse)
+
+
+def test_it_learns(tmp_path, described):
+    """Forty queries by heart: the loss of the last steps is a fraction of the first."""
+    run = run_in(tmp_path / "run", described, batch=40, micro=40, steps=60)
+    state, task = TrainState.begin(run, torch.device("cpu")), run.task(torch.device("cpu"))
+    made = Feed(run, open_index(run)).batches()
+    batches = next(made)
+    losses = [step(task, state, batches, 40, 1e-2, 1.0).record["loss"] for _ in range(60)]
+    made.close()
+    assert losses[-1] < 0.5 * losses[0]

@@ -1,0 +1,142 @@
+"""A trained network asked about one image."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.faults import Fault
+from gigamask.geometry.runs import Runs
+from gigamask.grounding import asking
+from gigamask.grounding.asking import Asker, Found, drawn
+from gigamask.grounding.scores import Confidence
+from gigamask.train import checkpoint
+from gigamask.train.state import TrainState
+from tests.asked import run_in
+
+
+@pytest.fixture
+def run(tmp_path, described):
+    return run_in(tmp_path / "run", described)
+
+
+def scene(seed=0):
+    generator = np.random.default_rng(seed)
+    masks = np.zeros((4, 30, 40), bool)
+    masks[0, 2:9, 3:8], masks[1, 10:20, 10:30], masks[2, 22:29, 1:9], masks[3] = True, True, True, True
+    return generator.integers(0, 256, (30, 40, 3), dtype=np.uint8), Runs.from_dense(masks)
+
+
+def saved(run, step=1):
+    """A checkpoint of the run, of weights that are not those it starts from."""
+    state = TrainState.begin(run, torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(0.1 * step)
+    state.step = step
+    checkpoint.save(state, run)
+    return state.model
+
+
+def test_answers_are_ranked_by_the_networks_scores(run):
+    model, (pixels, masks), confidence = run.build().eval(), scene(), Confidence(2.0, -0.5)
+    asker = Asker(run, model, confidence)
+    texts = ["a red square", "the circle left of the blue triangle", "the red"]
+    found = asker.ask(pixels, masks, texts)
+    assert [each.text for each in found] == texts
+    for text, each in zip(texts, found, strict=True):
+        features = asker.gallery.describe(pixels, masks)[None]
+        words = asker._read([text])
+        with torch.no_grad():
+            scores = model(features, torch.ones(1, 4, dtype=torch.bool), words.features, words.present)[0].double().numpy()
+        logits = scores[:-1] - scores[-1]
+        assert each.order.tolist() == np.argsort(-logits, kind="stable").tolist()
+        assert each.confidence == pytest.approx(confidence(logits[each.order]), abs=1e-5)
+        assert each.fitting == (logits > 0).sum()
+        assert (np.diff(each.confidence) <= 0).all()
+        alone = asker.ask(pixels, masks, [text])[0]
+        assert alone.order.tolist() == each.order.tolist()
+
+
+def test_asking_keeps_nothing(tmp_path, described):
+    run = run_in(tmp_path / "run", described, cache=None)
+    pixels, masks = scene()
+    Asker(run, run.build().eval(), Confidence()).ask(pixels, masks, ["red"])
+    assert not run.kept.exists()
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_text_without_words_is_named(run, text):
+    pixels, masks = scene()
+    with pytest.raises(Fault, match=rf"^the text '{text}' has no words; say what to look for$"):
+        Asker(run, run.build().eval(), Confidence()).ask(pixels, masks, ["red", text])
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_run_a_checkpoint_and_the_best_are_loaded(tmp_path, described, lora_rank):
+    run = run_in(tmp_path / "run", described, lora_rank=lora_rank)
+    first, second = saved(run, 1), saved(run, 2)
+    folder = Path(run.out) / "checkpoints"
+    os.symlink("step_00000001", folder / "best")
+    for path, wanted in ((run.out, second), (folder / "step_00000001", first), (folder / "best", first)):
+        model = asking.load(run, str(path))
+        assert not model.training
+        assert model.state_dict().keys() == wanted.state_dict().keys()
+        assert all(torch.equal(tensor, wanted.state_dict()[name]) for name, tensor in model.state_dict().items())
+    pixels, masks = scene()
+    assert len(Asker(run, model, Confidence()).ask(pixels, masks, ["red square"])[0].order) == 4
+
+
+def test_what_holds_no_checkpoint_or_a_damaged_one_is_named(run):
+    with pytest.raises(Fault, match=rf"^{run.out}: holds no checkpoint; train it first: gigamask ground train RECIPE --out {run.out}$"):
+        asking.load(run, run.out)
+    saved(run)
+    path = Path(run.out) / "checkpoints" / "step_00000001" / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(Fault, match=r"the manifest says"):
+        asking.load(run, str(path.parent))
+
+
+def test_a_fitted_confidence_is_kept_with_the_run(run):
+    assert asking.load_confidence(run.out) == Confidence()
+    path = asking.save_confidence(run.out, Confidence(1.5, -2.0))
+    assert asking.load_confidence(run.out) == Confidence(1.5, -2.0)
+    for content in ("{", "[]", "3", "{}", json.dumps({"scale": "wide", "shift": 0}), json.dumps({"scale": None, "shift": 0})):
+        path.write_text(content)
+        with pytest.raises(Fault, match=rf"^{path}: is no fitted confidence \(.*\); fit it again: gigamask ground evaluate {run.out} --calibrate$"):
+            asking.load_confidence(run.out)
+
+
+def test_pictures_show_what_fits(run):
+    pixels, masks = scene()
+    fits = Found("the red box", np.array([1, 0, 3, 2]), np.array([0.9, 0.7, 0.2, 0.1]), 2)
+    before = pixels.copy()
+    shown = drawn(pixels, masks, fits, 3)
+    assert shown.shape == (54, 40, 3)
+    assert np.array_equal(pixels, before)
+    dense = masks.to_dense()
+    assert (shown[:30][dense[2]] == pixels[dense[2]]).mean() > 0.9, "which does not fit"
+    assert (shown[:30][dense[1]] != pixels[dense[1]]).any(1).all()
+    one = drawn(pixels, masks, fits, 1)
+    assert (one[:30][dense[0]] == pixels[dense[0]]).mean() > 0.3
+    assert not np.array_equal(one, shown)
+
+
+def test_where_nothing_fits_the_best_is_outlined_alone(run):
+    pixels, masks = scene()
+    none = Found("an elephant", np.array([2, 0, 1, 3]), np.array([0.2, 0.1, 0.05, 0.01]), 0)
+    shown, dense = drawn(pixels, masks, none, 3), masks.to_dense()
+    assert (shown[:30][dense[2]] != pixels[dense[2]]).any()
+    assert np.array_equal(shown[:8], pixels[:8])
+    assert (shown[30:] == 0).any(), "the text stands below"
+
+
+def test_another_gallery_may_be_given(run):
+    asker = Asker(run, run.build().eval(), Confidence())
+    assert Asker(replace(run, segmenter="gone"), asker.model, Confidence(), asker.gallery).gallery is asker.gallery
