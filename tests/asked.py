@@ -45,5 +45,5 @@ def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> Grou
 def flags(described: Path, out: Path) -> list[str]:
     """The same run as words on the command line, behind the recipe."""
     words = ["--data", described / "scenes", "--queries", described / "scenes" / "queries.jsonl", "--segmenter", described / "segmenter.safetensors"]
-    words += ["--text", "huggingface", "--text.name", described / "text", "--cache", described / "kept", "--out", out]
+    words += ["--text.name", described / "text", "--cache", described / "kept", "--out", out]
     return [str(word) for word in words]

@@ -1,5 +1,6 @@
 """Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test processes do not fight."""
 
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -65,7 +66,8 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("described")
     describable.write(folder / "scenes", 6, seed=3)
-    save(to_official(build(little.SPEC, 0)), little.SPEC, folder / "segmenter.safetensors")
+    spec = dataclasses.replace(little.SPEC, informed_start=True)
+    save(to_official(build(spec, 0)), spec, folder / "segmenter.safetensors")
     texts.write("bert", folder / "text")
     return folder
 

@@ -82,6 +82,8 @@ class Verb:
         """Returns the picture and the masks to choose from: those given, its own in its tar, or all that the segmenter finds."""
         from pathlib import Path
 
+        import numpy as np
+
         from gigamask.data import annotation, image
         from gigamask.data.shards import Shards
         from gigamask.predict.automatic import AutomaticMasks
@@ -101,7 +103,11 @@ class Verb:
             json = Path(self.annotation).read_bytes()
         entry = annotation.parse(json, self.annotation or self.image) if json else None
         pixels = image.decode(jpg, self.image, entry.size if entry else None)
-        masks = entry.masks if entry else AutomaticMasks(model, **self.masks.told()).find(pixels).masks
+        if entry:
+            masks = entry.masks
+        else:
+            found = AutomaticMasks(model, **self.masks.told()).find(pixels).masks
+            masks = found[np.flatnonzero(found.areas())]
         if not len(masks):
             act = "lower --pred-iou-thresh and --stability-score-thresh" if entry is None else "give another, or leave it out"
             raise Fault(f"{self.image}: there is no mask to choose from; {act}")

@@ -58,7 +58,9 @@ class Verb:
         trained = progress.trained_on(run)
         prior = scores.Prior.of(open_queries(trained[0], trained[1], run.seed), trained[0]) if trained else None
         result = scores.judge(answers, catalogue, index, prior, bad)
-        summary = result.summary() | {"run": folder, "data": list(run.evaluation.data or run.data)}
+        named = run.evaluation if run.evaluation.data else run
+        told = {"data": list(named.data), "query_files": list(named.queries), "hold_out": 0.0 if run.evaluation.data else run.hold_out}
+        summary = result.summary() | {"weights": self.weights, "run": folder, "segmenter": run.segmenter, **told}
         print(scores.table(summary))
         for reason in bad:
             print(f"  left out {reason}")
