@@ -32,6 +32,6 @@ def ground() -> Grounding:
 def ground_tiny() -> Grounding:
     """Texts over `tiny`: `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES --queries SCENES/queries.jsonl --out runs/words`.
 
-    One CPU core, about 20 minutes on 1,500 scenes. Numbers as `ground`, for the 64 channels that `tiny` embeds images in.
+    One CPU core, some twenty minutes. Numbers as `ground`, for the 64 channels that `tiny` embeds images in.
     """
     return replace(ground(), recipe="ground_tiny", model=RelevanceSpec(embedding_dim=64))
