@@ -28,6 +28,7 @@ from gigamask.train import checkpoint
 
 CONFIDENCE = "confidence.json"
 """In the run folder: how scores become confidences, fitted on held-out queries."""
+CAPTION, LINE_PX = (cv2.FONT_HERSHEY_SIMPLEX, 0.45), 18
 FITS_RGB, OTHER_RGB = (0, 158, 115), (213, 94, 0)
 """Of masks that fit, and of those shown because none does."""
 
@@ -113,10 +114,23 @@ def drawn(pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, found: Found, most: i
         cv2.drawContours(canvas, outline, -1, colour, 1)
         x0, y0, _, _ = masks[chosen[rank : rank + 1]].boxes()[0].tolist()
         _label(canvas, f"{rank + 1}: {100 * found.confidence[rank]:.0f}%", x0, max(y0, 14))
-    strip = np.full((24, canvas.shape[1], 3), 255, np.uint8)
     said = found.text if found.fitting else f"{found.text}: nothing here fits"
-    cv2.putText(strip, said, (4, 17), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (0, 0, 0), 1, cv2.LINE_AA)
-    return np.concatenate([canvas, strip])
+    return np.concatenate([canvas, _caption(said, canvas.shape[1])])
+
+
+def _caption(text: str, width: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns a strip of that width with the text on as many lines as it takes; a word that is longer than one is cut."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and cv2.getTextSize(longer, *CAPTION, 1)[0][0] > width - 8:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    strip = np.full((LINE_PX * len(lines) + 6, width, 3), 255, np.uint8)
+    for number, line in enumerate(lines):
+        cv2.putText(strip, line, (4, LINE_PX * (number + 1)), *CAPTION, (0, 0, 0), 1, cv2.LINE_AA)
+    return strip
 
 
 def _label(canvas: UInt8[np.ndarray, "H W 3"], text: str, x: int, y: int) -> None:

@@ -60,7 +60,7 @@ class Relating(nn.Module):
         self.heads = heads
         self.query_key_value, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.between = nn.Linear(BETWEEN, PAIR_DIM)
-        self.bias, self.told = nn.Linear(PAIR_DIM, heads), nn.Linear(heads * PAIR_DIM, dim)
+        self.bias, self.told = nn.Linear(PAIR_DIM, heads, bias=False), nn.Linear(heads * PAIR_DIM, dim)
 
     def forward(self, x: Float[Tensor, "B N C"], between: Float[Tensor, "B N N G"], there: Bool[Tensor, "B N"]) -> Float[Tensor, "B N C"]:
         query, key, value = self.query_key_value(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -109,8 +109,9 @@ class Relevance(nn.Module):
         self.none = nn.Parameter(torch.empty(dim))
         self.word_norm, self.word = nn.LayerNorm(spec.text_dim), nn.Linear(spec.text_dim, dim)
         self.layers = nn.ModuleList(Layer(dim, spec.heads) for _ in range(spec.layers))
-        self.mask_norm, self.words_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.mask_out, self.word_out, self.weigh = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, 1)
+        # Without biases: what they added to every mask's score alike would change no answer.
+        self.mask_norm, self.words_norm = nn.LayerNorm(dim, bias=False), nn.LayerNorm(dim)
+        self.mask_out, self.word_out, self.weigh = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim), nn.Linear(dim, 1, bias=False)
 
     def forward(
         self,

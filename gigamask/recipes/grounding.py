@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from gigamask.grounding.run import Grounding
 from gigamask.model.sizes import RelevanceSpec
-from gigamask.samplers.relevance import RelevanceDiversity
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import WarmupCosine
 
@@ -21,7 +20,6 @@ def ground() -> Grounding:
         steps=5000,
         batch=32,
         micro=32,
-        sampler=RelevanceDiversity(),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05),
         schedule=WarmupCosine(warmup=100, final=0.01),
         save_every=1000,

@@ -118,7 +118,7 @@ def test_pictures_show_what_fits(run):
     fits = Found("the red box", np.array([1, 0, 3, 2]), np.array([0.9, 0.7, 0.2, 0.1]), 2)
     before = pixels.copy()
     shown = drawn(pixels, masks, fits, 3)
-    assert shown.shape == (54, 40, 3)
+    assert shown.shape == (30 + 3 * 18 + 6, 40, 3), "a line for each word, where no two fit into one"
     assert np.array_equal(pixels, before)
     dense = masks.to_dense()
     assert (shown[:30][dense[2]] == pixels[dense[2]]).mean() > 0.9, "which does not fit"
