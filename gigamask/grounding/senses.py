@@ -6,6 +6,8 @@ Not here: descriptions (`grounding.gallery`), text models (`grounding.text`), fe
 from collections.abc import Callable, Sequence
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 from gigamask.faults import Fault
 from gigamask.grounding.features import FeatureStore
@@ -30,7 +32,9 @@ def open_reader(run: Grounding, texts: Sequence[str] = ()) -> Callable[[Sequence
     if run.text.learns:
         return None
     store = FeatureStore(open_text(run, choose_device(run.device)), run.kept if texts else None)
-    store.fill(texts)
+    with Progress(console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("read texts", total=None)
+        store.fill(texts, lambda done, of: shown.update(bar, completed=done, total=of))
     return store.get
 
 
