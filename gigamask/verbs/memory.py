@@ -196,8 +196,7 @@ class GroundingVerb:
 
 @dataclass(frozen=True)
 class Verb:
-    """measures what a sample (memory sample) or the loader's processes (memory loader) take, estimates a batch as is often done (memory plan), plans
-    grounding with a language model (memory grounding)"""
+    """measures a sample (memory sample) or loaders (memory loader), estimates a batch (memory plan) or a language model's part (memory grounding)"""
 
     part: OmitArgPrefixes[
         OmitSubcommandPrefixes[
