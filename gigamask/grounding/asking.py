@@ -66,7 +66,7 @@ def load_confidence(folder: str) -> Confidence:
     path = Path(folder) / CONFIDENCE
     try:
         told = json.loads(path.read_bytes())
-        return Confidence(float(told["scale"]), float(told["shift"]))
+        return Confidence(float(told["scale"]), float(told["shift"]), float(told["least"]))
     except FileNotFoundError:
         return Confidence()
     except (ValueError, TypeError, KeyError) as error:
@@ -97,7 +97,7 @@ class Asker:
     def _found(self, text: str, scores: Float64[np.ndarray, "m1"]) -> Found:
         logits = scores[:-1] - scores[-1]
         order = np.argsort(-logits, kind="stable")
-        return Found(text, order, self.confidence(logits)[order], int((logits > 0).sum()))
+        return Found(text, order, self.confidence(logits)[order], int((logits > self.confidence.least).sum()))
 
 
 def drawn(pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, found: Found, most: int) -> UInt8[np.ndarray, "h W 3"]:

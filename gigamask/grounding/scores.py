@@ -12,7 +12,7 @@ Not here: batches of queries (`grounding.questions`), curves and calibration of 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import comb
 from typing import Any
 
@@ -67,10 +67,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Turns logits into how sure one may be that a mask is right: `sigmoid(scale * logit + shift)` (Platt 1999)."""
+    """Turns logits into how sure one may be that a mask is right: `sigmoid(scale * logit + shift)` (Platt 1999). A mask fits above `least`."""
 
     scale: float = 1.0
     shift: float = 0.0
+    least: float = 0.0
 
     def __call__(self, logits: Float[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         return 0.5 * (1 + np.tanh(0.5 * (self.scale * logits.astype(np.float64) + self.shift)))
@@ -210,6 +211,7 @@ class Result:
     confidence: Confidence
     calibration: dict[str, dict[str, Any]]
     rejected: list[str] = field(default_factory=list)
+    refusals: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """Returns the means, as `gigamask ground evaluate --json` writes them; None where no query has that measure."""
@@ -222,6 +224,7 @@ class Result:
             "rules": {name: _means(each) for name, each in self.scores.items() if name != "network"},
             "confidence": asdict(self.confidence),
             "calibration": self.calibration,
+            "refusals": self.refusals,
             "protocol": asdict(Protocol()),
             "rejected": self.rejected,
         }
@@ -243,7 +246,8 @@ def judge(answers: Sequence[Answer], catalogue: Catalogue, index: Index, prior: 
         told.append((row, answer))
     confidence, calibrated = calibrate(told, catalogue)
     kinds = [catalogue.queries[answer.number].kind for _, answer in told]
-    return Result(len({row for row, _ in told}), kinds, scores, confidence, calibrated, list(rejected))
+    least, refused = refusals(told, catalogue)
+    return Result(len({row for row, _ in told}), kinds, scores, replace(confidence, least=least), calibrated, list(rejected), refused)
 
 
 def calibrate(told: Sequence[tuple[int, Answer]], catalogue: Catalogue) -> tuple[Confidence, dict[str, dict[str, Any]]]:
@@ -259,6 +263,35 @@ def calibrate(told: Sequence[tuple[int, Answer]], catalogue: Catalogue) -> tuple
         fitted[side] = Confidence.fit(logits[~side], right[~side])(logits[side])
     outcomes = {"as it comes": Confidence()(logits), "fitted": fitted}
     return Confidence.fit(logits, right), {name: calibration.calibrate(each, right.astype(np.float64)).summary() for name, each in outcomes.items()}
+
+
+def refusals(told: Sequence[tuple[int, Answer]], catalogue: Catalogue) -> tuple[float, dict[str, dict[str, float]]]:
+    """Returns the logit above which a mask had better fit, and how often absent queries are refused, and others, as it comes and as fitted.
+
+    Fitted is to the queries of every other image, for the balance of both; 0 as it comes, and where few queries or one kind of them are there.
+    """
+    best = np.array([answer.logits.max(initial=-1e4) for _, answer in told])
+    absent = np.array([not catalogue.queries[answer.number].right for _, answer in told])
+    owner = np.array([row for row, _ in told])
+    half = np.searchsorted(np.unique(owner), owner) % 2 == 0
+
+    def shares(least: Float64[np.ndarray, "n"]) -> dict[str, float]:
+        return {name: float((best <= least)[those].mean()) for name, those in (("absent", absent), ("refused", ~absent)) if those.any()}
+
+    outcomes = {"as it comes": shares(np.zeros(len(told)))}
+    if len(told) < FEWEST or any(not (side & kind).any() for side in (half, ~half) for kind in (absent, ~absent)):
+        return 0.0, outcomes
+    others = np.where(half, _balanced(best[~half], absent[~half]), _balanced(best[half], absent[half]))
+    return _balanced(best, absent), outcomes | {"fitted": shares(others)}
+
+
+def _balanced(best: Float64[np.ndarray, "n"], absent: Bool[np.ndarray, "n"]) -> float:
+    """Returns the threshold below which most absent queries and fewest others lie, both kinds counting alike; of equals the lowest."""
+    order = np.argsort(best, kind="stable")
+    gains = np.cumsum(absent[order] / absent.sum() - ~absent[order] / (~absent).sum())
+    place = int(gains.argmax())
+    above = best[order[min(place + 1, len(order) - 1)]]
+    return float((best[order[place]] + above) / 2)
 
 
 def _scenes(answers: Sequence[Answer], catalogue: Catalogue, index: Index) -> Iterator[tuple[Answer, Scene]]:
@@ -297,4 +330,7 @@ def table(summary: dict[str, Any]) -> str:
         f"{100 * each['expected_error']:.1f} {name}" for name, each in summary["calibration"].items() if each["expected_error"] is not None
     )
     lines.append(f"confidence that a mask is right, % off in the mean of ten bins: {told}")
+    for name, each in summary["refusals"].items():
+        said = ", ".join(f"{100 * each[kind]:.1f} of the {other}" for kind, other in (("absent", "absent"), ("refused", "others")) if kind in each)
+        lines.append(f"refused, % {name}: {said}")
     return "\n".join(lines)

@@ -105,9 +105,9 @@ def test_what_holds_no_checkpoint_or_a_damaged_one_is_named(run):
 
 def test_a_fitted_confidence_is_kept_with_the_run(run):
     assert asking.load_confidence(run.out) == Confidence()
-    path = asking.save_confidence(run.out, Confidence(1.5, -2.0))
-    assert asking.load_confidence(run.out) == Confidence(1.5, -2.0)
-    for content in ("{", "[]", "3", "{}", json.dumps({"scale": "wide", "shift": 0}), json.dumps({"scale": None, "shift": 0})):
+    path = asking.save_confidence(run.out, Confidence(1.5, -2.0, 0.5))
+    assert asking.load_confidence(run.out) == Confidence(1.5, -2.0, 0.5)
+    for content in ("{", "[]", "3", "{}", json.dumps({"scale": "wide", "shift": 0}), json.dumps({"scale": None, "shift": 0, "least": 0})):
         path.write_text(content)
         with pytest.raises(Fault, match=rf"^{path}: is no fitted confidence \(.*\); fit it again: gigamask ground evaluate {run.out} --calibrate$"):
             asking.load_confidence(run.out)

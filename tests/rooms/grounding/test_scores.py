@@ -164,7 +164,7 @@ def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
     assert told["rules"]["chance"]["top_1"] == pytest.approx(np.mean([each["top_1"] for each in plain if "top_1" in each]))
     rows = table(told).splitlines()
     assert rows[0] == f"% of {told['queries']} queries about 6 images"
-    assert [row.split()[0] for row in rows[2:-1]] == ["all", *sorted(told["kinds"]), "(chance)", "(largest)", "(prior)"]
+    assert [row.split()[0] for row in rows[2:-3]] == ["all", *sorted(told["kinds"]), "(chance)", "(largest)", "(prior)"]
     assert rows[1].split() == [*MEASURES, "queries"]
     assert " - " in rows[3]
 
@@ -205,6 +205,33 @@ def test_calibration_is_of_the_other_images_fit(judged):
     assert set(alone[1]) == {"as it comes"}, "one image has no other half"
 
 
+def test_refusing_is_balanced_on_the_other_images(judged):
+    _, catalogue = judged
+    told = [(int(catalogue.rows[answer.number]), answer) for answer in answers_of(judged, 1.0)]
+    best = np.array([answer.logits.max() for _, answer in told]) + 3  # as it comes nothing is refused
+    told = [(row, Answer(answer.number, np.append(answer.scores[:-1] + 3, answer.scores[-1]))) for row, answer in told]
+    absent = np.array([not catalogue.queries[answer.number].right for _, answer in told])
+    rows = np.array([row for row, _ in told])
+    assert 0 < absent.sum() < len(absent)
+
+    def balance(least, those):
+        return (best[those & absent] <= least).mean() + (best[those & ~absent] > least).mean()
+
+    least, found = scores.refusals(told, catalogue)
+    everyone = np.ones(len(told), bool)
+    assert balance(least, everyone) == pytest.approx(max(balance(each, everyone) for each in best))
+    wanted = {"absent": [], "refused": []}
+    for side in (0, 1):
+        others = [(row, answer) for row, answer in told if row % 2 != side]
+        threshold = scores._balanced(np.array([answer.logits.max() for _, answer in others]), absent[rows % 2 != side])
+        for name, kind in (("absent", absent), ("refused", ~absent)):
+            wanted[name] += (best[(rows % 2 == side) & kind] <= threshold).tolist()
+    assert found["fitted"] == {name: pytest.approx(np.mean(each)) for name, each in wanted.items()}
+    assert found["as it comes"] == {"absent": (best[absent] <= 0).mean(), "refused": (best[~absent] <= 0).mean()}
+    few, only = scores.refusals(told[: scores.FEWEST - 1], catalogue)
+    assert (few, set(only)) == (0.0, {"as it comes"})
+
+
 @pytest.fixture
 def small(tmp_path):
     """Three images of 10 x 100 pixels, masks of which are told apart by size."""
@@ -242,7 +269,7 @@ def test_images_without_masks_are_scored_too(small):
     assert found.summary()["answered"] == 1
     only = judge([Answer(0, np.array([0.2]))], catalogue, small).summary()
     assert (only["absent"], only["top_1"], only["calibration"]["as it comes"]["expected_error"]) == (1, None, None)
-    assert table(only).endswith("% off in the mean of ten bins: ")
+    assert table(only).endswith("% off in the mean of ten bins: \nrefused, % as it comes: 100.0 of the absent")
 
 
 def test_no_answer_is_nothing_to_score(judged):
