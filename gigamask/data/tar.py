@@ -285,7 +285,8 @@ def _broken_rows(headers: list[bytes]) -> list[int]:
     rows = _rows(headers)
     found = rows.sum(1, dtype=np.uint32).astype(np.int64) - rows[:, 148:156].sum(1, dtype=np.int64) + 8 * ord(" ")
     digits = rows[:, 148:154].astype(np.int64) - ord("0")
-    stated = np.where(((digits >= 0) & (digits < 8)).all(1), digits @ 8 ** np.arange(5, -1, -1), -1)
+    ended = (rows[:, 154] == 0) | ((rows[:, 154] == ord(" ")) & np.isin(rows[:, 155], (0, ord(" "))))
+    stated = np.where(((digits >= 0) & (digits < 8)).all(1) & ended, digits @ 8 ** np.arange(5, -1, -1), -1)
     doubtful = np.flatnonzero(stated != found).tolist()
     return [row for row in doubtful if _octal(headers[row][148:156]) not in (found[row], _signed_sum(rows[row]))]
 

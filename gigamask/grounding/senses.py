@@ -32,7 +32,8 @@ def open_reader(run: Grounding, texts: Sequence[str] = ()) -> Callable[[Sequence
     if run.text.learns:
         return None
     store = FeatureStore(open_text(run, choose_device(run.device)), run.kept if texts else None)
-    with Progress(console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
         bar = shown.add_task("read texts", total=None)
         store.fill(texts, lambda done, of: shown.update(bar, completed=done, total=of))
     return store.get

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco
 
@@ -122,6 +122,8 @@ def test_any_parts_in_any_order_make_the_same_index(six, data):
 
 
 @settings(deadline=None, max_examples=60)
+@example(0, b"\x80", 154)  # what ends the checksum
+@example(0, b"  x", 153 + 1)
 @given(st.integers(0, 4), st.binary(min_size=1, max_size=40), st.integers(0, 511))
 def test_a_damaged_header_is_refused(which, damage, at):
     with TemporaryDirectory() as folder:

@@ -6,7 +6,6 @@ import pytest
 from gigamask import recipes
 from gigamask.faults import Fault
 from gigamask.train.schedule import WarmupDrops
-from gigamask.train.segmentation import Segmentation
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, 
 def test_every_recipe_says_what_it_is_and_can_be_found():
     for recipe in recipes.BUILT_IN:
         assert recipes.find(recipe.__name__) is recipe
-        verb = "train" if isinstance(recipe(), Segmentation) else "pretrain"
+        verb = next(verb for verb, (kind, known) in recipes.OF_VERB.items() if isinstance(recipe(), kind) and recipe in known)
         assert f"gigamask {verb} {recipe.__name__} --" in recipe.__doc__
         assert recipe().recipe == recipe.__name__
 
