@@ -6,25 +6,19 @@ anew then. Where several processes write, the last one's stays, and nobody is wr
 Not here: the model (`grounding.words`).
 """
 
-import contextlib
 import json
-import os
-import tempfile
-import warnings
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gigamask.grounding.words import TextModel, Words
+from gigamask.predict.cache import read_sealed, write_sealed
 
-SUFFIX, PARTIAL = ".words", ".partial"
-DIGEST_BYTES = 16
+SUFFIX = ".words"
 
 
 class FeatureStore:
@@ -67,11 +61,10 @@ class FeatureStore:
 
     def _read(self) -> dict[str, Float[Tensor, "T D"]]:
         try:
-            raw = self._path.read_bytes() if self._path else b""
-            if _digest(raw[DIGEST_BYTES:]) != raw[:DIGEST_BYTES]:
-                return {}
-            held = load(raw[DIGEST_BYTES:])
+            held = read_sealed(self._path) if self._path else None
         except OSError:
+            held = None
+        if held is None:
             return {}
         texts = json.loads(held["texts"].numpy().tobytes())
         return dict(zip(texts, held["features"].split(held["lengths"].tolist()), strict=True))
@@ -85,21 +78,4 @@ class FeatureStore:
             "lengths": torch.tensor([len(each) for each in self._kept.values()]),
             "features": torch.cat(list(self._kept.values())),
         }
-        content = save(held)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(PARTIAL, f".{self._path.stem}.", self._path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_digest(content) + content)
-                os.replace(partial, self._path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
-                raise
-        except OSError as error:
-            warnings.warn(f"{self._path}: no features can be kept there ({error.strerror}); free space or give another folder", stacklevel=3)
-
-
-def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=DIGEST_BYTES).digest()
+        write_sealed(self._path, held, f"{self._path}: no features")

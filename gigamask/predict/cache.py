@@ -44,33 +44,20 @@ class EmbeddingCache:
         """Returns the embedding of that key, on the CPU; None where there is none, or a damaged one, which is dropped."""
         path = self._path(key)
         try:
-            raw = path.read_bytes()
+            held = read_sealed(path)
         except OSError:
             return None
-        told, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
-        if _digest(content) != told:
+        if held is None:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
         with contextlib.suppress(OSError):  # gone meanwhile, or not ours to touch
             os.utime(path)
-        return load(content)["embedding"]
+        return held["embedding"]
 
     def put(self, key: str, embedding: Tensor) -> None:
         """Keeps an embedding, and lets go of those that were used longest ago; warns where it cannot be written."""
-        content = save({"embedding": embedding.detach().cpu().contiguous()})
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(PARTIAL, f".{key}.", self.folder)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_digest(content) + content)
-                os.replace(partial, self._path(key))
-            except BaseException:
-                os.unlink(partial)
-                raise
-        except OSError as error:
-            warnings.warn(f"{self.folder}: no embedding can be kept there ({error.strerror}); free space or give another folder", stacklevel=2)
+        write_sealed(self._path(key), {"embedding": embedding.detach().cpu().contiguous()}, f"{self.folder}: no embedding")
         if self.limit_bytes is not None:
             self._make_room(self.limit_bytes)
 
@@ -95,6 +82,32 @@ class EmbeddingCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
+
+
+def read_sealed(path: Path) -> dict[str, Tensor] | None:
+    """Returns what `write_sealed` wrote, on the CPU; None where it is damaged."""
+    raw = path.read_bytes()
+    told, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
+    return load(content) if _digest(content) == told else None
+
+
+def write_sealed(path: Path, tensors: dict[str, Tensor], lost: str) -> None:
+    """Writes tensors into a file that begins with its own digest and appears whole; warns, where it cannot be written, that what is `lost` cannot be
+    kept there."""
+    content = save(tensors)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(PARTIAL, f".{path.stem}.", path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_digest(content) + content)
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+    except OSError as error:
+        warnings.warn(f"{lost} can be kept there ({error.strerror}); free space or give another folder", stacklevel=3)
 
 
 def digest_weights(state: Mapping[str, Tensor], about: str) -> str:
