@@ -45,15 +45,15 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class MlpBlock(nn.Module):
-    """Two linear layers with an activation between: GELU in the encoder, ReLU in the decoder."""
+    """Two linear layers with an activation between: GELU in the encoder, ReLU in the decoder. As many channels leave as enter, or `out`."""
 
-    def __init__(self, dim: int, hidden: int, activation: type[nn.Module]) -> None:
+    def __init__(self, dim: int, hidden: int, activation: type[nn.Module], out: int | None = None) -> None:
         super().__init__()
         self.lin1 = nn.Linear(dim, hidden)
-        self.lin2 = nn.Linear(hidden, dim)
+        self.lin2 = nn.Linear(hidden, out or dim)
         self.activation = activation()
 
-    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... C"]:
+    def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
         return self.lin2(self.activation(self.lin1(x)))
 
 

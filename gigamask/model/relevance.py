@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gigamask.model.layers import MlpBlock
 from gigamask.model.sizes import COLOURS, PLACES, RelevanceSpec
 
 BETWEEN = 7
@@ -24,17 +25,6 @@ PAIR_DIM = 32
 """Width of what is made of them."""
 OUTSIDE = -1e4
 """Logit of what is not there: nothing of it is left, also in half precision."""
-
-
-class Mlp(nn.Module):
-    """Two linear layers with GELU between."""
-
-    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.lin1, self.lin2 = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
-        return self.lin2(functional.gelu(self.lin1(x)))
 
 
 class Reading(nn.Module):
@@ -78,7 +68,7 @@ class Layer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(4))
         self.reading, self.relating, self.hearing = Reading(dim, heads), Relating(dim, heads), Reading(dim, heads)
-        self.mlp = Mlp(dim, 2 * dim, dim)
+        self.mlp = MlpBlock(dim, 2 * dim, nn.GELU)
 
     def forward(
         self,
@@ -104,8 +94,8 @@ class Relevance(nn.Module):
         self.spec, self.text = spec, None
         dim = spec.dim
         self.look_norm, self.look = nn.LayerNorm(spec.embedding_dim), nn.Linear(spec.embedding_dim, dim)
-        self.colour, self.geometry = Mlp(COLOURS, dim, dim), Mlp(PLACES, dim, dim)
-        self.outline = Mlp(spec.crop_side**2, dim, dim)
+        self.colour, self.geometry = MlpBlock(COLOURS, dim, nn.GELU, dim), MlpBlock(PLACES, dim, nn.GELU, dim)
+        self.outline = MlpBlock(spec.crop_side**2, dim, nn.GELU, dim)
         self.none = nn.Parameter(torch.empty(dim))
         self.word_norm, self.word = nn.LayerNorm(spec.text_dim), nn.Linear(spec.text_dim, dim)
         self.layers = nn.ModuleList(Layer(dim, spec.heads) for _ in range(spec.layers))
