@@ -45,10 +45,12 @@ class Found:
 
 def load(run: Grounding, folder: str) -> Relevance:
     """Returns the network of a run: that of the checkpoint `folder`, or of the newest sound one where it is the run's own folder."""
-    path = checkpoint.newest(Path(folder)) or Path(folder)
-    if not (path / checkpoint.MODEL).is_file():
-        raise Fault(f"{folder}: holds no checkpoint; train it first: gigamask ground train RECIPE --out {folder}")
-    checkpoint.verify(path)
+    path = checkpoint.newest(Path(folder))
+    if path is None:  # else it is sound
+        path = Path(folder)
+        if not (path / checkpoint.MODEL).is_file():
+            raise Fault(f"{folder}: holds no checkpoint; train it first: gigamask ground train RECIPE --out {folder}")
+        checkpoint.verify(path)
     model = run.build()
     weights.load(model, load_file(path / checkpoint.MODEL), str(path))
     return model.to(choose_device(run.device)).eval()

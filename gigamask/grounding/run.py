@@ -146,6 +146,8 @@ class Grounding(Run):
         from gigamask.data.queries import locate
         from gigamask.draws import draw
 
+        if not self.hold_out:
+            return queries, []
         names = [index.entry_name(int(row)).rpartition("/")[2] for row in locate(queries, index)]
         drawn = {name: float(draw(self.seed, f"hold out {name}").random()) for name in set(names)}
         out = [drawn[name] < self.hold_out for name in names]

@@ -25,10 +25,6 @@ class Tokens:
         """Moves both tensors."""
         return Tokens(self.ids.to(device, non_blocking=True), self.present.to(device, non_blocking=True))
 
-    def pin_memory(self) -> "Tokens":
-        """Pins both tensors; torch's loader calls this."""
-        return Tokens(self.ids.pin_memory(), self.present.pin_memory())
-
 
 @dataclass(frozen=True, eq=False)
 class Words:
