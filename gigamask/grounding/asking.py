@@ -24,7 +24,7 @@ from gigamask.grounding.senses import open_gallery, open_reader
 from gigamask.model import weights
 from gigamask.model.relevance import Relevance
 from gigamask.parallel.precision import choose_device
-from gigamask.train import checkpoint
+from gigamask.train import checkpoint, manifest
 
 CONFIDENCE = "confidence.json"
 """In the run folder: how scores become confidences, fitted on held-out queries."""
@@ -50,7 +50,7 @@ def load(run: Grounding, folder: str) -> Relevance:
         path = Path(folder)
         if not (path / checkpoint.MODEL).is_file():
             raise Fault(f"{folder}: holds no checkpoint; train it first: gigamask ground train RECIPE --out {folder}")
-        checkpoint.verify(path)
+        manifest.verify(path)
     model = run.build()
     weights.load(model, load_file(path / checkpoint.MODEL), str(path))
     return model.to(choose_device(run.device)).eval()

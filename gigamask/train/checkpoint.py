@@ -11,10 +11,8 @@ import math
 import os
 import shutil
 import warnings
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +30,11 @@ from gigamask.model.start import build
 from gigamask.parallel.precision import LossScale, choose_device
 from gigamask.parallel.shard import whole
 from gigamask.samplers.ledger import Book
+from gigamask.train.manifest import BEST, FORMAT, MANIFEST, checksum, complete, sealed, verify
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
 
-FORMAT = 2
-MODEL, OPTIMIZER, LEDGER, MANIFEST = "model.safetensors", "optimizer.safetensors", "ledger.safetensors", "manifest.json"
-BEST = "best"
+MODEL, OPTIMIZER, LEDGER = "model.safetensors", "optimizer.safetensors", "ledger.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +94,6 @@ def write(snapshot: Snapshot, run: Run) -> Path:
     _flush(folder)
     _tidy(folder, run.keep)
     return final
-
-
-def sealed(manifest: dict[str, Any]) -> bytes:
-    """Returns a manifest as it stands in its file, behind it the crc32 of what it says."""
-    told = {name: value for name, value in manifest.items() if name != "crc32"}
-    return json.dumps(told | {"crc32": zlib.crc32(json.dumps(told, sort_keys=True).encode())}, indent=1).encode()
 
 
 def rate(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
@@ -210,41 +201,6 @@ def load_model(path: str, device: str = "auto") -> Sam:
     model = build(spec or weights.infer_spec(tensors), seed=0)
     weights.load(model, tensors, path)
     return model.to(choose_device(device)).eval()
-
-
-def verify(folder: Path) -> dict:
-    """Returns a checkpoint's manifest once every file has the size and crc32 it states; raises `Fault` naming the first that has not."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        known, files = manifest["format"] == FORMAT, [(name, entry["bytes"], entry["crc32"]) for name, entry in manifest["files"].items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Fault(f"{folder / MANIFEST}: not readable as a manifest ({error})") from None
-    if not known:
-        raise Fault(f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}; use the version that wrote it")
-    if json.loads(sealed(manifest)) != manifest:
-        raise Fault(f"{folder / MANIFEST}: its crc32 is not that of what it says")
-    for name, wanted_bytes, wanted_crc in files:
-        try:
-            found_bytes, found_crc = (folder / name).stat().st_size, checksum(folder / name)
-        except OSError:
-            raise Fault(f"{folder / name}: the manifest lists it, but it cannot be read") from None
-        if (found_bytes, found_crc) != (wanted_bytes, wanted_crc):
-            raise Fault(f"{folder / name}: {found_bytes} bytes with crc32 {found_crc}, the manifest says {wanted_bytes} and {wanted_crc}")
-    return manifest
-
-
-def checksum(path: Path) -> int:
-    """Returns the crc32 of a file."""
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 24):
-            crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def complete(folder: Path) -> list[Path]:
-    """Returns the finished checkpoints of a folder, oldest first."""
-    return sorted(folder.glob("step_[0-9]*"))
 
 
 def sweep(folder: Path) -> None:
