@@ -1,0 +1,1 @@
+"""Reports: what runs and scores were, on one HTML page."""
