@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 import beartype  # noqa: F401
+import fastapi.testclient  # noqa: F401
 import hypothesis
 import jaxtyping
 import msgspec  # noqa: F401
@@ -18,6 +19,7 @@ import torch
 import torch.distributed.fsdp
 import torch.utils.tensorboard
 import tyro  # noqa: F401
+import uvicorn  # noqa: F401
 import yaml  # noqa: F401
 from jaxtyping import install_import_hook
 

@@ -1,0 +1,162 @@
+// Data: the shards' images with their masks, what a sampler draws, what the data hold, and what was left out.
+import { $, ask, bytes, count, guarded, make, percent } from "./parts.js";
+import { bars, lines, shares } from "./charts.js";
+import { decoded, holds, hue, painted, ramp } from "./masks.js";
+import { openRow } from "./try.js";
+
+const PAGE = 24, DRAWN = 12, LINES = 200;
+const COLOURS = { fine: "#0072b2", medium: "#e69f00", coarse: "#009e73" };
+
+let about = null, trying = false, first = 0, last = 0, at = 0;
+let open = null;     // the image that is looked at: {row, name, width, height, masks, bitmap}
+let hovered = -1;
+let started = false;
+
+export function start(told) { trying = told.weights !== null; }
+
+export function shown(visible) {
+  if (visible && !started) { started = true; guarded(begin)(); }
+}
+
+async function begin() {
+  about = await ask("data");
+  $("data-facts").textContent = `${count(about.images)} images with ${count(about.masks)} masks in ${count(about.shards.length)} shard${about.shards.length === 1 ? "" : "s"}, ${bytes(about.shards.reduce((sum, { bytes: size }) => sum + size, 0))}`;
+  $("shard").replaceChildren(...about.shards.map(({ name, images }, i) => make("option", { value: i }, `${name} (${count(images)})`)));
+  $("shard").onchange = () => turn(about.shards[$("shard").value].first);
+  $("earlier").onclick = () => turn(at - PAGE);
+  $("later").onclick = () => turn(at + PAGE);
+  $("close").onclick = () => $("viewer").close();
+  $("colour").onchange = paint;
+  $("try-it").hidden = !trying;
+  $("try-it").onclick = guarded(async () => { const { row } = open; $("viewer").close(); await openRow(row); });
+  const canvas = $("viewer-canvas");
+  canvas.onpointermove = look;
+  canvas.onclick = look;
+  canvas.onpointerleave = () => { hovered = -1; paint(); };
+  $("sampler").replaceChildren(...about.samplers.map((name) => make("option", { value: name }, name)));
+  $("sampler").onchange = guarded(async () => { $("position").value = 0; await Promise.all([draw(), expose()]); });
+  $("epoch").onchange = $("position").onchange = guarded(draw);
+  $("slide").oninput = () => { $("position").value = $("slide").value; };
+  $("slide").onchange = guarded(draw);
+  leftOut();
+  turn(0);
+  await Promise.all([draw(), expose(), histograms()].map((work) => work.catch((error) => { throw error; })));
+}
+
+/** Shows the images from a row on. */
+const turn = guarded(async (row) => {
+  at = Math.min(Math.max(row, 0), Math.max(about.images - 1, 0));
+  const rows = await ask(`data/images?first=${at}&count=${PAGE}`);
+  last = at + rows.length;
+  $("grid").replaceChildren(...rows.map(tile));
+  $("range").textContent = about.images ? `${count(at + 1)} to ${count(last)} of ${count(about.images)}` : "no images";
+  $("earlier").disabled = at === 0;
+  $("later").disabled = last >= about.images;
+  if (rows.length) $("shard").value = rows[0].shard;
+});
+
+function tile(image) {
+  const picture = make("img", { src: `/api/data/images/${image.row}/thumbnail`, alt: "", loading: "lazy" });
+  const told = make("span", {}, `${image.name} · ${image.masks} mask${image.masks === 1 ? "" : "s"}`);
+  picture.onerror = () => { told.textContent = `${image.name} · cannot be read`; told.className = "bad"; };
+  return make("button", { type: "button", title: `${image.name}, ${image.width} x ${image.height}`, onclick: guarded(() => view(image)) }, picture, told);
+}
+
+async function view(image) {
+  const [response, told] = await Promise.all([fetch(`/api/data/images/${image.row}/jpeg`), image.annotated ? ask(`data/images/${image.row}`) : { ...image, masks: [] }]);
+  if (!response.ok) throw new Error((await response.json()).fault);
+  open = { ...told, bitmap: await createImageBitmap(await response.blob()) };
+  open.masks = open.masks.map((mask) => ({ ...mask, mask: decoded(mask) })).sort((a, b) => b.area - a.area);
+  hovered = -1;
+  const canvas = $("viewer-canvas");
+  canvas.width = open.width;
+  canvas.height = open.height;
+  canvas.style.setProperty("--ratio", open.width / open.height);
+  $("viewer-name").textContent = open.name;
+  paint();
+  if (!$("viewer").open) $("viewer").showModal();
+}
+
+/** Returns a mask's share of the scale that colours go by. */
+function share(mask, by) {
+  if (by === "area") return (Math.log10(Math.max(mask.area / (open.width * open.height), 1e-5)) + 5) / 5;
+  const values = open.masks.map((each) => each[by]), low = Math.min(...values), high = Math.max(...values);
+  return high > low ? (mask[by] - low) / (high - low) : 1;
+}
+
+function paint() {
+  if (!open) return;
+  const by = $("colour").value, context = $("viewer-canvas").getContext("2d");
+  const line = Math.max(1, Math.round(open.width / 900)), size = [open.height, open.width];
+  context.drawImage(open.bitmap, 0, 0);
+  if (hovered >= 0) {
+    context.fillStyle = "#0009";
+    context.fillRect(0, 0, open.width, open.height);
+  }
+  const colours = open.masks.map((mask, i) => (by === "mask" ? hue(i) : ramp(share(mask, by))));
+  const some = hovered >= 0 ? [hovered] : open.masks.map((_, i) => i);
+  context.drawImage(painted(some.map((i) => open.masks[i].mask), some.map((i) => colours[i]), size, { line, alpha: 130 }), 0, 0);
+  const values = open.masks.map((each) => each[by]);
+  const ends = by === "area" ? ["0.001 %", "100 %"] : by === "mask" || !values.length ? [] : [Math.min(...values).toFixed(2), Math.max(...values).toFixed(2)];
+  const strip = make("i");
+  strip.style.background = `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map((each) => `rgb(${ramp(each)})`)})`;
+  $("scale").replaceChildren(...(ends.length ? [ends[0], strip, ends[1]] : []));
+  const mask = open.masks[hovered];
+  $("viewer-told").textContent = mask
+    ? `${percent(mask.area / (open.width * open.height), 2)} of the image, predicted IoU ${mask.predicted_iou.toFixed(3)}, stability ${mask.stability.toFixed(3)}`
+    : `${open.width} x ${open.height}, ${open.masks.length} mask${open.masks.length === 1 ? "" : "s"}; point at one`;
+}
+
+function look(event) {
+  const box = $("viewer-canvas").getBoundingClientRect();
+  const x = Math.floor(((event.clientX - box.left) / box.width) * open.width), y = Math.floor(((event.clientY - box.top) / box.height) * open.height);
+  const found = open.masks.findLastIndex(({ mask }) => holds(mask, x, y));
+  if (found !== hovered) { hovered = found; paint(); }
+}
+
+async function draw() {
+  const asked = `sampler=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
+  $("drawn").replaceChildren();
+  const { positions, position, images } = await ask(`data/drawn?${asked}`);
+  $("slide").max = Math.max(positions - 1, 0);
+  $("slide").value = $("position").value = position;
+  $("positions").textContent = `of ${count(positions)} in an epoch`;
+  $("drawn").replaceChildren(...images.map(tile));
+}
+
+async function expose() {
+  $("exposure").replaceChildren();
+  const { pieces, data } = await ask(`data/exposed?sampler=${$("sampler").value}`);
+  const xs = pieces.map(({ end }) => end), ends = [xs[0], xs.at(-1)];
+  const drawn = Object.entries(COLOURS).map(([name, colour]) => ({ name, colour, xs, ys: pieces.map(({ granularity }) => 100 * granularity[name]) }));
+  const held = Object.entries(COLOURS).map(([name, colour]) => ({ name, colour, xs: ends, ys: [0, 0].map(() => 100 * data.granularity[name]), faded: true }));
+  const hard = pieces.map(({ difficulty }) => difficulty.median);
+  const tars = [{ name: "visited so far", colour: "var(--ours)", xs, ys: pieces.map(({ tars_seen }) => tars_seen) }, { name: "in a step of the curve", colour: "var(--other)", xs, ys: pieces.map(({ tars_here }) => tars_here) }];
+  $("exposure").replaceChildren(...[
+    lines("Granularity, %", [...held, ...drawn], { note: "faded: the data", zero: true }),
+    lines("Difficulty, median", [{ name: "drawn", colour: "var(--ours)", xs, ys: hard }, { name: "data", colour: "var(--ours)", xs: ends, ys: [data.difficulty.median, data.difficulty.median], faded: true }]),
+    lines("Shards", tars, { note: `of ${count(data.tars)}`, zero: true }),
+  ].filter(Boolean));
+}
+
+async function histograms() {
+  const { histograms: held, granularity, distributions } = await ask("data/statistics");
+  const median = (name) => `median ${+distributions[name].median.toPrecision(3)}`;
+  const one = (title, name, more = {}) => held[name] && bars(title, [{ ...held[name], colour: "var(--ours)" }], { note: median(name), ...more });
+  const sides = ["short side", "long side"].filter((name) => held[name]).map((name, i) => ({ ...held[name], name, colour: ["var(--ours)", "var(--other)"][i] }));
+  $("histograms").replaceChildren(...[
+    one("Masks per image", "masks per image"),
+    one("Mask area, share of the image", "mask area share", { logarithmic: true }),
+    shares("Granularity of masks", Object.fromEntries(Object.entries(granularity).map(([name, number]) => [name.split(" ")[0], number]))),
+    sides.length ? bars("Image size, px", sides) : null,
+    one("Predicted IoU", "predicted_iou"),
+    one("Stability", "stability_score"),
+  ].filter(Boolean));
+}
+
+function leftOut() {
+  const told = [...about.broken, ...about.left_out.map(({ reason }) => reason)];
+  $("left-out-part").hidden = !told.length;
+  $("left-out").replaceChildren(...told.slice(0, LINES).map((line) => make("li", {}, line)));
+  if (about.left_out_count > LINES) $("left-out").append(make("li", {}, `and ${count(about.left_out_count - LINES)} more; 'gigamask index' tells all`));
+}

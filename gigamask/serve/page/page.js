@@ -1,0 +1,44 @@
+// The tabs and the theme. Each tab is a module with `start(about)` and `shown(visible)`.
+import * as data from "./data.js";
+import * as runs from "./runs.js";
+import * as trying from "./try.js";
+import { $, ask, guarded } from "./parts.js";
+
+const tabs = { try: trying, data, runs };
+
+function show() {
+  const wanted = location.hash.slice(1) in tabs ? location.hash.slice(1) : first;
+  for (const [name, tab] of Object.entries(tabs)) {
+    const visible = name === wanted;
+    $(name).hidden = !visible;
+    const link = document.querySelector(`nav [data-tab=${name}]`);
+    if (visible) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    tab.shown(visible);
+  }
+}
+
+function theme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* a browser that keeps nothing */ }
+}
+
+let first = "try";
+try {
+  const kept = localStorage.getItem("theme");
+  if (kept) document.documentElement.dataset.theme = kept;
+} catch { /* a browser that keeps nothing */ }
+$("theme").onclick = theme;
+guarded(async () => {
+  const about = await ask("about");
+  $("weights").textContent = about.weights ?? "";
+  const given = { try: about.weights !== null, data: about.data !== null, runs: about.runs };
+  first = Object.keys(given).find((name) => given[name]) ?? "try";
+  for (const name of Object.keys(tabs)) {
+    document.querySelector(`nav [data-tab=${name}]`).hidden = !given[name];
+    if (given[name]) tabs[name].start(about);
+  }
+  addEventListener("hashchange", show);
+  show();
+})();

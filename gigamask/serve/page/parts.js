@@ -1,0 +1,59 @@
+// What all tabs use: elements, how the server is asked, lines said to the user, numbers as text, files to save.
+
+export const $ = (id) => document.getElementById(id);
+
+/** Makes an element: `make("b", {className: "x", onclick: f}, "text", child)`. Text is never taken for HTML. */
+export function make(name, attributes = {}, ...children) {
+  const element = Object.assign(document.createElement(name), attributes);
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+/** Asks the server; JSON comes back, or an Error with the server's own line. */
+export async function ask(path, { body, json } = {}) {
+  const posted = body !== undefined || json !== undefined;
+  const headers = json !== undefined ? { "content-type": "application/json" } : body?.type ? { "content-type": body.type } : {};
+  let response;
+  try {
+    response = await fetch(`/api/${path}`, { method: posted ? "POST" : "GET", body: json !== undefined ? JSON.stringify(json) : body, headers });
+  } catch {
+    throw new Error("the server does not answer; is 'gigamask serve' still running?");
+  }
+  if (response.ok) return response.json();
+  const said = await response.text();
+  let fault = said || response.statusText;
+  try { fault = JSON.parse(said).fault ?? fault; } catch { /* a line of text */ }
+  throw Object.assign(new Error(fault), { status: response.status });
+}
+
+let hiding;
+/** Says a line at the foot of the page for a while. */
+export function say(line) {
+  const toast = $("toast");
+  toast.textContent = line instanceof Error ? line.message : line;
+  toast.hidden = false;
+  clearTimeout(hiding);
+  hiding = setTimeout(() => { toast.hidden = true; }, 6000);
+}
+
+/** Runs something that may fail, and says so where it does. */
+export const guarded = (work) => async (...given) => {
+  try { return await work(...given); } catch (error) { say(error); }
+};
+
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+export const count = (number) => number.toLocaleString("en");
+
+export function bytes(number) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (number >= 1000 && unit < units.length - 1) { number /= 1000; unit += 1; }
+  return `${number >= 100 || !unit ? Math.round(number) : number.toPrecision(3)} ${units[unit]}`;
+}
+
+/** Hands the browser a file to save. */
+export function save(blob, name) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,180 @@
+// Runs: curves, pictures, checkpoints and faults of one run or of two beside each other, asked for anew while they are trained.
+import { $, ask, bytes, count, guarded, make, say } from "./parts.js";
+import { lines, short } from "./charts.js";
+
+const EVERY_MS = 2000, COLOURS = ["var(--ours)", "var(--other)"];
+const NAMES = { loss: "Loss", iou: "IoU of the chosen mask", images_per_s: "Images a second", rate: "Learning rate", gradient_norm: "Gradient norm", iou_head: "IoU head", waited_s: "Waiting for data, s", memory_gb: "Memory, GB", loader_mb: "Largest loader process, MB" };
+const LAST = ["images_per_s", "waited_s", "memory_gb", "loader_mb"];
+
+let visible = false, started = false, held = [null, null], told = ["", ""], verified = new Map();
+
+export function start() { setInterval(() => { if (visible && !document.hidden) guarded(refresh)(); }, EVERY_MS); }
+
+export function shown(now) {
+  visible = now;
+  if (now && !started) { started = true; guarded(begin)(); }
+}
+
+async function begin() {
+  $("run-a").onchange = $("run-b").onchange = guarded(async () => { told = ["", ""]; await refresh(); });
+  $("smooth").oninput = draw;
+  $("picture-slide").oninput = pictures;
+  await refresh();
+}
+
+const titled = (name) => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
+const chosen = () => [$("run-a").value, $("run-b").value];
+
+async function refresh() {
+  const runs = await ask("runs");
+  list(runs);
+  const names = chosen();
+  const found = await Promise.all(names.map((name) => (name ? ask(`runs/run?name=${encodeURIComponent(name)}`) : null)));
+  if (String(names) !== String(chosen())) return;
+  const now = found.map((run) => JSON.stringify(run));
+  if (now[0] === told[0] && now[1] === told[1]) return;
+  told = now;
+  held = found;
+  draw();
+  facts();
+  checkpoints();
+  faults();
+  framed();
+  await differences();
+}
+
+/** Fills the two choices anew when runs have come or gone. */
+function list(runs) {
+  const before = chosen(), label = ({ name, step, steps, live }) => `${live ? "● " : ""}${name} (${count(step)}${steps ? ` of ${count(steps)}` : ""})`;
+  const filled = (select, none) => {
+    const options = runs.map((run) => make("option", { value: run.name }, label(run)));
+    if (none) options.unshift(make("option", { value: "" }, "none"));
+    if (String([...select.options].map((option) => option.text)) !== String(options.map((option) => option.text))) select.replaceChildren(...options);
+  };
+  filled($("run-a"), !runs.length);
+  filled($("run-b"), true);
+  $("run-a").value = runs.some(({ name }) => name === before[0]) ? before[0] : runs[0]?.name ?? "";
+  $("run-b").value = runs.some(({ name }) => name === before[1]) ? before[1] : "";
+  if (!runs.length) $("run-facts").textContent = "No run here yet; one shows as soon as it has begun.";
+}
+
+/** Returns an exponential mean of what is known, as TensorBoard smooths. */
+function smoothed(values, weight) {
+  let mean = 0, mass = 0;
+  return values.map((value) => {
+    if (value == null) return null;
+    mean = mean * weight + value * (1 - weight);
+    mass = mass * weight + (1 - weight);
+    return mean / mass;
+  });
+}
+
+function draw() {
+  const runs = held.filter(Boolean), weight = Number($("smooth").value), several = runs.length > 1;
+  const names = new Set(runs.flatMap(({ records }) => Object.keys(records).filter((name) => name !== "step" && records[name].some((value) => value))));
+  const order = ["loss", "iou", ...[...names].filter((name) => !["loss", "iou", ...LAST].includes(name)), ...LAST].filter((name) => names.has(name));
+  const charts = order.map((name) => {
+    const series = held.flatMap((run, i) => {
+      if (!run?.records[name]) return [];
+      const { step: xs } = run.records, ys = run.records[name], colour = COLOURS[i];
+      return weight && ys.length > 2 ? [{ colour, xs, ys, faded: true }, { name: several ? run.name : "", colour, xs, ys: smoothed(ys, weight) }] : [{ name: several ? run.name : "", colour, xs, ys }];
+    });
+    const end = series.filter(({ faded }) => !faded).map(({ ys }) => ys.findLast((y) => y != null)).filter((y) => y !== undefined);
+    return lines(NAMES[name] ?? titled(name), series, { note: end.map(short).join(" · ") });
+  });
+  const scored = new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ scores }) => Object.keys(scores))));
+  const judged = [...scored].map((name) => {
+    const series = held.flatMap((run, i) => (run?.evaluations.length ? [{ name: several ? run.name : "", colour: COLOURS[i], dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => 100 * scores[name]) }] : []));
+    return lines(`Held out: ${name}, %`, series, { note: series.map(({ ys }) => ys.at(-1)?.toFixed(1)).join(" · ") });
+  });
+  $("curves").replaceChildren(...[...judged, ...charts].filter(Boolean));
+}
+
+function facts() {
+  $("live").hidden = !held.some((run) => run?.live);
+  $("run-facts").textContent = held.filter(Boolean).map((run) => {
+    const skipped = run.fault_counts.skipped ?? 0, rejected = run.fault_counts.rejected ?? 0, resumed = run.fault_counts.resumed ?? 0;
+    const left = run.live && run.images_per_s && run.steps ? eta(run) : null;
+    return [`${run.name}: ${run.recipe ?? "?"}, step ${count(run.step)}${run.steps ? ` of ${count(run.steps)}` : ""}`,
+      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${skipped} steps skipped`, `${rejected} samples left out`, resumed ? `${resumed} times resumed` : null].filter(Boolean).join(", ");
+  }).join(" · ");
+}
+
+/** Says about how long a run that is being trained goes on. */
+function eta({ records, steps, step, images_per_s: speed }) {
+  const batch = records.batch?.at(-1);
+  if (!batch) return null;
+  const minutes = ((steps - step) * batch) / speed / 60;
+  return minutes > 90 ? `about ${(minutes / 60).toFixed(1)} h left` : `about ${Math.ceil(minutes)} min left`;
+}
+
+function framed() {
+  const made = held.map((run) => run?.pictures.filter(({ step }) => step !== null) ?? []);
+  const steps = [...new Set(made.flat().map(({ step }) => step))].sort((a, b) => a - b), slide = $("picture-slide");
+  $("pictures-part").hidden = !steps.length;
+  const end = slide.value === slide.max;
+  slide.max = Math.max(steps.length - 1, 0);
+  if (end) slide.value = slide.max;
+  slide.steps = steps;
+  pictures();
+}
+
+function pictures() {
+  const steps = $("picture-slide").steps ?? [], step = steps[$("picture-slide").value];
+  if (step === undefined) return;
+  $("picture-step").textContent = `step ${count(step)}`;
+  const images = held.map((run) => {
+    const before = run?.pictures.filter((each) => each.step !== null && each.step <= step).at(-1);
+    return before && { src: `/api/runs/picture?name=${encodeURIComponent(run.name)}&file=${encodeURIComponent(before.name)}`, alt: `${run.name} at step ${before.step}` };
+  }).filter(Boolean);
+  const there = [...$("pictures").children].map((image) => image.getAttribute("src"));
+  if (String(there) !== String(images.map(({ src }) => src))) $("pictures").replaceChildren(...images.map((image) => make("img", image)));
+}
+
+function checkpoints() {
+  const runs = held.filter(Boolean), rows = runs.flatMap((run) => run.checkpoints.map((each) => row(run, each, runs.length > 1)));
+  const head = [...(runs.length > 1 ? ["run"] : []), "checkpoint", "size", "score", "written", "sound"];
+  $("checkpoints").replaceChildren(rows.length ? make("div", { className: "wide" }, make("table", {}, make("tr", {}, ...head.map((name) => make("th", {}, name))), ...rows)) : make("p", { className: "faint" }, "none yet"));
+}
+
+function row(run, each, several) {
+  const cell = make("td"), key = `${run.name} ${each.name}`;
+  const result = (fault) => cell.replaceChildren(fault ? make("span", { className: "bad", title: fault }, "damaged") : make("span", { className: "good" }, "every byte"));
+  if (each.fault) result(each.fault);
+  else if (verified.has(key)) result(verified.get(key));
+  else {
+    const button = make("button", { type: "button", title: "read it all and hold it against its checksums" }, "verify");
+    button.onclick = guarded(async () => {
+      button.disabled = true;
+      button.textContent = "reading …";
+      try {
+        const { fault } = await ask(`runs/verify?name=${encodeURIComponent(run.name)}&step=${each.step}`, { json: {} });
+        verified.set(key, fault);
+        result(fault);
+        if (fault) say(fault);
+      } catch (error) { button.disabled = false; button.textContent = "verify"; throw error; }
+    });
+    cell.append(button);
+  }
+  const cells = [`step ${count(each.step)}${each.best ? " ★ best" : ""}`, bytes(each.bytes), each.score === null ? "" : short(each.score), new Date(each.written).toLocaleString()];
+  return make("tr", {}, ...(several ? [make("td", {}, run.name)] : []), ...cells.map((text) => make("td", {}, text)), cell);
+}
+
+function faults() {
+  const said = { rejected: (each) => `left out ${each.reason ?? each.rejected}`, skipped: (each) => `skipped: ${each.skipped}`, resumed: (each) => `went on from step ${each.step ?? "?"}, had reached ${each.reached}`,
+    damaged: (each) => `checkpoint passed over: ${each.checkpoint}`, unsaved: (each) => `not saved: ${each.unsaved}`, leak: (each) => `memory grows: ${JSON.stringify(each.leak)}` };
+  const found = held.filter(Boolean).flatMap((run) => Object.entries(run.faults).flatMap(([kind, events]) => events.map((each) => ({ step: each.step ?? 0, line: `${held[1] ? `${run.name}: ` : ""}step ${each.step ?? "?"}: ${said[kind]?.(each) ?? kind}` }))));
+  $("faults-part").hidden = !found.length;
+  $("faults").replaceChildren(...found.sort((a, b) => a.step - b.step).map(({ line }) => make("li", {}, line)));
+}
+
+async function differences() {
+  const [one, other] = held;
+  $("differences-part").hidden = !(one && other);
+  if (!(one && other)) return;
+  const found = await ask(`runs/differences?one=${encodeURIComponent(one.name)}&other=${encodeURIComponent(other.name)}`);
+  const text = (value) => (value == null ? "" : String(value));
+  $("differences").replaceChildren(found.length
+    ? make("table", {}, make("tr", {}, ...["flag", one.name, other.name].map((name) => make("th", {}, name))), ...found.map((each) => make("tr", {}, ...[each.flag, text(each.one), text(each.other)].map((value) => make("td", {}, value)))))
+    : make("p", { className: "faint" }, "nothing"));
+}

@@ -1,0 +1,325 @@
+// Try: a picture, prompts on it, and the masks that answer them. What was asked is a list of steps; undo takes the last one away.
+import { $, ask, guarded, make, percent, save, say } from "./parts.js";
+import { decoded, hue, painted, png } from "./masks.js";
+
+const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16;
+
+let picture = null;   // {id, name, width, height, bitmap, masks}
+let steps = [];       // {point: [x, y], foreground} or {box: [x0, y0, x1, y1]}, and `chosen`
+let answers = [];     // what the server answered to the last step, each with `mask` once decoded
+let picked = 0;       // which of them is chosen
+let hovered = null;   // which of them is looked at
+let title = "Answers";
+let mode = "add";
+let drag = null;      // {start, now, button} in the picture's pixels
+let turn = 0;         // counts what is asked, so that a late answer is known
+let ready = null;     // the embedding under way
+
+export function start(about) {
+  $("words").hidden = !about.words;
+  $("file").onchange = guarded(async (event) => { await open(event.target.files[0]); event.target.value = ""; });
+  const drop = $("drop");
+  drop.ondragover = (event) => { event.preventDefault(); drop.classList.add("over"); };
+  drop.ondragleave = () => drop.classList.remove("over");
+  drop.ondrop = guarded(async (event) => { event.preventDefault(); drop.classList.remove("over"); await open(event.dataTransfer.files[0]); });
+  addEventListener("paste", guarded(async (event) => {
+    const file = [...(event.clipboardData?.files ?? [])][0];
+    if (file && !$("try").hidden) await open(file);
+  }));
+  for (const button of $("mode").children) button.onclick = () => choose(button.dataset.mode);
+  $("undo").onclick = undo;
+  $("clear").onclick = clear;
+  $("several").onchange = guarded(async () => { steps = steps.map(({ chosen, ...step }) => step); await question(); });
+  $("save-png").onclick = guarded(savePng);
+  $("save-rle").onclick = guarded(saveRle);
+  $("everything").onclick = guarded(everything);
+  $("another").onclick = close;
+  $("words").onsubmit = guarded(async (event) => { event.preventDefault(); await find($("text").value.trim()); });
+  const canvas = $("canvas");
+  canvas.oncontextmenu = (event) => event.preventDefault();
+  canvas.onpointerdown = pressed;
+  canvas.onpointermove = moved;
+  canvas.onpointerup = guarded(released);
+  canvas.onpointercancel = () => { drag = null; paint(); };
+  addEventListener("keydown", keyed);
+  addEventListener("resize", fit);
+  if (about.data) guarded(samples)();
+}
+
+export function shown(visible) { if (visible) fit(); }
+
+/** Opens an image of the data. */
+export async function openRow(row) {
+  location.hash = "#try";
+  await opened(ask(`pictures/of-data/${row}`, { json: {} }));
+}
+
+async function open(file) {
+  if (!file) return;
+  const body = file.type ? file : new Blob([file], { type: "image/jpeg" });
+  await opened(ask(`pictures?name=${encodeURIComponent(file.name || "picture")}`, { body }));
+}
+
+async function opened(asked) {
+  busy("opening");
+  try { await show(await asked); } catch (error) { busy(); throw error; }
+}
+
+async function show(told) {
+  const bitmap = await createImageBitmap(await (await fetch(`/api/pictures/${told.id}/jpeg`)).blob());
+  picture = { ...told, bitmap };
+  $("canvas").classList.remove("none");
+  $("canvas").style.setProperty("--ratio", told.width / told.height);
+  $("invite").hidden = true;
+  $("drop").classList.add("full");
+  fit();
+  for (const id of ["everything", "another"]) $(id).disabled = false;
+  clear();
+  const mine = picture;
+  busy("encoding");
+  ready = ask(`pictures/${told.id}/embed`, { json: {} });
+  const { seconds, held } = await ready;
+  if (picture === mine) busy(false, held ? "encoded before" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`);
+}
+
+function close() {
+  picture = null;
+  clear();
+  $("canvas").classList.add("none");
+  $("invite").hidden = false;
+  $("drop").classList.remove("full");
+  for (const id of ["everything", "another"]) $(id).disabled = true;
+  busy();
+}
+
+function choose(wanted) {
+  mode = wanted;
+  for (const button of $("mode").children) button.setAttribute("aria-checked", button.dataset.mode === mode);
+  $("canvas").classList.toggle("boxing", mode === "box");
+}
+
+function undo() {
+  steps.pop();
+  const last = steps.at(-1);
+  if (last) delete last.chosen;
+  guarded(question)();
+}
+
+function clear() {
+  steps = [];
+  guarded(question)();
+}
+
+function keyed(event) {
+  if ($("try").hidden || !picture || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+  if (event.key === "z" || event.key === "Backspace") { event.preventDefault(); if (steps.length) undo(); }
+  else if (event.key === "Escape") clear();
+  else if (/^[1-9]$/.test(event.key) && answers[event.key - 1]) pick(event.key - 1);
+}
+
+/** Returns where in the picture a pointer is. */
+function place(event) {
+  const box = $("canvas").getBoundingClientRect();
+  const inside = (value, most) => Math.min(Math.max(value, 0), most);
+  return [inside(((event.clientX - box.left) / box.width) * picture.width, picture.width), inside(((event.clientY - box.top) / box.height) * picture.height, picture.height)];
+}
+
+function pressed(event) {
+  if (!picture || event.button > 2 || event.button === 1) return;
+  $("canvas").setPointerCapture(event.pointerId);
+  drag = { start: place(event), now: place(event), from: [event.clientX, event.clientY], button: event.button, boxing: mode === "box" || event.pointerType === "mouse", long: false };
+}
+
+function moved(event) {
+  if (!drag) return;
+  drag.now = place(event);
+  drag.long ||= drag.boxing && Math.hypot(event.clientX - drag.from[0], event.clientY - drag.from[1]) > DRAGGED_PX;
+  if (drag.long) paint();
+}
+
+async function released(event) {
+  if (!drag) return;
+  const { start, now, button, long } = drag, far = Math.hypot(event.clientX - drag.from[0], event.clientY - drag.from[1]);
+  drag = null;
+  const last = steps.at(-1);
+  if (last && answers[picked]?.number !== undefined) last.chosen = answers[picked].number;
+  if (long) {
+    const [xs, ys] = [0, 1].map((axis) => [start[axis], now[axis]].sort((a, b) => a - b));
+    steps.push({ box: [xs[0], ys[0], xs[1], ys[1]] });
+  } else if (far <= DRAGGED_PX * 2 && !(mode === "box" && event.pointerType !== "mouse")) {
+    steps.push({ point: start, foreground: button !== 2 && mode !== "remove" });
+  }
+  await question();
+}
+
+/** Asks for the masks of the steps there are. */
+async function question() {
+  const mine = ++turn;
+  $("undo").disabled = $("clear").disabled = !steps.length;
+  title = "Answers";
+  if (!picture || !steps.length) { take([]); return; }
+  paint();
+  await ready;
+  try {
+    const found = await ask(`pictures/${picture.id}/ask`, { json: { steps, several: $("several").checked ? true : null } });
+    if (mine === turn) take(found);
+  } catch (error) {
+    if (mine !== turn) return;
+    steps.pop();
+    $("undo").disabled = $("clear").disabled = !steps.length;
+    paint();
+    throw error;
+  }
+}
+
+async function everything() {
+  const mine = ++turn;
+  busy(picture.masks === null ? "looking everywhere" : "opening");
+  try {
+    const found = await ask(`pictures/${picture.id}/everything`, { json: {} });
+    if (mine !== turn) return;
+    if (!found.length) say("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
+    steps = [];
+    title = `Everything: ${found.length} masks`;
+    take(found, true);
+  } finally { busy(); }
+}
+
+async function find(text) {
+  if (!text || !picture) { if (!picture) say("open a picture first"); return; }
+  const mine = ++turn;
+  busy("looking");
+  try {
+    const found = await ask(`pictures/${picture.id}/words`, { json: { text } });
+    if (mine !== turn) return;
+    steps = [];
+    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "Nothing here fits; the nearest";
+    take(found.answers);
+  } finally { busy(); }
+}
+
+let together = false;
+function take(found, all = false) {
+  answers = found.map((each) => ({ ...each, mask: decoded(each) }));
+  together = all;
+  picked = 0;
+  hovered = null;
+  $("hint").hidden = answers.length > 0;
+  $("answers-title").textContent = title;
+  for (const id of ["save-png", "save-rle"]) $(id).disabled = !answers.length;
+  $("undo").disabled = $("clear").disabled = !steps.length && !answers.length;
+  $("answers").replaceChildren(...answers.map(card));
+  paint();
+}
+
+function pick(number) {
+  picked = number;
+  together = false;
+  [...$("answers").querySelectorAll("button")].forEach((button, i) => button.setAttribute("aria-pressed", i === picked));
+  paint();
+}
+
+/** One answer: a small picture of it, and its scores. */
+function card(answer, number) {
+  const score = answer.predicted_iou ?? answer.confidence, word = answer.confidence === undefined ? "predicted IoU" : "sure";
+  const bar = make("i");
+  bar.style.width = `${Math.min(Math.max(score ?? 0, 0), 1) * 100}%`;
+  const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the picture`];
+  const told = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
+    : make("div", {}, make("b", {}, score.toFixed(2)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
+  const button = make("button", { type: "button", title: "hover to look, click to choose" }, thumbnail(answer), told);
+  button.setAttribute("aria-pressed", number === picked && !together);
+  button.onclick = () => pick(number);
+  button.onpointerenter = () => { hovered = number; paint(); };
+  button.onpointerleave = () => { hovered = null; paint(); };
+  return make("li", {}, button);
+}
+
+function thumbnail(answer) {
+  const scale = Math.min(168 / picture.width, 126 / picture.height);
+  const canvas = make("canvas", { width: Math.max(1, Math.round(picture.width * scale)), height: Math.max(1, Math.round(picture.height * scale)) });
+  const context = canvas.getContext("2d");
+  context.drawImage(picture.bitmap, 0, 0, canvas.width, canvas.height);
+  context.fillStyle = "#000a";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const cut = new OffscreenCanvas(picture.width, picture.height), inner = cut.getContext("2d");
+  inner.drawImage(painted([answer.mask], [[255, 255, 255]], [picture.height, picture.width], { alpha: 255 }), 0, 0);
+  inner.globalCompositeOperation = "source-in";
+  inner.drawImage(picture.bitmap, 0, 0);
+  context.drawImage(cut, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+/** Gives the canvas as many pixels as the screen shows of it, or as the picture has. */
+function fit() {
+  if (!picture || $("try").hidden) return;
+  const canvas = $("canvas"), scale = Math.max(1, (canvas.clientWidth * devicePixelRatio) / picture.width);
+  Object.assign(canvas, { width: Math.round(picture.width * scale), height: Math.round(picture.height * scale) });
+  paint();
+}
+
+function paint() {
+  const canvas = $("canvas"), context = canvas.getContext("2d");
+  if (!picture) return;
+  const unit = picture.width / (canvas.clientWidth || picture.width);  // of the picture's pixels in one of the screen's
+  context.setTransform(canvas.width / picture.width, 0, 0, canvas.height / picture.height, 0, 0);
+  context.drawImage(picture.bitmap, 0, 0);
+  const chosen = hovered ?? (together ? null : picked), size = [picture.height, picture.width], line = Math.max(1, Math.round(1.5 * unit));
+  if (chosen !== null && answers[chosen]) context.drawImage(painted([answers[chosen].mask], [ANSWER], size, { line }), 0, 0);
+  else if (together) context.drawImage(painted(answers.map(({ mask }) => mask), answers.map((_, i) => hue(i)), size, { line }), 0, 0);
+  for (const step of steps) if (step.box) outline(context, step.box, unit, []);
+  for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
+  if (drag?.long) outline(context, [...drag.start, ...drag.now], unit, [6 * unit, 4 * unit]);
+}
+
+function outline(context, [x0, y0, x1, y1], unit, dashes) {
+  context.setLineDash(dashes);
+  for (const [width, colour] of [[4, "#0008"], [2, "#fff"]]) {
+    context.lineWidth = width * unit;
+    context.strokeStyle = colour;
+    context.strokeRect(x0, y0, x1 - x0, y1 - y0);
+  }
+  context.setLineDash([]);
+}
+
+function dot(context, [x, y], foreground, unit) {
+  context.beginPath();
+  context.arc(x, y, 6 * unit, 0, 7);
+  context.fillStyle = foreground ? "#009e73" : "#d55e00";
+  context.fill();
+  context.lineWidth = 2 * unit;
+  context.strokeStyle = "#fff";
+  context.stroke();
+  context.beginPath();
+  context.moveTo(x - 3 * unit, y);
+  context.lineTo(x + 3 * unit, y);
+  if (foreground) { context.moveTo(x, y - 3 * unit); context.lineTo(x, y + 3 * unit); }
+  context.stroke();
+}
+
+async function savePng() {
+  save(await png(answers[picked].mask, [picture.height, picture.width]), `${stem()}_mask.png`);
+}
+
+async function saveRle() {
+  const told = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability }) => ({
+    segmentation, area, bbox: [x0, y0, x1 - x0, y1 - y0], predicted_iou, stability_score: stability,
+  }));
+  const content = { image: { file_name: picture.name, height: picture.height, width: picture.width }, annotations: told };
+  save(new Blob([JSON.stringify(content)], { type: "application/json" }), `${stem()}_masks.json`);
+}
+
+const stem = () => picture.name.replace(/^.*[:/\\]/, "").replace(/\.[a-z]+$/i, "");
+
+function busy(what = false, told = "") {
+  $("state").classList.toggle("busy", Boolean(what));
+  $("state").textContent = what ? `${what} …` : told;
+}
+
+async function samples() {
+  const rows = await ask(`data/images?count=${SAMPLES}`);
+  $("samples").replaceChildren(...rows.map(({ row, name }) => {
+    const image = make("img", { src: `/api/data/images/${row}/thumbnail`, alt: name, loading: "lazy" });
+    return make("button", { type: "button", title: name, onclick: guarded(() => openRow(row)) }, image);
+  }));
+}

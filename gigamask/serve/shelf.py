@@ -1,0 +1,131 @@
+"""An index to look through: its shards, its images with their masks, what a sampler draws, what was left out. Numbers and names leave, and JPEGs.
+
+Not here: pictures in front of a model (`serve.studio`), statistics (`prepare.statistics`), what a sampler visits (`prepare.exposure`).
+"""
+
+import threading
+from functools import cached_property, lru_cache
+from typing import Any
+
+import cv2
+import numpy as np
+
+from gigamask import names
+from gigamask.data import annotation, image, store
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.items import Catalogue, open_items
+from gigamask.data.shards import Entry, Shards
+from gigamask.geometry.runs import Runs
+from gigamask.prepare import exposure, statistics
+from gigamask.seams import Ledger, Sampler
+from gigamask.serve.studio import Unknown, described, to_jpeg
+
+MOST_ROWS = 200
+"""Images that are listed, or drawn, at once."""
+THUMBNAIL_PX = 240
+"""Long side."""
+MOST_LEFT_OUT = 1000
+KEPT_ORDERS = 4
+ITEMS_A_PIECE, LEAST_PIECES, MOST_PIECES = 12, 5, 50
+"""Of what an epoch visits: pieces of fewer items would jump."""
+
+
+class Shelf:
+    """An opened index and its shards, which one thread at a time reads."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._shards, self._lock = Shards(index.shard_paths), threading.Lock()
+        self._order = lru_cache(KEPT_ORDERS)(self._ordered)
+
+    def about(self) -> dict[str, Any]:
+        """Returns the shards, what was left out when they were indexed, and which samplers there are."""
+        first = np.searchsorted(self.index.images["shard"], np.arange(len(self.index.manifest.parts) + 1)).tolist()
+        shards = [
+            {"name": store.name(part.tar.path), "bytes": part.tar.bytes, "images": part.images, "masks": part.masks, "first": first[number]}
+            for number, part in enumerate(self.index.manifest.parts)
+        ]
+        report = self.index.report()
+        left_out = report["rejected"]
+        counts = {"left_out": left_out[:MOST_LEFT_OUT], "left_out_count": len(left_out), "broken": report["broken_tars"]}
+        return {"images": len(self.index), "masks": report["masks"], "shards": shards, "samplers": list(names.SEAMS["sampler"][1]), **counts}
+
+    def listed(self, first: int, count: int) -> list[dict[str, Any]]:
+        """Returns some images in the index's order."""
+        return [self._told(row) for row in range(max(first, 0), min(max(first, 0) + min(count, MOST_ROWS), len(self.index)))]
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """What `gigamask stats` tells."""
+        return statistics.describe(self.index)
+
+    def drawn(self, sampler: str, epoch: int, position: int, count: int, seed: int) -> dict[str, Any]:
+        """Returns the images that a sampler, its fields at their defaults, visits from a position of an epoch on, before it knows any loss."""
+        rows = self._order(sampler, epoch, seed)
+        position = max(0, min(position, len(rows) - 1))
+        told = [self._told(int(row)) for row in rows[position : position + min(count, MOST_ROWS)]]
+        return {"positions": len(rows), "position": position, "images": told}
+
+    def exposed(self, sampler: str, seed: int) -> dict[str, Any]:
+        """Returns what one epoch of a sampler visits, in pieces, beside what the data hold."""
+        items = self._catalogue(seed).items
+        return exposure.describe(items, _part(sampler), pieces=min(max(items.count // ITEMS_A_PIECE, LEAST_PIECES), MOST_PIECES))
+
+    def masks(self, row: int) -> dict[str, Any]:
+        """Returns an image's masks with what its annotation says of them; raises BadSample where it cannot be read."""
+        entry = annotation.parse(self._json(row), self.index.entry_name(row))
+        scores = {"predicted_iou": entry.predicted_iou.tolist(), "stability": entry.stability_score.tolist()}
+        return self._told(row) | {"masks": described(entry.masks, scores)}
+
+    def jpeg(self, row: int) -> bytes:
+        """Returns an image's pixels as stored, as a JPEG; raises BadSample where it cannot be read."""
+        return to_jpeg(image.decode(self._read(row)[0], self.index.entry_name(row)))
+
+    def thumbnail(self, row: int) -> bytes:
+        """Returns the same, small."""
+        raw, name = self._read(row)[0], self.index.entry_name(row)
+        height, width = image.size(raw, name)
+        pixels = image.decode(raw, name, half=max(height, width) >= 2 * THUMBNAIL_PX)
+        scale = min(1.0, THUMBNAIL_PX / max(pixels.shape[:2]))
+        size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
+        return to_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+
+    def file(self, row: int) -> tuple[bytes, str, Runs | None]:
+        """Returns an image's file, its name, and its masks, None where it has no annotation."""
+        raw, json = self._read(row)
+        name = self.index.entry_name(row)
+        return raw, name, annotation.parse(json, name).masks if json is not None else None
+
+    def _json(self, row: int) -> bytes:
+        json = self._read(row)[1]
+        if json is None:
+            raise Unknown(f"{self.index.entry_name(row)}: has no json, so it has no masks")
+        return json
+
+    def _read(self, row: int) -> Entry:
+        if not 0 <= row < len(self.index):
+            raise Unknown(f"there is no image {row}, the index has {len(self.index)}")
+        with self._lock:
+            return self._shards.read_entry(self.index, row)
+
+    def _told(self, row: int) -> dict[str, Any]:
+        images = self.index.images
+        told = {name: int(images[name][row]) for name in ("shard", "width", "height", "masks")}
+        return {"row": row, "name": images["name"][row].decode("utf-8", "replace"), **told, "annotated": bool(images["json_offset"][row] >= 0)}
+
+    def _catalogue(self, seed: int) -> Catalogue:
+        return open_items(self.index, Filters(), "image", None, seed)
+
+    def _ordered(self, sampler: str, epoch: int, seed: int) -> np.ndarray:
+        """Returns the rows of one epoch."""
+        part, catalogue = _part(sampler), self._catalogue(seed)
+        order = part.order(catalogue.items, epoch, Ledger.empty(catalogue.items.count) if part.decay is not None else None)
+        return catalogue.locate(np.asarray(order[np.arange(len(order))], np.int64))[0]
+
+
+def _part(sampler: str) -> Sampler:
+    """Returns a sampler of ours by its name; a file of one's own is not loaded because a page says so."""
+    if sampler not in names.SEAMS["sampler"][1]:
+        raise Unknown(f"no sampler is called {sampler!r}")
+    return names.make("sampler", sampler)

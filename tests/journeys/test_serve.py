@@ -1,0 +1,331 @@
+"""The page as a user opens it: wrong words, a closed door, and a real browser that clicks, draws, browses and watches."""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask import arguments
+from gigamask.cli import main
+from gigamask.geometry.runs import Runs
+from gigamask.model.start import build
+from gigamask.model.weights import save, to_official
+from gigamask.train.loop import train
+from tests.asked import run_in
+from tests.little import SPEC, little
+from tests.rooms.grounding.test_asking import saved as saved_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDE, NARROW = (1366, 800), (390, 844)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "little.safetensors"
+    spec = replace(SPEC, informed_start=True)
+    save(to_official(build(spec, 0)), spec, path)
+    return path
+
+
+@contextmanager
+def served(*words):
+    """Starts the page on a free port and gives its address; it must stop with 0 when it is told to."""
+    command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://"), process.stderr.read()
+        yield address
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        assert (process.returncode, said) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(address, headers=None, body=None):
+    """Returns status and body of a request."""
+    request = urllib.request.Request(address, data=body, headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nothing to show; give --weights"),
+        (["--weights", "none.pth"], "none.pth"),
+        (["--data", "none.tar"], "none.tar: no such path"),
+        (["--runs", "none"], "--runs none: no such folder"),
+        (["--words", "none"], "none"),
+        (["--runs", ".", "--port", "70000"], "--port is 70000"),
+        (["--runs", ".", "--port", "web"], "--port"),
+        (["--runs", ".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: is no address"),
+        (["--runs", ".", "--token", "short"], "--token has 5 letters"),
+        (["--runs", ".", "--points-per-side", "0"], "points_per_side is 0"),
+        (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
+        (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
+    ],
+)
+def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--runs", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 2
+    assert "another --port" in capsys.readouterr().err
+
+
+def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve", "--runs", str(tmp_path)]) == 2
+    assert "pip install 'gigamask[web]'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, scenes):
+    """A folder with a run that has ended, and two whose records are written by the test."""
+    folder = tmp_path_factory.mktemp("runs")
+    run = replace(little(), data=(str(scenes),), out=str(folder / "done"), steps=2)
+    train(run, begun=lambda: arguments.save_run(run))
+    for name, steps in (("a", 40), ("b", 50)):
+        arguments.save_run(replace(run, out=str(folder / name), steps=steps))
+        record(folder / name, range(1, 20))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(weights, scenes, runs, described, tmp_path_factory):
+    """Where a page with all there is is served."""
+    words = tmp_path_factory.mktemp("words") / "run"
+    saved_run(run_in(words, described))
+    with served("--weights", weights, "--data", scenes, "--runs", runs, "--words", words) as address:
+        yield address
+
+
+def test_other_names_large_bodies_and_paths_are_refused(address):
+    assert get(address)[0] == 200
+    assert get(address, {"Host": "evil.example"})[0] == 421
+    assert get(f"{address}api/pictures", {"Origin": "http://evil.example", "Content-Type": "image/jpeg"}, b"x")[0] == 403
+    assert get(f"{address}api/pictures", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
+    assert get(f"{address}api/pictures/a/ask", {"Content-Type": "application/json"}, b"x" * 2**17)[0] == 413
+    assert chunked(address, f"{'10000'}\r\n{'x' * 2**16}\r\n" * 3) == 413
+    for path in ("page/../app.py", "page/%2e%2e%2fapp.py", "../../etc/passwd", "api/data/images/..%2f..%2fetc"):
+        assert get(address + path)[0] in (404, 422)
+
+
+def chunked(address, chunks):
+    """Sends a body in chunks, which states no length, and returns the status."""
+    host, port = re.match(r"http://([\d.]+):(\d+)/", address).groups()
+    with socket.create_connection((host, int(port)), timeout=30) as line:
+        head = f"POST /api/pictures/a/ask HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+        line.sendall((head + chunks + "0\r\n\r\n").encode())
+        return int(line.recv(100).split()[1])
+
+
+def test_on_other_addresses_a_token_opens_the_door_once(weights, tmp_path):
+    told = tmp_path / "told.json"
+    with served("--weights", weights, "--host", "0.0.0.0", "--json", told) as address:
+        bare, token = re.fullmatch(r"http://[^:]+:(\d+)/\?token=(\w+)", address).groups()
+        own = f"http://127.0.0.1:{bare}/"
+        assert get(own)[0] == get(f"{own}api/about")[0] == 401
+        assert get(f"{own}api/about", {"Cookie": f"gigamask_token={token}"})[0] == 200
+        opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert opened.open(f"{own}?token={token}", timeout=30).status == 200
+        assert json.loads(opened.open(f"{own}api/about", timeout=30).read())["weights"] == str(weights)
+    assert json.loads(told.read_text()) == {"address": address}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real Chromium without a window."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: install one (Debian: apt-get install chromium) to test the page")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def opened(browser, address, size=WIDE, **more):
+    """Opens the page and gives it; nothing may go wrong in it that nobody sees."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **more)
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" and "status of 4" not in line.text else None)
+    page.set_default_timeout(20_000)
+    page.goto(address)
+    yield page
+    assert not wrong
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
+    context.close()
+
+
+def click(page, across, down, **more):
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"], **more)
+
+
+def answers(page, count):
+    """Waits until there are so many answers and returns their words."""
+    page.wait_for_function("count => document.querySelectorAll('#answers li').length === count", arg=count)
+    return page.locator("#answers li").all_inner_texts()
+
+
+def pixels(page):
+    """Returns the canvas as the browser shows it."""
+    return page.evaluate("document.getElementById('canvas').toDataURL()")
+
+
+def test_a_picture_is_dropped_clicked_and_answered(browser, address, tmp_path):
+    Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
+    with opened(browser, address) as page:
+        page.set_input_files("#file", tmp_path / "photo.png")
+        page.wait_for_selector("#state:has-text('encoded in')")
+        bare = pixels(page)
+        click(page, 0.5, 0.5)
+        first = answers(page, 3)
+        assert all(re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first)
+        marked = pixels(page)
+        assert marked != bare
+        click(page, 0.2, 0.3, button="right")
+        answers(page, 1)
+        page.click("#undo")
+        assert answers(page, 3) == first
+        page.wait_for_function("before => document.getElementById('canvas').toDataURL() === before", arg=marked)
+        page.keyboard.press("Escape")
+        answers(page, 0)
+        assert pixels(page) == bare
+        box = page.locator("#canvas").bounding_box()
+        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
+        page.mouse.up()
+        answers(page, 3)
+        page.hover("#answers li:nth-child(2) button")
+        page.click("#answers li:nth-child(3) button")
+        assert page.get_attribute("#answers li:nth-child(3) button", "aria-pressed") == "true"
+        saved(page, tmp_path)
+
+
+def saved(page, tmp_path):
+    """Saves the chosen answer both ways and holds one against the other."""
+    for button, name in (("#save-png", "a.png"), ("#save-rle", "a.json")):
+        with page.expect_download() as download:
+            page.click(button)
+        download.value.save_as(tmp_path / name)
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert told["image"] == {"file_name": "photo.png", "height": 60, "width": 90}
+    [mask] = told["annotations"]
+    dense = Runs.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]
+    assert (np.array(Image.open(tmp_path / "a.png").convert("L")) == 255 * dense).all()
+    assert dense.sum() == mask["area"]
+
+
+def test_what_is_no_picture_is_said(browser, address, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"no picture")
+    with opened(browser, address) as page:
+        page.set_input_files("#file", tmp_path / "photo.jpg")
+        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are no JPEG')")
+        assert page.is_visible("#invite")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+def test_data_are_browsed_and_samplers_asked(browser, address, size, scheme):
+    with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
+        page.wait_for_selector("#histograms figure")
+        assert page.locator("#grid button").count() == 12 == page.locator("#drawn button").count()
+        drawn = page.locator("#drawn button").all_inner_texts()
+        page.select_option("#sampler", "curriculum")
+        page.wait_for_function(
+            "before => [...document.querySelectorAll('#drawn button')].map(b => b.innerText).join() !== before", arg=",".join(drawn)
+        )
+        page.select_option("#sampler", "relevance_diversity")
+        page.wait_for_selector("#toast:has-text('column')")
+        page.click("#grid button:nth-child(3)")
+        page.wait_for_selector("dialog[open]")
+        canvas = page.locator("#viewer-canvas").bounding_box()
+        for by in ("area", "predicted_iou", "stability", "mask"):
+            page.select_option("#colour", by)
+        page.mouse.move(canvas["x"] + canvas["width"] / 2, canvas["y"] + canvas["height"] / 2)
+        page.click("#try-it")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.click("#everything")
+        page.wait_for_selector("#answers li")
+        assert re.fullmatch(r"Everything: \d+ masks", page.inner_text("#answers-title"))
+
+
+def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
+    more = {"has_touch": True, "is_mobile": True}
+    with opened(browser, address, NARROW, **more) as page:
+        page.tap("#samples button:nth-child(2)")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.tap("#canvas")
+        answers(page, 3)
+        page.tap("[data-mode=remove]")
+        page.tap("#canvas", position={"x": 20, "y": 20})
+        answers(page, 1)
+        page.tap("#undo")
+        answers(page, 3)
+
+
+def test_words_find_masks(browser, address):
+    with opened(browser, address) as page:
+        page.click("#samples button:nth-child(1)")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.fill("#text", "the red disc")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#answers li")
+        assert re.search(r"\d+ of \d+ fit|Nothing here fits", page.inner_text("#answers-title"))
+        assert "sure" in page.inner_text("#answers li:nth-child(1)")
+
+
+def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, address, runs):
+    with opened(browser, f"{address}#runs") as page:
+        page.wait_for_selector("#curves figure")
+        page.select_option("#run-a", "a")
+        page.select_option("#run-b", "b")
+        page.wait_for_selector("#differences td:has-text('steps')")
+        page.wait_for_selector("#live")
+        record(runs / "a", range(20, 38))
+        page.wait_for_selector("#run-facts:has-text('step 37 of 40')")
+        with open(runs / "a" / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": 37, "rejected": "x.tar:sa_1", "reason": "x.tar:sa_1: <b>cut short</b>"}) + "\n")
+        page.wait_for_selector("#faults li:has-text('<b>cut short</b>')")
+
+
+def record(folder, steps):
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0}) + "\n" for step in steps)
+
+
+def test_checkpoints_are_verified_from_the_page(browser, address):
+    with opened(browser, f"{address}#runs") as page:
+        page.wait_for_selector("#curves figure")
+        page.select_option("#run-a", "done")
+        page.click("#checkpoints button")
+        page.wait_for_selector("#checkpoints .good")

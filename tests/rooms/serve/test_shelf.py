@@ -1,0 +1,124 @@
+"""An index looked through: what is told is the index's, what cannot be read is said, and no file is loaded because a page names it."""
+
+import json
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from gigamask import names
+from gigamask.data import annotation, image
+from gigamask.data import index as indexes
+from gigamask.data.shards import Shards
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.runs import Runs
+from gigamask.prepare import synthetic
+from gigamask.serve.shelf import THUMBNAIL_PX, Shelf
+from gigamask.serve.studio import Unknown
+from tests.broken import write_samples
+
+
+def test_shards_counts_and_samplers_are_told(shelf, index):
+    told = shelf.about()
+    assert (told["images"], told["masks"], told["left_out_count"]) == (12, index.manifest.masks, 0)
+    assert [each["first"] for each in told["shards"]] == [0]
+    assert told["samplers"] == list(names.SEAMS["sampler"][1])
+
+
+def test_where_a_shard_begins_is_told(tmp_path):
+    synthetic.write(str(tmp_path), 6, seed=1, shard_images=2)
+    told = Shelf(indexes.build(tmp_path, tmp_path / "index")).about()
+    assert [(each["first"], each["images"]) for each in told["shards"]] == [(0, 2), (2, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(("first", "count", "rows"), [(0, 5, range(5)), (10, 5, range(10, 12)), (99, 5, ()), (-3, 2, range(2))])
+def test_images_are_listed_in_order(shelf, first, count, rows):
+    assert [each["row"] for each in shelf.listed(first, count)] == list(rows)
+
+
+def test_masks_are_those_of_the_json(shelf, index):
+    entry = annotation.parse(Shards(index.shard_paths).read_entry(index, 3)[1], "a")
+    told = shelf.masks(3)
+    assert (told["height"], told["width"]) == entry.size
+    assert told["annotated"]
+    found = Runs.from_coco([each["segmentation"]["counts"] for each in told["masks"]], entry.size)
+    assert (found.to_dense() == entry.masks.to_dense()).all()
+    assert [each["predicted_iou"] for each in told["masks"]] == pytest.approx(entry.predicted_iou.tolist(), abs=1e-4)
+    json.dumps(told, allow_nan=False)
+
+
+def test_pictures_are_the_stored_pixels_and_thumbnails_are_small(shelf, index):
+    raw = Shards(index.shard_paths).read_entry(index, 0)[0]
+    stored, sent = image.decode(raw, "a"), simplejpeg.decode_jpeg(shelf.jpeg(0))
+    assert sent.shape == stored.shape
+    assert np.abs(sent.astype(int) - stored).mean() < 4
+    small = simplejpeg.decode_jpeg(shelf.thumbnail(0))
+    assert max(small.shape) == min(THUMBNAIL_PX, max(stored.shape))
+
+
+def test_a_picture_for_trying_comes_with_its_masks(shelf, index):
+    raw, name, own = shelf.file(2)
+    assert name == index.entry_name(2)
+    assert image.size(raw, name) == own.size
+
+
+@pytest.mark.parametrize("sampler", ["random", "curriculum", "stratified_granularity", "loss_weighted", "replay"])
+def test_what_a_sampler_draws_is_its_order(shelf, sampler):
+    whole = shelf.drawn(sampler, 1, 0, 200, seed=5)
+    part = shelf.drawn(sampler, 1, 2, 3, seed=5)
+    assert part["positions"] == whole["positions"] == len(whole["images"])
+    assert part["images"] == whole["images"][2:5]
+    assert shelf.drawn(sampler, 1, 10**9, 3, seed=5)["position"] == whole["positions"] - 1
+
+
+def test_a_samplers_exposure_is_told_in_pieces(shelf):
+    told = shelf.exposed("random", 0)
+    assert told["positions"] == 12
+    assert len(told["pieces"]) == 5
+    assert told["pieces"][-1]["end"] == 12
+    assert shelf.statistics["images"] == 12
+
+
+def test_samplers_that_want_more_than_an_index_say_so(shelf):
+    with pytest.raises(Fault, match="column"):
+        shelf.drawn("relevance_diversity", 0, 0, 3, 0)
+
+
+def test_no_file_is_loaded_because_a_page_names_it(shelf, tmp_path):
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
+    with pytest.raises(Unknown, match="no sampler"):
+        shelf.drawn(f"{tmp_path / 'mine.py'}:Mine", 0, 0, 3, 0)
+    assert not (tmp_path / "loaded").exists()
+
+
+@pytest.mark.parametrize("row", [-1, 12, 10**12])
+def test_rows_that_are_not_there_are_unknown(shelf, row):
+    with pytest.raises(Unknown, match="there is no image"):
+        shelf.jpeg(row)
+
+
+def test_what_cannot_be_read_is_left_out_or_said(tmp_path):
+    write_samples(tmp_path / "broken.tar", faulty=9)
+    shelf = Shelf(indexes.build(tmp_path / "broken.tar", tmp_path / "index"))
+    assert shelf.about()["left_out_count"] == len(shelf.about()["left_out"]) > 0
+    json.dumps(shelf.about())
+    said = []
+    for row in range(len(shelf.index)):
+        for look in (shelf.jpeg, shelf.masks, shelf.thumbnail):
+            try:
+                look(row)
+            except BadSample as bad:
+                said.append(str(bad))
+    assert said
+    assert all(line.startswith("broken.tar:") for line in said)
+
+
+def test_an_image_without_a_json_has_no_masks(tmp_path, index):
+    raw = Shards(index.shard_paths).read_entry(index, 0)[0]
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.jpg").write_bytes(raw)
+    shelf = Shelf(indexes.build(tmp_path / "pictures", tmp_path / "index"))
+    assert shelf.listed(0, 1)[0]["annotated"] is False
+    assert shelf.file(0)[2] is None
+    with pytest.raises(Unknown, match="has no json"):
+        shelf.masks(0)
