@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 PROC = Path("/proc")
 
 
@@ -44,14 +42,11 @@ def of(pid: int) -> Footprint | None:
 def written(pid: int | None = None) -> int | None:
     """Returns what `Footprint.written` counts, of this process by default: some microseconds, where the pages take milliseconds.
 
-    Without /proc, what the process has resident; None where that is not known either.
+    None where the process is gone or the system does not say.
     """
-    pid = os.getpid() if pid is None else pid
     try:
-        if not PROC.is_dir():
-            return psutil.Process(pid).memory_info().rss
-        status = _sizes((PROC / str(pid) / "status").read_text())
-    except (OSError, psutil.Error):
+        status = _sizes((PROC / str(os.getpid() if pid is None else pid) / "status").read_text())
+    except OSError:
         return None
     return _written(status) if "VmRSS" in status else None
 
