@@ -1,7 +1,8 @@
 """Tells what each dependency of gigamask takes: `python benchmarks/dependencies.py`, where those of the extras that are to be told of are installed.
 
 A row is what pip puts there for one requirement with all that it needs in turn: bytes of the files that its record names, and how many distributions
-they are. What several rows need, such as numpy, counts in each; the last row of the core counts everything once. An extra's row is what it adds to the core.
+they are. What several rows need, such as numpy, counts in each; the last row of the core counts everything once. An extra's row is what it adds to
+the core.
 """
 
 import sys

@@ -1,14 +1,12 @@
-"""From words on the command line and files to values: one parser, one set of errors, each of them one line.
+"""From words on the command line and files to runs, and to verbs that hold a part of one.
 
 A configuration file is turned into the same flags and put in front of the user's own, so there is one parser and the last word wins.
 
-Not here: the verbs (`verbs`), which word names which part (`names`), what a run is (`train.run`).
+Not here: the parser itself (`parser`), the verbs (`verbs`), which word names which part (`names`), what a run is (`train.run`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -25,22 +23,11 @@ import yaml
 
 from gigamask import names, recipes
 from gigamask.faults import Fault
+from gigamask.parser import parse
 from gigamask.train.run import Run, check_resume, leaves
 
 Verb = TypeVar("Verb")
 CONFIG = "config.yaml"
-
-
-def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None = None) -> Verb:
-    """Returns the value that `argv` describes; raises `Fault` with one line where it does not describe one."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
-    except SystemExit as leaving:
-        if not leaving.code:
-            raise
-        raise Fault(f"{one_line(said.getvalue())}; see '{prog} --help'") from None
 
 
 def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
@@ -52,21 +39,6 @@ def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
         narrowed = [(part, type(value), field(default=value)) for part, value in parts.items()]
         kind = make_dataclass(kind.__name__, narrowed, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__})
     return parse(kind, words, prog)
-
-
-def one_line(boxed: str) -> str:
-    """Returns what a boxed message says first, and the flag it suggests; boxes are drawn with hyphens where stdout is not UTF-8."""
-    drawn = "╭" in boxed
-    lines = [line.strip(" │") for line in boxed.splitlines() if line.strip() and not line.startswith(("╭", "╰"))]
-    blocks: list[list[str]] = [[]]
-    for line in lines:
-        if set(line) <= set("─-"):
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-    blocks = blocks if drawn else blocks[1:]
-    suggested = [block[1].split()[0] for block in blocks if block and block[0].startswith(("Perhaps you meant", "Arguments similar to"))]
-    return " ".join(blocks[0]).rstrip(". ") + (f"; perhaps you meant {suggested[0]}" if suggested else "")
 
 
 @dataclass(frozen=True)
@@ -245,18 +217,3 @@ def load_run(folder: str) -> Run:
     content = read_config(str(path))
     default = replace(recipes.make(content.get("recipe", "")), recipe=content["recipe"])
     return _parse_run([content], {}, [], default, str(path)).run
-
-
-def check_json(path: str | None) -> None:
-    """Raises Fault for a file that cannot be written later, before the work is done."""
-    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
-        raise Fault(f"--json {path}: cannot be written; name a file in a folder that exists")
-
-
-def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Writes what a verb printed as data, when a file was named."""
-    if path:
-        try:
-            Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
-        except OSError as error:
-            raise Fault(f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists") from None

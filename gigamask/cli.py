@@ -1,20 +1,21 @@
 """The command line: `gigamask VERB ...`, from words to exit code.
 
 Whatever is wrong with what the user asked or gave is one line on standard error and exit code 2; a traceback is a bug.
-Verbs import what they need when they run, so that `--help` answers at once.
+Verbs import what they need when they run, and their docstrings are read without importing them, so that `--help` answers at once.
 
-Not here: what a verb prints (`verbs`), how words become values (`arguments`).
+Not here: what a verb prints (`verbs`), how words become values (`parser`, `arguments`).
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import select
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 from gigamask.faults import Fault, Stopped
@@ -84,42 +85,43 @@ def dispatch(words: list[str]) -> int:
 
         print(f"gigamask {__version__}")
         return 0
-    from gigamask import arguments
-
     if words[0] in TRAIN:
         return train(words[0], words[1:])
     if words[:2] == ["ground", "train"]:
         return train("ground train", words[2:])
     if words[0] not in VERBS:
         raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
-    module = module_of(words[0])
-    verb = module.parse(words[1:]) if hasattr(module, "parse") else arguments.parse_verb(module.Verb, words[1:], f"gigamask {words[0]}")
-    arguments.check_json(verb.json)
+    from gigamask import parser
+
+    module = import_module(f"gigamask.verbs.{words[0]}")
+    verb = module.parse(words[1:]) if hasattr(module, "parse") else parser.parse(module.Verb, words[1:], f"gigamask {words[0]}")
+    parser.check_json(verb.json)
     done = verb.run()
     if done is None:  # one of several processes, of which the first speaks
         return 0
-    arguments.write_json(verb.json, done)
+    parser.write_json(verb.json, done)
     if "fault" in done:
         raise Fault(done["fault"])
     return 0
 
 
-def module_of(verb: str) -> ModuleType:
-    """Returns the module of a verb."""
-    return import_module(f"gigamask.verbs.{verb}")
+def told(verb: str) -> str:
+    """Returns what the docstring of a verb's class says, read from its module's text."""
+    tree = ast.parse((Path(__file__).parent / "verbs" / f"{verb}.py").read_text(encoding="utf-8"))
+    return next(ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Verb")
 
 
 def overview() -> str:
     """Returns what `gigamask --help` prints."""
-    rows = "\n".join(f"  {name:9} {TRAIN.get(name) or module_of(name).Verb.__doc__}" for name in VERBS)
+    rows = "\n".join(f"  {name:9} {TRAIN.get(name) or told(name)}" for name in VERBS)
     head = "usage: gigamask VERB ...\n\nTrains Segment Anything from scratch, from SA-1B's tars."
     return f"{head}\n\n{rows}\n\n'gigamask VERB --help' lists a verb's flags."
 
 
 def train(verb: str, words: list[str]) -> int:
     """Trains a recipe, or continues a run."""
-    from gigamask import arguments, training
+    from gigamask import parser, training
 
     path, done = training.main(verb, words)
-    arguments.write_json(path, done)
+    parser.write_json(path, done)
     return STOPPED if done and done["step"] < done["steps"] else 0

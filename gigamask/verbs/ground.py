@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask import arguments
+from gigamask import parser
 from gigamask.faults import Fault
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def opened_run(path: str, segmenter: str | None, device: str) -> tuple[str, Grou
     """Returns the folder and the configuration of the run that a path means, itself or by one of its checkpoints."""
     from pathlib import Path
 
+    from gigamask import arguments
     from gigamask.grounding.run import Grounding
 
     folder = next((each for each in (Path(path), Path(path).parent.parent) if (each / arguments.CONFIG).is_file()), Path(path))
@@ -89,4 +90,4 @@ def parse(words: Sequence[str]) -> Verb:
         raise SystemExit(0)
     if words[0] != "evaluate":
         raise Fault(f"ground {words[0]!r} is not known, it is train or evaluate; see 'gigamask ground --help'")
-    return arguments.parse_verb(Verb, words[1:], "gigamask ground evaluate")
+    return parser.parse(Verb, words[1:], "gigamask ground evaluate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -59,3 +60,10 @@ class Verb:
             exposure.write_picture(found, self.picture, f"{type(sampler).__name__} over {' '.join(self.paths)}")
             print(self.picture)
         return found
+
+
+def parse(words: Sequence[str]) -> Verb:
+    """Returns the verb that the words describe; its sampler is a part, whose fields are flags, too."""
+    from gigamask import arguments
+
+    return arguments.parse_verb(Verb, words, "gigamask stats")

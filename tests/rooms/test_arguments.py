@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from gigamask import arguments
-from gigamask.arguments import TrainFlags, config_files, flags_of, parse, parse_train, read_config, save_run, settle
+from gigamask.arguments import TrainFlags, config_files, flags_of, parse_train, read_config, save_run, settle
 from gigamask.faults import Fault
+from gigamask.parser import parse
 from gigamask.recipes import tiny
 from gigamask.train.segmentation import Segmentation
 from tests.little import little

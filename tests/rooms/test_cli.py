@@ -7,6 +7,14 @@ import pytest
 
 from gigamask import cli
 
+HELPS = """
+import contextlib, io, sys
+from gigamask.cli import main
+for line in sys.stdin.read().splitlines():
+    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+        main(line.split())
+    print(line, len(told.getvalue()) > 100, *({"torch", "numpy", "tyro"} & sys.modules.keys()), sep=",")
+"""
 READ_ONE_LINE = "import sys; from gigamask.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -29,3 +37,17 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch):
     monkeypatch.setattr(cli, "dispatch", broken)
     with pytest.raises(BrokenPipeError):
         cli.main(["--help"])
+
+
+def test_help_imports_only_what_it_tells_of():
+    """The overview nothing, a verb its flags' parser, what takes parts or recipes numpy, nothing torch."""
+    made_of_parts = ["stats --help", "plan --help", "train --help", "pretrain --help", "ground train --help", "train sam_vit_b --help"]
+    others = [line for verb in cli.VERBS if (line := f"{verb} --help") not in made_of_parts]
+    lines = ["--help", *others, *made_of_parts]
+    done = subprocess.run([sys.executable, "-c", HELPS], input="\n".join(lines), capture_output=True, text=True, check=True)
+    rows = [row.split(",") for row in done.stdout.splitlines()]
+    assert [row[:2] for row in rows] == [[line, "True"] for line in lines]
+    imported = {line: set(row) for line, _, *row in rows}
+    assert imported["--help"] == set()
+    assert all(imported[line] == {"tyro"} for line in others)
+    assert imported[lines[-1]] == {"tyro", "numpy"}

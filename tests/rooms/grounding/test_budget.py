@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask import arguments
+from gigamask import parser
 from gigamask.faults import Fault
 from gigamask.grounding import parts
 from gigamask.grounding.budget import WRITTEN, Ask, fit, plan, table, ways
@@ -89,7 +89,7 @@ def test_where_it_fits():
 
 def test_the_verb(ask, capsys):
     words = ["grounding", "--language", ask.text.name, "--vision", "none", "--rank", "2", "--tokens", "20", "--optimizer", "adamw8bit"]
-    found = arguments.parse(Verb, words, "gigamask memory").run()
+    found = parser.parse(Verb, words, "gigamask memory").run()
     assert (found["language"], found["vision"], found["trained"]) == (ask.text.name, "none", "adapters of rank 2")
     out = capsys.readouterr().out
     assert "GB                  planned  written\nvision encoder         0.00      2.0\n" in out

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gigamask import arguments
+from gigamask import parser
 from gigamask.data import footprint
 from gigamask.faults import Fault
 from gigamask.verbs.memory import Verb
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system
 
 
 def parse(*words: str) -> Verb:
-    return arguments.parse(Verb, list(words), "gigamask memory")
+    return parser.parse(Verb, list(words), "gigamask memory")
 
 
 def test_a_sample_of_a_tar(scenes, capsys):
