@@ -88,7 +88,7 @@ change would move next to nothing in so short a training by default.
 """
 OWN = ("data", "out", "steps", "seed")
 """What the table gives every training, so that variants differ in nothing else than their flags say."""
-NO_MATTER = ("recipe", "out", "data", "save-every", "keep", "log-every", *SAME_SAMPLES)
+NO_MATTER = ("recipe", "out", "data", "save-every", "keep", "log-every", "wandb", *SAME_SAMPLES)
 """What may differ between the training that is there and the one asked for; whether the data are the same is seen in their digest."""
 COLUMNS = {
     "1 click": ("clicks", "1"),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64
+    from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64, UInt8
     from torch import Tensor
 
     from gigamask.contracts import Draws, Prompts, Round, Terms, Truth
@@ -166,12 +166,13 @@ class Task(ABC):
 @dataclass(frozen=True)
 class Verdict:
     """What an evaluation during training found: scores by name, the one that the best checkpoint is kept by, what should worry, a line each, and
-    what was looked at: only scores of the same are compared."""
+    what was looked at: only scores of the same are compared. `picture` shows some of what was found, if it can be shown."""
 
     scores: Mapping[str, float]
     best_by: str
     worries: tuple[str, ...] = ()
     subject: str = ""
+    picture: UInt8[np.ndarray, "H W 3"] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

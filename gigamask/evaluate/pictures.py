@@ -5,6 +5,7 @@ Enters what `evaluate.interactive` scored; the same rounds are played again for 
 Not here: scores (`evaluate.interactive`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +59,14 @@ def write_sheet(model: Sam, index: Index, scores: list[MaskScore], protocol: Pro
     with torch.inference_mode():
         rows = [draw_row(model, look(model, index, shards, score.row), score, protocol) for score in scores]
     model.train(was_training)
+    cv2.imwrite(str(path), cv2.cvtColor(sheet(rows), cv2.COLOR_RGB2BGR))
+
+
+def sheet(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns rows below each other as RGB pixels."""
     width = max(row.shape[1] for row in rows)
     padded = [cv2.copyMakeBorder(row, 0, GAP_PX, 0, width - row.shape[1], cv2.BORDER_CONSTANT, value=(255, 255, 255)) for row in rows]
-    cv2.imwrite(str(path), cv2.cvtColor(np.concatenate(padded), cv2.COLOR_RGB2BGR))
+    return np.concatenate(padded)
 
 
 def draw_row(model: Sam, scene: Scene, score: MaskScore, protocol: Protocol) -> np.ndarray:

@@ -4,6 +4,8 @@
   its prompts; small models trained from scratch stay there for long (docs/measurements.md).
 - "automatic": the share of a grid's points whose mask would pass the thresholds of SAM's automatic masks. At 0, "segment everything" comes out empty.
 
+A few masks, always the same, from fine to coarse, are drawn: the truth, the answers to 1 and 3 clicks, and to the box.
+
 Enters: a `Segmentation` run. Leaves: a value that the training loop asks every so many updates.
 
 Not here: the scores themselves (`evaluate.interactive`), which checkpoint is kept (`train.checkpoint`).
@@ -24,6 +26,7 @@ from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.shards import Shards
 from gigamask.draws import draw
+from gigamask.evaluate import pictures
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, score_group
 from gigamask.evaluate.scenes import Scene, look, scenes, scored
 from gigamask.faults import BadSample, Fault
@@ -41,18 +44,23 @@ POINTS_A_SIDE = 8
 """Of the grid of points; SAM's automatic masks take 32."""
 LEAST_IOU, LEAST_STABILITY, OFFSET = Settings().pred_iou_thresh, Settings().stability_score_thresh, Settings().stability_score_offset
 """SAM's thresholds of automatic masks: predicted IoU, and the IoU of the mask cut `OFFSET` above and below 0."""
+DRAWN = 4
+"""Masks that are drawn, each of another image."""
+DRAWN_CLICKS = (1, 3)
 BLIND_SHARE = 0.95
 """A model is called blind when another picture costs it less than 5 % of its score."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one process finds: the masks' scores, those on another picture, each image's share of automatic masks, and what cannot be read."""
+    """What one process finds: the masks' scores, those on another picture, each image's share of automatic masks, what cannot be
+    read, and drawn masks."""
 
     seen: list[MaskScore] = field(default_factory=list)
     blind: list[MaskScore] = field(default_factory=list)
     automatic: list[float] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    drawn: list[np.ndarray] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,8 @@ class Progress(Evaluator):
         scores["automatic"] = float(np.mean(automatic))
         unread = [f"{len(left_out)} of {len(self.rows)} images cannot be read: {left_out[0]}"] if left_out else []
         subject = f"{self.best_by} on rows {self.rows} of {self.index.digest}, {self.filters}"
-        return Verdict(scores, self.best_by, (*worries(scores), *unread), subject)
+        drawn = [row for part in parts for row in part.drawn]
+        return Verdict(scores, self.best_by, (*worries(scores), *unread), subject, pictures.sheet(drawn) if drawn else None)
 
     def _part(self, model: Sam) -> "Part":
         """Looks at this process's part of the images, each held against the one before it, the first against the last; two are in memory."""
@@ -133,10 +142,19 @@ class Progress(Evaluator):
                 continue
             found.seen.extend(self._score(model, scene, row, CLICKS))
             found.automatic.append(_automatic(model, scene))
+            found.drawn.extend(self._draw(model, scene, row, found.seen))
             if before and before[0] != row:
                 found.blind.extend(self._score(model, replace(scene, embedding=before[1]), row, ONE_CLICK))
             before = row, scene.embedding
         return found
+
+    def _draw(self, model: Sam, scene: Scene, row: int, seen: Sequence[MaskScore]) -> Iterator[np.ndarray]:
+        """Yields a mask of the image as a row of panels, if the image is one that is drawn: of the first a small mask, of the last a large one."""
+        rows = sorted({self.rows[int(place)] for place in np.linspace(0, len(self.rows) - 1, DRAWN)})
+        if row in rows:
+            by_area = sorted((score for score in seen if score.row == row), key=lambda score: (score.area_px, score.number))
+            chosen = by_area[int((rows.index(row) + 0.5) / len(rows) * len(by_area))]
+            yield pictures.draw_row(model, scene, chosen, Protocol(clicks=DRAWN_CLICKS))
 
     def _before(self, model: Sam, place: int) -> tuple[int, Tensor] | None:
         """Returns row and embedding of the image before the one at `place`, and before the first the last; None where no other can be read."""

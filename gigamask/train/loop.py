@@ -55,10 +55,11 @@ def train(
         state.model.train()
         with (
             Watch(run, state.step, device, world.first, meters(state.step, device)) as watch,
-            Saver(run, watch.say, world) as saver,
+            Saver(run, watch.tell, world) as saver,
             world.watched(STACKS_AT * run.timeout_s) as watched,
         ):
             guard = Guard(run, watch)
+            watch.begin(world.size)
             watched(True)
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples

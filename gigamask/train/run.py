@@ -8,6 +8,7 @@ Not here: what SAM's and MAE's trainings add (`train.segmentation`, `train.pretr
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -86,6 +87,8 @@ class Run(ABC):
     """checkpoints kept, the newest ones"""
     log_every: int = 10
     """updates between lines in metrics.jsonl"""
+    wandb: str | None = None
+    """project of Weights & Biases that shows the numbers, too; WANDB_MODE=offline keeps them in the run folder"""
     max_bad_share: float = 0.01
     """share of unreadable samples above which training stops"""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
@@ -131,6 +134,8 @@ class Run(ABC):
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise Fault(f"--device is {self.device!r}, known are auto, cpu, cuda and cuda:N; leave it out to take a GPU when there is one")
+        if self.wandb and importlib.util.find_spec("wandb") is None:
+            raise Fault(f"--wandb {self.wandb}: the package wandb is not installed; pip install 'gigamask[wandb]', or leave it out")
         return self
 
     @property

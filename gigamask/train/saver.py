@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gigamask.parallel.ranges import marked
 from gigamask.parallel.shard import is_sharded
@@ -29,9 +29,9 @@ RETRY_S = 60.0
 class Saver:
     """Saves a run's state; a context manager."""
 
-    def __init__(self, run: Run, say: Callable[[str], object], world: World | None = None) -> None:
-        """`say` is told what fails. All processes ask for the same, the first one writes."""
-        self._run, self._say, self._world = run, say, world or World()
+    def __init__(self, run: Run, tell: Callable[[str, dict[str, Any]], object], world: World | None = None) -> None:
+        """`tell` is told what fails, as a line and as data. All processes ask for the same, the first one writes."""
+        self._run, self._tell, self._world = run, tell, world or World()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
         self._step = 0
@@ -82,7 +82,7 @@ class Saver:
         try:
             return act()
         except OSError as error:
-            self._say(f"step {self._step} {otherwise}: {error}")
+            self._tell(f"step {self._step} {otherwise}: {error}", {"step": self._step, "unsaved": str(error)})
             return None
 
     def __enter__(self) -> "Saver":

@@ -1,34 +1,45 @@
-"""What a training shows: a progress bar, lines in metrics.jsonl, and TensorBoard scalars when it is installed.
+"""What a training shows: a progress bar, lines in metrics.jsonl, pictures of predictions, and curves on boards.
 
 metrics.jsonl is the record: one JSON object a line, appended and flushed, so that a killed run keeps what it wrote. `memory_gb` in it is the peak of
-the GPU or of this process, `loader_mb` what the largest loader process has written, its imports with it.
+the GPU or of this process, `loader_mb` what the largest loader process has written, its imports with it. Each time training begins it says so there:
+what stands before that of later steps is trained again.
 
-Not here: which numbers (`train.step`).
+Not here: which numbers (`train.step`), the boards (`train.boards`).
 """
 
-import importlib.util
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+import simplejpeg
 import torch
+from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gigamask.data import footprint
 from gigamask.parallel.ranges import marked
 from gigamask.seams import Verdict
+from gigamask.train import manifest
+from gigamask.train.boards import Board, boards
 from gigamask.train.run import Run
 
 Batches = TypeVar("Batches")
 Meter = Callable[[int, bool], Iterable[tuple[str, dict[str, Any]]]]
 """Looks on from outside. Called with the number of updates done before each next one, and with True behind the last, however a training ends; returns
 lines to say, and what metrics.jsonl is told of each, nothing where that is empty."""
+PICTURES = "pictures"
+"""In the run folder: what the model answered, by step."""
+PICTURE_BYTES = 150_000
+"""Of a picture at most; it is compressed as much as that takes."""
 
 
 class Watch:
@@ -51,10 +62,21 @@ class Watch:
             disable=not (shown and self._console.is_terminal),
         )
         self._bar = self._progress.add_task("train", total=run.steps, completed=first_step, figures="")
-        self._file = open(Path(run.out) / "metrics.jsonl", "a")  # noqa: SIM115 (closed in __exit__)
-        self._board = _tensorboard(Path(run.out) / "tensorboard") if shown else None
+        self._boards: list[Board] = boards(run) if shown else []
+        self._file = open(Path(run.out) / "metrics.jsonl", "a+b", buffering=0)  # noqa: SIM115 (closed in __exit__)
+        if shown:
+            self._end_line()
         self._began_s = self._last_s = time.perf_counter()
         self._waited_s = 0.0
+
+    def begin(self, processes: int = 1) -> None:
+        """Notes that training begins, or goes on, behind update number `first_step`, and which checkpoints it passed over to do so."""
+        if not self._shown:
+            return
+        on = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type
+        told = {"step": self._first, "begun": datetime.now(UTC).isoformat(timespec="seconds"), "device": on, "processes": processes}
+        newer = [each.name for each in manifest.complete(Path(self._run.out) / "checkpoints") if each.name > f"step_{self._first:08d}"]
+        self.note(told | ({"damaged": newer} if newer else {}))
 
     def waiting(self, batches: Iterable[Batches]) -> Iterator[Batches]:
         """Yields the batches and notes how long each was waited for."""
@@ -83,9 +105,8 @@ class Watch:
         if loaders := footprint.written_by_children():
             record["loader_mb"] = max(loaders.values()) / 1e6
         self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
-        if self._board:
-            for name, value in record.items():
-                self._board.add_scalar(name, value, step)
+        for board in self._boards:
+            board.scalars(record, step)
         if self._progress.disable:
             elapsed_s = time.perf_counter() - self._began_s
             left_s = elapsed_s / max(1, step - self._first) * (self._run.steps - step)
@@ -96,32 +117,54 @@ class Watch:
         seconds = time.perf_counter() - self._last_s  # since the record of the same update
         scores = {name: round(value, 6) for name, value in verdict.scores.items()}
         self.note({"step": step, "evaluation": scores, "worries": verdict.worries, "seconds": round(seconds, 3)})
-        if self._board:
-            for name, value in verdict.scores.items():
-                self._board.add_scalar(f"evaluation/{name}", value, step)
+        for board in self._boards:
+            board.scalars({f"evaluation/{name}": value for name, value in verdict.scores.items()}, step)
         self.say(f"evaluated at step {step}: " + "  ".join(f"{name} {100 * value:.1f}" for name, value in verdict.scores.items()))
         for worry in verdict.worries:
             self.say(f"  {worry}")
+        if verdict.picture is not None:
+            self._keep_picture(step, verdict.picture)
         self._last_s = time.perf_counter()
         return verdict.scores[verdict.best_by]
 
     def note(self, event: dict) -> None:
         """Appends one line to metrics.jsonl."""
-        self._file.write(json.dumps(event) + "\n")
-        self._file.flush()
+        self._file.write(f"{json.dumps(event)}\n".encode())
 
     def say(self, message: str) -> None:
         """Prints a line above the progress bar."""
         self._progress.console.print(message, highlight=False, soft_wrap=True, markup=False)
+
+    def tell(self, message: str, noted: dict[str, Any]) -> None:
+        """Prints a line, and notes what stands for it in metrics.jsonl, if anything."""
+        if noted:
+            self.note({"step": self._done, **noted})
+        self.say(message)
+
+    def _keep_picture(self, step: int, picture: UInt8[np.ndarray, "H W 3"]) -> None:
+        """Writes the picture that an evaluation made; one that cannot be written costs nothing but itself."""
+        for board in self._boards:
+            board.picture("predictions", picture, step)
+        try:
+            path = Path(self._run.out) / PICTURES / f"step_{step:08d}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(jpeg(picture))
+        except OSError as error:
+            self.say(f"the picture of step {step} is not saved: {error}")
+
+    def _end_line(self) -> None:
+        """Ends the last line in metrics.jsonl where a process that was killed left half of one."""
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
 
     def _look(self, over: bool = False) -> None:
         """Lets the meters look, and tells what they find; the time that takes is not that of a step."""
         began_s = time.perf_counter()
         for meter in self._meters:
             for line, noted in meter(self._done, over):
-                if noted:
-                    self.note({"step": self._done, **noted})
-                self.say(line)
+                self.tell(line, noted)
         self._last_s += time.perf_counter() - began_s
 
     def __enter__(self) -> "Watch":
@@ -134,16 +177,18 @@ class Watch:
         finally:
             self._progress.stop()
             self._file.close()
-            if self._board:
-                self._board.close()
+            for board in self._boards:
+                board.close()
 
 
-def _tensorboard(folder: Path):
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
+def jpeg(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:
+    """Returns a picture as a JPEG of at most `PICTURE_BYTES`, if that can be."""
+    packed = b""
+    for quality in (85, 70, 50, 30):
+        packed = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=quality, colorspace="RGB", colorsubsampling="420")
+        if len(packed) <= PICTURE_BYTES:
+            break
+    return packed
 
 
 def memory_gb(device: torch.device) -> float:

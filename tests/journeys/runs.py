@@ -1,11 +1,19 @@
-"""Runs held against each other."""
+"""What runs recorded, and runs held against each other."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from gigamask.train import checkpoint
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that tell of updates."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "images_per_s" in line]
 
 
 def same(a: Path, b: Path) -> bool:

@@ -18,6 +18,7 @@ from gigamask.data import tar
 from gigamask.model.weights import MAE_PARTS, MAE_PATCHES
 from gigamask.train import checkpoint
 from tests.journeys.pages import commands
+from tests.journeys.runs import records
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
@@ -35,10 +36,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def lines(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,8 @@ def test_any_images_will_do(scenes, bare, mae, tmp_path):
     for data in (bare / "tars", bare / "photos"):
         run = tmp_path / data.name
         assert pretrain("--data", data, "--out", run, "--steps", 2) == 0
-        assert [line["step"] for line in lines(run)] == [1, 2]
-        assert all(line["loss"] == line["mse"] > 0 for line in lines(run))
+        assert [line["step"] for line in records(run)] == [1, 2]
+        assert all(line["loss"] == line["mse"] > 0 for line in records(run))
     assert same(weights(tmp_path / "tars"), weights(mae))
     assert not same(weights(tmp_path / "photos"), weights(tmp_path / "tars")), "files are named as they are called, and chance goes by name"
 
@@ -102,7 +99,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         process.kill()
     assert process.returncode == STOPPED
     assert f"continue with: gigamask pretrain --resume {run}" in said.decode()
-    step = lines(run)[-1]["step"]
+    step = records(run)[-1]["step"]
     assert 0 < step < 100000
     assert main(["pretrain", "--resume", str(run), "--steps", str(step + 2)]) == 0
     assert pretrain(*common, "--out", tmp_path / "whole", "--steps", step + 2) == 0

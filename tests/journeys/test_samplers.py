@@ -17,6 +17,7 @@ from gigamask.data import lock
 from gigamask.data.items import COLUMNS
 from gigamask.train.feed import Feed
 from gigamask.train.segmentation import Loading
+from tests.journeys.runs import records
 from tests.little import little
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def test_every_name_trains_and_goes_on(built, tmp_path, name):
     command += ["--loading.attributes", str(tmp_path / "queried.csv")] * (name == "relevance_diversity")  # images have no words
     assert main([*command, "--steps", "3"]) == 0
     assert main([*command, "--steps", "4"]) == 0
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     assert f"sampler: {name}\n" in (tmp_path / "config.yaml").read_text()
 
 

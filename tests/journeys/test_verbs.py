@@ -11,6 +11,7 @@ import cv2
 import pytest
 
 from gigamask.cli import main
+from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -41,9 +42,9 @@ def test_synth_index_stats(tmp_path, capsys):
 
 def test_train_leaves_a_run(trained):
     assert json.loads((trained.parent / "train.json").read_text()) == {"run": str(trained), "step": 4, "samples": 12, "steps": 4}
-    records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == [1, 2, 3, 4]
-    assert {"loss", "focal", "dice", "iou_head", "iou", "rate", "gradient_norm", "images_per_s", "waited_s", "memory_gb"} <= records[0].keys()
+    told = records(trained)
+    assert [record["step"] for record in told] == [1, 2, 3, 4]
+    assert {"loss", "focal", "dice", "iou_head", "iou", "rate", "gradient_norm", "images_per_s", "waited_s", "memory_gb"} <= told[0].keys()
     assert (trained / "config.yaml").exists()
     assert list((trained / "tensorboard").iterdir())
     assert [path.name for path in sorted((trained / "checkpoints").iterdir())] == ["step_00000002", "step_00000004"]
@@ -56,7 +57,7 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     assert main([*command, "--steps", "3"]) == 0
     assert "--steps was 2 and is 3 from here on" in capsys.readouterr().out
     assert main(["train", "--resume", str(out), "--steps", "4"]) == 0
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert [record["step"] for record in records(out)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", ["scenes", "photographs"])

@@ -300,3 +300,26 @@ def test_masks_are_wanted(index, scenes, tmp_path):
     tar.write(tmp_path / "bare.tar", [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")])
     with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; give annotated images"):
         Progress.of(settled(tmp_path / "bare.tar", tmp_path))
+
+
+def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(index, monkeypatch):
+    drawn = []
+    draw_row = progress.pictures.draw_row
+    monkeypatch.setattr(
+        progress.pictures, "draw_row", lambda model, scene, score, protocol: drawn.append(score) or draw_row(model, scene, score, protocol)
+    )
+    whole = evaluator(index, range(8)).run(Likeness())
+    chosen = [(score.row, score.number) for score in drawn]
+    assert [row for row, _ in chosen] == [0, 2, 4, 7]
+    evaluator(index, range(8)).run(Constant(answers(-5.0), [0.1] * 3))
+    assert [(score.row, score.number) for score in drawn[4:]] == chosen
+    parts = [replace(evaluator(index, range(8)), world=World(rank, 3))._part(Likeness()) for rank in range(3)]
+    several = replace(evaluator(index, range(8)), world=Told(0, 3, parts=parts)).run(Likeness())
+    assert (several.picture == whole.picture).all()
+    assert whole.picture.shape[0] == 4 * (progress.pictures.PANEL_PX + progress.pictures.LABEL_PX + progress.pictures.GAP_PX)
+
+
+def test_of_few_images_each_is_drawn_once(index):
+    height = progress.pictures.PANEL_PX + progress.pictures.LABEL_PX + progress.pictures.GAP_PX
+    assert evaluator(index, [3]).run(Likeness()).picture.shape[0] == height
+    assert evaluator(index, [1, 5]).run(Likeness()).picture.shape[0] == 2 * height

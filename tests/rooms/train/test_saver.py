@@ -59,7 +59,7 @@ def full(*given):
 def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
     monkeypatch.setattr(saver, "RETRY_S", 0.05)
     told = []
-    with Saver(run, told.append) as kept_by:
+    with Saver(run, lambda *said: told.append(said)) as kept_by:
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "write", full)
             kept_by.save(state_at(run, 1))
@@ -70,17 +70,18 @@ def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
         kept_by.save(state_at(run, 2))
         kept_by.wait()
         assert not kept_by.overdue
-    assert told == ["step 1 is not saved, training goes on and tries again in 0 s: [Errno 28] No space left on device: 'weights'"]
+    reason = "[Errno 28] No space left on device: 'weights'"
+    assert told == [(f"step 1 is not saved, training goes on and tries again in 0 s: {reason}", {"step": 1, "unsaved": reason})]
     assert kept(run) == ["step_00000002"]
 
 
 def test_a_rating_that_fails_is_told(run, monkeypatch):
     told = []
-    with Saver(run, told.append) as kept_by:
+    with Saver(run, lambda *said: told.append(said)) as kept_by:
         kept_by.save(state_at(run, 1))
         monkeypatch.setattr(checkpoint, "rate", full)
         kept_by.rate(0.5, "box")
-    assert told == ["step 1 is not rated: [Errno 28] No space left on device: 'weights'"]
+    assert [line for line, _ in told] == ["step 1 is not rated: [Errno 28] No space left on device: 'weights'"]
 
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkeypatch, capsys):

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from io import BytesIO
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gigamask.data import footprint
 from gigamask.seams import Verdict
-from gigamask.train.watch import Watch
+from gigamask.train import watch as watching
+from gigamask.train.watch import Watch, jpeg
 from tests.little import little
 
 
@@ -109,3 +113,83 @@ def test_the_time_of_an_evaluation_is_not_that_of_a_step(tmp_path, monkeypatch):
             watch.judge(step, Verdict({"box": 0.5}, "box"))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["images_per_s"] for line in lines if "loss" in line] == [3.0, 3.0]
+
+
+class Kept:
+    """A board that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.numbers, self.pictures, self.closed = [], [], False
+
+    def scalars(self, values, step):
+        self.numbers.append((step, dict(values)))
+
+    def picture(self, name, rgb, step):
+        self.pictures.append((name, rgb.shape, step))
+
+    def close(self):
+        self.closed = True
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
+    for name in ("step_00000002", "step_00000004"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    for first in (2, 4):
+        with Watch(replace(little(), out=str(tmp_path)), first, torch.device("cpu")) as watch:
+            watch.begin(processes=2)
+    one, two = lines_of(tmp_path)
+    assert one.items() >= {"step": 2, "device": "cpu", "processes": 2, "damaged": ["step_00000004"]}.items()
+    assert one["begun"].startswith("20")
+    assert (two["step"], "damaged" in two) == (4, False)
+
+
+def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    with Watch(replace(little(), out=str(tmp_path)), 2, torch.device("cpu")) as watch:
+        watch.note({"step": 3})
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == ['{"step": 1}', '{"step": 2, "lo', '{"step": 3}']
+
+
+def test_other_processes_write_no_beginning_and_show_nothing(tmp_path):
+    with Watch(replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), shown=False) as watch:
+        watch.begin()
+        watch.record(1, 3, {"loss": 0.5})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert lines_of(tmp_path) == []
+
+
+def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, capsys):
+    board = Kept()
+    monkeypatch.setattr(watching, "boards", lambda run: [board])
+    rgb = np.zeros((30, 50, 3), np.uint8)
+    rgb[:, 25:, 0] = 255
+    run = replace(little(), out=str(tmp_path))
+    with Watch(run, 0, torch.device("cpu")) as watch:
+        watch.record(10, 3, {"loss": 0.5})
+        watch.judge(10, Verdict({"box": 0.5}, "box", picture=rgb))
+        watch.judge(20, Verdict({"box": 0.5}, "box"))
+        (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+        (tmp_path / "pictures").write_text("in the way")
+        watch.judge(30, Verdict({"box": 0.5}, "box", picture=rgb))
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["step_00000010.jpg"]
+    with Image.open(tmp_path / "elsewhere" / "step_00000010.jpg") as kept:
+        assert kept.size == (50, 30)
+        assert kept.getpixel((45, 15))[0] > 240
+        assert max(kept.getpixel((5, 15))) < 15
+    assert "the picture of step 30 is not saved" in capsys.readouterr().err
+    assert board.pictures == [("predictions", (30, 50, 3), 10), ("predictions", (30, 50, 3), 30)]
+    assert [step for step, _ in board.numbers] == [10, 10, 20, 30]
+    assert board.numbers[0][1].keys() >= {"loss", "images_per_s"}
+    assert board.numbers[1][1] == {"evaluation/box": 0.5}
+    assert board.closed
+
+
+def test_a_picture_is_small():
+    noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
+    packed = jpeg(noise)
+    assert len(packed) <= watching.PICTURE_BYTES
+    assert Image.open(BytesIO(packed)).size == (500, 500)
