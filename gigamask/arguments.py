@@ -186,7 +186,12 @@ def plain(value: Any) -> Any:
 
 def text_of(run: Run) -> str:
     """Returns the whole configuration as YAML, one flag a line."""
-    return yaml.safe_dump(names.named_parts(run) | {name: plain(value) for name, value in leaves(run).items()}, sort_keys=False)
+    return yaml.safe_dump(told_of(run), sort_keys=False)
+
+
+def told_of(run: Run) -> dict[str, Any]:
+    """Returns the whole configuration, flags by name, as the text that stands in its file."""
+    return names.named_parts(run) | {name: plain(value) for name, value in leaves(run).items()}
 
 
 def save_run(run: Run) -> None:

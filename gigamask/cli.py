@@ -25,7 +25,7 @@ UNREAD = 141  # what a shell says of a program that SIGPIPE ended
 
 VERBS = [
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory", "plan"),
-    *("pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate", "serve", "follow", "demo"),
+    *("pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate", "report", "serve", "follow", "demo"),
 ]
 """In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
 of its own."""

@@ -95,7 +95,8 @@ class Verb:
 
     def _told(self, model: Sam, index: Index, result: Result, search: Search, drawn: Edges) -> dict[str, Any]:
         """Prints and returns the scores, and writes the pages."""
-        from gigamask.evaluate import automatic, automatic_edges, interactive, page, pictures
+        from gigamask.evaluate import automatic, automatic_edges, interactive, pictures
+        from gigamask.report import scores
 
         summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
         print(interactive.table(summary))
@@ -111,6 +112,6 @@ class Verb:
         for path in sheets:
             print(path)
         if self.html:
-            Path(self.html).write_text(page.page(summary, sheets))
+            Path(self.html).write_text(scores.page(summary, sheets))
             print(self.html)
         return summary

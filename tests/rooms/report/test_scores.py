@@ -2,45 +2,17 @@
 
 import re
 from dataclasses import asdict
-from html.parser import HTMLParser
 
 from gigamask.data.choose import Filters
 from gigamask.evaluate import automatic, automatic_edges, interactive
-from gigamask.evaluate.page import page
 from gigamask.evaluate.pictures import write_sheets
 from gigamask.model.start import build
+from gigamask.report.scores import page
+from tests.html import read
 from tests.little import SPEC
 from tests.rooms.evaluate.test_interactive import index
 
 __all__ = ["index"]
-
-
-class Balanced(HTMLParser):
-    """Notes what is open, and all text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open, self.text = [], []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "img", "rect", "line"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag, attrs):
-        pass
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def read(text: str) -> list[str]:
-    parser = Balanced()
-    parser.feed(text)
-    assert parser.open == []
-    return parser.text
 
 
 def test_everything_is_on_one_page(index, tmp_path):
