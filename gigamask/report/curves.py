@@ -91,8 +91,11 @@ class Axes:
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - values) / (self.high - self.low)
 
 
-def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Returns one picture of some curves, nothing where none has a value; `marks` are steps at which something happened."""
+def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple[float, str]] = (), named: bool = True) -> Markup:
+    """Returns one picture of some curves, nothing where none has a value; `marks` are steps at which something happened.
+
+    Several are `named` below the title, unless the page does so once for all of its charts.
+    """
     series = [each for each in series if len(each.known[0])]
     if not series:
         return Markup("")
@@ -101,8 +104,9 @@ def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple
     for each in series:
         parts += _curve(axes, each, alone=len(series) == 1)
     parts += _places(axes, series)
-    last = f" {figure(float(series[0].smooth[-1]))}" if len(series) == 1 else ""
-    head = f"<figcaption><b>{escape(title)}</b>{last}{escape(f' {unit}' if unit else '')}{'' if len(series) == 1 else legend(series)}</figcaption>"
+    last = f" {figure(float(series[0].smooth[-1]))}" if named and len(series) == 1 else ""
+    names = legend(series) if named and len(series) > 1 else ""
+    head = f"<figcaption><b>{escape(title)}</b>{last}{escape(f' {unit}' if unit else '')}{names}</figcaption>"
     body = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
     return Markup(f"<figure>{head}{body}</figure>")
 

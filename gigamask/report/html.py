@@ -30,8 +30,10 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; } p { margin: .4rem 0; max-width: 
 nav { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .6rem 0; font-size: 14px; }
 table { border-collapse: collapse; font-size: 14px; } .wide { overflow-x: auto; }
 th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; vertical-align: top; }
+td, th { white-space: nowrap; } td .bad { display: inline-block; white-space: normal; min-width: 16rem; text-align: left; }
 th { font-weight: 600; color: var(--faint); } th:first-child, td:first-child { text-align: left; padding-left: 0; }
-table.words td, table.words th { text-align: left; } table.words td { max-width: 34rem; overflow-wrap: anywhere; min-width: 4rem; }
+table.words td, table.words th { text-align: left; } table.words td { white-space: normal; max-width: 34rem; overflow-wrap: anywhere;
+  min-width: 4rem; }
 tr.anchor td { color: var(--faint); font-style: italic; }
 img { max-width: 100%; height: auto; background: white; } svg { max-width: 24rem; } pre { overflow-x: auto; font-size: 13px; }
 figure { margin: 0; } figcaption { font-size: 13px; }
@@ -46,6 +48,7 @@ figure { margin: 0; } figcaption { font-size: 13px; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 .9rem; font-size: 13px; } .legend i { display: inline-block;
   width: .75rem; height: .2rem; vertical-align: middle; margin-right: .3rem; border-radius: 1px; }
 .at line, .at circle { opacity: 0; } .at:hover line, .at:hover circle { opacity: 1; }
+.sheets figcaption { margin-bottom: .2rem; }
 .sheets { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--faint); }
 ul { padding-left: 1.2rem; margin: .3rem 0; }
@@ -135,9 +138,9 @@ def cent(share: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Returns a number as it is read: three digits that count, or a whole one."""
+    """Returns a number as it is read: three digits that count, whole ones above a thousand."""
     if value is None:
         return ""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 0.001 or abs(value) >= 100 else f"{value:.3f}".rstrip("0").rstrip(".") or "0"
+    return f"{value:.3g}" if abs(value) < 0.01 or abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

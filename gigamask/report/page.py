@@ -51,8 +51,28 @@ def page(runs: Runs, told: dict[str, Any]) -> str:
         ("Origin", origin(runs)),
     ]
     shown = [(name, body) for name, body in sections if body]
-    parts = [f"<h1>{html.told(title)}</h1>", html.links(name for name, _ in shown), *(part for each in shown for part in section(*each))]
+    parts = [
+        f"<h1>{html.told(title)}</h1>",
+        *map(note, under(runs)),
+        html.links(name for name, _ in shown),
+        *(part for each in shown for part in section(*each)),
+    ]
     return html.document(f"Report of {title}", [*parts, note(f"Made by gigamask {__version__}.")])
+
+
+def under(runs: Runs) -> list[str]:
+    """Returns what stands below the title: of one run what it is, and when it was trained on what."""
+    if len(runs) > 1:
+        return []
+    (run,) = runs.values()
+    began, versions = run.begun[0]["time"] if run.begun else None, run.origin[-1] if run.origin else {}
+    words = [
+        f"recipe {run.config['recipe']}" if "recipe" in run.config else "",
+        f"begun {began.replace('T', ' ').replace('+00:00', ' UTC')}" if began else "",
+        f"on {run.begun[-1]['device']}" if run.begun and run.begun[-1]["device"] else "",
+        *(f"{name} {versions[name]}" for name in ("gigamask", "torch") if name in versions),
+    ]
+    return [" · ".join(filter(None, words)), str(run.folder)]
 
 
 def overview(runs: Runs, told: Mapping[str, Any]) -> str:
@@ -63,8 +83,7 @@ def overview(runs: Runs, told: Mapping[str, Any]) -> str:
         body = html.tiles((what, value, of) for what, (value, of) in facts.items())
     else:
         names = list(dict.fromkeys(what for facts in rows.values() for what in facts))
-        cells = [[name, *(" · ".join(filter(None, facts.get(what, ())[:2])) for what in names)] for name, facts in rows.items()]
-        body = table(["", *names], cells)
+        body = table(["", *names], [[name, *(_fact(*facts.get(what, ("", ""))) for what in names)] for name, facts in rows.items()])
     for name, run in runs.items():
         last = run.evaluations[-1] if run.evaluations else None
         if last and last["worries"]:
@@ -72,6 +91,10 @@ def overview(runs: Runs, told: Mapping[str, Any]) -> str:
             lines = listing(marked(line, "warn") for line in last["worries"])
             body += f"<h3>{html.told(head)} at step {last['step']:,}</h3>{lines}"
     return body
+
+
+def _fact(value: str, of: str) -> Markup:
+    return Markup(f"{html.told(value)} {marked(of, 'note')}" if of else html.told(value))
 
 
 def _facts(run: History, told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -91,7 +114,7 @@ def _facts(run: History, told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     if speed["training_s"] is not None:
         found["Training"] = (duration(speed["training_s"]), "about")
     count = sum(map(len, told["survived"].values()))
-    found["Faults survived"] = (str(count), ", ".join(told["survived"]))
+    found["Faults survived"] = (str(count), "")
     return found
 
 
@@ -116,8 +139,12 @@ def learning(runs: Runs) -> str:
     under = ", faint below them what was recorded" if len(runs) == 1 else ""
     told = f"{smoothed}{under}; {curves.LEAST_SMOOTHED} records or fewer are drawn as they are." if every > 1 else "Drawn as recorded, not smoothed."
     marks = " Dashed: training went on after a stop." if any(_marks(run) for run in runs.values()) and len(runs) == 1 else ""
-    head = legend(Series(name, (), (), place) for place, name in enumerate(runs)) if len(runs) > 1 else ""
-    return f'{head}<div class="charts">{"".join(charts)}</div>{note(told + marks)}'
+    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{note(told + marks)}'
+
+
+def _legend(runs: Runs) -> Markup:
+    """Returns the names of several runs beside the colours of their curves."""
+    return legend(Series(name, (), (), place) for place, name in enumerate(runs)) if len(runs) > 1 else Markup("")
 
 
 def _spoken(name: str) -> str:
@@ -131,7 +158,7 @@ def _marks(run: History) -> list[tuple[float, str]]:
 def _overlaid(runs: Runs, columns: Mapping[str, Sequence[Any]], title: str, unit: str) -> Markup:
     """Returns one chart of one column, with a curve for each run that has it."""
     series = [Series(name, run.records["step"], columns[name], place) for place, (name, run) in enumerate(runs.items()) if columns[name]]
-    return chart(title, unit, series, _marks(next(iter(runs.values()))) if len(runs) == 1 else ())
+    return chart(title, unit, series, _marks(next(iter(runs.values()))) if len(runs) == 1 else (), named=len(runs) == 1)
 
 
 def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
@@ -149,7 +176,8 @@ def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
         rows = [_row(each, names, f"step {each['step']:,}", best) for each in _some(run.evaluations, MOST_ROWS)]
     else:
         places = list(runs)
-        charts = [chart(name.capitalize(), "%", [_scored(run, name, label, places.index(label)) for label, run in found.items()]) for name in names]
+        series = {name: [_scored(run, name, label, places.index(label)) for label, run in found.items()] for name in names}
+        charts = [*(chart(name.capitalize(), "%", each, named=False) for name, each in series.items())]
         ends = [
             (name, what, each) for name, run in found.items() for what, each in (("best", told[name]["best"]), ("last", run.evaluations[-1])) if each
         ]
@@ -158,7 +186,7 @@ def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
     also = note(f"{len(rows)} of {len(run.evaluations)} evaluations, evenly; --json holds all.") if few else ""
     shares = note("Scores in per cent. blind: one click on another picture; automatic: share of a grid's points whose mask passes SAM's thresholds.")
     signed = shares if set(SIGNS) & set(names) else note("Scores in per cent.")
-    return f'<div class="charts">{"".join(charts)}</div>{signed}{table(["", *names, "seconds", "worries"], rows)}{also}'
+    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{signed}{table(["", *names, "seconds", "worries"], rows)}{also}'
 
 
 def _scored(run: History, name: str, label: str, place: int) -> Series:
@@ -197,7 +225,8 @@ def beside_sam(runs: Runs, told: Mapping[str, Any]) -> str:
         return ""
     rows += [[f"{name}, SA-23", cent(each["1"]), "", cent(each["5"]), "", "", "", "", ""] for name, each in ANCHORS.items()]
     head = ["mean IoU, %", "1 click", "3 clicks", "5 clicks", "9 clicks", "oracle", "box", "masks", "images"]
-    body = table(head, rows, anchors=len(ANCHORS)) + note(ANCHORS_TOLD)
+    filled = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    body = table([head[place] for place in filled], [[row[place] for place in filled] for row in rows], anchors=len(ANCHORS)) + note(ANCHORS_TOLD)
     whole = next(iter(runs.values())).scores if len(runs) == 1 else None
     if whole and {"granularity", "size", "calibration"} <= whole.keys():
         body += f"<h3>By size, %</h3>{scores.scores(whole)}<h3>Predicted IoU after one click</h3>{scores.reliability(whole['calibration'])}"
@@ -212,7 +241,7 @@ def pictures(runs: Runs) -> str:
         for each in _some(during, MOST_PICTURES) if during and len(runs) == 1 else during[-1:]:
             parts.append((f"step {each.step:,}" if len(runs) == 1 else f"{name}, step {each.step:,}", each.path))
         parts += [(each.name.capitalize(), each.path) for each in sheets] if len(runs) == 1 else []
-    shown = [f"<figure>{html.picture(Path(path))}<figcaption>{html.told(label)}</figcaption></figure>" for label, path in parts]
+    shown = [f"<figure><figcaption>{html.told(label)}</figcaption>{html.picture(Path(path))}</figure>" for label, path in parts]
     if not shown:
         return ""
     told = "Yellow outline: the truth. Blue: the answer. Green dots: clicks on the mask, orange: beside it; white: the box. Numbers: IoU."
