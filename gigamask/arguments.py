@@ -194,6 +194,14 @@ def told_of(run: Run) -> dict[str, Any]:
     return names.named_parts(run) | {name: plain(value) for name, value in leaves(run).items()}
 
 
+def of_recipe(name: str) -> dict[str, Any] | None:
+    """Returns the configuration that a recipe has by itself, flags by name, as text; None where it cannot be read here."""
+    try:
+        return told_of(recipes.make(name))
+    except Fault:
+        return None
+
+
 def save_run(run: Run) -> None:
     """Writes the resolved configuration to `run.out/config.yaml`, and who wrote it (arguments, versions, git revision) to `origin.jsonl`."""
     Path(run.out).mkdir(parents=True, exist_ok=True)

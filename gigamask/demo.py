@@ -1,4 +1,4 @@
-"""The demo: scenes, an index, a training, an evaluation on scenes the model never saw, and sheets of its answers.
+"""The demo: scenes, an index, a training, an evaluation on scenes the model never saw, sheets of its answers, and the report of it all.
 
 Everything goes into one folder, and a second call with the same folder goes on where the first stopped.
 
@@ -19,6 +19,7 @@ from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
 from gigamask.evaluate import interactive, pictures
 from gigamask.prepare import synthetic
+from gigamask.report import history, page
 from gigamask.train.checkpoint import load_model
 from gigamask.train.loop import train
 
@@ -46,7 +47,8 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
     summary = result.summary() | {"step": state.step, "elapsed_s": round(time.perf_counter() - began_s, 1)}
     (folder / "evaluation.json").write_text(json.dumps(summary, indent=1) + "\n")
     (folder / "report.png").write_bytes(next(path for path in sheets if path.stem == "typical").read_bytes())
+    page.write({folder.name: history.read(folder)}, {folder.name: arguments.told_of(recipe)}, folder / page.REPORT)
     print(interactive.table(summary))
-    print(f"{summary['elapsed_s']:.0f} s in all; look at {folder / 'report.png'}, and at {folder / 'pictures'}")
+    print(f"{summary['elapsed_s']:.0f} s in all; look at {folder / page.REPORT}, at {folder / 'report.png'}, and at {folder / 'pictures'}")
     print(f"next: gigamask train tiny --data YOUR_TARS --init {out} --out runs/mine\n      gigamask follow {folder / 'test'}/sa_000000.tar:0")
     return summary

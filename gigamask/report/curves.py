@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +32,15 @@ LEAST_SMOOTHED = 30
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name, steps and values, which colour it has, and whether its points are few and drawn as such."""
+    """One curve: its name, steps and values, which colour it has, whether its points are few and drawn as such, and whether
+    it is drawn `exact`, as recorded, however many records there are."""
 
     name: str
     steps: Sequence[float]
     values: Sequence[float | None]
     colour: int = 0
     dotted: bool = False
+    exact: bool = False
 
     @cached_property
     def known(self) -> tuple[np.ndarray, np.ndarray]:
@@ -50,16 +53,21 @@ class Series:
     def window(self) -> int:
         """How many records the moving mean goes over, 1 where nothing is smoothed."""
         count = len(self.known[0])
-        return 1 if self.dotted or count < LEAST_SMOOTHED else 2 * round(WINDOW_SHARE * count / 2) + 1
+        return 1 if self.dotted or self.exact or count < LEAST_SMOOTHED else 2 * round(WINDOW_SHARE * count / 2) + 1
 
     @cached_property
     def smooth(self) -> np.ndarray:
-        """The mean of the records around each one, at the ends of as many as there are on the shorter side."""
+        """The mean of the records around each one, at the ends of those that there are."""
         _, values = self.known
-        half = np.minimum(np.minimum(np.arange(len(values)), np.arange(len(values))[::-1]), self.window // 2)
+        places, half = np.arange(len(values)), self.window // 2
+        first, behind = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
         sums = np.concatenate([[0.0], np.cumsum(values)])
-        places = np.arange(len(values))
-        return (sums[places + half + 1] - sums[places - half]) / (2 * half + 1)
+        return (sums[behind] - sums[first]) / (behind - first)
+
+    @property
+    def last(self) -> float:
+        """The mean of the last records, as many as are smoothed over."""
+        return float(self.known[1][-self.window :].mean())
 
 
 @dataclass(frozen=True)
@@ -82,12 +90,12 @@ class Axes:
         floor = 0.0 if low >= 0 else -math.inf
         return cls(max(float(each.known[0][-1]) for each in series) or 1.0, max(low - room, floor), high + room)
 
-    def x(self, steps: np.ndarray | float) -> np.ndarray | float:
-        """Returns where steps lie."""
+    def x(self, steps: Any) -> Any:
+        """Returns where a step lies, or an array of them."""
         return LEFT + (WIDTH - LEFT - RIGHT) * steps / self.last
 
-    def y(self, values: np.ndarray | float) -> np.ndarray | float:
-        """Returns where values lie."""
+    def y(self, values: Any) -> Any:
+        """Returns where a value lies, or an array of them."""
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - values) / (self.high - self.low)
 
 
@@ -104,7 +112,7 @@ def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple
     for each in series:
         parts += _curve(axes, each, alone=len(series) == 1)
     parts += _places(axes, series)
-    last = f" {figure(float(series[0].smooth[-1]))}" if named and len(series) == 1 else ""
+    last = f" {figure(series[0].last)}" if named and len(series) == 1 else ""
     names = legend(series) if named and len(series) > 1 else ""
     head = f"<figcaption><b>{escape(title)}</b>{last}{escape(f' {unit}' if unit else '')}{names}</figcaption>"
     body = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

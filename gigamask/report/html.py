@@ -132,6 +132,11 @@ def picture(path: Path, quality: int = 85) -> Markup:
     return Markup(f'<img alt="{escape(path.stem)}" src="data:image/jpeg;base64,{base64.b64encode(raw).decode()}">')
 
 
+def when(time: str) -> str:
+    """Returns a time of ISO 8601 as it is read."""
+    return time.replace("T", " ").replace("+00:00", " UTC")
+
+
 def cent(share: float | None) -> str:
     """Returns a share in per cent."""
     return "" if share is None else f"{100 * share:.1f}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gigamask import __version__
-from gigamask.report import curves, html, scores
+from gigamask.report import curves, html, scores, summary
 from gigamask.report.curves import Series, chart, legend
 from gigamask.report.history import History
 from gigamask.report.html import Markup, cent, figure, folded, listing, marked, note, section, table
@@ -20,6 +20,8 @@ from gigamask.report.summary import ANCHORS, ANCHORS_TOLD, waiting
 
 Runs = Mapping[str, History]
 
+REPORT = "report.html"
+"""Where the report of a run lies in its folder."""
 SPEED = {
     "images_per_s": ("Speed", "images/s"),
     "memory_gb": ("Memory, peak", "GB"),
@@ -27,6 +29,8 @@ SPEED = {
 }
 LEARNING = {"rate": ("Learning rate", ""), "gradient_norm": ("Norm of the gradient", ""), "loss_scale": ("Scale of the loss", "")}
 FIRST = {"loss": ("Loss", ""), "iou": ("IoU", ""), "right": ("Right", "")}
+EXACT = ("rate", "loss_scale", "memory_gb", "loader_mb")
+"""Columns that are not smoothed."""
 SILENT = ("step", "skipped", "waited_s")
 """Columns that are told elsewhere."""
 SIGNS = ("blind", "automatic")
@@ -60,6 +64,13 @@ def page(runs: Runs, told: dict[str, Any]) -> str:
     return html.document(f"Report of {title}", [*parts, note(f"Made by gigamask {__version__}.")])
 
 
+def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -> dict[str, Any]:
+    """Writes the page of some runs and returns what it shows, as data; `recipes` are told in `summary.tell`."""
+    told = summary.tell(runs, recipes)
+    out.write_text(page(runs, told))
+    return told
+
+
 def under(runs: Runs) -> list[str]:
     """Returns what stands below the title: of one run what it is, and when it was trained on what."""
     if len(runs) > 1:
@@ -68,11 +79,11 @@ def under(runs: Runs) -> list[str]:
     began, versions = run.begun[0]["time"] if run.begun else None, run.origin[-1] if run.origin else {}
     words = [
         f"recipe {run.config['recipe']}" if "recipe" in run.config else "",
-        f"begun {began.replace('T', ' ').replace('+00:00', ' UTC')}" if began else "",
+        f"begun {html.when(began)}" if began else "",
         f"on {run.begun[-1]['device']}" if run.begun and run.begun[-1]["device"] else "",
         *(f"{name} {versions[name]}" for name in ("gigamask", "torch") if name in versions),
     ]
-    return [" · ".join(filter(None, words)), str(run.folder)]
+    return [" · ".join(filter(None, words))]
 
 
 def overview(runs: Runs, told: Mapping[str, Any]) -> str:
@@ -103,7 +114,7 @@ def _facts(run: History, told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     loss = Series("", run.records["step"], run.records.get("loss", [None] * len(run.records["step"])))
     found = {"Steps": (f"{run.step:,}", f"of {run.steps:,}" if run.steps else "")}
     if len(loss.known[0]):
-        found["Loss"] = (figure(float(loss.smooth[-1])), f"mean of {loss.window} records" if loss.window > 1 else "last record")
+        found["Loss"] = (figure(loss.last), f"mean of the last {loss.window}" if loss.window > 1 else "last record")
     if best:
         found[f"Best {best['by']}"] = (f"{cent(best['scores'][best['by']])} %", f"step {best['step']:,}")
     if speed["images_per_s"] is not None:
@@ -130,14 +141,20 @@ def learning(runs: Runs) -> str:
     names = list(dict.fromkeys(name for run in runs.values() for name in run.records))
     terms = {name: (_spoken(name), "") for name in names if name not in {*SILENT, *SPEED, *LEARNING, *FIRST}}
     order = {name: told for name, told in (FIRST | terms | LEARNING | SPEED).items() if name in names}
-    charts = [_overlaid(runs, {name: run.records.get(column, []) for name, run in runs.items()}, *said) for column, said in order.items()]
+    charts = [
+        _overlaid(runs, {name: run.records.get(column, []) for name, run in runs.items()}, *said, column in EXACT) for column, said in order.items()
+    ]
     charts.append(_overlaid(runs, {name: [share and 100 * share for share in waiting(run)] for name, run in runs.items()}, "Waiting for data", "%"))
     if not any(charts):
         return ""
     every = max((Series("", run.records["step"], run.records["step"]).window for run in runs.values()), default=1)
     smoothed = f"Lines are moving means over {curves.WINDOW_SHARE:.0%} of the records" + (f" (up to {every})" if every > 1 else "")
     under = ", faint below them what was recorded" if len(runs) == 1 else ""
-    told = f"{smoothed}{under}; {curves.LEAST_SMOOTHED} records or fewer are drawn as they are." if every > 1 else "Drawn as recorded, not smoothed."
+    told = (
+        f"{smoothed}{under}; {curves.LEAST_SMOOTHED} records or fewer, rates, scales and memory are drawn as they are."
+        if every > 1
+        else "Drawn as recorded, not smoothed."
+    )
     marks = " Dashed: training went on after a stop." if any(_marks(run) for run in runs.values()) and len(runs) == 1 else ""
     return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{note(told + marks)}'
 
@@ -155,9 +172,9 @@ def _marks(run: History) -> list[tuple[float, str]]:
     return [(each["step"], f"went on at step {each['step']}") for each in run.faults["resumed"] if each["step"]]
 
 
-def _overlaid(runs: Runs, columns: Mapping[str, Sequence[Any]], title: str, unit: str) -> Markup:
+def _overlaid(runs: Runs, columns: Mapping[str, Sequence[Any]], title: str, unit: str, exact: bool = False) -> Markup:
     """Returns one chart of one column, with a curve for each run that has it."""
-    series = [Series(name, run.records["step"], columns[name], place) for place, (name, run) in enumerate(runs.items()) if columns[name]]
+    series = [Series(name, run.records["step"], columns[name], place, exact=exact) for place, (name, run) in enumerate(runs.items()) if columns[name]]
     return chart(title, unit, series, _marks(next(iter(runs.values()))) if len(runs) == 1 else (), named=len(runs) == 1)
 
 
@@ -182,8 +199,8 @@ def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
             (name, what, each) for name, run in found.items() for what, each in (("best", told[name]["best"]), ("last", run.evaluations[-1])) if each
         ]
         rows = [_row(each, names, f"{name}, {what}, step {each['step']:,}", None) for name, what, each in ends]
-    few = sum(len(run.evaluations) for run in found.values()) > len(rows) and len(runs) == 1
-    also = note(f"{len(rows)} of {len(run.evaluations)} evaluations, evenly; --json holds all.") if few else ""
+    count = sum(len(run.evaluations) for run in found.values())
+    also = note(f"{len(rows)} of {count} evaluations, evenly; --json holds all.") if count > len(rows) and len(runs) == 1 else ""
     shares = note("Scores in per cent. blind: one click on another picture; automatic: share of a grid's points whose mask passes SAM's thresholds.")
     signed = shares if set(SIGNS) & set(names) else note("Scores in per cent.")
     return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{signed}{table(["", *names, "seconds", "worries"], rows)}{also}'
@@ -317,9 +334,7 @@ def checkpoints(runs: Runs) -> str:
             by = f" ({each.scored_by.partition(' on ')[0].partition(' of ')[0]})" if each.scored_by else ""
             score = "" if each.score is None else f"{cent(each.score)} %{by}"
             label = f"{name}, {each.name}" if several else each.name
-            rows.append(
-                [label, f"{each.step:,}", f"{each.bytes / 1e6:,.1f}", score, "best" if each.best else "", state, each.written.replace("T", " ")]
-            )
+            rows.append([label, f"{each.step:,}", f"{each.bytes / 1e6:,.1f}", score, "best" if each.best else "", state, html.when(each.written)])
     if not rows:
         return ""
     unread = (

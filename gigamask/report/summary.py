@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gigamask.report.history import History
+from gigamask.report.html import when
 
 ANCHORS = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
 """Mean IoU by clicks on the 23 datasets SA-23, as the SAM 2 paper (arXiv 2408.00714) states them."""
@@ -26,10 +27,9 @@ def tell(runs: Mapping[str, History], recipes: Mapping[str, dict[str, Any] | Non
     """Returns all that a report holds; `recipes` are the configurations that the runs' recipes have by themselves, None where one is not known."""
     told = {}
     for name, run in runs.items():
-        also = {"throughput": throughput(run), "best": best(run), "survived": survived(run), "from_recipe": None}
-        if recipe := recipes.get(name):
-            also["from_recipe"] = differences([recipe, run.config])
-        told[name] = run.plain() | also
+        recipe = recipes.get(name)
+        changed = differences([recipe, run.config]) if recipe and run.config else None
+        told[name] = run.plain() | {"throughput": throughput(run), "best": best(run), "survived": survived(run), "from_recipe": changed}
     return {"runs": told, "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {}, "anchors": ANCHORS}
 
 
@@ -109,5 +109,5 @@ def _resumed(event: Mapping[str, Any]) -> str:
     if event["step"] is None:
         return f"after step {event['reached']}, from a step before it"
     again = event["reached"] - event["step"]
-    when = f" on {event['time'].replace('T', ' ')}" if event["time"] else ""
-    return f"at step {event['step']}{when}, " + (f"{again} steps or more trained again" if again > 0 else "no recorded step lost")
+    on = f" on {when(event['time'])}" if event["time"] else ""
+    return f"at step {event['step']}{on}, " + (f"{again} steps or more trained again" if again > 0 else "no recorded step lost")
