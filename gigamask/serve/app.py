@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gigamask import __version__
 from gigamask.faults import Fault
 from gigamask.serve.logbook import Logbook
+from gigamask.serve.orders import Orders
 from gigamask.serve.shelf import MOST_ROWS, Shelf
 from gigamask.serve.studio import MOST_STEPS, MOST_TEXT, Step, Studio, Unknown
 
@@ -64,6 +65,7 @@ class Rooms:
 
     studio: Studio | None = None
     shelf: Shelf | None = None
+    orders: Orders | None = None
     logbook: Logbook | None = None
     weights: str | None = None
 
@@ -158,6 +160,9 @@ def _try(rooms: Rooms) -> APIRouter:
 def _data(rooms: Rooms) -> APIRouter:
     routes = APIRouter(prefix="/api/data")
 
+    def orders() -> Orders:
+        return _given(rooms.orders, "--data PATH")
+
     @routes.get("")
     def about() -> dict[str, Any]:
         return _shelf(rooms).about()
@@ -184,11 +189,11 @@ def _data(rooms: Rooms) -> APIRouter:
 
     @routes.get("/drawn")
     def drawn(sampler: Name, epoch: Place = 0, position: Place = 0, count: Count = 12, seed: Seed = 0) -> dict[str, Any]:
-        return _shelf(rooms).drawn(sampler, epoch, position, count, seed)
+        return orders().drawn(sampler, epoch, position, count, seed)
 
     @routes.get("/exposed")
     def exposed(sampler: Name, seed: Seed = 0) -> dict[str, Any]:
-        return _shelf(rooms).exposed(sampler, seed)
+        return orders().exposed(sampler, seed)
 
     return routes
 

@@ -23,9 +23,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COOKIE = "gigamask_token"
 BODY_S = 60.0
 """A body must have arrived by then."""
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'"
-)
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'"
 HEADERS = {
     "content-security-policy": f"{POLICY}; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",

@@ -1,10 +1,10 @@
-"""An index to look through: its shards, its images with their masks, what a sampler draws, what was left out. Numbers and names leave, and JPEGs.
+"""An index to look through: its shards, its images with their masks, what was left out. Numbers and names leave, and JPEGs.
 
-Not here: pictures in front of a model (`serve.studio`), statistics (`prepare.statistics`), what a sampler visits (`prepare.exposure`).
+Not here: what a sampler draws of it (`serve.orders`), pictures in front of a model (`serve.studio`), statistics (`prepare.statistics`).
 """
 
 import threading
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import cv2
@@ -12,13 +12,10 @@ import numpy as np
 
 from gigamask import names
 from gigamask.data import annotation, image, store
-from gigamask.data.choose import Filters
 from gigamask.data.index import Index
-from gigamask.data.items import Catalogue, open_items
 from gigamask.data.shards import Entry, Shards
 from gigamask.geometry.runs import Runs
-from gigamask.prepare import exposure, statistics
-from gigamask.seams import Ledger, Sampler
+from gigamask.prepare import statistics
 from gigamask.serve.studio import Unknown, described, to_jpeg
 
 MOST_ROWS = 200
@@ -26,9 +23,6 @@ MOST_ROWS = 200
 THUMBNAIL_PX = 240
 """Long side."""
 MOST_LEFT_OUT = 1000
-KEPT_ORDERS = 4
-ITEMS_A_PIECE, LEAST_PIECES, MOST_PIECES = 12, 5, 50
-"""Of what an epoch visits: pieces of fewer items would jump."""
 
 
 class Shelf:
@@ -37,7 +31,6 @@ class Shelf:
     def __init__(self, index: Index) -> None:
         self.index = index
         self._shards, self._lock = Shards(index.shard_paths), threading.Lock()
-        self._order = lru_cache(KEPT_ORDERS)(self._ordered)
 
     def about(self) -> dict[str, Any]:
         """Returns the shards, what was left out when they were indexed, and which samplers there are."""
@@ -53,30 +46,18 @@ class Shelf:
 
     def listed(self, first: int, count: int) -> list[dict[str, Any]]:
         """Returns some images in the index's order."""
-        return [self._told(row) for row in range(max(first, 0), min(max(first, 0) + min(count, MOST_ROWS), len(self.index)))]
+        return [told(self.index, row) for row in range(max(first, 0), min(max(first, 0) + min(count, MOST_ROWS), len(self.index)))]
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
         """What `gigamask stats` tells."""
         return statistics.describe(self.index)
 
-    def drawn(self, sampler: str, epoch: int, position: int, count: int, seed: int) -> dict[str, Any]:
-        """Returns the images that a sampler, its fields at their defaults, visits from a position of an epoch on, before it knows any loss."""
-        rows = self._order(sampler, epoch, seed)
-        position = max(0, min(position, len(rows) - 1))
-        told = [self._told(int(row)) for row in rows[position : position + min(count, MOST_ROWS)]]
-        return {"positions": len(rows), "position": position, "images": told}
-
-    def exposed(self, sampler: str, seed: int) -> dict[str, Any]:
-        """Returns what one epoch of a sampler visits, in pieces, beside what the data hold."""
-        items = self._catalogue(seed).items
-        return exposure.describe(items, _part(sampler), pieces=min(max(items.count // ITEMS_A_PIECE, LEAST_PIECES), MOST_PIECES))
-
     def masks(self, row: int) -> dict[str, Any]:
         """Returns an image's masks with what its annotation says of them; raises BadSample where it cannot be read."""
         entry = annotation.parse(self._json(row), self.index.entry_name(row))
         scores = {"predicted_iou": entry.predicted_iou.tolist(), "stability": entry.stability_score.tolist()}
-        return self._told(row) | {"masks": described(entry.masks, scores)}
+        return told(self.index, row) | {"masks": described(entry.masks, scores)}
 
     def jpeg(self, row: int) -> bytes:
         """Returns an image's pixels as stored, as a JPEG; raises BadSample where it cannot be read."""
@@ -109,23 +90,9 @@ class Shelf:
         with self._lock:
             return self._shards.read_entry(self.index, row)
 
-    def _told(self, row: int) -> dict[str, Any]:
-        images = self.index.images
-        told = {name: int(images[name][row]) for name in ("shard", "width", "height", "masks")}
-        return {"row": row, "name": images["name"][row].decode("utf-8", "replace"), **told, "annotated": bool(images["json_offset"][row] >= 0)}
 
-    def _catalogue(self, seed: int) -> Catalogue:
-        return open_items(self.index, Filters(), "image", None, seed)
-
-    def _ordered(self, sampler: str, epoch: int, seed: int) -> np.ndarray:
-        """Returns the rows of one epoch."""
-        part, catalogue = _part(sampler), self._catalogue(seed)
-        order = part.order(catalogue.items, epoch, Ledger.empty(catalogue.items.count) if part.decay is not None else None)
-        return catalogue.locate(np.asarray(order[np.arange(len(order))], np.int64))[0]
-
-
-def _part(sampler: str) -> Sampler:
-    """Returns a sampler of ours by its name; a file of one's own is not loaded because a page says so."""
-    if sampler not in names.SEAMS["sampler"][1]:
-        raise Unknown(f"no sampler is called {sampler!r}")
-    return names.make("sampler", sampler)
+def told(index: Index, row: int) -> dict[str, Any]:
+    """Returns what is listed of an image."""
+    images = index.images
+    numbers = {name: int(images[name][row]) for name in ("shard", "width", "height", "masks")}
+    return {"row": row, "name": images["name"][row].decode("utf-8", "replace"), **numbers, "annotated": bool(images["json_offset"][row] >= 0)}

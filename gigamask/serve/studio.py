@@ -123,7 +123,7 @@ class Studio:
         Of one prompt there are three, of more the one that SAM is trained to give then; `several` says otherwise.
         """
         picture = self._picture(key)
-        self._check(picture, steps)
+        check(picture.size, steps)
         with self._lock:
             predictor = self._embedded(picture)
             low, iou = self._played(picture, predictor, tuple(steps), several)
@@ -174,18 +174,6 @@ class Studio:
             picture.everything = AutomaticMasks(self.model, cache=self._cache, **self._masks.told()).find(picture.pixels).masks
         return picture.everything
 
-    def _check(self, picture: Picture, steps: Sequence[Step]) -> None:
-        """Raises `Fault` where the prompts are none, too many, or not in the picture."""
-        if not 1 <= len(steps) <= MOST_STEPS:
-            raise Fault(f"{len(steps)} prompts were given; give 1 to {MOST_STEPS}")
-        height, width = picture.size
-        for step in steps:
-            if (step.point is None) == (step.box is None):
-                raise Fault("a prompt is either a point or a box; give one of them")
-            corners = np.array(step.point if step.box is None else step.box, np.float64).reshape(-1, 2)
-            if not (np.isfinite(corners).all() and (corners >= 0).all() and (corners <= (width, height)).all()):
-                raise Fault(f"a prompt lies at {corners.tolist()}, outside of the picture of {width} x {height}; ask within it")
-
     @torch.inference_mode()
     def _played(
         self, picture: Picture, predictor: Predictor, steps: tuple[Step, ...], several: bool | None
@@ -213,6 +201,18 @@ class Studio:
             picture.asked.clear()
         picture.asked[key] = low[0], iou[0].float()
         return picture.asked[key]
+
+
+def check(size: tuple[int, int], steps: Sequence[Step]) -> None:
+    """Raises `Fault` where the prompts are none, too many, or not in a picture of that size (H, W)."""
+    if not 1 <= len(steps) <= MOST_STEPS:
+        raise Fault(f"{len(steps)} prompts were given; give 1 to {MOST_STEPS}")
+    for step in steps:
+        if (step.point is None) == (step.box is None):
+            raise Fault("a prompt is either a point or a box; give one of them")
+        corners = np.array(step.point if step.box is None else step.box, np.float64).reshape(-1, 2)
+        if not (np.isfinite(corners).all() and (corners >= 0).all() and (corners <= size[::-1]).all()):
+            raise Fault(f"a prompt lies at {corners.tolist()}, outside of the picture of {size[1]} x {size[0]}; ask within it")
 
 
 def described(masks: Runs, scores: dict[str, list[float]]) -> list[dict[str, Any]]:

@@ -81,18 +81,20 @@ class Verb:
         from gigamask.predict.cache import EmbeddingCache
         from gigamask.serve.app import Rooms
         from gigamask.serve.logbook import Logbook
+        from gigamask.serve.orders import Orders
         from gigamask.serve.shelf import Shelf
         from gigamask.serve.studio import Studio
         from gigamask.train.checkpoint import load_model
         from gigamask.verbs.opening import opened
 
         logbook = Logbook(Path(self.runs)) if self.runs else None
-        shelf = Shelf(stack.enter_context(opened(self.data))) if self.data else None
+        index = stack.enter_context(opened(self.data)) if self.data else None
+        shelf, orders = (Shelf(index), Orders(index)) if index else (None, None)
         asker = self._asker() if self.words else None
         model = load_model(self.weights, self.device) if self.weights else asker.gallery.model if asker else None
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         studio = Studio(model, asker, self.masks, cache) if model else None
-        return Rooms(studio, shelf, logbook, self.weights or self.words)
+        return Rooms(studio, shelf, orders, logbook, self.weights or self.words)
 
     def _asker(self) -> Asker:
         from gigamask.grounding import asking

@@ -10,6 +10,7 @@ from gigamask.data import index as indexes
 from gigamask.model.start import build as build_model
 from gigamask.serve.app import Rooms, build
 from gigamask.serve.logbook import Logbook
+from gigamask.serve.orders import Orders
 from gigamask.serve.shelf import Shelf
 from gigamask.serve.studio import Studio
 from tests.little import SPEC
@@ -36,6 +37,11 @@ def shelf(index: indexes.Index) -> Shelf:
 
 
 @pytest.fixture
+def orders(index: indexes.Index) -> Orders:
+    return Orders(index)
+
+
+@pytest.fixture
 def client(studio: Studio, shelf: Shelf, tmp_path: Path) -> TestClient:
     """What a browser would be answered, without what guards it."""
-    return TestClient(build(Rooms(studio, shelf, Logbook(tmp_path), "little")))
+    return TestClient(build(Rooms(studio, shelf, Orders(shelf.index), Logbook(tmp_path), "little")))

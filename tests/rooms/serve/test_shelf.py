@@ -1,4 +1,4 @@
-"""An index looked through: what is told is the index's, what cannot be read is said, and no file is loaded because a page names it."""
+"""An index looked through: what is told is the index's, what cannot be read is said."""
 
 import json
 
@@ -10,7 +10,7 @@ from gigamask import names
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.data.shards import Shards
-from gigamask.faults import BadSample, Fault
+from gigamask.faults import BadSample
 from gigamask.geometry.runs import Runs
 from gigamask.prepare import synthetic
 from gigamask.serve.shelf import THUMBNAIL_PX, Shelf
@@ -60,35 +60,6 @@ def test_a_picture_for_trying_comes_with_its_masks(shelf, index):
     raw, name, own = shelf.file(2)
     assert name == index.entry_name(2)
     assert image.size(raw, name) == own.size
-
-
-@pytest.mark.parametrize("sampler", ["random", "curriculum", "stratified_granularity", "loss_weighted", "replay"])
-def test_what_a_sampler_draws_is_its_order(shelf, sampler):
-    whole = shelf.drawn(sampler, 1, 0, 200, seed=5)
-    part = shelf.drawn(sampler, 1, 2, 3, seed=5)
-    assert part["positions"] == whole["positions"] == len(whole["images"])
-    assert part["images"] == whole["images"][2:5]
-    assert shelf.drawn(sampler, 1, 10**9, 3, seed=5)["position"] == whole["positions"] - 1
-
-
-def test_a_samplers_exposure_is_told_in_pieces(shelf):
-    told = shelf.exposed("random", 0)
-    assert told["positions"] == 12
-    assert len(told["pieces"]) == 5
-    assert told["pieces"][-1]["end"] == 12
-    assert shelf.statistics["images"] == 12
-
-
-def test_samplers_that_want_more_than_an_index_say_so(shelf):
-    with pytest.raises(Fault, match="column"):
-        shelf.drawn("relevance_diversity", 0, 0, 3, 0)
-
-
-def test_no_file_is_loaded_because_a_page_names_it(shelf, tmp_path):
-    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
-    with pytest.raises(Unknown, match="no sampler"):
-        shelf.drawn(f"{tmp_path / 'mine.py'}:Mine", 0, 0, 3, 0)
-    assert not (tmp_path / "loaded").exists()
 
 
 @pytest.mark.parametrize("row", [-1, 12, 10**12])
