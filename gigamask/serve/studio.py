@@ -80,12 +80,12 @@ class Picture:
 
 
 class Studio:
-    """A model, perhaps with a network that knows words, and the pictures it has been shown. One of several threads is answered at a time."""
+    """A model, perhaps with a network that knows words, and the pictures it has been shown. The model answers one of several threads at a time."""
 
     def __init__(self, model: Sam, asker: Asker | None = None, masks: Settings | None = None, cache: EmbeddingCache | None = None) -> None:
         self.model, self.asker, self._masks, self._cache = model, asker, masks or Settings(), cache
         self._pictures: OrderedDict[str, Picture] = OrderedDict()
-        self._lock = threading.Lock()
+        self._shown, self._at_work = threading.Lock(), threading.Lock()
 
     def show(self, raw: bytes, name: str, own: Runs | None = None) -> dict[str, Any]:
         """Takes a picture as a file's bytes, upright as a camera's EXIF says unless it has masks of its `own`, which lie on the pixels as stored."""
@@ -96,7 +96,7 @@ class Studio:
         pixels = image.decode(raw, name) if own is not None else upright(image.decode(raw, name), raw)
         told = blake2b(f"{pixels.shape} {own is not None} {name if own is not None else ''}\0".encode(), digest_size=12)
         told.update(np.ascontiguousarray(pixels).data)
-        with self._lock:
+        with self._shown:
             key = told.hexdigest()
             if key not in self._pictures:
                 self._pictures[key] = Picture(name, pixels, Predictor(self.model, self._cache), own)
@@ -112,7 +112,7 @@ class Studio:
     def embed(self, key: str) -> dict[str, Any]:
         """Embeds a picture unless it is, and tells how long that took."""
         picture, began_s = self._picture(key), time.perf_counter()
-        with self._lock:
+        with self._at_work:
             again = picture.predictor.is_image_set
             self._embedded(picture)
         return {"seconds": round(time.perf_counter() - began_s, 3), "held": again}
@@ -124,7 +124,7 @@ class Studio:
         """
         picture = self._picture(key)
         check(picture.size, steps)
-        with self._lock:
+        with self._at_work:
             predictor = self._embedded(picture)
             low, iou = self._played(picture, predictor, tuple(steps), several)
             logits = predictor.transform.frame(picture.size).logits_to_original(low[None])[0]
@@ -135,7 +135,7 @@ class Studio:
     def everything(self, key: str) -> list[dict[str, Any]]:
         """Returns all masks of a picture: its own, or those that are found by asking a grid of points, which takes long."""
         picture = self._picture(key)
-        with self._lock:
+        with self._at_work:
             return described(self._all(picture), {})
 
     def words(self, key: str, text: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Studio:
             raise Fault("no network that knows words was given; start the page with --words RUN")
         if len(text) > MOST_TEXT:
             raise Fault(f"the text has {len(text)} letters, at most {MOST_TEXT} are taken; say it shorter")
-        with self._lock:
+        with self._at_work:
             masks = self._all(picture)
             masks = masks[np.flatnonzero(masks.areas())]
             if not len(masks):
@@ -156,7 +156,7 @@ class Studio:
         return {"fitting": found.fitting, "candidates": len(masks), "answers": told}
 
     def _picture(self, key: str) -> Picture:
-        with self._lock:
+        with self._shown:
             if key not in self._pictures:
                 raise Unknown("this picture is no longer held; open it again")
             self._pictures.move_to_end(key)

@@ -160,6 +160,7 @@ async function question() {
   if (!picture || !steps.length) { take([]); return; }
   paint();
   await ready;
+  if (mine !== turn) return;
   try {
     const found = await ask(`pictures/${picture.id}/ask`, { json: { steps, several: $("several").checked ? true : null } });
     if (mine === turn) take(found);

@@ -111,6 +111,13 @@ def test_the_oldest_pictures_are_let_go(studio, monkeypatch):
         studio.jpeg(keys[0])
 
 
+def test_pictures_are_shown_while_the_model_is_at_work(studio):
+    key = studio.show(png(picture()), "a")["id"]
+    with studio._at_work:
+        assert studio.jpeg(key)
+        assert studio.show(png(picture(seed=1)), "b")["id"] != key
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photograph_is_shown_upright(orientation):
     pixels = picture(16, 32)
