@@ -4,6 +4,7 @@ import { lines, short } from "./charts.js";
 
 const EVERY_MS = 2000, COLOURS = ["var(--ours)", "var(--other)"];
 const NAMES = { loss: "Loss", iou: "IoU of the chosen mask", images_per_s: "Images a second", rate: "Learning rate", gradient_norm: "Gradient norm", iou_head: "IoU head", waited_s: "Waiting for data, s", memory_gb: "Memory, GB", loader_mb: "Largest loader process, MB" };
+const AS_THEY_ARE = ["rate", "memory_gb", "loader_mb"];  // curves without noise, which a mean would only bend
 const LAST = ["images_per_s", "waited_s", "memory_gb", "loader_mb"];
 
 let visible = false, started = false, held = [null, null], told = ["", ""], verified = new Map();
@@ -77,7 +78,7 @@ function draw() {
     const series = held.flatMap((run, i) => {
       if (!run?.records[name]) return [];
       const { step: xs } = run.records, ys = run.records[name], colour = COLOURS[i];
-      return weight && ys.length > 2 ? [{ colour, xs, ys, faded: true }, { name: several ? run.name : "", colour, xs, ys: smoothed(ys, weight) }] : [{ name: several ? run.name : "", colour, xs, ys }];
+      return weight && ys.length > 2 && !AS_THEY_ARE.includes(name) ? [{ colour, xs, ys, faded: true }, { name: several ? run.name : "", colour, xs, ys: smoothed(ys, weight) }] : [{ name: several ? run.name : "", colour, xs, ys }];
     });
     const end = series.filter(({ faded }) => !faded).map(({ ys }) => ys.findLast((y) => y != null)).filter((y) => y !== undefined);
     return lines(NAMES[name] ?? titled(name), series, { note: end.map(short).join(" · ") });
