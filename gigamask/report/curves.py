@@ -36,8 +36,8 @@ class Series:
     it is drawn `exact`, as recorded, however many records there are."""
 
     name: str
-    steps: Sequence[float]
-    values: Sequence[float | None]
+    steps: Sequence[float | int]
+    values: Sequence[float | int | None]
     colour: int = 0
     dotted: bool = False
     exact: bool = False
@@ -99,7 +99,7 @@ class Axes:
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - values) / (self.high - self.low)
 
 
-def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple[float, str]] = (), named: bool = True) -> Markup:
+def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple[int, str]] = (), named: bool = True) -> Markup:
     """Returns one picture of some curves, nothing where none has a value; `marks` are steps at which something happened.
 
     Several are `named` below the title, unless the page does so once for all of its charts.
@@ -126,7 +126,7 @@ def legend(series: Iterable[Series]) -> Markup:
 
 
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Returns round numbers between two, at most so many."""
+    """Returns round numbers between two, at most so many steps apart."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next(each for each in (1, 2, 2.5, 5, 10, 20) if (high - low) / (step * each) <= most)
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
@@ -137,7 +137,7 @@ def _grid(axes: Axes) -> Iterator[str]:
         y = axes.y(value)
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>'
         yield f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
-    for step in ticks(0, axes.last):
+    for step in ticks(0.0, axes.last):
         yield f'<text x="{axes.x(step):.1f}" y="{HEIGHT - 4}" text-anchor="{"middle" if axes.x(step) < WIDTH - 30 else "end"}">{_short(step)}</text>'
 
 
@@ -148,7 +148,7 @@ def _short(value: float) -> str:
     return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:.6g}"
 
 
-def _mark(axes: Axes, step: float, what: str) -> str:
+def _mark(axes: Axes, step: int, what: str) -> str:
     x = axes.x(step)
     line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--warn)" stroke-dasharray="2 4">'
     return f"{line}<title>{escape(what)}</title></line>"

@@ -142,7 +142,7 @@ def cent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def figure(value: float | None) -> str:
+def figure(value: float | int | None) -> str:
     """Returns a number as it is read: three digits that count, whole ones above a thousand."""
     if value is None:
         return ""

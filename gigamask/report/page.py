@@ -141,22 +141,25 @@ def learning(runs: Runs) -> str:
     names = list(dict.fromkeys(name for run in runs.values() for name in run.records))
     terms = {name: (_spoken(name), "") for name in names if name not in {*SILENT, *SPEED, *LEARNING, *FIRST}}
     order = {name: told for name, told in (FIRST | terms | LEARNING | SPEED).items() if name in names}
-    charts = [
-        _overlaid(runs, {name: run.records.get(column, []) for name, run in runs.items()}, *said, column in EXACT) for column, said in order.items()
-    ]
-    charts.append(_overlaid(runs, {name: [share and 100 * share for share in waiting(run)] for name, run in runs.items()}, "Waiting for data", "%"))
+    charts = []
+    for column, (title, unit) in order.items():
+        charts.append(_overlaid(runs, {name: run.records.get(column, []) for name, run in runs.items()}, title, unit, column in EXACT))
+    waited = {name: [None if share is None else 100 * share for share in waiting(run)] for name, run in runs.items()}
+    charts.append(_overlaid(runs, waited, "Waiting for data", "%"))
     if not any(charts):
         return ""
+    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{note(_drawn(runs))}'
+
+
+def _drawn(runs: Runs) -> str:
+    """Returns how the curves are drawn."""
     every = max((Series("", run.records["step"], run.records["step"]).window for run in runs.values()), default=1)
-    smoothed = f"Lines are moving means over {curves.WINDOW_SHARE:.0%} of the records" + (f" (up to {every})" if every > 1 else "")
+    marks = " Dashed: training went on after a stop." if len(runs) == 1 and any(_marks(run) for run in runs.values()) else ""
+    if every == 1:
+        return f"Drawn as recorded, not smoothed.{marks}"
     under = ", faint below them what was recorded" if len(runs) == 1 else ""
-    told = (
-        f"{smoothed}{under}; {curves.LEAST_SMOOTHED} records or fewer, rates, scales and memory are drawn as they are."
-        if every > 1
-        else "Drawn as recorded, not smoothed."
-    )
-    marks = " Dashed: training went on after a stop." if any(_marks(run) for run in runs.values()) and len(runs) == 1 else ""
-    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{note(told + marks)}'
+    few = f"rates, scales, memory, and what has fewer than {curves.LEAST_SMOOTHED} records, are drawn as recorded"
+    return f"Lines are moving means over {curves.WINDOW_SHARE:.0%} of the records, up to {every}{under}; {few}.{marks}"
 
 
 def _legend(runs: Runs) -> Markup:
@@ -168,7 +171,7 @@ def _spoken(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def _marks(run: History) -> list[tuple[float, str]]:
+def _marks(run: History) -> list[tuple[int, str]]:
     return [(each["step"], f"went on at step {each['step']}") for each in run.faults["resumed"] if each["step"]]
 
 

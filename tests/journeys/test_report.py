@@ -1,0 +1,189 @@
+"""`gigamask report` as a user types it: of trainings, pre-trainings, groundings, stages, one or several; and where there is nothing to report."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from gigamask.cli import main
+from gigamask.prepare import synthetic
+from tests import asked, little
+from tests.html import Page
+from tests.journeys.pages import commands
+from tests.rooms.report.test_history import record, written
+
+LITTLE = f"{Path(little.__file__).resolve()}:little"
+SECTIONS = [
+    "overview",
+    "curves",
+    "evaluations",
+    "scores-beside-sam-s",
+    "pictures",
+    "configuration",
+    "throughput",
+    "faults-survived",
+    "checkpoints",
+    "origin",
+]
+
+
+def train(*words: object) -> int:
+    return main(["train", LITTLE, *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("held_out")
+    synthetic.write(str(folder), 2, seed=11, long_side=(96, 128))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(scenes, held_out, tmp_path_factory) -> Path:
+    """Two runs: one that went through, and one that was stopped, whose last checkpoint was damaged, and that went on."""
+    folder = tmp_path_factory.mktemp("runs")
+    watched = ["--evaluation.data", held_out, "--evaluation.every", 2]
+    assert train("--data", scenes, "--out", folder / "whole", *watched) == 0
+    assert train("--data", scenes, "--out", folder / "again", "--optimizer.lr", "0.01", *watched) == 0
+    newest = folder / "again" / "checkpoints" / "step_00000004" / "model.safetensors"
+    raw = newest.read_bytes()
+    newest.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with open(folder / "again" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "lo')
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # it is said, and no error
+        assert main(["train", "--resume", str(folder / "again")]) == 0
+    return folder
+
+
+def report(*words: object) -> int:
+    return main(["report", *map(str, words)])
+
+
+def sections(page: Page) -> list[str]:
+    return [told["id"] for tag, told in page.tags if tag == "h2"]
+
+
+def test_of_one_run(runs, tmp_path, capsys):
+    assert report(runs / "again", "--verify", "--json", tmp_path / "told.json") == 0
+    assert capsys.readouterr().out == f"{runs / 'again' / 'report.html'}\n"
+    page = Page((runs / "again" / "report.html").read_text())
+    assert sections(page) == SECTIONS
+    assert page.row("optimizer.lr") == ["optimizer.lr", "0.001", "0.01"]
+    assert page.row("step_00000004")[5] == "size and crc32 as written"
+    assert page.row("SAM ViT-H, SA-23")[1:3] == ["58.1", ""]
+    assert page.count("img") == 2
+    assert {"step_00000004 was damaged; training went on from step 2", "1 of metrics.jsonl"} <= set(page.text)
+    assert any(line.endswith("2 steps or more trained again") for line in page.text)
+    told = json.loads((tmp_path / "told.json").read_text())["runs"]["again"]
+    assert told["records"]["step"] == [1, 2, 3, 4]
+    assert [each["step"] for each in told["evaluations"]] == [2, 4]
+    assert [each["step"] for each in told["begun"]] == [0, 2]
+    best = f"{100 * told['best']['scores']['1 click']:.1f} %"
+    assert best in page.text
+    assert told["from_recipe"]["optimizer.lr"] == ["0.001", "0.01"]
+
+
+def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert report(runs, "--json", "told.json") == 0
+    page = Page((tmp_path / "report.html").read_text())
+    assert sections(page) == SECTIONS
+    assert page.row("optimizer.lr") == ["optimizer.lr", "0.001", "0.01"]
+    assert not any(row[0] == "steps" for row in page.rows if len(row) == 3), "only what differs"
+    legends = [told for tag, told in page.tags if tag == "div" and told.get("class") == "legend"]
+    assert len(legends) == 2, "one for the curves, one for the evaluations"
+    lines = [told["class"] for tag, told in page.tags if tag == "path"]
+    assert lines.count("k0") == lines.count("k1") > 10
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert list(told["runs"]) == ["whole", "again"]
+    assert told["differences"] == {"optimizer.lr": ["0.001", "0.01"]}
+
+
+def test_pictures_are_kept_by_evaluations(runs):
+    assert sorted(path.name for path in (runs / "whole" / "pictures").iterdir()) == ["step_00000002.jpg", "step_00000004.jpg"]
+
+
+def test_of_a_run_that_is_still_written_to(runs, tmp_path):
+    """Half a line, no checkpoint yet, a recipe that is not here any more."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / "whole", run, ignore=shutil.ignore_patterns("checkpoints", "pictures", "origin.jsonl"))
+    (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:-20])
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(LITTLE, "gone.py:little"))
+    assert report(run) == 0
+    page = Page((run / "report.html").read_text())
+    assert sections(page) == [name for name in SECTIONS if name not in ("pictures", "checkpoints", "origin")] + ["origin"]
+    assert any("gone.py:little cannot be read here any more" in line for line in page.text)
+
+
+def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
+    staged = ["--stages", "mae,joint", "--mae-steps", "2", "--steps", "2", "--log-every", "1", "--loading.workers", "0"]
+    assert main(["train", "tiny", "--data", str(scenes), "--out", str(tmp_path / "runs"), "--batch", "2", "--micro", "2", *staged]) == 0
+    assert report(tmp_path / "runs" / "mae") == 0
+    page = Page((tmp_path / "runs" / "mae" / "report.html").read_text())
+    assert "Mse" in page.text
+    assert "scores-beside-sam-s" not in sections(page)
+    monkeypatch.chdir(tmp_path)
+    assert report("runs") == 0
+    assert [row[0] for row in Page((tmp_path / "report.html").read_text()).rows[1:3]] == ["mae", "joint"]
+
+
+def test_of_a_grounding(described, tmp_path):
+    out = tmp_path / "run"
+    words = [*asked.flags(described, out), "--steps", "2", "--hold-out", "0.4", "--evaluation.every", "2"]
+    assert main(["ground", "train", asked.RECIPE, *words]) == 0
+    assert report(out) == 0
+    page = Page((out / "report.html").read_text())
+    assert {"Contrastive", "Alignment", "Right"} <= set(page.text)
+    assert {"answered", "top 1"} <= set(page.rows[0])
+
+
+def test_the_demo_leaves_its_report(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert main(["demo", "--out", str(out), "--train-images", "4", "--test-images", "2", "--steps", "1"]) == 0
+    page = Page((out / "report.html").read_text())
+    assert page.row("demo, evaluation.json")[-1] == "2"
+    assert {"Best", "Worst", "Typical"} <= set(page.text)
+    assert f"look at {out / 'report.html'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "wants a run folder"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["bare"], "bare: neither it nor a folder in it holds a config.yaml or a metrics.jsonl"),
+        (["empty"], "empty: has recorded nothing yet, there is nothing to report"),
+        (["run", "empty"], "empty: has recorded nothing yet"),
+        (["run", "run"], "run: is named twice"),
+        (["run", "."], "run: is named twice"),
+        (["run", "--out", "missing/report.html"], "--out missing/report.html: cannot be written; name a file in a folder that exists"),
+        (["run", "--out", "bare"], "--out bare: cannot be written"),
+        (["run", "--json", "missing/told.json"], "--json missing/told.json: cannot be written"),
+        (["run", "--outt", "x"], "--outt"),
+    ],
+)
+def test_wrong_uses_are_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "run", record(1))
+    written(tmp_path / "empty")
+    (tmp_path / "bare").mkdir()
+    assert report(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_the_pages_commands_run(runs, tmp_path, monkeypatch):
+    """Those of docs/report.md, with the runs under the names that stand there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "sweep/one", "sweep/two"):
+        shutil.copytree(runs / ("whole" if name == "mine" else "again"), tmp_path / "runs" / name, symlinks=True)
+    found = commands("report.md")
+    assert len(found) >= 2
+    for words in found:
+        assert main(words) == 0
+        out = words[words.index("--out") + 1] if "--out" in words else "runs/mine/report.html" if words[1:2] == ["runs/mine"] else "report.html"
+        assert Page((tmp_path / out).read_text()).count("svg") > 5
