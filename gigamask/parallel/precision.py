@@ -9,15 +9,23 @@ from typing import Literal
 
 import torch
 
+from gigamask.faults import Fault
+
 Precision = Literal["fp32", "bf16", "fp16"]
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device a run asks for; "auto" is cuda when there is one."""
+    """Returns the device a run asks for; "auto" is cuda when there is one. Raises `Fault` for one that is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Fault(f"--device is {name!r}, known are auto, cpu, cuda and cuda:N; leave it out to take a GPU when there is one") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Fault(f"--device is {name!r}, torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here; leave it out, or give cpu")
+    return device
 
 
 def choose_precision(name: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:

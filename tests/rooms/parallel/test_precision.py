@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.parallel.precision import LossScale, casting
+from gigamask.faults import Fault
+from gigamask.parallel.precision import LossScale, casting, choose_device
 from gigamask.train import checkpoint
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
@@ -86,3 +87,12 @@ def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(tmp_path
     again = run_in(tmp_path / "again", scenes, precision="fp16", steps=15, save_every=15, batch=1)
     train(again)
     assert same(whole, train(replace(again, steps=20)))
+
+
+def test_devices_that_are_not_there_are_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [choose_device(name) for name in ("cpu", "cuda", "cuda:0")] == [torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 0)]
+    with pytest.raises(Fault, match=r"--device is 'gpu', known are auto, cpu, cuda and cuda:N"):
+        choose_device("gpu")
+    with pytest.raises(Fault, match=r"--device is 'cuda:1', torch .* sees 1 GPUs here; leave it out, or give cpu"):
+        choose_device("cuda:1")
