@@ -134,8 +134,11 @@ def _read_pth(path: Path) -> State:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # MAE's own checkpoints hold their flags, which run nothing when read
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise Fault(f"{path}: cannot be read as weights alone ({str(error).splitlines()[0]}); save its state dict and give that") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # What is no pickle at all is read as one, so that anything may be missing there, and what is says little.
+        said = [] if isinstance(error, LookupError) else str(error).splitlines()
+        what = said[0] if said else "torch.save did not write it"
+        raise Fault(f"{path}: cannot be read as weights alone ({what}); save its state dict and give that") from None
     while isinstance(state, dict) and (inner := next((state[name] for name in ("model", "state_dict") if isinstance(state.get(name), dict)), None)):
         state = inner
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -294,18 +297,24 @@ def save(state: State, spec: Spec, path: Path | str) -> None:
 
 
 def appear(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file that appears under its name only when it is whole."""
+    """Writes a file that appears under its name only when it is whole; what there is of it when writing fails is removed."""
     partial = path.with_name(f".{path.name}.partial")
-    with writing(partial):
-        write(partial)
+    try:
+        with writing(partial):
+            write(partial)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     os.replace(partial, path)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises as `OSError` what safetensors says in an error of its own when it cannot write, of a full disk for example."""
+    """Raises as an `OSError` that names the file what keeps it from being written, such as a full disk, for which safetensors has its own."""
     try:
         yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         number = int(found[1]) if found else errno.EIO

@@ -132,6 +132,10 @@ def test_paths_that_hold_no_weights_are_named(tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
     with pytest.raises(Fault, match=r"text\.pth: cannot be read as weights alone \(.*\); save its state dict"):
         read(tmp_path / "text.pth")
+    for junk in (b"hello", b"", b"\x80\x02q", b"\x80\x02cos\nsystem\n", b"\xff\xd8\xff\xe0 a picture", b"(lp0\n."):
+        (tmp_path / "junk.pth").write_bytes(junk)
+        with pytest.raises(Fault, match=r"junk\.pth: (cannot be read as weights alone \(.+\)|holds no state dict of tensors); save "):
+            read(tmp_path / "junk.pth")
     torch.save({"epoch": 3}, tmp_path / "number.pth")
     with pytest.raises(Fault, match=r"number\.pth: holds no state dict of tensors; save the model's state_dict\(\)"):
         read(tmp_path / "number.pth")
