@@ -32,7 +32,8 @@ def write_folder(model: Sam, out: Path) -> dict:
     with torch.device("meta"):
         theirs = SamModel(config_of(model.spec))
     theirs.load_state_dict(weights.to_huggingface(weights.to_official(model)), assign=True)
-    theirs.save_pretrained(out)
+    with weights.writing(out):
+        theirs.save_pretrained(out)
     (out / "preprocessor_config.json").write_text(json.dumps(processor_of(model.spec), indent=2))
     loaded, probe = SamModel.from_pretrained(out).eval(), Probe.of(model.spec)
     pairs = zip(probe.answers(model), answers(loaded, model, probe), strict=True)

@@ -17,8 +17,14 @@ def write_pth(model: Sam, out: Path) -> dict:
     if out.suffix != ".pth":
         raise Fault(f"--out {out}: Meta's format is a file that ends in .pth; give one")
     state = weights.to_official(model)
-    weights.appear(out, lambda path: torch.save(state, path))
+    weights.appear(out, lambda path: save(state, path))
     return held_against(state, out)
+
+
+def save(state: weights.State, path: Path) -> None:
+    """Writes a state dict by `torch.save`, through a file of Python's: one that torch opens itself does not say why it cannot be written."""
+    with open(path, "wb") as file:
+        torch.save(state, file)
 
 
 def write_safetensors(model: Sam, out: Path) -> dict:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from gigamask.contracts import Prompts
 from gigamask.export.probe import Probe, compare
 from gigamask.faults import Fault
+from gigamask.model import weights
 from gigamask.model.attention import attend_plainly
 from gigamask.model.image_encoder import Attention
 from gigamask.model.mask_decoder import ALL
@@ -103,7 +104,7 @@ def write_pair(model: Sam, out: Path) -> dict:
 @torch.no_grad()
 def _export(module: nn.Module, given: tuple[Tensor, ...], path: Path, inputs: list[str], outputs: list[str], sizes: dict) -> None:
     """Traces a module with these inputs; axes of `sizes` may be any."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), weights.writing(path):
         # The newer exporter wants sizes that are known, where those of the image are not.
         warnings.simplefilter("ignore")
         torch.onnx.export(

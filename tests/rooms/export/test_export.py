@@ -1,7 +1,9 @@
 """Each format is read by who it is for, and a copy that is none is refused."""
 
+import errno
 import importlib.util
 import json
+import resource
 import warnings
 from dataclasses import replace
 
@@ -128,3 +130,27 @@ def test_paths_must_fit_the_format(model, tmp_path):
     ):
         with pytest.raises(Fault, match=message):
             write(model, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (official.write_pth, "sam.pth"),
+        (official.write_safetensors, "sam.safetensors"),
+        (huggingface.write_folder, "folder"),
+        (onnx.write_pair, "pair"),
+    ],
+)
+def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, tmp_path):
+    """The command line tells of an error with a file's name in one line; one without is a bug."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("transformers")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '") as full:
+            write(model, tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in full.value.filename
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
