@@ -81,8 +81,8 @@ def imaged(run: Run) -> Imaged:
 def load_file(name: str) -> ModuleType:
     """Imports a file under its stem, once, so that the classes in it are the same for everyone in this process and its workers."""
     path = Path(name)
-    if not path.is_file():
-        raise Fault(f"{path}: no such file; name a Python file of your own before the colon, as in mine.py:name")
+    if path.suffix != ".py" or not path.is_file():
+        raise Fault(f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name")
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
         return sys.modules[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())

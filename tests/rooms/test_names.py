@@ -64,7 +64,7 @@ def test_the_part_that_is_there_keeps_its_fields():
             ["--sampler", "streaming"],
             r"^--sampler is 'streaming', known are random, .*sharded, and file.py:Class for your own; perhaps you meant streaming_tars$",
         ),
-        (["--sampler", "none.py:My"], r"^none.py: no such file; name a Python file of your own"),
+        (["--sampler", "none.py:My"], r"^none.py: no such file of Python's; name one of your own"),
         (["--sampler", "{own}:Unlike"], r"has no frozen dataclass 'Unlike' that is a gigamask.seams.Sampler; write one there$"),
         (["--sampler", "{own}:Unset"], r"Unset.lanes in .* has no default; give every field one, flags change them$"),
         (["--sampler", "random", "--sampler.lanes", "2"], r"Unrecognized options: --sampler.lanes"),

@@ -40,7 +40,10 @@ def test_ones_own_file(tmp_path):
     assert recipes.find(f"{file}:mine")() == recipes.tiny()
     with pytest.raises(Fault, match=r"own_recipe.py has no function 'broken'"):
         recipes.find(f"{file}:broken")
-    with pytest.raises(Fault, match=r"gone.py: no such file; name a Python file of your own"):
+    (tmp_path / "recipe.txt").write_text("def mine(): ...")
+    with pytest.raises(Fault, match=r"recipe.txt: no such file of Python's; name one"):
+        recipes.find(f"{tmp_path}/recipe.txt:mine")
+    with pytest.raises(Fault, match=r"gone.py: no such file of Python's; name one of your own"):
         recipes.find(f"{tmp_path}/gone.py:mine")
     (tmp_path / "raising.py").write_text("1 / 0")
     with pytest.raises(Fault, match=r"raising.py: importing it raised ZeroDivisionError: division by zero"):
