@@ -18,3 +18,10 @@ class BadSample(Fault):
 
 class Stopped(Fault):
     """Work was told to stop before its end and has kept what it did; the command line exits with 75, and the same command goes on."""
+
+
+def check_range(name: str, value: int | float, least: int | float, most: int | float | None) -> None:
+    """Raises `Fault` unless `least <= value <= most`."""
+    if not (least <= value and (most is None or value <= most)):
+        limits = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise Fault(f"{name} is {value}, it must be {limits}; give another value")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.faults import Fault
-from gigamask.prompts.policy import check_range, enough
+from gigamask.faults import Fault, check_range
+from gigamask.prompts.policy import enough
 from gigamask.seams import Policy
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 from gigamask.seams import Policy
 
 if TYPE_CHECKING:
@@ -139,13 +139,6 @@ class BoxPrompt(Policy):
 
         corners = truth.boxes_input.float().unflatten(1, (2, 2))
         return Prompts(points_xy_input=corners, labels=corner_labels(len(corners), corners.device), masks=None, several=True)
-
-
-def check_range(name: str, value: int | float, least: int, most: int | None) -> None:
-    """Raises a fault unless `least <= value <= most`."""
-    if not (least <= value and (most is None or value <= most)):
-        limits = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise Fault(f"{name} is {value}, it must be {limits}; give another value")
 
 
 def enough(draws: Draws | None, policy: Policy) -> Draws:

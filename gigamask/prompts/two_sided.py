@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.prompts.policy import check_range, enough
+from gigamask.faults import check_range
+from gigamask.prompts.policy import enough
 from gigamask.seams import Policy
 
 if TYPE_CHECKING:

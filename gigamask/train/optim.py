@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Official names of what is a position or a token; biases and norms are the parameters of one dimension.
 _NO_DECAY = re.compile(r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed")
+BELOW_ONE = 0.999999999
+"""The longest memory of a running mean: with 1 nothing would ever come into it."""
 _BLOCK = re.compile(r"image_encoder\.blocks\.(\d+)\.")
 
 
@@ -41,6 +43,16 @@ class AdamW:
     """largest global gradient norm; None is off"""
     shared_out: ClassVar[bool] = True
     """whether it can do with parts of parameters, as --parallel fsdp and hsdp leave to each process"""
+
+    def __post_init__(self) -> None:
+        _check_above("lr", self.lr)
+        _check_above("layer_decay", self.layer_decay)
+        if self.clip_norm is not None:
+            _check_above("clip_norm", self.clip_norm)
+        check_range("encoder_factor", self.encoder_factor, 0, None)
+        check_range("weight_decay", self.weight_decay, 0, None)
+        for beta in self.betas:
+            check_range("betas", beta, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Returns a fused AdamW whose groups carry `lr_scale`, what the scheduled learning rate is multiplied by."""
@@ -98,6 +110,11 @@ class MuonAdamW(AdamW):
     """Muon's momentum"""
     shared_out: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_above("muon_lr", self.muon_lr)
+        check_range("momentum", self.momentum, 0, BELOW_ONE)
+
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Returns Muon over the matrices that decay, and AdamW over the rest."""
         import torch
@@ -111,6 +128,12 @@ class MuonAdamW(AdamW):
             *([Muon(by_muon, self.muon_lr, self.momentum)] if by_muon else []),
             *([torch.optim.AdamW(by_adam, lr=self.lr, betas=self.betas, fused=True)] if by_adam else []),
         ]
+
+
+def _check_above(name: str, value: int | float) -> None:
+    """Raises `Fault` unless a number is above 0."""
+    if not 0 < value < math.inf:
+        raise Fault(f"{name} is {value}, it must be above 0; give another value")
 
 
 def decays(name: str, ndim: int) -> bool:

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class WarmupDrops(Schedule):
 
     def __post_init__(self) -> None:
         _check_warmup(self.warmup)
+        check_range("drop_factor", self.drop_factor, 0, 1)
+        for share in self.drops:
+            check_range("drops", share, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
         drops_taken = sum(step >= int(share * steps) for share in self.drops)
@@ -49,6 +52,7 @@ class WarmupCosine(Schedule):
 
     def __post_init__(self) -> None:
         _check_warmup(self.warmup)
+        check_range("final", self.final, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
         progress = min(1.0, max(0.0, (step - self.warmup) / max(1, steps - self.warmup)))

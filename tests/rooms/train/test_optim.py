@@ -146,3 +146,23 @@ def test_eight_bits_want_bitsandbytes(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Fault, match=r"^--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask\[quant\]', or"):
         AdamW8bit().build(build(SPEC, 0))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"lr": -1.0}, r"^lr is -1.0, it must be above 0; give another value$"),
+        ({"lr": float("nan")}, "^lr is nan, it must be above 0"),
+        ({"lr": 0.0}, "^lr is 0.0, it must be above 0"),
+        ({"layer_decay": 0.0}, "^layer_decay is 0.0, it must be above 0"),
+        ({"clip_norm": -1.0}, "^clip_norm is -1.0, it must be above 0"),
+        ({"weight_decay": -0.1}, r"^weight_decay is -0.1, it must be at least 0; give another value$"),
+        ({"encoder_factor": -1.0}, "^encoder_factor is -1.0, it must be at least 0"),
+        ({"betas": (0.9, 1.0)}, "^betas is 1.0, it must be between 0 and 0.999999999"),
+        ({"muon_lr": 0.0}, "^muon_lr is 0.0, it must be above 0"),
+        ({"momentum": 1.0}, "^momentum is 1.0, it must be between 0 and"),
+    ],
+)
+def test_numbers_that_no_optimizer_takes_are_refused(numbers, message):
+    with pytest.raises(Fault, match=message):
+        MuonAdamW(**numbers)

@@ -32,3 +32,12 @@ def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
 
 def test_no_warm_up():
     assert WarmupDrops(warmup=0).factor(0, 10) == 1
+
+
+def test_factors_and_shares_lie_between_nothing_and_all():
+    with pytest.raises(Fault, match=r"^final is 2.0, it must be between 0 and 1; give another value$"):
+        WarmupCosine(final=2.0)
+    with pytest.raises(Fault, match=r"^drop_factor is -0.1, it must be between 0 and 1"):
+        WarmupDrops(drop_factor=-0.1)
+    with pytest.raises(Fault, match=r"^drops is 60000, it must be between 0 and 1"):
+        WarmupDrops(drops=(0.5, 60000))
