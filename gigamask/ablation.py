@@ -31,7 +31,7 @@ from gigamask.evaluate import interactive
 from gigamask.faults import Fault, Stopped
 from gigamask.train.checkpoint import load_model
 from gigamask.train.loop import train
-from gigamask.train.run import DATA, SAME_SAMPLES, Run, differences
+from gigamask.train.run import DATA, SAME_SAMPLES, Run, at_least, differences
 
 # A box's noise is at most 2.5 px, as in the recipe `tiny`, whose images are an eighth of SAM's.
 MIXED = ["--policy", "mixed", "--policy.box-noise-limit-px", "2.5"]
@@ -159,9 +159,7 @@ def _flags(told: Any, where: str, recipe: str) -> list[str]:
 def run(table: str, recipe: str, data: Sequence[str], test: HeldOut, out: str, steps: int | None, seeds: int, at_once: int) -> dict[str, Any]:
     """Trains and scores every variant with every seed, so many at once; writes `ablation.md` and `ablation.json` into `out`, prints the first, and
     returns the second. A training that fails leaves its line under "faults" and does not keep the others."""
-    for flag, number in (("seeds", seeds), ("at-once", at_once)):
-        if number < 1:
-            raise Fault(f"--{flag} is {number}, it must be at least 1")
+    at_least(1, seeds=seeds, at_once=at_once, **({} if test.images is None else {"images": test.images}))
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise Fault(f"--{flag} is empty; name a tar, a folder of tars or an index")

@@ -9,6 +9,7 @@ Not here: what a verb prints (`verbs`), how words become values (`parser`, `argu
 from __future__ import annotations
 
 import ast
+import difflib
 import os
 import select
 import sys
@@ -80,6 +81,8 @@ def dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         return 0
+    if "" in words:
+        raise Fault(f"argument {words.index('') + 1} is empty, as a variable of the shell that is not set; give a value, or leave it out")
     if words[0] == "--version":
         from gigamask import __version__
 
@@ -90,12 +93,14 @@ def dispatch(words: list[str]) -> int:
     if words[:2] == ["ground", "train"]:
         return train("ground train", words[2:])
     if words[0] not in VERBS:
-        raise Fault(f"no verb is called {words[0]!r}; known are {', '.join(sorted(VERBS))}; see 'gigamask --help'")
+        near = difflib.get_close_matches(words[0], VERBS, 1)
+        meant = f"perhaps you meant {near[0]}" if near else f"known are {', '.join(VERBS)}"
+        raise Fault(f"no verb is called {words[0]!r}; {meant}; see 'gigamask --help'")
     from gigamask import parser
 
     module = import_module(f"gigamask.verbs.{words[0]}")
     verb = module.parse(words[1:]) if hasattr(module, "parse") else parser.parse(module.Verb, words[1:], f"gigamask {words[0]}")
-    parser.check_json(verb.json)
+    parser.check_writable("--json", verb.json)
     done = verb.run()
     if done is None:  # one of several processes, of which the first speaks
         return 0

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,13 +47,20 @@ def one_line(boxed: str) -> str:
             blocks[-1].append(line)
     blocks = blocks if drawn else blocks[1:]
     suggested = [block[1].split()[0] for block in blocks if block and block[0].startswith(("Perhaps you meant", "Arguments similar to"))]
-    return " ".join(blocks[0]).rstrip(". ") + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+    return plainly(" ".join(blocks[0]).rstrip(". ")) + (f"; perhaps you meant {suggested[0]}" if suggested else "")
 
 
-def check_json(path: str | None) -> None:
+def plainly(said: str) -> str:
+    """Returns what was said of a wrong value without what only a programmer reads: a section's flag, and that a number is none."""
+    said = re.sub(r"^Error parsing (?:--|run(?:-planned)?\.)?(\S+):", r"--\1:", said)
+    said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')$", r"\1 is no whole number", said)
+    return re.sub(r"could not convert string to float: ('.*')$", r"\1 is no number", said)
+
+
+def check_writable(flag: str, path: str | None) -> None:
     """Raises Fault for a file that cannot be written later, before the work is done."""
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
-        raise Fault(f"--json {path}: cannot be written; name a file in a folder that exists")
+        raise Fault(f"{flag} {path}: cannot be written; name a file in a folder that exists")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from gigamask import arguments, names, recipes
 from gigamask.data import lock
 from gigamask.faults import Fault
 from gigamask.grounding.run import Grounding
-from gigamask.parser import check_json
+from gigamask.parser import check_writable
 from gigamask.recipes.mae import pretraining_for
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import Run, at_least
@@ -51,7 +51,7 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
         print(overview(verb))
         return None, {}
     flags = arguments.parse_train(words, verb)
-    check_json(flags.json)
+    check_writable("--json", flags.json)
     at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
     if not isinstance(flags.run, recipes.OF_VERB[verb][0]):
         other = next((each for each, (kind, _) in recipes.OF_VERB.items() if isinstance(flags.run, kind)), "train")

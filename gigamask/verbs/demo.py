@@ -23,5 +23,7 @@ class Verb:
 
     def run(self) -> dict[str, Any]:
         from gigamask import demo
+        from gigamask.train.run import at_least
 
+        at_least(1, train_images=self.train_images, test_images=self.test_images, **({} if self.steps is None else {"steps": self.steps}))
         return demo.run(self.out, self.train_images, self.test_images, self.steps)

@@ -57,7 +57,11 @@ class Verb:
     def run(self) -> dict[str, Any] | None:
         from gigamask.parallel.precision import choose_device
         from gigamask.parallel.world import join, leave
+        from gigamask.parser import check_writable
+        from gigamask.train.run import at_least
 
+        at_least(1, **({} if self.images is None else {"images": self.images}))
+        check_writable("--html", self.html)
         world = join(os.environ, choose_device(self.device))
         try:
             return self._look(world)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from gigamask.faults import Fault
+from gigamask import parser
+from gigamask.faults import Fault, check_range
+
+PARTS = ("sample", "loader", "plan", "grounding")
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class PlanVerb:
         from gigamask.train.segmentation import Segmentation
 
         at_least(1, images=self.images, height=self.height, width=self.width, masks=self.masks)
+        check_range("--weights-gb", self.weights_gb, 0, None)
         recipe = recipes.make(self.recipe)
         if not isinstance(recipe, Segmentation):
             raise Fault(f"--recipe {self.recipe} trains without masks, of which the estimate mostly is; name one of 'gigamask train'")
@@ -200,10 +205,10 @@ class Verb:
 
     part: OmitArgPrefixes[
         OmitSubcommandPrefixes[
-            Annotated[SampleVerb, subcommand("sample")]
-            | Annotated[LoaderVerb, subcommand("loader")]
-            | Annotated[PlanVerb, subcommand("plan")]
-            | Annotated[GroundingVerb, subcommand("grounding")]
+            Annotated[SampleVerb, subcommand(PARTS[0])]
+            | Annotated[LoaderVerb, subcommand(PARTS[1])]
+            | Annotated[PlanVerb, subcommand(PARTS[2])]
+            | Annotated[GroundingVerb, subcommand(PARTS[3])]
         ]
     ]
 
@@ -214,3 +219,10 @@ class Verb:
     def run(self) -> dict[str, Any]:
         """Measures what was named."""
         return self.part.run()
+
+
+def parse(words: Sequence[str]) -> Verb:
+    """Returns the verb that the words describe."""
+    if words and not words[0].startswith("-") and words[0] not in PARTS:
+        raise Fault(f"memory {words[0]!r} is not known, it is {', '.join(PARTS[:-1])} or {PARTS[-1]}; see 'gigamask memory --help'")
+    return parser.parse(Verb, words, "gigamask memory")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from gigamask.faults import Fault
 from gigamask.verbs.opening import opened
 
 
@@ -33,6 +34,8 @@ class Verb:
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
+        if self.sampler is None and (self.attributes or self.items != "image" or self.epochs != 1):
+            raise Fault("--epochs, --items and --attributes tell what a sampler visits, but none is named; give --sampler NAME, or leave them out")
         with opened(self.paths) as index:
             if self.sampler is not None:
                 return self._expose(index)

@@ -15,7 +15,9 @@ from tests.little import little
     ("words", "message"),
     [
         (["--stepz", "4"], r"^Unrecognized options: --stepz, 4; perhaps you meant --steps; see 'gigamask train tiny --help'$"),
-        (["--steps", "ten"], r"^Error parsing --steps: invalid literal for int\(\) with base 10: 'ten'; see"),
+        (["--steps", "ten"], r"^--steps: 'ten' is no whole number; see 'gigamask train tiny --help'$"),
+        (["--optimizer.lr", "high"], r"^--optimizer.lr: 'high' is no number; see 'gigamask train tiny --help'$"),
+        (["--model.depth", "0"], r"^--model: depth is 0; it counts something and must be at least 1; see"),
         (["--precision", "fp8"], r"invalid choice 'fp8' for argument '--precision'. Expected one of \('auto', 'fp32', 'bf16', 'fp16'\)"),
         (["--seed"], r"Missing value for argument '--seed'"),
     ],
