@@ -82,7 +82,10 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
     if words and words[0] == "--resume":
         if len(words) < 2:
             raise Fault(f"--resume wants a run folder; see 'gigamask {verb} --help'")
-        saved, words, prog = load_run(words[1]), words[2:], f"gigamask {verb} --resume {words[1]}"
+        saved, prog = load_run(words[1]), f"gigamask {verb} --resume {words[1]}"
+        if os.path.abspath(saved.out) != os.path.abspath(words[1]):  # moved since, copied, or seen from another folder
+            saved = replace(saved, out=words[1])
+        words = words[2:]
     elif words and not words[0].startswith("-"):
         saved, prog = recipes.make(words[0]), f"gigamask {verb} {words[0]}"
         saved, words = replace(saved, recipe=words[0]), words[1:]

@@ -31,14 +31,16 @@ class Verb:
     def run(self) -> dict[str, Any]:
         from gigamask.faults import Fault
         from gigamask.prepare import describable, synthetic
+        from gigamask.verbs.progress import bar
 
         if self.queries and self.crowded:
             raise Fault(f"--crowded is {self.crowded}, scenes with queries hold no crowds; leave out --crowded or --queries")
         asked = []
-        if self.queries:
-            paths, asked = describable.write(self.folder, self.images, seed=self.seed, first=self.first)
-        else:
-            paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first, crowded=self.crowded)
+        with bar("synth") as progress:
+            if self.queries:
+                paths, asked = describable.write(self.folder, self.images, seed=self.seed, first=self.first, progress=progress)
+            else:
+                paths = synthetic.write(self.folder, self.images, seed=self.seed, first=self.first, progress=progress, crowded=self.crowded)
         print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
         if asked:
             print(f"{len(asked)} queries of them in {self.folder}/{describable.QUERIES}")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,6 +39,15 @@ def test_synth_index_stats(tmp_path, capsys):
     stats = json.loads((tmp_path / "stats.json").read_text())
     assert main(["stats", str(tmp_path / "scenes" / "*.tar"), "--json", str(tmp_path / "again.json")]) == 0
     assert json.loads((tmp_path / "again.json").read_text()) == stats
+
+
+def test_a_run_that_was_copied_goes_on_where_it_is(trained, tmp_path, capsys):
+    copied, before = tmp_path / "copied", (trained / "metrics.jsonl").read_bytes()
+    shutil.copytree(trained, copied)
+    assert main(["train", "--resume", str(copied), "--steps", "5"]) == 0
+    assert f"--out was {trained} and is {copied} from here on" in capsys.readouterr().out
+    assert (trained / "metrics.jsonl").read_bytes() == before
+    assert json.loads((copied / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
 
 
 def test_train_leaves_a_run(trained):
