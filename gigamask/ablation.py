@@ -267,7 +267,7 @@ def score(training: Training, data: str, test: HeldOut) -> dict[str, Any]:
         raise Stopped(f"{run.out}: stopped and saved at step {state.step} of {run.steps}; the same command goes on from there")
     trained_s = time.perf_counter() - began_s
     filters = Filters(max_area=None, min_predicted_iou=test.min_predicted_iou)
-    summary = interactive.measure(load_model(run.out, run.device), index, filters, rows=range(len(index))[: test.images]).summary()
+    summary = interactive.measure(load_model(run.out, run.device, arguments.run_of), index, filters, rows=range(len(index))[: test.images]).summary()
     found: dict[str, Any] = {**summary, **measured, "seed": training.seed, "seconds": round(trained_s, 1) if whole else None}
     store.write(path, (json.dumps(found, indent=1) + "\n").encode())
     print(f"{name}: {100 * found['clicks']['1']:.1f} % after one click, {trained_s:.0f} s", flush=True)

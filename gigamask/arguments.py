@@ -233,3 +233,9 @@ def load_run(folder: str) -> Run:
     content = read_config(str(path))
     default = replace(recipes.make(content.get("recipe", "")), recipe=content["recipe"])
     return _parse_run([content], {}, [], default, str(path)).run
+
+
+def run_of(path: str) -> Run | None:
+    """Returns the run in whose folder weights lie: the folder itself, one of its checkpoints, or a file of one; None for other weights."""
+    above = [Path(path), *Path(path).parents][:4]
+    return next((load_run(str(folder)) for folder in above if (folder / CONFIG).is_file()), None)

@@ -22,7 +22,6 @@ from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.memory.sample import held_bytes
-from gigamask.model.start import build
 from gigamask.prompts.rounds import play
 from gigamask.seams import Ledger
 from gigamask.train.segmentation import Segmentation
@@ -57,7 +56,7 @@ def follow(index: Index, row: int, run: Segmentation) -> list[dict[str, Any]]:
     chance = run.chance
     sample = through(4, "assemble", lambda: assemble(jpg, entry, visit, run.assembly, chance))
     batch = through(5, "loader.collate", lambda: loader.collate([sample], (), run.assembly, chance, 0.5, Cursor(1)))
-    model = build(run.model, run.seed)
+    model = run.build()
     embedding = through(6, "Sam.encode", lambda: model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)).detach()
     part = slice(0, min(run.masks_at_once, len(batch.mask_image)))
     task = SamTask(run.policy, run.objective, run.masks_at_once, full=run.loading.target == "full")

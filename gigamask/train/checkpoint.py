@@ -11,8 +11,10 @@ import math
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -191,14 +193,19 @@ def locate(path: str) -> str:
     return prefix + str(newest(Path(bare)) or bare)
 
 
-def load_model(path: str, device: str = "auto") -> Sam:
-    """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads."""
+def load_model(path: str, device: str = "auto", run_of: Callable[[str], Run | None] = lambda path: None) -> Sam:
+    """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads.
+
+    Weights of an image encoder of the user's own are not what their spec says; `run_of(path)` returns the run that builds it, or None.
+    """
     tensors, spec = weights.read(locate(path))
     if isinstance(spec, RelevanceSpec):
         raise Fault(f"{path}: scores masks by words and makes none; name the segmenter it was trained over, or ask it: gigamask ask {path}")
     if isinstance(spec, MaeSpec):
         raise Fault(f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run")
     model = build(spec or weights.infer_spec(tensors), seed=0)
+    if model.state_dict().keys() != tensors.keys() and (run := run_of(path)) is not None:
+        model = cast(Sam, run.build())
     weights.load(model, tensors, path)
     return model.to(choose_device(device)).eval()
 

@@ -89,13 +89,14 @@ class Verb:
 
     def _begin(self, stack: ExitStack) -> tuple[Sam, Index, Search, Edges]:
         """Returns the model, the data, and where automatic masks and edges are gathered."""
+        from gigamask import arguments
         from gigamask.evaluate import automatic, automatic_edges, edges
         from gigamask.train.checkpoint import load_model
 
         if self.edges:
             edges.require_extra()
         search, drawn = automatic.Search(automatic.proposals(self.points_per_side)), automatic_edges.Edges()
-        return load_model(self.weights, self.device), stack.enter_context(opened(self.data)), search, drawn
+        return load_model(self.weights, self.device, arguments.run_of), stack.enter_context(opened(self.data)), search, drawn
 
     def _told(self, model: Sam, index: Index, result: Result, search: Search, drawn: Edges) -> dict[str, Any]:
         """Prints and returns the scores, and writes the pages."""

@@ -24,10 +24,11 @@ class Verb:
 
     def run(self) -> dict[str, Any]:
         """Writes and verifies."""
+        from gigamask import arguments
         from gigamask.export import huggingface, official, onnx
         from gigamask.train.checkpoint import load_model
 
-        model, out = load_model(self.weights, "cpu"), Path(self.out)
+        model, out = load_model(self.weights, "cpu", arguments.run_of), Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         ways = {
             "official": official.write_pth,

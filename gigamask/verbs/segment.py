@@ -48,6 +48,7 @@ class Verb:
     def run(self) -> dict[str, Any]:
         from pathlib import Path
 
+        from gigamask import arguments
         from gigamask.parallel.precision import casting
         from gigamask.predict.automatic import AutomaticMasks
         from gigamask.predict.cache import EmbeddingCache
@@ -57,7 +58,7 @@ class Verb:
 
         output = Output(Path(self.out), self.to_shards, self.shard_images, None if self.pictures is None else Path(self.pictures))
         cache = None if self.cache is None else EmbeddingCache(Path(self.cache), int(self.cache_gb * GIGABYTE))
-        masks = AutomaticMasks(load_model(self.weights, self.device), cache=cache, **self.masks.told())
+        masks = AutomaticMasks(load_model(self.weights, self.device, arguments.run_of), cache=cache, **self.masks.told())
         with tempfile.TemporaryDirectory() as scratch:
             pictures, rejected = find(self.images, scratch)
             with bar("segment") as progress, casting(self.precision, masks.predictor.device):

@@ -1,0 +1,63 @@
+"""An image encoder of the user's own, in a recipe of theirs: what is trained with it is resumed, scored, exported and started from."""
+
+from pathlib import Path
+
+import torch
+
+from gigamask.arguments import run_of
+from gigamask.cli import main
+from gigamask.train.checkpoint import load_model, newest
+
+RECIPE = '''
+from dataclasses import dataclass, fields
+from gigamask.train.segmentation import Segmentation
+from tests.little import little
+
+@dataclass(frozen=True)
+class Pooled(Segmentation):
+    """Patches of mean colour, projected."""
+    scale: float = 1.0
+
+    def build(self, device="cpu"):
+        from torch import nn
+        class Pool(nn.Module):
+            def __init__(self, patch, dim, scale):
+                super().__init__()
+                self.pool, self.colours, self.scale = nn.AvgPool2d(patch), nn.Conv2d(3, dim, 1, device=device), scale
+            def forward(self, pixels, drop_path):
+                return self.scale * self.colours(self.pool(pixels))
+        model = super().build(device)
+        model.image_encoder = Pool(self.model.patch, self.model.embedding_dim, self.scale)
+        return model
+
+def pooled():
+    base = little()
+    return Pooled(**{each.name: getattr(base, each.name) for each in fields(base)})
+'''
+
+
+def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
+    (tmp_path / "pooled.py").write_text(RECIPE)
+    recipe, run = f"{tmp_path / 'pooled.py'}:pooled", tmp_path / "run"
+    assert main(["train", recipe, "--data", str(scenes), "--out", str(run), "--scale", "2", "--steps", "2"]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
+    last = newest(run)
+    assert main(["evaluate", str(last), "--data", str(scenes), "--images", "1"]) == 0
+    assert main(["evaluate", str(last / "model.safetensors"), "--data", str(scenes), "--images", "1"]) == 0
+    assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", recipe]) == 0
+    assert main(["export", str(run), "--to", "safetensors", "--out", str(tmp_path / "own.safetensors")]) == 0
+    assert main(["train", recipe, "--data", str(scenes), "--out", str(tmp_path / "next"), "--init", str(run), "--steps", "1"]) == 0
+    model = load_model(str(run), "cpu", run_of)
+    assert (type(model.image_encoder).__name__, model.image_encoder.scale) == ("Pool", 2.0)
+    assert torch.isfinite(model.image_encoder(torch.zeros(1, 3, 64, 64), None)).all()
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "own.safetensors"), "--data", str(scenes)]) == 2
+    assert "has unknown 2 (image_encoder.colours" in capsys.readouterr().err
+
+
+def test_the_run_of_weights(scenes, tmp_path):
+    assert run_of(str(tmp_path / "none.pth")) is None
+    run = tmp_path / "run"
+    assert main(["train", f"{Path(__file__).resolve().parents[1] / 'little.py'}:little", "--data", str(scenes), "--out", str(run)]) == 0
+    held = [run_of(str(each)) for each in (run, newest(run), newest(run) / "model.safetensors")]
+    assert [each and each.steps for each in held] == [4, 4, 4]
