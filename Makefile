@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Two processes of two threads each on a two-core machine would only get in each other's way.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: .venv/ready
 	$(BIN)/gigamask demo
@@ -18,10 +18,13 @@ lint: .venv/ready
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
+docs: .venv/ready
+	$(BIN)/mkdocs build --strict
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -21,7 +21,6 @@ from gigamask.model.start import build
 from gigamask.prepare import synthetic
 from gigamask.prepare.synthetic import compose_scene
 from gigamask.train import checkpoint
-from tests.journeys.pages import blocks, commands
 from tests.journeys.scores import alike
 from tests.little import SPEC
 
@@ -197,45 +196,3 @@ def test_a_training_is_watched_on_held_out_images(scenes, held_out, tmp_path, mo
     monkeypatch.setattr(indexes, "build", lambda *rest, **more: built.append(rest))
     assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
     assert built == [], "its index is kept in the run folder, as that of the data is"
-
-
-def small(words: list[str]) -> list[str]:
-    """The same command for a little model and two updates; `finetune` freezes the encoder by itself, a little one is told to."""
-    if words[0] != "train":
-        return words
-    given = [{"512": "128", "500": "1"}.get(word, word) for word in words[2:]]
-    frozen = ["--freeze", "image_encoder"] if words[1] == "finetune" and "--freeze" not in words else []
-    own = [] if words[1] == "finetune" else ["--optimizer", "muon"]
-    return ["train", LITTLE, *OURS, *own, *frozen, *given, "--steps", "2", "--evaluation.images", "1"]
-
-
-def test_the_page_is_true(own, tmp_path, monkeypatch, capsys):
-    """All of its commands in their order, then its Python."""
-    home = tmp_path / "home"
-    shutil.copytree(own, home)
-    monkeypatch.chdir(home)
-    (home / "runs").mkdir()
-    assert train("--init", "photos.safetensors", "--data", "coco128_000002.tar", "--out", "runs/photos", "--steps", 1) == 0
-    asked = commands("finetune.md")
-    assert {words[0] for words in asked} == {"convert", "evaluate", "train"}
-    for words in asked:
-        assert main(small(words)) == 0, words
-    encoders = [
-        {key: value for key, value in each.items() if key.startswith("image_encoder")}
-        for each in (torch.load("sam_vit_b_01ec64.pth"), state(home / "runs/mine"))
-    ]
-    assert all(torch.equal(encoders[0][key], encoders[1][key]) for key in encoders[1])
-    assert json.loads(Path("before.json").read_text())["masks"] == json.loads(Path("after.json").read_text())["masks"] > 0
-    assert [line["step"] for line in lines(home / "runs/mine") if "evaluation" in line] == [1, 2]
-    (block,) = blocks("finetune.md")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(block, {})
-    best = load_file("runs/mine/checkpoints/best/model.safetensors")
-    for path in ("mine.pth", "mine-hf"):
-        again, _ = weights.read(path)
-        assert again.keys() == best.keys()
-        assert all(torch.equal(again[key], best[key]) for key in best)
-        assert main(["evaluate", path, "--data", "held_out/", "--images", "1", "--json", f"{path}.json"]) == 0
-    same = [json.loads(Path(f"{path}.json").read_text())["clicks"] for path in ("mine.pth", "mine-hf")]
-    assert alike(*same)

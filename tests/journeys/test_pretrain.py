@@ -17,7 +17,6 @@ from gigamask.cli import STOPPED, main
 from gigamask.data import tar
 from gigamask.model.weights import MAE_PARTS, MAE_PATCHES
 from gigamask.train import checkpoint
-from tests.journeys.pages import commands
 from tests.journeys.runs import records
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -201,27 +200,6 @@ def test_a_begun_run_keeps_its_shapes_and_its_order(mae, capsys):
         error = capsys.readouterr().err
         assert told in error
         assert error.count("\n") == 1
-
-
-def test_the_page_is_true(scenes, bare, tmp_path, monkeypatch):
-    """All of its commands in their order, for models of a few thousand parameters and two updates a stage."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shards").symlink_to(scenes)
-    (tmp_path / "photos").symlink_to(bare / "photos")
-    asked = commands("pretrain.md")
-    assert [words[0] for words in asked] == ["pretrain", "pretrain", "train", "train", "pretrain", "train", "train"]
-    for words in asked:
-        given = list(words)
-        if words[0] == "pretrain" and words[1] != "--resume":
-            given = [*words[:2], *SHORT, *words[2:], "--steps", "2"]
-        elif words[0] == "train":
-            stages = words[words.index("--stages") + 1].split(",") if "--stages" in words else []
-            lengths = [word for stage in ("mae", "decoder") if stage in stages for word in (f"--{stage}-steps", "2")]
-            given = ["train", LITTLE, *words[2:], "--steps", "2", *lengths]
-        assert main(given) == 0, words
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["mae", "own", "parts", "sam", "staged"]
-    assert sorted(path.name for path in Path("runs/staged").iterdir()) == ["decoder", "joint", "mae"]
-    assert sorted(path.name for path in Path("runs/parts").iterdir()) == ["decoder", "joint"]
 
 
 def test_metas_own_file_starts_a_sam(mae, scenes, tmp_path):

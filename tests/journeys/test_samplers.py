@@ -85,17 +85,6 @@ def test_attributes_of_ones_own_are_balanced(built, table, tmp_path):
     assert [name in kitchens for name in met].count(True) == len(met) // 2 == 6, "though only a third of the images are kitchens"
 
 
-def test_the_documents_sampler_works_as_told(built, tmp_path, capsys):
-    page = (ROOT / "docs" / "samplers.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.py").write_text(code)
-    own = ["--sampler", f"{tmp_path / 'mine.py'}:LargeFirst", "--sampler.share", "0.5"]
-    assert main(["stats", str(built), *own, "--picture", str(tmp_path / "mine.png")]) == 0
-    assert "6 positions an epoch" in capsys.readouterr().out
-    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *own, "--steps", "2"]) == 0
-    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
-
-
 def test_the_document_knows_every_sampler_and_column():
     told = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\|(.*?)\|", (ROOT / "docs" / "samplers.md").read_text(), re.MULTILINE))))
     assert names.SEAMS["sampler"][1].keys() | set(COLUMNS) <= told

@@ -16,7 +16,6 @@ from gigamask.model.weights import save, to_official
 from gigamask.prepare.synthetic import compose_scene
 from gigamask.segmenting import painted
 from tests import little
-from tests.journeys.pages import blocks, commands
 
 SPEC = replace(little.SPEC, informed_start=True)
 
@@ -143,23 +142,6 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
         printed = capsys.readouterr().err
         assert message.lower() in printed.lower(), printed
         assert printed.count("\n") == 1
-
-
-def test_the_page_does_what_it_says(weights, pictures, tmp_path, monkeypatch):
-    """Every command and every piece of Python of docs/predict.md, on a small model."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(weights, "model.safetensors")
-    shutil.move(str(pictures), "photos")
-    shutil.copy("photos/one.jpg", "photos/street.jpg")
-    typed = commands("predict.md")
-    assert [words[0] for words in typed] == ["segment", "index", "stats", "segment", "segment", *["export"] * 4]
-    for words in typed:
-        assert main([*words, *FEW] if words[0] == "segment" else words) == 0, words
-    held: dict = {}
-    for block in blocks("predict.md"):
-        exec(block, held)
-    assert held["masks"].shape == (3, *held["predictor"].original_size)
-    assert isinstance(held["records"], list)
 
 
 def test_drawn_masks_are_seen():

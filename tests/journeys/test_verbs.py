@@ -136,19 +136,6 @@ def test_overviews(capsys):
     assert main(["--version"]) == 0
 
 
-def test_a_readme_sampler_trains(scenes, tmp_path, capsys):
-    """The sampler of the README, in a file of the user's own, with its own flag."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    source = readme.split("```python\n")[1].split("```")[0]
-    (tmp_path / "crowded_recipe.py").write_text(
-        source.replace("tiny()", "little()").replace("from gigamask.recipes import tiny", "from tests.little import little")
-    )
-    command = ["train", f"{tmp_path}/crowded_recipe.py:crowded", "--data", str(scenes), "--out", str(tmp_path / "run"), "--steps", "1"]
-    assert main([*command, "--sampler.reverse"]) == 0
-    assert main([*command, "--sampler.no-reverse"]) == 2
-    assert "--allow-other-order" in capsys.readouterr().err
-
-
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
