@@ -123,12 +123,14 @@ def _weights(home: Path) -> None:
     for run, recipe, data in (("demo", "tiny", "runs/demo/train"), ("vit_b", "sam_vit_b", "disk/index"), ("photos", "photos", "bsds_train")):
         where = [str(home / data), "--out", str(home / "runs" / run), "--config", str(home / substitutions.SMALL)]
         assert main(["train", recipe, "--data", *where, "--steps", "2"]) == 0
+    for run in ("mine", "sweep"):
+        shutil.copytree(home / "runs/photos", home / "runs" / run)
 
 
 def clear(home: Path, commands: list[str]) -> None:
     """Takes away what these commands make, so that they find their places as a user does."""
     for words in commands:
-        made = re.findall(r"--out (\S+)", words) + re.findall(r"^synth (\S+)", words)
+        made = re.findall(r"--out (\S+)", words) + re.findall(r"^synth (\S+)", words) + ["runs/demo"] * (words.strip() == "demo")
         for each in (home / re.sub("^/(data/)?", "disk/", path) for path in made):
             if each.is_dir():
                 shutil.rmtree(each)

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
-PROGRAMS = ("gigamask", "torchrun", "make", "pip", "python", "source", "export")
+PROGRAMS = ("gigamask", "torchrun", "make", "pip", "python", "python3", "source", "export")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ ADDED = [
     (r"^memory loader", "", "--batches 9 --workers 1 --recipe small.py:small", "nine batches, the fewest that show growth, of one loader process"),
     (r"^memory plan", "", "--recipe small.py:small --masks 4", "SAM's sizes take ten seconds"),
     (r"^memory grounding", "", "--language language --vision none", "Llama's shapes take twenty seconds; tests/rooms/memory has them"),
+    (r"^demo", "", "--train-images 4 --test-images 1 --steps 2", "two updates on four scenes"),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),
 ]
 """Pattern, what is put behind the recipe (or the verb), what is put last, and the reason; all that fit."""
