@@ -11,7 +11,6 @@ from gigamask.cli import main
 from gigamask.prepare import synthetic
 from tests import asked, little
 from tests.html import Page
-from tests.journeys.pages import commands
 from tests.rooms.report.test_history import record, written
 
 LITTLE = f"{Path(little.__file__).resolve()}:little"
@@ -174,16 +173,3 @@ def test_wrong_uses_are_one_line(words, said, tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not (tmp_path / "run" / "report.html").exists()
-
-
-def test_the_pages_commands_run(runs, tmp_path, monkeypatch):
-    """Those of docs/report.md, with the runs under the names that stand there."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("mine", "sweep/one", "sweep/two"):
-        shutil.copytree(runs / ("whole" if name == "mine" else "again"), tmp_path / "runs" / name, symlinks=True)
-    found = commands("report.md")
-    assert len(found) >= 2
-    for words in found:
-        assert main(words) == 0
-        out = words[words.index("--out") + 1] if "--out" in words else "runs/mine/report.html" if words[1:2] == ["runs/mine"] else "report.html"
-        assert Page((tmp_path / out).read_text()).count("svg") > 5
