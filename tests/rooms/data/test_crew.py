@@ -1,6 +1,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -66,6 +68,30 @@ def test_nobody_outlives_a_parent_that_was_killed(tmp_path):
         left = {pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
         time.sleep(0.02)
     assert not left
+
+
+INTERRUPTED = """
+import sys, time
+from gigamask.data.crew import each
+if __name__ == "__main__":
+    try:
+        each(time.sleep, [60, 60], 2)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.3, 4.0])
+def test_an_interrupt_ends_all_at_once_and_only_one_speaks(tmp_path, wait_s):
+    """A terminal sends it to every process, also to those that are still importing."""
+    (tmp_path / "work.py").write_text(INTERRUPTED)
+    process = subprocess.Popen([sys.executable, tmp_path / "work.py"], stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ)
+    while len(psutil.Process(process.pid).children()) < 3:  # two, and what tracks their resources
+        time.sleep(0.01)
+    time.sleep(wait_s)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == "interrupted\n"
+    assert process.returncode == 1
 
 
 def test_somebody_has_to_work():
