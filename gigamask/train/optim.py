@@ -45,7 +45,7 @@ class AdamW:
     """whether it can do with parts of parameters, as --parallel fsdp and hsdp leave to each process"""
 
     def __post_init__(self) -> None:
-        _check_above("lr", self.lr)
+        check_range("lr", self.lr, 0, None)
         _check_above("layer_decay", self.layer_decay)
         if self.clip_norm is not None:
             _check_above("clip_norm", self.clip_norm)
@@ -112,6 +112,7 @@ class MuonAdamW(AdamW):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_above("lr", self.lr)  # the scale of Muon's rate is a ratio to it
         _check_above("muon_lr", self.muon_lr)
         check_range("momentum", self.momentum, 0, BELOW_ONE)
 

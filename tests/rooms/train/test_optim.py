@@ -151,8 +151,8 @@ def test_eight_bits_want_bitsandbytes(monkeypatch):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"lr": -1.0}, r"^lr is -1.0, it must be above 0; give another value$"),
-        ({"lr": float("nan")}, "^lr is nan, it must be above 0"),
+        ({"lr": -1.0}, r"^lr is -1.0, it must be at least 0; give another value$"),
+        ({"lr": float("nan")}, "^lr is nan, it must be at least 0"),
         ({"lr": 0.0}, "^lr is 0.0, it must be above 0"),
         ({"layer_decay": 0.0}, "^layer_decay is 0.0, it must be above 0"),
         ({"clip_norm": -1.0}, "^clip_norm is -1.0, it must be above 0"),
@@ -166,3 +166,4 @@ def test_eight_bits_want_bitsandbytes(monkeypatch):
 def test_numbers_that_no_optimizer_takes_are_refused(numbers, message):
     with pytest.raises(Fault, match=message):
         MuonAdamW(**numbers)
+    assert AdamW(lr=0.0).lr == 0  # a step that changes nothing
