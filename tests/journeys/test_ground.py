@@ -260,7 +260,7 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
     for words, message in (
         (["ask"], "missing"),
         (["ask", run, first], "no text was given; say what to look for"),
-        (["ask", run, first, ""], "the text '' has no words; say what to look for"),
+        (["ask", run, first, " "], "the text ' ' has no words; say what to look for"),
         (["ask", run, first, "red", "--top", "0"], "--top is 0, at least one mask can be named; give 1 or more"),
         (["ask", run, tmp_path / "gone.jpg", "red"], "gone.jpg: no such file; give a picture, or TAR:IMAGE"),
         (["ask", run, tmp_path, "red"], "no such file; give a picture, or TAR:IMAGE"),

@@ -39,5 +39,5 @@ def test_factors_and_shares_lie_between_nothing_and_all():
         WarmupCosine(final=2.0)
     with pytest.raises(Fault, match=r"^drop_factor is -0.1, it must be between 0 and 1"):
         WarmupDrops(drop_factor=-0.1)
-    with pytest.raises(Fault, match=r"^drops is 60000, it must be between 0 and 1"):
-        WarmupDrops(drops=(0.5, 60000))
+    with pytest.raises(Fault, match=r"^drops is 60000.0, it must be between 0 and 1"):
+        WarmupDrops(drops=(0.5, 60000.0))
