@@ -121,7 +121,9 @@ def chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[tuple
 
 def legend(series: Iterable[Series]) -> Markup:
     """Returns the names of some curves beside their colours."""
-    names = "".join(f'<span><i class="b{each.colour % COLOURS}"></i>{escape(each.name)}</span>' for each in series)
+    names = "".join(
+        f'<span><i class="b{each.colour % COLOURS}{" dash" * (each.colour >= COLOURS)}"></i>{escape(each.name)}</span>' for each in series
+    )
     return Markup(f'<div class="legend">{names}</div>')
 
 
@@ -158,11 +160,12 @@ def _curve(axes: Axes, series: Series, alone: bool) -> Iterator[str]:
     """Yields a curve; what is recorded lies below its mean where it is the only one."""
     steps, values = series.known
     stroke = f'class="k{series.colour % COLOURS}" fill="none"'
+    dash = ' stroke-dasharray="5 3"' if series.colour >= COLOURS else ""
     if series.window > 1 and alone:
         yield f'<path d="{_ranges(axes, steps, values)}" {stroke} stroke-width="1" opacity=".35"/>'
     kept = np.unique(np.linspace(0, len(steps) - 1, min(POINTS, len(steps))).round().astype(int))
     x, y = axes.x(steps[kept]), axes.y(series.smooth[kept])
-    yield f'<path d="M{_points(x, y)}" {stroke} stroke-width="1.8" stroke-linejoin="round"/>'
+    yield f'<path d="M{_points(x, y)}" {stroke} stroke-width="1.8" stroke-linejoin="round"{dash}/>'
     if series.dotted or len(kept) == 1:
         yield "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4" class="f{series.colour % COLOURS}"/>' for a, b in zip(x, y, strict=True))
 

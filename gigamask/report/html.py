@@ -47,6 +47,8 @@ figure { margin: 0; } figcaption { font-size: 13px; }
 .charts figcaption b { font-size: 14px; } 
 .legend { display: flex; flex-wrap: wrap; gap: 0 .9rem; font-size: 13px; } .legend i { display: inline-block;
   width: .75rem; height: .2rem; vertical-align: middle; margin-right: .3rem; border-radius: 1px; }
+.legend i.dash { background-image: linear-gradient(90deg, transparent 35%, var(--paper) 35% 65%, transparent 65%); }
+.wide > .legend { margin-bottom: .6rem; }
 .at line, .at circle { opacity: 0; } .at:hover line, .at:hover circle { opacity: 1; }
 .sheets figcaption { margin-bottom: .2rem; }
 .sheets { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }

@@ -72,3 +72,11 @@ def test_where_nothing_is_recorded_there_is_no_chart():
 @pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [-1.0, -1.0], [1e-9, 2e-9], [1e12, 3.0]])
 def test_any_values_can_be_drawn(values):
     assert Page(chart("x", "", [Series("run", range(len(values)), values)])).count("svg") == 1
+
+
+def test_more_curves_than_colours_are_dashed():
+    series = [Series(f"run {number}", [1, 2], [1.0, 2.0], number) for number in range(10)]
+    page = Page(chart("Loss", "", series))
+    dashed = [told["class"] for tag, told in page.tags if tag == "path" and "stroke-dasharray" in told]
+    assert dashed == ["k0", "k1"]
+    assert [told["class"] for tag, told in page.tags if tag == "i"][-2:] == ["b0 dash", "b1 dash"]
