@@ -45,9 +45,9 @@ class Series:
     @cached_property
     def known(self) -> tuple[np.ndarray, np.ndarray]:
         """The steps and values that there are."""
-        pairs = [(x, y) for x, y in zip(self.steps, self.values, strict=True) if y is not None]
-        steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
-        return steps, values
+        values = np.array(self.values, np.float64)  # None becomes NaN
+        there = ~np.isnan(values)
+        return np.array(self.steps, np.float64)[there], values[there]
 
     @property
     def window(self) -> int:

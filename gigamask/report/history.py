@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -99,7 +99,9 @@ class History:
 
     def plain(self) -> dict[str, Any]:
         """Returns all of it as data that JSON knows."""
-        return asdict(self) | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        files = {"checkpoints": [asdict(each) for each in self.checkpoints], "pictures": [asdict(each) for each in self.pictures]}
+        return held | files | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
 
 
 def is_run(folder: Path) -> bool:
