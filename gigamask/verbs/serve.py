@@ -78,6 +78,7 @@ class Verb:
         """Returns what the page shows."""
         from pathlib import Path
 
+        from gigamask import arguments
         from gigamask.predict.cache import EmbeddingCache
         from gigamask.serve.app import Rooms
         from gigamask.serve.logbook import Logbook
@@ -91,7 +92,7 @@ class Verb:
         index = stack.enter_context(opened(self.data)) if self.data else None
         shelf, orders = (Shelf(index), Orders(index)) if index else (None, None)
         asker = self._asker() if self.words else None
-        model = load_model(self.weights, self.device) if self.weights else asker.gallery.model if asker else None
+        model = load_model(self.weights, self.device, arguments.run_of) if self.weights else asker.gallery.model if asker else None
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         studio = Studio(model, asker, self.masks, cache) if model else None
         return Rooms(studio, shelf, orders, logbook, self.weights or self.words)
