@@ -139,21 +139,36 @@ def write_scenes(
         raise Fault(f"{folder}: {images} images from {first} on, {shard_images} a shard: counts start at 1 and numbers at 0; give such")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for shard in range(first // shard_images, (first + images - 1) // shard_images + 1):
-        numbers = range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
-        paths.append(folder / f"sa_{shard:06d}.tar")
+    held = {
+        folder / f"sa_{shard:06d}.tar": range(max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images))
+        for shard in range(first // shard_images, (first + images - 1) // shard_images + 1)
+    }
+    for path, numbers in held.items():
+        if path.exists() and not _begins_with(path, compose(numbers[0])):
+            raise Fault(f"{path}: exists and holds other images than these scenes, so it is not overwritten; give another folder, or remove it")
+    for path, numbers in held.items():
         scenes = zip(numbers, map(compose, numbers), strict=True)
-        tar.write(paths[-1], _members(scenes, lambda number: progress and progress(number - first + 1, images)))
-    return paths
+        tar.write(path, _members(scenes, lambda number: progress and progress(number - first + 1, images)))
+    return list(held)
+
+
+def _begins_with(path: Path, scene: Scene) -> bool:
+    """Tells whether a tar's first member is the scene's picture."""
+    jpg = _jpeg(scene)
+    with open(path, "rb") as file:
+        file.seek(tar.BLOCK)
+        return file.read(len(jpg)) == jpg
 
 
 def _members(scenes: Iterable[tuple[int, Scene]], done: Callable[[int], object]) -> Iterator[tuple[str, bytes]]:
     for number, scene in scenes:
-        pixels = simplejpeg.encode_jpeg(scene.pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420")
-        yield f"sa_{number}.jpg", pixels
+        yield f"sa_{number}.jpg", _jpeg(scene)
         yield f"sa_{number}.json", records.encode(record(scene, number))
         done(number)
+
+
+def _jpeg(scene: Scene) -> bytes:
+    return simplejpeg.encode_jpeg(scene.pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420")
 
 
 def record(scene: Scene, number: int) -> dict[str, Any]:

@@ -4,11 +4,9 @@ metrics.jsonl is the record: one JSON object a line, appended and flushed, so th
 the GPU or of this process, `loader_mb` what the largest loader process has written, its imports with it. Each time training begins it says so there:
 what stands before that of later steps is trained again.
 
-Not here: which numbers (`train.step`), the boards (`train.boards`).
+Not here: which numbers (`train.step`), the record's lines (`train.journal`), the boards (`train.boards`).
 """
 
-import json
-import os
 import resource
 import sys
 import time
@@ -30,6 +28,7 @@ from gigamask.parallel.ranges import marked
 from gigamask.seams import Verdict
 from gigamask.train import manifest
 from gigamask.train.boards import Board, boards
+from gigamask.train.journal import Journal
 from gigamask.train.run import Run
 
 Batches = TypeVar("Batches")
@@ -63,9 +62,9 @@ class Watch:
         )
         self._bar = self._progress.add_task("train", total=run.steps, completed=first_step, figures="")
         self._boards: list[Board] = boards(run) if shown else []
-        self._file = open(Path(run.out) / "metrics.jsonl", "a+b", buffering=0)  # noqa: SIM115 (closed in __exit__)
+        self._journal = Journal(Path(run.out) / "metrics.jsonl", self.say)
         if shown:
-            self._end_line()
+            self._journal.end_line()
         self._began_s = self._last_s = time.perf_counter()
         self._waited_s = 0.0
 
@@ -105,8 +104,7 @@ class Watch:
         if loaders := footprint.written_by_children():
             record["loader_mb"] = max(loaders.values()) / 1e6
         self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
-        for board in self._boards:
-            board.scalars(record, step)
+        self._show(lambda board: board.scalars(record, step))
         if self._progress.disable:
             elapsed_s = time.perf_counter() - self._began_s
             left_s = elapsed_s / max(1, step - self._first) * (self._run.steps - step)
@@ -117,8 +115,7 @@ class Watch:
         seconds = time.perf_counter() - self._last_s  # since the record of the same update
         scores = {name: round(value, 6) for name, value in verdict.scores.items()}
         self.note({"step": step, "evaluation": scores, "worries": verdict.worries, "seconds": round(seconds, 3)})
-        for board in self._boards:
-            board.scalars({f"evaluation/{name}": value for name, value in verdict.scores.items()}, step)
+        self._show(lambda board: board.scalars({f"evaluation/{name}": value for name, value in verdict.scores.items()}, step))
         self.say(f"evaluated at step {step}: " + "  ".join(f"{name} {100 * value:.1f}" for name, value in verdict.scores.items()))
         for worry in verdict.worries:
             self.say(f"  {worry}")
@@ -129,7 +126,7 @@ class Watch:
 
     def note(self, event: dict) -> None:
         """Appends one line to metrics.jsonl."""
-        self._file.write(f"{json.dumps(event)}\n".encode())
+        self._journal.note(event)
 
     def say(self, message: str) -> None:
         """Prints a line above the progress bar."""
@@ -141,23 +138,24 @@ class Watch:
             self.note({"step": self._done, **noted})
         self.say(message)
 
+    def _show(self, on: Callable[[Board], None]) -> None:
+        """Shows something on every board; one that can no longer be written, of a full disk, shows nothing from then on."""
+        for board in tuple(self._boards):
+            try:
+                on(board)
+            except OSError as error:
+                self._boards.remove(board)
+                self.say(f"{type(board).__name__} shows nothing more, {error.strerror or error}; training and metrics.jsonl go on")
+
     def _keep_picture(self, step: int, picture: UInt8[np.ndarray, "H W 3"]) -> None:
         """Writes the picture that an evaluation made; one that cannot be written costs nothing but itself."""
-        for board in self._boards:
-            board.picture("predictions", picture, step)
+        self._show(lambda board: board.picture("predictions", picture, step))
         try:
             path = Path(self._run.out) / PICTURES / f"step_{step:08d}.jpg"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(jpeg(picture))
         except OSError as error:
             self.say(f"the picture of step {step} is not saved: {error}")
-
-    def _end_line(self) -> None:
-        """Ends the last line in metrics.jsonl where a process that was killed left half of one."""
-        if self._file.tell():
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
 
     def _look(self, over: bool = False) -> None:
         """Lets the meters look, and tells what they find; the time that takes is not that of a step."""
@@ -176,9 +174,8 @@ class Watch:
             self._look(over=True)
         finally:
             self._progress.stop()
-            self._file.close()
-            for board in self._boards:
-                board.close()
+            self._journal.close()
+            self._show(lambda board: board.close())
 
 
 def jpeg(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:

@@ -143,3 +143,15 @@ def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
 def test_a_share_of_crowded_scenes_that_is_none_is_refused(tmp_path):
     with pytest.raises(Fault, match=r"1.5 of the scenes are to be crowded, a share is from 0 to 1; give such$"):
         write(tmp_path, 1, crowded=1.5)
+
+
+def test_a_tar_of_other_images_is_not_overwritten(tmp_path):
+    write(tmp_path, 4, seed=0, shard_images=2)
+    before = [path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))]
+    (tmp_path / "sa_000001.tar").write_bytes(b"photographs")
+    with pytest.raises(Fault, match=r"sa_000001\.tar: exists and holds other images"):
+        write(tmp_path, 4, seed=0, shard_images=2)
+    (tmp_path / "sa_000001.tar").unlink()
+    assert [path.read_bytes() for path in write(tmp_path, 4, seed=0, shard_images=2)] == before
+    with pytest.raises(Fault, match=r"sa_000000\.tar: exists and holds other images"):
+        write(tmp_path, 4, seed=1, shard_images=2)

@@ -193,3 +193,32 @@ def test_a_picture_is_small():
     packed = jpeg(noise)
     assert len(packed) <= watching.PICTURE_BYTES
     assert Image.open(BytesIO(packed)).size == (500, 500)
+
+
+class Breaking:
+    """A board on a disk that fills at the second update."""
+
+    def __init__(self):
+        self.shown = []
+
+    def scalars(self, values, step):
+        if step == 2:
+            raise OSError(28, "No space left on device")
+        self.shown.append(step)
+
+    def picture(self, name, rgb, step):
+        self.shown.append(name)
+
+    def close(self):
+        self.shown.append("closed")
+
+
+def test_a_board_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch, capsys):
+    board = Breaking()
+    monkeypatch.setattr("gigamask.train.watch.boards", lambda run: [board])
+    with Watch(replace(little(), out=str(tmp_path), log_every=1), 0, torch.device("cpu")) as watch:
+        for step in range(1, 5):
+            watch.record(step, 3, {"loss": 0.5})
+    assert board.shown == [1]
+    assert capsys.readouterr().err.count("Breaking shows nothing more, No space left on device") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
