@@ -1,6 +1,6 @@
-"""Boxes `x0, y0, x1, y1`: how much they overlap, cut to an image, and thinned out where they say the same twice.
+"""Boxes `x0, y0, x1, y1`: how much they overlap, which end at a crop's edge, and thinned out where they say the same twice.
 
-Enters and leaves: boxes `(n, 4)` in any unit, `x` to the right, `y` down. A side is the difference of its ends, as in torchvision, so a box of
+Enters: boxes `(n, 4)` in any unit, `x` to the right, `y` down. A side is the difference of its ends, as in torchvision, so a box of
 one pixel whose ends are inclusive has no area. Thresholds, ties and roundings are those of torchvision's `nms` on a CPU: IoU in float32.
 
 Not here: the boxes of masks (`runs`), boxes in the input square (`frame`).
@@ -26,12 +26,6 @@ def iou(boxes: Boxes, others: Float[np.ndarray, "m 4"] | Int[np.ndarray, "m 4"])
     shared = (np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])).clip(0).prod(-1)
     union = areas(boxes)[:, None] + areas(others)[None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-
-
-def clip(boxes: Boxes, size: tuple[int, int]) -> Boxes:
-    """Returns the boxes cut to an image of `size` (H, W), whose last pixel is W - 1, H - 1."""
-    height, width = size
-    return boxes.clip(0, np.array([width - 1, height - 1, width - 1, height - 1], boxes.dtype))
 
 
 def suppress(boxes: Boxes, scores: Float[np.ndarray, "n"], threshold: float) -> Int64[np.ndarray, "k"]:

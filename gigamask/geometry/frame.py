@@ -1,9 +1,9 @@
-"""The one transform between an image's own pixels and the square the encoder sees, for image, masks, points and boxes, and back.
+"""The one transform between an image's own pixels and the square the encoder sees, for image, masks, points and boxes; points and logits go back.
 
-Enters: pixels, runs, points, boxes in original coordinates. Leaves: the same in the input's coordinates, or logits brought back.
+Enters: pixels, runs, points, boxes in original coordinates. Leaves: the same in the input's coordinates, or points and logits brought back.
 Points and boxes are in pixel-index coordinates: 0 is the centre of the first pixel. Resizing is `ResizeLongestSide` of SAM's reference code.
 
-Not here: which crop or flip is taken (`data.augment`), normalising and padding of pixels (`model`), batching (`data.assemble`).
+Not here: which crop or flip is taken (`data.augment`), normalising and padding of pixels (`model`), batching (`data.loader`).
 """
 
 from dataclasses import dataclass
@@ -85,11 +85,8 @@ class Frame:
 
     def boxes_to_input(self, boxes: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
         """Returns original boxes `xyxy`, ends inclusive, in the input."""
-        return _sort_corners(self.points_to_input(boxes.reshape(-1, 2, 2)))
-
-    def boxes_to_original(self, boxes: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
-        """Returns input boxes `xyxy`, ends inclusive, in the original."""
-        return _sort_corners(self.points_to_original(boxes.reshape(-1, 2, 2)))
+        corners = self.points_to_input(boxes.reshape(-1, 2, 2))
+        return np.concatenate([corners.min(1), corners.max(1)], 1)  # a flip swaps left and right
 
     def logits_to_original(self, low: Float[Tensor, "n k G G"]) -> Float[Tensor, "n k H W"]:
         """Returns low-resolution logits at original size, as SAM's `postprocess_masks`: to the square, padding cut, to the original."""
@@ -123,7 +120,3 @@ def _affine(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
 def _mirror(frame: Frame, points: np.ndarray) -> np.ndarray:
     """Returns input points mirrored within the resized width, if this frame does so."""
     return points * [-1, 1] + [frame.resized[1] - 1, 0] if frame.flip else points
-
-
-def _sort_corners(corners: Float[np.ndarray, "n 2 2"]) -> Float[np.ndarray, "n 4"]:
-    return np.concatenate([corners.min(1), corners.max(1)], 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigamask.faults import Fault
-from gigamask.geometry.boxes import areas, clip, iou, near_edge, suppress
+from gigamask.geometry.boxes import areas, iou, near_edge, suppress
 
 
 def plain_nms(boxes, scores, threshold):
@@ -24,10 +24,6 @@ def test_iou_counts_the_shared_part():
     assert found[0].tolist() == pytest.approx([1, 4 / 28, 0, 0])
     assert found[3, 3] == 0
     assert iou(boxes[:0], boxes).shape == (0, 4)
-
-
-def test_clip_keeps_ends_on_pixels():
-    assert clip(np.array([[-3, -1, 30, 9]]), (8, 20)).tolist() == [[0, 0, 19, 7]]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
