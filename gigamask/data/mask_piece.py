@@ -28,6 +28,7 @@ from gigamask.data.part import payloads
 from gigamask.data.store import Place
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
+from gigamask.geometry.resampling import offsets_of
 from gigamask.geometry.runs import Runs
 
 SCHEMA = 1
@@ -207,7 +208,7 @@ def unpack(words: UInt64[np.ndarray, "n w"], grid: int) -> Runs:
     # Behind the last cell the padding begins, which is background.
     real = bounds < grid * grid
     counts = np.bincount(mask[place][real], minlength=len(words))
-    return Runs((grid, grid), bounds[real].astype(np.int32), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+    return Runs((grid, grid), bounds[real].astype(np.int32), offsets_of(counts))
 
 
 def words_of(grid: int) -> int:

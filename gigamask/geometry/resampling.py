@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 SHARE_UNIT = 2.0**40
 """Shares are summed as whole multiples of its inverse, which float64 adds exactly: what is not covered stays exactly 0."""
@@ -26,9 +26,7 @@ class Spans:
 
     def covered(self) -> Int64[np.ndarray, "r1"]:
         """Counts the foreground pixels before each span, over all masks, and at last all of them."""
-        total = np.zeros(len(self.begin) + 1, np.int64)
-        np.cumsum(self.end - self.begin, out=total[1:])
-        return total
+        return offsets_of(self.end - self.begin)
 
     def owner(self) -> Int64[np.ndarray, "r"]:
         """Returns each span's mask."""
@@ -60,6 +58,19 @@ class Pieces:
     def take(self, index: Int64[np.ndarray, "q"]) -> "Pieces":
         """Returns the pieces at `index`."""
         return Pieces(self.owner[index], self.column[index], self.top[index], self.bottom[index])
+
+
+def offsets_of(counts: Bool[np.ndarray, "n"] | Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n1"]:
+    """Returns where each of some groups begins that lie one behind the other and have so many members, and where the last one ends."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _repeated(counts: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
+    """Returns each number below n as often as its count says, and which of its turns that is, from 0 on."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def cancel_pairs(keys: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "c"]:
@@ -100,8 +111,8 @@ def resample_bounds(
     pieces = _cut_columns(_pair_up(keys, stride, int(owner[-1]) + 1 if len(owner) else 0), height)
     first = np.cumsum(repeats) - repeats + left
     copies = repeats[pieces.column]
-    index = np.repeat(np.arange(len(copies)), copies)
-    column = first[pieces.column][index] + np.arange(len(index)) - np.repeat(np.cumsum(copies) - copies, copies)
+    index, turn = _repeated(copies)
+    column = first[pieces.column][index] + turn
     pieces = pieces.take(index)
     head = pieces.owner * (pixels + 1) + (len(columns) - 1 - column if flip else column) * len(rows) + above
     moved = np.stack([head + pieces.top, head + pieces.bottom], 1).ravel()
@@ -114,11 +125,9 @@ def _pair_up(keys: Int64[np.ndarray, "k"], stride: int, count: int) -> Spans:
     counts = np.bincount(owner, minlength=count)
     odd = np.flatnonzero(counts & 1)
     position = np.insert(position, np.cumsum(counts)[odd], stride - 1)
-    starts = np.zeros(count + 1, np.int64)
-    np.cumsum((counts + 1) >> 1, out=starts[1:])
+    starts = offsets_of((counts + 1) >> 1)
     filled = position[1::2] > position[0::2]
-    kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
-    return Spans(position[0::2][filled], position[1::2][filled], kept[starts])
+    return Spans(position[0::2][filled], position[1::2][filled], offsets_of(filled)[starts])
 
 
 def _cut_columns(spans: Spans, height: int) -> Pieces:
@@ -128,8 +137,8 @@ def _cut_columns(spans: Spans, height: int) -> Pieces:
     counts = last - first + 1
     if (counts == 1).all():
         return pieces
-    index = np.repeat(np.arange(len(counts)), counts)
-    column = first[index] + np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index, turn = _repeated(counts)
+    column = first[index] + turn
     top = np.where(column == first[index], pieces.top[index], 0)
     bottom = np.where(column == last[index], pieces.bottom[index], height)
     return Pieces(pieces.owner[index], column, top, bottom)
@@ -167,12 +176,12 @@ def average_spans(
     filled = (boxes[:, 2] >= 0) & (left <= right) & (upper <= lower)
     # Two more cells below each column: where the last run may end, and what that leaves for the next.
     tall, wide = np.where(filled, lower - upper + 3, 0), np.where(filled, right - left + 1, 0)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(tall * wide)])
+    offsets = offsets_of(tall * wide)
     pieces = _cut_columns(spans, size[0])
     counts = np.where(filled[pieces.owner], np.maximum(last_cell - first_cell + 1, 0)[pieces.column], 0)
-    index = np.repeat(np.arange(len(counts)), counts)
+    index, turn = _repeated(counts)
     pieces = pieces.take(index)
-    cell = first_cell[pieces.column] + np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    cell = first_cell[pieces.column] + turn
     overlap = np.minimum(pieces.column + 1, column_edges[cell + 1]) - np.maximum(pieces.column, column_edges[cell])
     weight = np.rint(overlap / (column_edges[cell + 1] - column_edges[cell]) * SHARE_UNIT)
     base = offsets[pieces.owner] + (cell - left[pieces.owner]) * tall[pieces.owner] - upper[pieces.owner]

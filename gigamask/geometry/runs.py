@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gigamask.faults import Fault
 from gigamask.geometry.coco import check_size, read_counts, write_counts
-from gigamask.geometry.resampling import Spans, average_spans, cancel_pairs, resample_bounds
+from gigamask.geometry.resampling import Spans, average_spans, cancel_pairs, offsets_of, resample_bounds
 
 PAIR_BLOCK = 2**20
 """How many spans are looked up at once when masks are intersected; bounds the memory."""
@@ -42,7 +42,7 @@ class Runs:
         """Returns the masks chosen by whole numbers, by a bool for each mask, or by a slice, in that order."""
         index = np.arange(len(self))[chosen]
         counts = np.diff(self.starts)[index]
-        starts = _offsets(counts)
+        starts = offsets_of(counts)
         gather = np.repeat(self.starts[index] - starts[:-1], counts) + np.arange(starts[-1])
         return Runs(self.size, self.bounds[gather], starts)
 
@@ -111,7 +111,7 @@ class Runs:
         counts = np.diff(a.starts)[rows]
         for first, stop in _blocks(counts):
             block, index, pair = counts[first:stop], rows[first:stop], columns[first:stop]
-            offsets = _offsets(block)
+            offsets = offsets_of(block)
             gather = np.repeat(a.starts[index] - offsets[:-1], block) + np.arange(offsets[-1])
             shift = np.repeat(pair * pixels, block)
             shared[index, pair] = np.add.reduceat(before(a.end[gather] + shift) - before(a.begin[gather] + shift), offsets[:-1])
@@ -166,7 +166,7 @@ class Runs:
         if len(sizes) != 1:
             raise ValueError(f"masks of one size are needed to concatenate, got {sorted(sizes)}")
         counts = np.concatenate([np.diff(part.starts) for part in parts])
-        return Runs(parts[0].size, np.concatenate([part.bounds for part in parts]), _offsets(counts))
+        return Runs(parts[0].size, np.concatenate([part.bounds for part in parts]), offsets_of(counts))
 
 
 def _lengths(runs: Runs) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "n1"]]:
@@ -186,7 +186,7 @@ def _spans(runs: Runs) -> Spans:
     odd = np.flatnonzero(counts & 1)
     if odd.size:
         bounds = np.insert(bounds, runs.starts[odd + 1], runs.size[0] * runs.size[1])
-    return Spans(bounds[0::2], bounds[1::2], _offsets((counts + 1) >> 1))
+    return Spans(bounds[0::2], bounds[1::2], offsets_of((counts + 1) >> 1))
 
 
 def _blocks(counts: Int64[np.ndarray, "p"]) -> list[tuple[int, int]]:
@@ -203,19 +203,12 @@ def _boxes_meet(a: Int32[np.ndarray, "n 4"], b: Int32[np.ndarray, "m 4"]) -> Boo
     return (low[..., 0] <= high[..., 0]) & (low[..., 1] <= high[..., 1])
 
 
-def _offsets(counts: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n1"]:
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
 def from_keys(size: tuple[int, int], count: int, keys: Int64[np.ndarray, "k"], stride: int) -> Runs:
     """Returns the masks whose bounds are `keys`, increasing: mask i's are shifted by i * stride. A bound at the end of the grid says nothing."""
     starts = np.searchsorted(keys, np.arange(count + 1) * stride)
     bounds = keys - np.repeat(np.arange(count) * stride, np.diff(starts))
     kept = bounds < size[0] * size[1]
-    counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[starts]
-    return Runs(size, bounds[kept].astype(np.int32), counts)
+    return Runs(size, bounds[kept].astype(np.int32), offsets_of(kept)[starts])
 
 
 def dense(bounds: Int[Tensor, "T"], starts: Int64[Tensor, "n1"], size: tuple[int, int]) -> Bool[Tensor, "n H W"]:
