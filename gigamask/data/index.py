@@ -31,7 +31,6 @@ import msgspec
 import numpy as np
 
 from gigamask.data import columns, crew, folder, lock, store
-from gigamask.data.columns import MANIFEST as MANIFEST
 from gigamask.data.columns import REBUILD, SCHEMA, Manifest, Rows, is_index, merge
 from gigamask.data.part import PART, Tar, index_shard, stored_tars
 from gigamask.faults import Fault
@@ -109,12 +108,16 @@ class Index:
         path = self.manifest.parts[self.images["shard"][row]].tar.path
         return f"{store.name(path)}:{os.fsdecode(self.images['name'][row])}"
 
+    def shards_called(self, tar: str) -> list[int]:
+        """Returns the numbers of the shards whose paths end in this one: a tar's name, with as much of its path as is given."""
+        return [shard for shard, path in enumerate(self.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]
+
     def find(self, name: str) -> int:
         """Returns the row of `TAR:IMAGE`: a tar's name (with as much of its path as it takes) and an image's name or number."""
         tar, colon, image = name.rpartition(":")
         if not colon:
             raise Fault(f"{name!r} names no entry; write TAR:IMAGE, such as {self.entry_name(0)}")
-        shards = [shard for shard, path in enumerate(self.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]
+        shards = self.shards_called(tar)
         if not shards:
             near = difflib.get_close_matches(tar, [store.name(path) for path in self.shard_paths], 3, 0)
             raise Fault(f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {', '.join(near)}")
@@ -227,7 +230,7 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
     return Built(Index.open(out), len(missing), reused)
 
 
-def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | None = None) -> Index:
+def open_or_build(paths: Paths, cache: str | Path) -> Index:
     """Opens the index that `paths` is, or the one kept for these shards under `cache`, built first where it is missing or one has changed."""
     paths = listed(paths)
     if len(paths) == 1 and is_index(paths[0]):
@@ -239,7 +242,7 @@ def open_or_build(paths: Paths, cache: str | Path, progress: crew.Progress | Non
         index = Index.open(place)
         if index.manifest.tars == _as_now(found):
             return index
-    return build(paths, place, progress=progress)
+    return build(paths, place)
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def write(path: str | Path, queries: Iterable[Query]) -> None:
 def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
     """Returns the index row of each query's image; raises Fault where it has none or several, or has fewer masks than the query names."""
     named = _rows_by_name({name for query in queries for name in _names(query)}, index)
-    shards = {tar: _shards(tar, index) for tar in {query.tar for query in queries} if tar is not None}
+    shards = {tar: index.shards_called(tar) for tar in {query.tar for query in queries} if tar is not None}
     found: dict[tuple[str | None, str], tuple[int, int]] = {}
     for query in queries:
         image = query.tar, query.image
@@ -162,8 +162,3 @@ def _rows_by_name(names: set[bytes], index: Index) -> dict[bytes, Int64[np.ndarr
     rows = rows[np.argsort(places[rows], kind="stable")]
     borders = np.searchsorted(places[rows], np.arange(len(wanted) + 1))
     return {name: rows[borders[place] : borders[place + 1]] for place, name in enumerate(wanted.tolist())}
-
-
-def _shards(tar: str, index: Index) -> list[int]:
-    """Returns the numbers of the shards whose paths end in this one."""
-    return [number for number, path in enumerate(index.shard_paths) if f"/{store.bare(path)}".endswith("/" + tar.removeprefix("/"))]
