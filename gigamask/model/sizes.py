@@ -2,7 +2,7 @@
 
 Importable without torch, since recipes hold a spec.
 
-Not here: the models themselves (`model.sam`, `model.mae`), reading a size off a checkpoint (`model.weights`).
+Not here: the models themselves (`model.sam`, `model.mae`, `model.relevance`), reading a size off a checkpoint (`model.weights`).
 """
 
 from dataclasses import dataclass
@@ -48,15 +48,9 @@ class SamSpec:
     """Start with what a small model must find out anyway: a prompt's place, colours, and masks that follow likeness (`model.start`)."""
 
     def __post_init__(self) -> None:
-        positive = ("input_side", "patch", "dim", "depth", "heads", "window", "embedding_dim", "decoder_heads", "decoder_mlp", "iou_hidden")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
-        if self.input_side % self.patch:
-            near = max(self.patch, round(self.input_side / self.patch) * self.patch)
-            raise Fault(f"input_side {self.input_side} is not a multiple of patch {self.patch}; the nearest that is: {near}")
-        if self.dim % self.heads:
-            raise Fault(f"dim {self.dim} is not a multiple of heads {self.heads}; choose heads that divide it")
+        _check_counts(self, "dim", "depth", "heads", "window", "embedding_dim", "decoder_heads", "decoder_mlp", "iou_hidden")
+        _check_patches(self)
+        _check_heads(self, "dim", "heads")
         if self.dim % 4:
             raise Fault(f"dim {self.dim} is not a multiple of 4, which the position code needs; choose one that is")
         if self.embedding_dim % 8:
@@ -108,18 +102,12 @@ class MaeSpec:
     """Guess a patch's pixels with its own mean taken away and over its own deviation, which makes the better encoder."""
 
     def __post_init__(self) -> None:
-        for name in ("input_side", "patch", "dim", "depth", "heads", "decoder_dim", "decoder_depth", "decoder_heads"):
-            if getattr(self, name) < 1:
-                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
-        if self.input_side % self.patch:
-            near = max(self.patch, round(self.input_side / self.patch) * self.patch)
-            raise Fault(f"input_side {self.input_side} is not a multiple of patch {self.patch}; the nearest that is: {near}")
+        _check_counts(self, "dim", "depth", "heads", "decoder_dim", "decoder_depth", "decoder_heads")
+        _check_patches(self)
         for width, heads in (("dim", "heads"), ("decoder_dim", "decoder_heads")):
-            value, count = getattr(self, width), getattr(self, heads)
-            if value % count:
-                raise Fault(f"{width} {value} is not a multiple of {heads} {count}; choose {heads} that divide it")
-            if value % 4:
-                raise Fault(f"{width} {value} is not a multiple of 4, which the positions need; choose one that is")
+            _check_heads(self, width, heads)
+            if getattr(self, width) % 4:
+                raise Fault(f"{width} {getattr(self, width)} is not a multiple of 4, which the positions need; choose one that is")
         if not 0 < self.mask_share < 1:
             raise Fault(f"mask_share is {self.mask_share}; it is a share and must lie in (0, 1)")
         if not 0 < self.visible < self.patches:
@@ -160,16 +148,31 @@ class RelevanceSpec:
     """Side of the grid that a mask's outline is given on."""
 
     def __post_init__(self) -> None:
-        for name in ("embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"):
-            if getattr(self, name) < 1:
-                raise Fault(f"{name} is {getattr(self, name)}; it counts something and must be at least 1")
-        if self.dim % self.heads:
-            raise Fault(f"dim {self.dim} is not a multiple of heads {self.heads}; choose heads that divide it")
+        _check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")
+        _check_heads(self, "dim", "heads")
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
         """How many numbers each part of a mask's description has."""
         return self.embedding_dim, COLOURS, PLACES, self.crop_side**2
+
+
+def _check_counts(spec: object, *names: str) -> None:
+    for name in names:
+        if getattr(spec, name) < 1:
+            raise Fault(f"{name} is {getattr(spec, name)}; it counts something and must be at least 1")
+
+
+def _check_patches(spec: SamSpec | MaeSpec) -> None:
+    _check_counts(spec, "input_side", "patch")
+    if spec.input_side % spec.patch:
+        near = max(spec.patch, round(spec.input_side / spec.patch) * spec.patch)
+        raise Fault(f"input_side {spec.input_side} is not a multiple of patch {spec.patch}; the nearest that is: {near}")
+
+
+def _check_heads(spec: object, width: str, heads: str) -> None:
+    if getattr(spec, width) % getattr(spec, heads):
+        raise Fault(f"{width} {getattr(spec, width)} is not a multiple of {heads} {getattr(spec, heads)}; choose {heads} that divide it")
 
 
 def vit_b() -> SamSpec:
