@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gigamask.contracts import Draws, Prompts, Round, Terms, Truth
 
 
+GRANULARITIES = ("fine", "medium", "coarse")
+"""What the numbers 0, 1 and 2 of the column `granularity` mean."""
+
+
 @dataclass(frozen=True)
 class Items:
     """What can be sampled: how many images or masks there are, and their attributes by name, each an array of that length.

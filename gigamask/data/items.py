@@ -32,7 +32,6 @@ Kind = Literal["image", "mask"]
 
 FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
 """Shares of the image between which a mask is of medium granularity."""
-GRANULARITIES = ("fine", "medium", "coarse")
 AREA_WEIGHT, STABILITY_WEIGHT, IOU_WEIGHT, MASKS_WEIGHT = 0.3, 0.3, 0.2, 0.2
 """What counts how much towards difficulty."""
 MANY_MASKS = 200
@@ -49,6 +48,7 @@ BLOCK_IMAGES = 2**10
 """The masks of so many images, about 100,000, stay in a processor's cache while they are worked on."""
 ITEMS_AT_ONCE = 2**14
 LOOKS = 8
+"""So many first masks of an image are looked at one after the other."""
 FEW = 1 / 8
 """Picking the masks of more of a block's images than this takes longer than reading all of the block's from end to end."""
 
@@ -94,7 +94,7 @@ def open_items(
 
 
 def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:
-    """Returns for masks that cover these shares of their images which of `GRANULARITIES` they are."""
+    """Returns for masks that cover these shares of their images which of `seams.GRANULARITIES` they are."""
     return (shares >= FINE_BELOW).astype(np.int32) + (shares > COARSE_ABOVE)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from gigamask.contracts import Round
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
-from gigamask.data.items import GRANULARITIES, granularity
+from gigamask.data.items import granularity
 from gigamask.evaluate import boundary_scores, calibration
 from gigamask.evaluate.scenes import AT_ONCE, Scene, scenes, scored
 from gigamask.faults import BadSample, Fault
@@ -27,6 +27,7 @@ from gigamask.losses.quality import actual_iou
 from gigamask.model.sam import Sam
 from gigamask.prompts.policy import BoxPrompt, CentreClicks
 from gigamask.prompts.rounds import play
+from gigamask.seams import GRANULARITIES
 
 Look = Callable[[Sam, Scene, np.ndarray], None]
 """What else is done with an image and the numbers of its masks."""

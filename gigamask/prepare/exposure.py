@@ -15,10 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 from PIL import Image, ImageDraw
 
-from gigamask.data.items import GRANULARITIES
 from gigamask.faults import Fault
 from gigamask.prepare.histograms import FAINT, HEAD, INK, MARGIN, PANEL_HEIGHT, PAPER, WIDTH, Panel, font, save, shorten, steps, thousands
-from gigamask.seams import Items, Ledger, Sampler
+from gigamask.seams import GRANULARITIES, Items, Ledger, Sampler
 
 QUANTILES = {"10%": 0.1, "median": 0.5, "90%": 0.9}
 # Chosen to be told apart by people with any colour vision (Okabe and Ito).

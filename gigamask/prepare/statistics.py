@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from gigamask.data.index import Index
-from gigamask.data.items import COARSE_ABOVE, FINE_BELOW, GRANULARITIES, granularity
+from gigamask.data.items import COARSE_ABOVE, FINE_BELOW, granularity
 from gigamask.prepare import histograms
+from gigamask.seams import GRANULARITIES
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "max": 1.0}
 MAX_ROWS = 2**22

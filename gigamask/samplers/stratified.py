@@ -20,7 +20,7 @@ from gigamask.faults import Fault
 from gigamask.samplers.given import column
 from gigamask.samplers.lazy import share
 from gigamask.samplers.uniform import shuffled
-from gigamask.seams import Sampler
+from gigamask.seams import GRANULARITIES, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from gigamask.seams import Items, Ledger
 
-STRATA = ("fine", "medium", "coarse")
-"""The values 0, 1, 2 of the column `granularity`."""
 CELLS = 2**16
 """Cells are gone through one by one, some 50 us each, and up to this many have numbers of two bytes, which numpy sorts by radix."""
 
@@ -90,9 +88,10 @@ class MultiLevel(Sampler):
         strata = {level: np.flatnonzero(granularity == level) for level in range(3) if ratio[level]}
         for level, members in strata.items():
             if items.count and not len(members):
+                kind = GRANULARITIES[level]
                 raise Fault(
-                    f"the multi-level order's ratio is {':'.join(map(str, self.ratio))}, but no item is {STRATA[level]}, at least one must be; "
-                    f"give 0 for {STRATA[level]}, or loosen the filters"
+                    f"the multi-level order's ratio is {':'.join(map(str, self.ratio))}, but no item is {kind}, at least one must be; "
+                    f"give 0 for {kind}, or loosen the filters"
                 )
         whole = min(len(members) // ratio[level] for level, members in strata.items())
         turns = max(whole, 1) if self.per_epoch is None else -(-self.per_epoch // sum(ratio))
