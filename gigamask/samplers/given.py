@@ -1,4 +1,4 @@
-"""What orders are given: the numbers in their fields and the columns of the items, and the faults where these will not do.
+"""What samplers are given: the numbers in their fields and the columns of the items, and the faults where these will not do.
 
 Not here: what a column holds (`data.items`).
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gigamask.seams import Items
 
 
-def at_least_one(order: str, **numbers: int | None) -> None:
-    """Raises `Fault` where one of an order's fields counts something and is below 1; None stands for a default."""
+def at_least_one(sampler: str, **numbers: int | None) -> None:
+    """Raises `Fault` where one of a sampler's fields counts something and is below 1; None stands for a default."""
     for name, value in numbers.items():
         if value is not None and value < 1:
-            raise Fault(f"the {order} order's {name} is {value}, it must be at least 1; give such")
+            raise Fault(f"the {sampler} order's {name} is {value}, it must be at least 1; give such")
 
 
 def column(items: Items, name: str, sampler: str) -> Shaped[np.ndarray, "count"]:

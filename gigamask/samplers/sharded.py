@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.faults import Fault
-from gigamask.samplers.given import column
+from gigamask.samplers.given import at_least_one, column
 from gigamask.samplers.lazy import alike, cycle
 from gigamask.seams import Sampler
 
@@ -38,8 +38,7 @@ class Sharded(Sampler):
     """items' attribute that says which node, from 0 on, holds them; None: of the index's T tars, the t-th (from 0) lies on node t * nodes // T"""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise Fault(f"the sharded order's nodes are {self.nodes}, it must be at least 1; give such")
+        at_least_one("sharded", nodes=self.nodes)
 
     def check(self, batch: int, processes: int, nodes: int) -> None:
         """Raises `Fault` where a machine would be asked for items of others'."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from gigamask.draws import draw
 from gigamask.faults import Fault
-from gigamask.samplers.given import column
+from gigamask.samplers.given import at_least_one, column
 from gigamask.samplers.lazy import share
 from gigamask.samplers.uniform import shuffled
 from gigamask.seams import GRANULARITIES, Sampler
@@ -41,7 +41,7 @@ class Stratified(Sampler):
     """items of each stratum in an epoch; None: as many as the smallest stratum has"""
 
     def __post_init__(self) -> None:
-        _check_number("stratified", "per_stratum", self.per_stratum, "the smallest stratum's size")
+        at_least_one("stratified", per_stratum=self.per_stratum)
 
     def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
         """Returns each item's granularity."""
@@ -75,7 +75,7 @@ class MultiLevel(Sampler):
                 f"the multi-level order's ratio is {':'.join(map(str, self.ratio))}, it must be three numbers from 0 up that are not all 0, "
                 "fine:medium:coarse; give such, 1 1 1 for equal shares"
             )
-        _check_number("multi-level", "per_epoch", self.per_epoch, "until the first stratum runs out")
+        at_least_one("multi-level", per_epoch=self.per_epoch)
 
     def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
         """Returns each item's granularity."""
@@ -120,9 +120,7 @@ class DistributedBalanced(Sampler):
     """items of each stratum in an epoch, rounded up to a multiple of `ranks`; None: as many such as the smallest stratum has"""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise Fault(f"the distributed balanced order's ranks is {self.ranks}, it must be at least 1; give the number of processes")
-        _check_number("distributed balanced", "per_stratum", self.per_stratum, "the smallest stratum's size")
+        at_least_one("distributed balanced", ranks=self.ranks, per_stratum=self.per_stratum)
 
     def check(self, batch: int, processes: int, nodes: int) -> None:
         """Raises `Fault` where a process would not be balanced for itself."""
@@ -161,7 +159,7 @@ class MultiAttribute(Sampler):
     def __post_init__(self) -> None:
         if not self.attributes:
             raise Fault("the multi-attribute order's attributes are none, it needs at least one; name columns of whole numbers, such as granularity")
-        _check_number("multi-attribute", "per_cell", self.per_cell, "an epoch about as long as the data")
+        at_least_one("multi-attribute", per_cell=self.per_cell)
 
     def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
         """Returns each item's cell."""
@@ -242,8 +240,3 @@ def _pattern(ratio: Sequence[int]) -> Int64[np.ndarray, "period"]:
         pattern[place] = np.argmax((place + 1) * np.array(ratio) - period * taken)
         taken[pattern[place]] += 1
     return pattern
-
-
-def _check_number(sampler: str, name: str, number: int | None, instead: str) -> None:
-    if number is not None and number < 1:
-        raise Fault(f"the {sampler} order's {name} is {number}, it must be at least 1; give such, or None for {instead}")

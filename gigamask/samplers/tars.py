@@ -121,5 +121,5 @@ def _visits(
         before = int(ends[place] - sizes[tar])
         if before >= start + length:
             return
-        shuffled = draw(seed, "streaming tars", turn, tar).permutation(sizes[tar])
-        yield firsts[tar] + shuffled[max(0, start - before) : start + length - before]
+        mixed = draw(seed, "streaming tars", turn, tar).permutation(sizes[tar])
+        yield firsts[tar] + mixed[max(0, start - before) : start + length - before]

@@ -65,7 +65,7 @@ def test_more_nodes_than_a_byte_can_number():
 @pytest.mark.parametrize(
     ("nodes", "column", "line"),
     [
-        (0, None, "the sharded order's nodes are 0, it must be at least 1"),
+        (0, None, "the sharded order's nodes is 0, it must be at least 1"),
         (3, None, "node 0 of 3 has no items, each must have some|node 1 of 3 has no items|node 2 of 3 has no items"),
         (3, "node", "node 2 of 3 has no items, each must have some; train on fewer nodes, or give it a tar"),
         (1, "node", "column 'node': item 1 lies on node 1, nodes are 0 to 0; mend it, or change the nodes"),

@@ -143,14 +143,11 @@ def test_items_of_a_cell_come_up_equally_often(sampler):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stratified(per_stratum=0), "the stratified order's per_stratum is 0, it must be at least 1; give such, or None for the smallest"),
-        (lambda: MultiLevel(per_epoch=-1), "the multi-level order's per_epoch is -1, it must be at least 1; give such, or None for until the first"),
-        (lambda: DistributedBalanced(ranks=0), "the distributed balanced order's ranks is 0, it must be at least 1; give the number of processes"),
+        (lambda: Stratified(per_stratum=0), "the stratified order's per_stratum is 0, it must be at least 1; give such"),
+        (lambda: MultiLevel(per_epoch=-1), "the multi-level order's per_epoch is -1, it must be at least 1; give such"),
+        (lambda: DistributedBalanced(ranks=0), "the distributed balanced order's ranks is 0, it must be at least 1; give such"),
         (lambda: DistributedBalanced(per_stratum=0), "the distributed balanced order's per_stratum is 0, it must be at least 1"),
-        (
-            lambda: MultiAttribute(per_cell=0),
-            "the multi-attribute order's per_cell is 0, it must be at least 1; give such, or None for an epoch about",
-        ),
+        (lambda: MultiAttribute(per_cell=0), "the multi-attribute order's per_cell is 0, it must be at least 1; give such"),
         (lambda: MultiAttribute(attributes=()), "the multi-attribute order's attributes are none, it needs at least one; name columns"),
     ]
     + [
