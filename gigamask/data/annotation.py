@@ -3,7 +3,7 @@
 Format (segment-anything README, "Dataset"): `{"image": {image_id, width, height, file_name}, "annotations": [{segmentation: {size, counts},
 predicted_iou, stability_score, ...}]}`. The other fields are not read: `area` and `bbox` follow from the runs, and genuine boxes are a pixel short.
 
-Not here: what run lengths must satisfy (`geometry.runs`), choosing among the masks (`data.choose`).
+Not here: what run lengths must satisfy (`geometry.coco`), choosing among the masks (`data.choose`).
 """
 
 from typing import Annotated

@@ -262,7 +262,7 @@ def _number(stem: str) -> int:
 
 
 def read_size(head: bytes, place: Place, name: str) -> tuple[int, int]:
-    """Returns the (height, width) of a JPEG from its head, or else from the whole of it, which is read then."""
+    """Returns the (height, width) of an image from its head, or else from the whole of it, which is read then."""
     try:
         return image.size(head, name)
     except BadSample:

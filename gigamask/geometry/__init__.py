@@ -1,1 +1,1 @@
-"""Pixels and their geometry: masks as run lengths, the one transform between image and input, distances to a boundary."""
+"""Pixels and their geometry: masks as run lengths, the one transform between image and input, boxes, distances to a boundary."""

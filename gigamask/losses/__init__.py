@@ -1,4 +1,4 @@
-"""How wrong a round is: focal and dice per mask, the IoU head's regression, and the objective that weighs them into sums and counts.
+"""How wrong an answer is: that of a round of prompts, with the objective that weighs its losses; of a masked autoencoder; of a relevance network.
 
 Not here: dividing by the count of masks (`train.step`), scores of an evaluation (`evaluate`).
 """

@@ -1,1 +1,1 @@
-"""What memory is spent on: one sample, and the processes that load samples."""
+"""What memory and time are spent on: a sample, the processes that load samples, a step that is planned, and the steps of a training."""

@@ -1,1 +1,1 @@
-"""The model: image encoder, prompt encoder, mask decoder, their sizes and their weights. Floor 2."""
+"""The models: SAM, the masked autoencoder its encoder may start from, and the relevance network; their sizes, starts and weights."""
