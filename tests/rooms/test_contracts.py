@@ -1,4 +1,4 @@
-"""The records' own acts: a batch of some masks alone."""
+"""The records' own acts: a batch of some masks alone, and a batch in its padded form."""
 
 from dataclasses import fields
 
@@ -74,3 +74,18 @@ def test_all_masks_are_the_batch_and_none_leave_its_images(counts):
     assert none.mask_starts.tolist() == [0]
     assert len(none.images) == len(counts)
     assert none.only(torch.arange(0)).padded().mask_counts.tolist() == [0] * len(counts)
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 5], [2, 0, 4, 0], [0, 0], [1], []])
+def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
+    batch = batch_of(counts, 2)
+    padded, images, most = batch.padded(), len(counts), max(counts, default=0)
+    assert padded.mask_counts.tolist() == counts
+    assert (padded.masks.shape, padded.boxes_input.shape) == ((images, most, GRID, GRID), (images, most, 4))
+    assert torch.equal(padded.images, batch.images)
+    assert torch.equal(padded.input_sizes, batch.input_sizes)
+    real = torch.arange(most) < padded.mask_counts[:, None]
+    assert torch.equal(padded.masks[real], batch.dense(0, len(batch.mask_image)))
+    assert torch.equal(padded.boxes_input[real], batch.boxes_input)
+    assert not padded.masks[~real].any()
+    assert not padded.boxes_input[~real].any()
