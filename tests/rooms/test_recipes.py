@@ -52,7 +52,9 @@ def test_ones_own_file(tmp_path):
 
 def test_recipes_and_flags_import_no_torch():
     code = (
-        "import sys, gigamask.cli, gigamask.arguments; assert 'torch' not in sys.modules, 'torch'; assert 'jaxtyping' not in sys.modules, 'jaxtyping'"
+        "import sys, gigamask.cli, gigamask.arguments, gigamask.losses.mining as mining; from gigamask import recipes\n"
+        "[make() for make in recipes.BUILT_IN], mining.Hardest()\n"
+        "assert not {'torch', 'cv2', 'jaxtyping'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
