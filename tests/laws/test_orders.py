@@ -28,11 +28,6 @@ def steps(count: int, per_epoch: int, seed: int, **cut) -> list:
     return list(islice(groups(Sequence(Uniform(), Items(per_epoch, {}, seed)), **cut), count))
 
 
-@given(st.integers(0, 300), st.integers(0, 5), st.integers(0, 2**40))
-def test_an_order_is_a_permutation(count, epoch, seed):
-    assert np.array_equal(np.sort(Uniform().order(Items(count, {}, seed), epoch, None)), np.arange(count))
-
-
 @given(CUTS, st.integers(1, 5), st.integers(1, 6))
 def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
     per_epoch, batch, seed = cut["per_epoch"], cut["batch"], cut["seed"]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.samplers.sharded import Sharded
-from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.seams import Items
 from tests.orders import listed
@@ -91,12 +90,6 @@ def test_streaming_epochs_of_equal_tars_hold_whole_ones(tars, size, number, seed
     counts = np.bincount(items.columns["tar"][order], minlength=3 * tars + 1)[1::3]
     assert counts.sum() == size * min(number, tars)
     assert (counts % size == 0).all()
-
-
-@given(SIZES, SEEDS, st.integers(0, 5))
-def test_a_streamed_order_is_a_permutation_where_tars_have_gaps(sizes, seed, epoch):
-    items = items_of(sizes, seed)
-    assert np.array_equal(np.sort(Streamed(3, 5).order(items, epoch, None)), np.arange(items.count))
 
 
 @given(SOME, st.integers(1, 5), SEEDS, st.booleans())

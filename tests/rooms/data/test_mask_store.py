@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 
 from gigamask.contracts import Chance, Visit
-from gigamask.data import crew, index, mask_piece, mask_store, tar
+from gigamask.data import index, mask_piece, mask_store, tar
 from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
 from gigamask.data.mask_store import MaskStore, assemble_stored
 from gigamask.data.settings import Assembly
@@ -312,7 +312,3 @@ def test_the_verb_builds_and_verifies(opened, tmp_path, capsys):
     assert f"--loading.mask-store {out}" in printed
     Verb(paths=(str(opened.folder),), out=out, verify=True).run()
     assert "all sound" in capsys.readouterr().out
-
-
-def test_every_process_has_the_function(opened):
-    assert crew.each(mask_piece.verify_piece, [], 1) == []

@@ -45,13 +45,6 @@ def test_every_chunk_comes_at_any_place():
     assert counts[1].min() > 65
 
 
-def test_a_batch_may_straddle_chunks_and_be_asked_for_in_any_order():
-    order, plain = Chunked(7).order(Items(100, {}), 0, None), whole(100, 7)
-    some = np.array([99, 3, 50, 3, 6, 7, 8, 0])
-    assert np.array_equal(order[some], plain[some])
-    assert len(order[some[:0]]) == 0
-
-
 def test_a_billion_items_take_the_memory_of_a_chunk_at_most():
     items = Items(1_100_000_000, {})
     Chunked().order(Items(1_000_000, {}), 0, None)[np.arange(256)]

@@ -34,19 +34,6 @@ def test_every_cell_is_met_equally_often(number):
     assert set(np.bincount(cells(items)[order])[there].tolist()) == {number or 400 // len(there)}
 
 
-def test_queries_of_a_cell_come_up_equally_often_over_epochs():
-    items = mixed(90)
-    counts = sum(np.bincount(RelevanceDiversity().order(items, epoch, None), minlength=90) for epoch in range(7))
-    assert all(np.ptp(counts[cells(items) == cell]) <= 1 for cell in np.unique(cells(items)))
-
-
-def test_orders_differ_by_epoch_and_seed_and_are_the_same_again():
-    items = [mixed(), mixed(), Items(400, mixed().columns, 1)]
-    orders = [RelevanceDiversity().order(each, epoch, None).tolist() for each in items for epoch in (0, 1)]
-    assert orders[:2] == orders[2:4]
-    assert len({tuple(order) for order in orders}) == 4
-
-
 def test_strata_are_the_cells():
     strata = RelevanceDiversity().strata(mixed())
     assert len({*zip(strata.tolist(), cells(mixed()).tolist(), strict=True)}) == strata.max() + 1 == len(np.unique(cells(mixed())))

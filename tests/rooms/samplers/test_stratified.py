@@ -19,19 +19,8 @@ def strata(*sizes: int, seed: int = 0) -> Items:
     return Items(len(granularity), {"granularity": granularity.astype(np.int32)})
 
 
-def exposures(sampler, items: Items, epochs: int) -> np.ndarray:
-    return sum(np.bincount(sampler.order(items, epoch, None), minlength=items.count) for epoch in range(epochs))
-
-
 def levels(sampler, items: Items, epoch: int = 0) -> np.ndarray:
     return items.columns["granularity"][sampler.order(items, epoch, None)]
-
-
-def test_strata_are_as_large_as_the_smallest_one():
-    items = strata(*SIZES)
-    order = Stratified().order(items, 0, None)
-    assert np.bincount(items.columns["granularity"][order]).tolist() == [8, 8, 8]
-    assert len(set(order.tolist())) == 24
 
 
 @pytest.mark.parametrize("number", [1, 10, 100])
@@ -126,18 +115,6 @@ def test_values_of_attributes_may_be_anything_whole():
         items = Items(6, {"kind": column})
         order = MultiAttribute(attributes=("kind",), per_cell=4).order(items, 0, None)
         assert np.unique(column[order], return_counts=True)[1].tolist() == [4] * len(np.unique(column))
-
-
-@pytest.mark.parametrize(
-    "sampler", [Stratified(), Stratified(per_stratum=13), MultiLevel(ratio=(3, 2, 1)), DistributedBalanced(ranks=2), MultiAttribute()]
-)
-def test_items_of_a_cell_come_up_equally_often(sampler):
-    items = strata(*SIZES)
-    items.columns["tar"] = np.sort(np.random.default_rng(1).integers(2, size=items.count))
-    cells = items.columns["granularity"] * 2 + (items.columns["tar"] if isinstance(sampler, MultiAttribute) else 0)
-    for epochs in (1, 2, 7, 30):
-        counts = exposures(sampler, items, epochs)
-        assert all(np.ptp(counts[cells == cell]) <= 1 for cell in np.unique(cells))
 
 
 @pytest.mark.parametrize(

