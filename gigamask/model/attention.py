@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Scores held at a time, in elements: 4 MiB of float32 twice, about a core's share of the outer caches.
 CHUNK = 1 << 20
+"""Scores held at a time, in elements: 4 MiB of float32 twice, about a core's share of the outer caches."""
 
 
 def attend(

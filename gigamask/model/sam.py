@@ -19,9 +19,8 @@ from gigamask.model.prompt_encoder import PromptEncoder
 from gigamask.model.sizes import SamSpec
 from gigamask.model.two_way import DensePrompt
 
-# ImageNet's mean and standard deviation in 0..255, red first (Segment Anything, `modeling/sam.py`).
-PIXEL_MEAN = (123.675, 116.28, 103.53)
-PIXEL_STD = (58.395, 57.12, 57.375)
+PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+"""ImageNet's mean and standard deviation in 0..255, red first (Segment Anything, `modeling/sam.py`)."""
 
 
 def normalised(

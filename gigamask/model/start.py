@@ -27,15 +27,15 @@ from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
 from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec
 from gigamask.model.two_way import Attention as CrossAttention
 
-# Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
-# outweighs the few hundred other tokens.
 TIE_SCALE = 1.5
-# Of the encoder at the informed start: positions are quieter, patches louder and residual branches quieter than at the plain one.
+"""Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
+outweighs the few hundred other tokens."""
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
-# Of the decoder: how much of the plain random start stays, how strongly likeness speaks, and the logit of an average pixel (a share of 9 %).
+"""Of the encoder at the informed start: positions are quieter, patches louder and residual branches quieter than at the plain one."""
 RANDOM_SHARE, LIKENESS, PRIOR_LOGIT = 0.7, 0.5, -2.3
-# Biases that lift GELU and ReLU to where they are nearly linear.
+"""Of the decoder: how much of the plain random start stays, how strongly likeness speaks, and the logit of an average pixel (a share of 9 %)."""
 LIFT, HEAD_LIFT = 1.0, 2.0
+"""Biases that lift GELU and ReLU to where they are nearly linear."""
 
 
 @overload

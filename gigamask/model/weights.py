@@ -45,7 +45,6 @@ KINDS: dict[str, type[Spec]] = {"sam": SamSpec, "mae": MaeSpec, "relevance": Rel
 
 GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
 
-# Meta's name and Hugging Face's for each part; {i} is a number. The first that fits holds. transformers/models/sam/convert_sam_to_hf.py.
 NAMES = (
     ("image_encoder.patch_embed.proj.", "vision_encoder.patch_embed.projection."),
     ("image_encoder.pos_embed", "vision_encoder.pos_embed"),
@@ -83,14 +82,14 @@ NAMES = (
     ("mask_decoder.iou_prediction_head.layers.1.", "mask_decoder.iou_prediction_head.layers.0."),
     ("mask_decoder.iou_prediction_head.layers.2.", "mask_decoder.iou_prediction_head.proj_out."),
 )
+"""Meta's name and Hugging Face's for each part; {i} is a number. The first that fits holds. transformers/models/sam/convert_sam_to_hf.py."""
 
-# Hugging Face keeps the position code twice.
 SHARED = "shared_image_embedding.positional_embedding"
+"""Hugging Face's name for its second copy of the position code."""
 
-
-# What a Sam's image encoder takes over of a masked autoencoder, besides its positions: of the patch embedding, and of each block.
 MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
 MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+"""What a Sam's image encoder takes over of a masked autoencoder, besides its positions: of the patch embedding, and of each block."""
 
 
 def read(path: Path | str) -> tuple[State, Spec | None]:
