@@ -64,7 +64,7 @@ def in_use() -> int | None:
 
 
 def written_by_children() -> dict[int, int]:
-    """Returns that of the processes that this one started with multiprocessing, by process id."""
+    """Returns what `written` says of the processes that this one started with multiprocessing, by process id."""
     found = {child.pid: written(child.pid) for child in multiprocessing.active_children() if child.pid is not None}
     return {pid: size for pid, size in sorted(found.items()) if size is not None}
 

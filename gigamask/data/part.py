@@ -114,7 +114,7 @@ def stored_tars(paths: Sequence[str]) -> list[Tar]:
     return [Tar(path, *states[path]) if path in states else stored_tar(path) for path in paths]
 
 
-def index_shard(path: str, salvage: bool = False) -> Part:
+def index_shard(path: str, salvage: bool) -> Part:
     """Returns the part of a tar or of a folder of images; see `index_tar` and `index_folder`."""
     return index_folder(path) if folder.is_folder(path) else index_tar(path, salvage)
 

@@ -139,7 +139,7 @@ def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
     """
     place = (torch.arange(side) + 0.5) / side
     count = dim // 4
-    waves = 0.5 * max(side, 1) ** (torch.arange(count) / max(1, count - 1))
+    waves = 0.5 * side ** (torch.arange(count) / max(1, count - 1))
     angles = 2 * math.pi * place[:, None] * waves
     code = torch.cat([angles.sin(), angles.cos()], 1)
     down, across = code[:, None].expand(-1, side, -1), code[None].expand(side, -1, -1)

@@ -119,7 +119,7 @@ class TwoWayTransformer(nn.Module):
         tokens: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
-        attended: Attended = None,
+        attended: Attended,
     ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
         first, second = cast(Iterable[TwoWayBlock], self.layers)
         code, dtype = tokens, working_dtype(images)

@@ -5,7 +5,7 @@ In: the losses of each step's samples. Out: the `Ledger` as it stood when an epo
 Not here: what the losses change (`samplers.curriculum`, `samplers.loss_weighted`, `samplers.replay`), how ranks share theirs (`train.step`).
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, Shaped
@@ -25,15 +25,15 @@ class Book:
     decay: float
     losses: Float32[np.ndarray, "count"]
     seen: Int32[np.ndarray, "count"]
-    sums: Float64[np.ndarray, "epochs"] = field(default_factory=lambda: np.zeros(0))
-    counts: Int64[np.ndarray, "epochs"] = field(default_factory=lambda: np.zeros(0, np.int64))
-    frozen: Ledger = field(default_factory=lambda: Ledger.empty(0))
+    sums: Float64[np.ndarray, "epochs"]
+    counts: Int64[np.ndarray, "epochs"]
+    frozen: Ledger
 
     @classmethod
     def empty(cls, subject: str, count: int, decay: float) -> "Book":
         """Returns a book of so many items, none of them trained on."""
-        nothing, frozen = Ledger.empty(count), Ledger.empty(count)
-        return cls(subject, decay, nothing.losses, nothing.seen, frozen=frozen)
+        nothing = Ledger.empty(count)
+        return cls(subject, decay, nothing.losses, nothing.seen, np.zeros(0), np.zeros(0, np.int64), Ledger.empty(count))
 
     def note(self, items: Int64[np.ndarray, "n"], epochs: Int64[np.ndarray, "n"], losses: Float64[np.ndarray, "n"]) -> None:
         """Takes the losses of one step's samples; NaN where a sample has none. An item that the step holds twice counts with its mean."""
@@ -67,4 +67,5 @@ class Book:
         if odd := sorted(wanted ^ set(arrays)):
             raise Fault(f"{source}: {odd[0]} is missing or unknown in the ledger; give another --out to start anew")
         frozen = Ledger(*(arrays[f"frozen.{each.name}"] for each in fields(Ledger)))
-        return cls(subject, decay, *(arrays[each] for each in ("losses", "seen", "sums", "counts")), frozen=frozen)
+        losses, seen, sums, counts = (arrays[each] for each in ("losses", "seen", "sums", "counts"))
+        return cls(subject, decay, losses, seen, sums, counts, frozen)

@@ -16,7 +16,7 @@ from gigamask.contracts import Group
 from gigamask.samplers.sequence import Sequence
 
 
-def legs(sequence: Sequence, samples: int, batch: int, micro: int, rank: int = 0, world: int = 1) -> Iterator[Iterator[Group]]:
+def legs(sequence: Sequence, samples: int, batch: int, micro: int, rank: int, world: int) -> Iterator[Iterator[Group]]:
     """Yields the steps of one rank without end, beginning behind the first `samples` samples, in legs.
 
     All steps of a leg are known when it begins, so they may be loaded ahead; the next leg may be asked for once the losses of this one are noted.
@@ -38,5 +38,5 @@ def _steps(sequence: Sequence, samples: int, known: float, batch: int, micro: in
 
 
 def groups(sequence: Sequence, samples: int, batch: int, micro: int, rank: int = 0, world: int = 1) -> Iterator[Group]:
-    """Yields the same steps in one go."""
+    """Yields the same steps in one go, for who loads them without training."""
     return chain.from_iterable(legs(sequence, samples, batch, micro, rank, world))
