@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 from gigamask.seams import Mining
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class Hardest(Mining):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise Fault(f"Hardest.share is {self.share}, it must be above 0 and at most 1; give another value")
-        if self.min_kept < 0:
-            raise Fault(f"Hardest.min_kept is {self.min_kept}, it must be at least 0; give another value")
+        check_range("Hardest.min_kept", self.min_kept, 0, None)
         if self.within not in get_args(Within):
             raise Fault(f"Hardest.within is {self.within!r}, it must be one of {', '.join(get_args(Within))}; choose one")
 

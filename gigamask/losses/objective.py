@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 from gigamask.seams import Objective
 
 if TYPE_CHECKING:
@@ -63,30 +63,20 @@ class MaskObjective(Objective):
     """With pixel_share: keep at least so many pixels, or all where there are fewer: every one of a 256 x 256 grid or of 12,544 points."""
 
     def __post_init__(self) -> None:
-        for name in ("focal_weight", "dice_weight", "iou_weight", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise Fault(f"MaskObjective.{name} is {getattr(self, name)}, it must be at least 0; give another value")
+        for name in ("focal_weight", "dice_weight", "iou_weight", "gamma", "points", "pixel_min"):
+            check_range(f"MaskObjective.{name}", getattr(self, name), 0, None)
+        for name in ("alpha", "important"):
+            check_range(f"MaskObjective.{name}", getattr(self, name), 0, 1)
+        check_range("MaskObjective.oversample", self.oversample, 1, None)
         if not self.smooth > 0:
             raise Fault(f"MaskObjective.smooth is {self.smooth}, it must be above 0, or an empty mask has no dice; give another value")
-        if not 0 <= self.alpha <= 1:
-            raise Fault(f"MaskObjective.alpha is {self.alpha}, it must be between 0 and 1; give another value")
-        self._check_places()
-        for name, choices in (("supervise", Supervise), ("iou_supervise", SuperviseIou), ("iou_loss", IouLoss)):
-            if getattr(self, name) not in get_args(choices):
-                raise Fault(f"MaskObjective.{name} is {getattr(self, name)!r}, it must be one of {', '.join(get_args(choices))}; choose one")
-
-    def _check_places(self) -> None:
-        for name in ("points", "pixel_min"):
-            if getattr(self, name) < 0:
-                raise Fault(f"MaskObjective.{name} is {getattr(self, name)}, it must be at least 0; give another value")
-        if not self.oversample >= 1:
-            raise Fault(f"MaskObjective.oversample is {self.oversample}, it must be at least 1; give another value")
-        if not 0 <= self.important <= 1:
-            raise Fault(f"MaskObjective.important is {self.important}, it must be between 0 and 1; give another value")
         if self.pixel_share is not None and not 0 < self.pixel_share <= 1:
             raise Fault(
                 f"MaskObjective.pixel_share is {self.pixel_share}, it must be above 0 and at most 1; give another value, or None for all pixels"
             )
+        for name, choices in (("supervise", Supervise), ("iou_supervise", SuperviseIou), ("iou_loss", IouLoss)):
+            if getattr(self, name) not in get_args(choices):
+                raise Fault(f"MaskObjective.{name} is {getattr(self, name)!r}, it must be one of {', '.join(get_args(choices))}; choose one")
 
     @property
     def draws(self) -> int:
