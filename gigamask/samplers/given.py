@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gigamask.faults import Fault
+from gigamask.faults import Fault, check_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def at_least_one(sampler: str, **numbers: int | None) -> None:
     """Raises `Fault` where one of a sampler's fields counts something and is below 1; None stands for a default."""
     for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise Fault(f"the {sampler} order's {name} is {value}, it must be at least 1; give such")
+        if value is not None:
+            check_range(f"the {sampler} order's {name}", value, 1, None)
 
 
 def column(items: Items, name: str, sampler: str) -> Shaped[np.ndarray, "count"]:

@@ -133,13 +133,13 @@ def test_difficulty_must_be_known():
         (Curriculum(), "start", float("nan"), "it must be above 0 and at most 1"),
         (Curriculum(), "epochs", -1.0, "it must be 0 or more; give the epochs until all items are reached"),
         (Curriculum(), "epochs", float("inf"), "it must be 0 or more"),
-        (Curriculum(), "stages", 0, "it must be at least 1; give such"),
+        (Curriculum(), "stages", 0, "it must be at least 1; give another value"),
         (AdaptiveCurriculum(), "start", 0.0, "it must be above 0 and at most 1"),
         (AdaptiveCurriculum(), "growth", -0.1, "it must be above 0 and at most 1; give a share of the items"),
         (AdaptiveCurriculum(), "threshold", 0.0, "it must be above 0; give a loss that training reaches"),
         (AdaptiveCurriculum(), "threshold", float("nan"), "it must be above 0"),
-        (AdaptiveCurriculum(), "window", 0, "it must be at least 1; give such"),
-        (AdaptiveCurriculum(), "per_epoch", 0, "it must be at least 1; give such"),
+        (AdaptiveCurriculum(), "window", 0, "it must be at least 1; give another value"),
+        (AdaptiveCurriculum(), "per_epoch", 0, "it must be at least 1; give another value"),
     ],
 )
 def test_fields_have_limits(sampler, field, value, limit):

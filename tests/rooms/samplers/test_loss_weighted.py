@@ -157,7 +157,7 @@ def test_the_ledger_is_asked_for_a_moving_average():
         ({"floor": 1.5}, "floor is 1.5, it must be from 0 to 1"),
         ({"ema": 1.0}, "ema is 1.0, it must be from 0 to below 1; give what stays of an earlier loss"),
         ({"floor": 0.0, "importance": True}, "floor is 0, with importance it must be above 0, for what is never drawn cannot be weighed; give such"),
-        ({"per_epoch": 0}, "per_epoch is 0, it must be at least 1; give such"),
+        ({"per_epoch": 0}, "per_epoch is 0, it must be at least 1; give another value"),
     ],
 )
 def test_fields_have_limits(fields, message):

@@ -57,5 +57,5 @@ def test_it_orders_queries_and_says_what_other_items_lack(tmp_path):
 
 
 def test_fields_have_limits():
-    with pytest.raises(Fault, match="the relevance diversity order's per_cell is 0, it must be at least 1; give such"):
+    with pytest.raises(Fault, match="the relevance diversity order's per_cell is 0, it must be at least 1; give another value"):
         RelevanceDiversity(0)

@@ -133,9 +133,9 @@ def test_without_a_share_there_are_no_replays():
         ("share", float("nan"), "it must be from 0 to below 1"),
         ("percentile", 101.0, "it must be from 0 to 100; give such, 90 for the hardest tenth"),
         ("percentile", float("nan"), "it must be from 0 to 100"),
-        ("size", 0, "it must be at least 1; give such"),
-        ("recent", 0, "it must be at least 1; give such"),
-        ("per_epoch", 0, "it must be at least 1; give such"),
+        ("size", 0, "it must be at least 1; give another value"),
+        ("recent", 0, "it must be at least 1; give another value"),
+        ("per_epoch", 0, "it must be at least 1; give another value"),
     ],
 )
 def test_fields_have_limits(field, value, limit):

@@ -120,11 +120,11 @@ def test_values_of_attributes_may_be_anything_whole():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stratified(per_stratum=0), "the stratified order's per_stratum is 0, it must be at least 1; give such"),
-        (lambda: MultiLevel(per_epoch=-1), "the multi-level order's per_epoch is -1, it must be at least 1; give such"),
-        (lambda: DistributedBalanced(ranks=0), "the distributed balanced order's ranks is 0, it must be at least 1; give such"),
+        (lambda: Stratified(per_stratum=0), "the stratified order's per_stratum is 0, it must be at least 1; give another value"),
+        (lambda: MultiLevel(per_epoch=-1), "the multi-level order's per_epoch is -1, it must be at least 1; give another value"),
+        (lambda: DistributedBalanced(ranks=0), "the distributed balanced order's ranks is 0, it must be at least 1; give another value"),
         (lambda: DistributedBalanced(per_stratum=0), "the distributed balanced order's per_stratum is 0, it must be at least 1"),
-        (lambda: MultiAttribute(per_cell=0), "the multi-attribute order's per_cell is 0, it must be at least 1; give such"),
+        (lambda: MultiAttribute(per_cell=0), "the multi-attribute order's per_cell is 0, it must be at least 1; give another value"),
         (lambda: MultiAttribute(attributes=()), "the multi-attribute order's attributes are none, it needs at least one; name columns"),
     ]
     + [
