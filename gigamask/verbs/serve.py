@@ -21,7 +21,7 @@ LEAST_TOKEN = 16
 
 @dataclass(frozen=True)
 class Verb:
-    """opens a page in the browser: try a model by clicks, boxes and words, look through data and samplers, watch runs"""
+    """serves a page for the browser: try a model by clicks, boxes and words, look through data and samplers, watch runs"""
 
     weights: str | None = None
     """what answers clicks: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
