@@ -27,9 +27,9 @@ from gigamask.memory.sample import held_bytes
 from gigamask.model.sizes import SamSpec
 from gigamask.parallel import shard
 from gigamask.parallel.precision import HALVES, choose_precision
-from gigamask.recipes import Imaged
 from gigamask.train.optim import AdamW, AdamW8bit
 from gigamask.train.pretraining import Pretraining
+from gigamask.train.run import ImageRun
 from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState, freeze
 from gigamask.train.step import Totals, accumulate, step
@@ -51,7 +51,7 @@ class Ask:
         return math.inf if self.gpu is None else (self.gpu.gib - self.spare_gib) * planner.GIB
 
 
-def plan(run: Imaged, ask: Ask) -> dict[str, Any]:
+def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
     """Returns what a run takes on such GPUs, and, where that does not fit, what would; raises `Fault` for numbers that cannot be trained with."""
     run = settled(run, ask)
     share, products = Share.of(run.batch, run.micro, ask.fleet.size), multiplied(run)
@@ -91,7 +91,7 @@ def plan(run: Imaged, ask: Ask) -> dict[str, Any]:
     return found
 
 
-def settled(run: Imaged, ask: Ask) -> Imaged:
+def settled(run: ImageRun, ask: Ask) -> ImageRun:
     """Returns the run with its precision chosen, checked; what a training needs and a plan does not, data and weights, may be missing."""
     precision = choose_precision(run.precision, torch.device(device_of(run)))
     checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
@@ -106,12 +106,12 @@ def settled(run: Imaged, ask: Ask) -> Imaged:
     return replace(run, precision=precision)
 
 
-def device_of(run: Imaged) -> Device:
+def device_of(run: ImageRun) -> Device:
     """Returns what a plan is for: a GPU, unless the run says otherwise."""
     return "cpu" if run.device == "cpu" else "cuda"
 
 
-def planned(run: Imaged, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str, int]]:
+def planned(run: ImageRun, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str, int]]:
     """Returns the bytes of each kind that the busiest process holds in each phase of a step."""
     images = Share.of(run.batch, run.micro, ask.fleet.size).images
     with torch.device("meta"):
@@ -120,7 +120,7 @@ def planned(run: Imaged, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str, 
     return planner.held(rehearsed.standing, rehearsed.peaks, rehearsed.kept, batch, run.parallel, ask.fleet, half)
 
 
-def changes(run: Imaged, ask: Ask, products: Products, rehearsed: Rehearsed) -> list[dict[str, Any]]:
+def changes(run: ImageRun, ask: Ask, products: Products, rehearsed: Rehearsed) -> list[dict[str, Any]]:
     """Returns what changes make of the peak and of the FLOPs: of each kind from the mildest on until one makes the run fit, and all kinds together
     where none does alone.
     """
@@ -145,7 +145,7 @@ def changes(run: Imaged, ask: Ask, products: Products, rehearsed: Rehearsed) -> 
     return found
 
 
-def altered(run: Imaged, other: Imaged, rehearsed: Rehearsed) -> Rehearsed:
+def altered(run: ImageRun, other: ImageRun, rehearsed: Rehearsed) -> Rehearsed:
     """Returns the rehearsal of a run of which another has been rehearsed, playing what differs alone: rounds know nothing of the encoder's depth, nor
     does the encoder of the masks.
     """
@@ -163,7 +163,7 @@ def altered(run: Imaged, other: Imaged, rehearsed: Rehearsed) -> Rehearsed:
     return rehearse(other, device, images)
 
 
-def levers(run: Imaged, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
+def levers(run: ImageRun, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
     """Returns the flags that lower a run's peak, those of one kind together from the mildest on, each with what it changes."""
     found, micro = [], Share.of(run.batch, run.micro, ask.fleet.size).micro
     if isinstance(run, Segmentation):
@@ -194,7 +194,7 @@ class Rehearsed:
         return replace(self, peaks=self.peaks | {"rounds": self.kept + other.peaks["rounds"] - other.kept})
 
 
-def rehearse(run: Imaged, device: Device, images: int) -> Rehearsed:
+def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
     """Makes one update of a run from a micro-batch of so many images, without numbers, on a device of that kind."""
     by_rule, optimizer = getattr(run.optimizer, "state_bytes", None), run.optimizer
     if by_rule is not None:  # its kernels want real memory
@@ -222,7 +222,7 @@ def rehearse(run: Imaged, device: Device, images: int) -> Rehearsed:
         return Rehearsed(images, seen.peaks, seen.kept, standing, counts)
 
 
-def multiplied(run: Imaged) -> Products:
+def multiplied(run: ImageRun) -> Products:
     """Returns what the step multiplies for an image with the masks of the recipe."""
     played, masks = replace(shortened(run), precision="fp32"), masks_of(run)
     if isinstance(played, Segmentation):
@@ -237,27 +237,27 @@ def multiplied(run: Imaged) -> Products:
         return meter.products(lambda: accumulate(task, model, batch, totals), lambda: rounds_of(played), masks / max(at_once, 1))
 
 
-def shortened(run: Imaged) -> Imaged:
+def shortened(run: ImageRun) -> ImageRun:
     """Returns the run with the rounds that hold most, every mask trained on."""
     return replace(run, policy=Abridged(run.policy), mining=EveryMask()) if isinstance(run, Segmentation) else run
 
 
-def rounds_of(run: Imaged) -> int:
+def rounds_of(run: ImageRun) -> int:
     """Returns how many rounds a shortened run would have played, once it has played its own."""
     return max(run.policy.played) if isinstance(run, Segmentation) and isinstance(run.policy, Abridged) else 0
 
 
-def recomputed(run: Imaged, rehearsed: Rehearsed) -> int:
+def recomputed(run: ImageRun, rehearsed: Rehearsed) -> int:
     """Returns which blocks of the encoder are recomputed, every so many-th; 0 where none is, nor would be for being frozen."""
     return getattr(run, "recompute", 0) if rehearsed.standing.inside["gradients"] else 0
 
 
-def mines(run: Imaged) -> bool:
+def mines(run: ImageRun) -> bool:
     """Tells whether every mask is answered once before those are known that are trained on."""
     return isinstance(run, Segmentation) and not isinstance(run.mining, EveryMask)
 
 
-def masks_of(run: Imaged) -> int:
+def masks_of(run: ImageRun) -> int:
     """Returns how many masks of an image are trained on, where it has so many."""
     if not isinstance(run, Segmentation):
         return 0

@@ -17,7 +17,7 @@ from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
 from gigamask.recipes.tiny import photos, tiny
 from gigamask.recipes.variants import finetune, finetune_vit_h, finetune_vit_l, mixed_prompts, one_gpu
 from gigamask.train.pretraining import Pretraining
-from gigamask.train.run import Run
+from gigamask.train.run import ImageRun, Run
 from gigamask.train.segmentation import Segmentation
 
 SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
@@ -33,8 +33,6 @@ OF_VERB: dict[str, tuple[type[Run], Sequence[Callable[[], Run]]]] = {
     "ground train": (Grounding, GROUNDINGS),
 }
 """What each verb that trains makes, and the recipes it knows."""
-Imaged = Segmentation | Pretraining
-"""Runs whose samples are images."""
 
 
 def listed(known: Sequence[Callable[[], Run]]) -> str:
@@ -71,9 +69,9 @@ def make(name: str) -> Run:
     return run
 
 
-def imaged(run: Run) -> Imaged:
+def imaged(run: Run) -> ImageRun:
     """Returns a run whose samples are images; raises `Fault` for another."""
-    if not isinstance(run, Imaged):
+    if not isinstance(run, ImageRun):
         raise Fault(f"recipe {run.recipe} trains on queries, here images are wanted; give a recipe of 'gigamask train' or 'gigamask pretrain'")
     return run
 

@@ -23,9 +23,7 @@ from gigamask.parallel.world import World
 from gigamask.samplers import split
 from gigamask.samplers.ledger import Book
 from gigamask.samplers.sequence import Sequence
-from gigamask.train.pretraining import Pretraining
-from gigamask.train.run import DATA, Run
-from gigamask.train.segmentation import Segmentation
+from gigamask.train.run import DATA, ImageRun, Run
 from gigamask.train.supply import Supply
 
 
@@ -61,7 +59,7 @@ def keep_data(run: Run, data: dict[str, Any]) -> None:
     store.write(Path(run.out) / DATA, json.dumps(data).encode())
 
 
-def images(run: Segmentation | Pretraining, index: indexes.Index) -> Supply:
+def images(run: ImageRun, index: indexes.Index) -> Supply:
     """Returns what a training on images is supplied with; raises Fault where none can be trained on."""
     table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
     found = open_items(index, run.assembly.filters, run.items, table, run.seed, run.assembly.masks)

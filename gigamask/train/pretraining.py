@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Literal
 from gigamask.data.settings import Assembly
 from gigamask.model.sizes import MaeSpec
 from gigamask.seams import Task
-from gigamask.train.run import ImageLoading, Run
+from gigamask.train.run import ImageRun
 
 if TYPE_CHECKING:
     import torch
 
     from gigamask.contracts import Chance
-    from gigamask.data.index import Index
     from gigamask.model.mae import Mae
-    from gigamask.train.supply import Supply
 
 
 @dataclass(frozen=True)
-class Pretraining(Run):
+class Pretraining(ImageRun):
     """Everything that decides what a masked pre-training does; its images need no masks."""
 
-    loading: ImageLoading = field(default_factory=ImageLoading)
     model: MaeSpec = field(default_factory=MaeSpec)
 
     def build(self, device: str = "cpu") -> Mae:
@@ -43,17 +40,6 @@ class Pretraining(Run):
         from gigamask.train.reconstruction import MaeTask
 
         return MaeTask(choose_precision(self.precision, device))
-
-    def supply(self, index: Index) -> Supply:
-        """Returns what is trained on: every image."""
-        from gigamask.train.feed import images
-
-        return images(self, index)
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The table of attributes."""
-        return (self.loading.attributes,) if self.loading.attributes else ()
 
     @property
     def items(self) -> Literal["image"]:

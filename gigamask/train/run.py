@@ -26,7 +26,9 @@ from gigamask.train.schedule import Schedule, WarmupDrops
 if TYPE_CHECKING:
     import torch
 
+    from gigamask.contracts import Chance
     from gigamask.data.index import Index
+    from gigamask.data.settings import Assembly
     from gigamask.model.weights import Model
     from gigamask.train.supply import Supply
 
@@ -142,6 +144,39 @@ class Run(ABC):
     def begun(self) -> bool:
         """Whether its folder holds a checkpoint already."""
         return any(Path(self.out).glob("checkpoints/step_*"))
+
+
+@dataclass(frozen=True)
+class ImageRun(Run):
+    """A run whose samples are images, or single masks of them."""
+
+    loading: ImageLoading = field(default_factory=ImageLoading)
+
+    @property
+    @abstractmethod
+    def items(self) -> Literal["image", "mask"]:
+        """What is sampled: images, or single masks."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> Chance:
+        """How many random numbers a sample carries."""
+
+    @property
+    @abstractmethod
+    def assembly(self) -> Assembly:
+        """How the loader makes samples."""
+
+    def supply(self, index: Index) -> Supply:
+        """Returns what is trained on: images of which a mask passes the filters, or such masks; every image where masks have no part in it."""
+        from gigamask.train.feed import images
+
+        return images(self, index)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table of attributes."""
+        return (self.loading.attributes,) if self.loading.attributes else ()
 
 
 def at_least(least: int, **numbers: int) -> None:

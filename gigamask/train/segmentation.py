@@ -18,15 +18,13 @@ from gigamask.losses.objective import MaskObjective
 from gigamask.model.sizes import SamSpec
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.seams import Mining, Objective, Policy, Task
-from gigamask.train.run import ImageLoading, Run, at_least
+from gigamask.train.run import ImageLoading, ImageRun, at_least
 
 if TYPE_CHECKING:
     import torch
 
     from gigamask.contracts import Chance
-    from gigamask.data.index import Index
     from gigamask.model.sam import Sam
-    from gigamask.train.supply import Supply
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Segmentation(Run):
+class Segmentation(ImageRun):
     """Everything that decides what SAM's training does."""
 
     masks_at_once: int = 64
@@ -102,17 +100,6 @@ class Segmentation(Run):
         mining = None if isinstance(self.mining, EveryMask) else self.mining
         precision, full = choose_precision(self.precision, device), self.loading.target == "full"
         return SamTask(self.policy, self.objective, self.masks_at_once, precision, full, mining)
-
-    def supply(self, index: Index) -> Supply:
-        """Returns what is trained on: images of which a mask passes the filters, or such masks."""
-        from gigamask.train.feed import images
-
-        return images(self, index)
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The table of attributes."""
-        return (self.loading.attributes,) if self.loading.attributes else ()
 
     @property
     def items(self) -> Literal["image", "mask"]:

@@ -83,7 +83,7 @@ class LoaderVerb:
         recipe = recipes.imaged(recipes.make(self.recipe))
         with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
             wanted = replace(recipe.loading, workers=self.workers)
-            run = replace(recipe, data=self.data, out=folder, loading=wanted).check()  # pyrefly: ignore[bad-argument-type]
+            run = replace(recipe, data=self.data, out=folder, loading=wanted).check()
             steps = feed.Feed(run, feed.open_index(run)).batches()
             found = loading.measure(steps, self.batches, loader.PREFETCH, progress)
         found = {"recipe": self.recipe, "side": run.assembly.side, "grid": run.assembly.grid} | found
