@@ -83,7 +83,7 @@ def show_features(run: Grounding, index: Index) -> None:
     print("epoch                 images encoded   wall s    CPU s")
     supply = run.supply(index)
     for name in ("the first", "the next", "of another process"):
-        supplied = run.supply(index) if name == "of another process" else supply
+        supplied = replace(run).supply(index) if name == "of another process" else supply
         asked = supplied.loader(False)
         before, wall_s, cpu_s = asked.gallery.encoded, time.perf_counter(), time.process_time()
         sequence = Sequence(run.sampler, supplied.items, None, supplied.locate)

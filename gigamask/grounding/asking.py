@@ -17,10 +17,8 @@ from safetensors.torch import load_file
 from gigamask.data import store
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.grounding.gallery import Gallery
 from gigamask.grounding.run import Grounding
 from gigamask.grounding.scores import Confidence
-from gigamask.grounding.senses import open_gallery, open_reader
 from gigamask.model import weights
 from gigamask.model.relevance import Relevance
 from gigamask.parallel.precision import choose_device
@@ -76,11 +74,11 @@ def load_confidence(folder: str) -> Confidence:
 
 
 class Asker:
-    """A run's network with all that it needs to answer; its text model is loaded once."""
+    """A run's network with all that it needs to answer."""
 
-    def __init__(self, run: Grounding, model: Relevance, confidence: Confidence, gallery: Gallery | None = None) -> None:
-        self.model, self.confidence, self.gallery = model, confidence, gallery or open_gallery(run)
-        self._read = open_reader(run)
+    def __init__(self, run: Grounding, model: Relevance, confidence: Confidence) -> None:
+        self.model, self.confidence, self.gallery = model, confidence, run.senses.gallery
+        self._read = run.senses.reader()
 
     @torch.inference_mode()
     def ask(self, pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, texts: Sequence[str]) -> list[Found]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from gigamask.data import index as indexes
-from gigamask.data import queries
 from gigamask.data.index import Index
+from gigamask.data.queries import Query
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.grounding import scores
 from gigamask.grounding.items import Catalogue, open_queries
 from gigamask.grounding.questions import Questioner
 from gigamask.grounding.run import Grounding
-from gigamask.grounding.senses import open_gallery, open_reader
 from gigamask.model.relevance import Relevance
 from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
@@ -73,24 +72,23 @@ def held_out(run: Grounding) -> tuple[Index, Catalogue]:
     asked = run.evaluation
     if asked.data:
         index = indexes.open_or_build(asked.data, f"{run.out}/evaluation")
-        return index, open_queries(index, queries.read(asked.queries), run.seed)
+        return index, open_queries(index, asked.asked, run.seed)
     index = indexes.open_or_build(run.data, run.out)
-    kept, out = run.split(queries.read(run.queries), index)
+    kept, out = run.split(run.asked, index)
     if not out:
         raise Fault(f"--hold-out {run.hold_out} holds out none of the images of {len(kept)} queries; hold out more, or name --evaluation.data")
     return index, open_queries(index, out, run.seed)
 
 
-def trained_on(run: Grounding) -> tuple[Index, list[queries.Query]] | None:
+def trained_on(run: Grounding) -> tuple[Index, list[Query]] | None:
     """Returns the index and the queries that a run trained on, None where its data are not here any more."""
     with suppress(Fault):
         index = indexes.open_or_build(run.data, run.out)
-        return index, run.split(queries.read(run.queries), index)[0]
+        return index, run.split(run.asked, index)[0]
     return None
 
 
 def questioner(run: Grounding, index: Index, catalogue: Catalogue) -> Questioner:
     """Returns what asks queries about all masks of their images."""
     most = int(index.images["masks"].max()) if len(index) else 1
-    reader = open_reader(run, [query.text for query in catalogue.queries])
-    return Questioner(catalogue, index, open_gallery(run), reader, max(most, 1), run.seed)
+    return run.senses.questioner(catalogue, index, max(most, 1))

@@ -8,6 +8,7 @@ Not here: what a step computes (`grounding.fit`), batches (`grounding.questions`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 
     from gigamask.data.index import Index
     from gigamask.data.queries import Query
+    from gigamask.grounding.senses import Senses
     from gigamask.model.relevance import Relevance
     from gigamask.train.supply import Supply
-
-CACHE = "features"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Watching:
     """queries that are asked, always the same"""
     best_by: Literal["top 1", "top 3", "IoU", "answered"] = "answered"
     """the score of which the best checkpoint is kept, too"""
+
+    @cached_property
+    def asked(self) -> list[Query]:
+        """The queries of its files, read once."""
+        from gigamask.data import queries
+
+        return queries.read(self.queries)
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,12 @@ class Grounding(Run):
 
         A text model is opened where the run computes: in 4 bits, or in half the width, it cannot be on a CPU first.
         """
-        from gigamask.grounding.senses import open_text
         from gigamask.model.start import build
         from gigamask.parallel.precision import choose_device
 
         model = build(self.model, self.seed, device)
         if self.text.learns:
-            model.text = open_text(self, device if device == "meta" else choose_device(self.device))
+            model.text = self.senses.open_text(device if device == "meta" else choose_device(self.device))
         return model
 
     def task(self, device: torch.device) -> Task:
@@ -109,27 +115,35 @@ class Grounding(Run):
 
     def supply(self, index: Index) -> Supply:
         """Returns what is trained on: the queries about images that are not held out."""
-        from gigamask.data import queries
         from gigamask.grounding.items import open_queries
-        from gigamask.grounding.questions import Questioner
-        from gigamask.grounding.senses import open_gallery, open_reader
         from gigamask.train.supply import Supply
 
-        kept, _ = self.split(queries.read(self.queries), index)
+        kept, _ = self.split(self.asked, index)
         catalogue = open_queries(index, kept, self.seed)
-        reader = open_reader(self, [query.text for query in catalogue.queries])
-        asked = Questioner(catalogue, index, open_gallery(self), reader, self.max_masks, self.seed)
-        return Supply(catalogue.items, catalogue.locate, f"queries {self.max_masks}", lambda pin: asked)
+        questioner = self.senses.questioner(catalogue, index, self.max_masks)
+        return Supply(catalogue.items, catalogue.locate, f"queries {self.max_masks}", lambda pin: questioner)
 
     def look_ahead(self) -> None:
         """Raises `Fault` where queries or weights are not where the run says, which would else show once all images are indexed."""
-        from gigamask.data import queries
-
-        for files in filter(None, (self.queries, self.evaluation.queries)):
-            queries.read(files)
+        _ = self.asked, self.evaluation.queries and self.evaluation.asked
         if not Path(self.segmenter).exists():
             act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             raise Fault(f"--segmenter {self.segmenter}: no such file or folder; {act}")
+
+    @cached_property
+    def asked(self) -> list[Query]:
+        """The queries of its files, read once."""
+        from gigamask.data import queries
+
+        return queries.read(self.queries)
+
+    @cached_property
+    def senses(self) -> Senses:
+        """What it sees and reads with, loaded once for training and evaluation alike."""
+        from gigamask.grounding.senses import Senses
+
+        kept = Path(self.cache or Path(self.out) / "features")
+        return Senses(self.segmenter, self.text, self.model, self.device, self.seed, kept)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -155,8 +169,3 @@ class Grounding(Run):
         if not parts[0]:
             raise Fault(f"--hold-out {self.hold_out} leaves no query to train on; hold out less, or give more --queries")
         return parts[0], parts[1]
-
-    @property
-    def kept(self) -> Path:
-        """Where that lies which is computed once."""
-        return Path(self.cache or Path(self.out) / CACHE)

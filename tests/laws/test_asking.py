@@ -152,7 +152,7 @@ def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
     assert [each.encoded for each in made] == [6], "two epochs of 72 queries about six images"
     train(replace(run, steps=6))
     assert made[-1].encoded == 0
-    assert len(list(run.kept.glob("*.embedding"))) == 6
+    assert len(list(run.senses.kept.glob("*.embedding"))) == 6
 
 
 def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +65,7 @@ def test_asking_keeps_nothing(tmp_path, described):
     run = run_in(tmp_path / "run", described, cache=None)
     pixels, masks = scene()
     Asker(run, run.build().eval(), Confidence()).ask(pixels, masks, ["red"])
-    assert not run.kept.exists()
+    assert not run.senses.kept.exists()
 
 
 @pytest.mark.parametrize("text", ["", "  "])
@@ -135,8 +134,3 @@ def test_where_nothing_fits_the_best_is_outlined_alone(run):
     assert (shown[:30][dense[2]] != pixels[dense[2]]).any()
     assert np.array_equal(shown[:8], pixels[:8])
     assert (shown[30:] == 0).any(), "the text stands below"
-
-
-def test_another_gallery_may_be_given(run):
-    asker = Asker(run, run.build().eval(), Confidence())
-    assert Asker(replace(run, segmenter="gone"), asker.model, Confidence(), asker.gallery).gallery is asker.gallery

@@ -9,7 +9,7 @@ from gigamask.data import index as indexes
 from gigamask.data import queries, tar
 from gigamask.data.shards import Shards
 from gigamask.faults import Fault
-from gigamask.grounding import progress
+from gigamask.grounding import progress, senses
 from gigamask.grounding.progress import Progress
 from gigamask.grounding.run import Watching
 from gigamask.prepare import describable
@@ -57,6 +57,19 @@ def test_a_score_that_no_query_has_gives_way(run, described):
     verdict = Progress.of(replace(run, hold_out=0.0, evaluation=watching)).run(run.build())
     assert set(verdict.scores) == {"absent", "answered"}
     assert verdict.best_by == "answered"
+
+
+def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch):
+    loaded, read = [], []
+    load, begin = senses.load_model, queries.read
+    monkeypatch.setattr(senses, "load_model", lambda *given: loaded.append(given) or load(*given))
+    monkeypatch.setattr(queries, "read", lambda paths: read.append(paths) or begin(paths))
+    run.look_ahead()
+    evaluated = Progress.of(run).questioner
+    trained = run.supply(evaluated.index).loader(False)
+    assert trained.gallery is evaluated.gallery
+    assert trained.read.__self__ is evaluated.read.__self__, "of one text model"
+    assert (len(loaded), read) == (1, [run.queries])
 
 
 def test_nothing_to_evaluate_on(run):

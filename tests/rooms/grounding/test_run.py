@@ -95,8 +95,8 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
     assert arguments.load_run(run.out) == run
     other = run_in(tmp_path / "other", described, lora_rank=2, mining=Hardest(share=0.5), evaluation=Watching(best_by="top 1"))
     assert arguments.load_run(other.out) == other
-    assert run.kept == Path(run.cache)
-    assert replace(run, cache=None).kept == Path(run.out) / "features"
+    assert run.senses.kept == Path(run.cache)
+    assert replace(run, cache=None).senses.kept == Path(run.out) / "features"
     assert run.tables == run.queries
     assert not run.strata
     assert replace(run, mining=Hardest(within="sampler")).strata

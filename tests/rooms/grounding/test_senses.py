@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gigamask.faults import Fault
-from gigamask.grounding import senses
 from gigamask.model.start import build
 from gigamask.model.weights import save
 from tests.asked import SPEC, run_in
@@ -18,24 +17,24 @@ def run(tmp_path, described):
 
 
 def test_texts_are_read_and_kept_with_the_run_once(run):
-    read = senses.open_reader(run, ["red square", "red square", "circle"])
+    read = run.senses.reader(["red square", "red square", "circle"])
     words = read(["circle", "red square"])
     assert words.present.sum(1).tolist() == [3, 4]
-    assert [path.suffix for path in run.kept.iterdir()] == [".words"]
-    before = {path: path.stat().st_mtime_ns for path in run.kept.iterdir()}
-    again = senses.open_reader(run, ["circle"])(["red square"])
+    assert [path.suffix for path in run.senses.kept.iterdir()] == [".words"]
+    before = {path: path.stat().st_mtime_ns for path in run.senses.kept.iterdir()}
+    again = replace(run).senses.reader(["circle"])(["red square"])
     assert torch.equal(again.features[0, :4], words.features[1, :4])
-    assert {path: path.stat().st_mtime_ns for path in run.kept.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in run.senses.kept.iterdir()} == before
 
 
 def test_texts_that_are_asked_in_passing_are_not_kept(run):
-    assert senses.open_reader(run)(["red"]).features.shape[2] == 16
-    assert not run.kept.exists()
+    assert run.senses.reader()(["red"]).features.shape[2] == 16
+    assert not run.senses.kept.exists()
 
 
 def test_a_text_model_that_learns_is_the_networks(tmp_path, described):
     run = run_in(tmp_path / "run", described, lora_rank=2)
-    assert senses.open_reader(run, ["red"]) is None
+    assert run.senses.reader(["red"]) is None
     assert run.build().text.learns
     assert run.build("meta").text.base.device.type == "meta"
     assert run_in(tmp_path / "other", described).build().text is None
@@ -43,15 +42,15 @@ def test_a_text_model_that_learns_is_the_networks(tmp_path, described):
 
 def test_a_text_model_of_another_width_is_named(run):
     with pytest.raises(Fault, match=r"^the text model's features have 16 channels, --model.text-dim is 384; give 16$"):
-        senses.open_text(replace(run, model=replace(SPEC, text_dim=384)), "cpu")
+        replace(run, model=replace(SPEC, text_dim=384)).senses.reader()
 
 
 def test_the_gallery_is_of_the_runs_segmenter(run, tmp_path):
-    gallery = senses.open_gallery(run)
+    gallery = run.senses.gallery
     assert gallery.model.spec.embedding_dim == 16
     assert not gallery.model.training
     save(build(SPEC, 0).state_dict(), SPEC, tmp_path / "words.safetensors")
     with pytest.raises(Fault, match=r"words.safetensors: scores masks by words and makes none; name the segmenter it was trained over"):
-        senses.open_gallery(replace(run, segmenter=str(tmp_path / "words.safetensors")))
+        _ = replace(run, segmenter=str(tmp_path / "words.safetensors")).senses.gallery
     with pytest.raises(Fault, match=r"nothing.pth"):
-        senses.open_gallery(replace(run, segmenter=str(tmp_path / "nothing.pth")))
+        _ = replace(run, segmenter=str(tmp_path / "nothing.pth")).senses.gallery
