@@ -72,7 +72,7 @@ def table(stats: dict[str, Any]) -> str:
         " " * 16 + "".join(f"{name:>11}" for name in ("mean", *QUANTILES)),
     ]
     for name, values in stats["distributions"].items():
-        lines.append(f"{name:16}" + "".join(f"{_short(values[key]):>11}" for key in ("mean", *QUANTILES)))
+        lines.append(f"{name:16}" + "".join(f"{histograms.short(values[key]):>11}" for key in ("mean", *QUANTILES)))
     rows = stats["sampled_rows"]
     if rows["images"] < images or rows["masks"] < masks:
         lines.append(f"(distributions from {rows['images']:,} images and {rows['masks']:,} masks at an even stride)")
@@ -103,7 +103,3 @@ def _in_bytes(count: int | float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
