@@ -84,7 +84,7 @@ def describe(value: Any) -> str:
         return f"bytes[{len(value)}]"
     if isinstance(value, dict):
         return ", ".join(f"{key} {each:.3g}" for key, each in value.items())
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if isinstance(value, tuple):
         return f"({', '.join(describe(each) for each in value[:4])}{', ...' if len(value) > 4 else ''})"
     if is_dataclass(value):
         shown = [(field.name, getattr(value, field.name)) for field in fields(value)]

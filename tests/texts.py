@@ -59,3 +59,9 @@ def write(kind: str, folder: Path, **changes) -> Path:
     model.save_pretrained(folder)
     tokeniser(**ends, padding_side="left" if kind in ("llama", "qwen3") else "right").save_pretrained(folder)
     return folder
+
+
+def sentences(words):
+    """Returns one feature a text, as sentence encoders pool: the mean of its tokens', of length 1."""
+    means = (words.features * words.present[..., None]).sum(1) / words.present.sum(1, keepdim=True)
+    return torch.nn.functional.normalize(means)

@@ -3,7 +3,7 @@
 Enters the masks of an image and the logits they were cut from, both at the image's size; leaves a map in [0, 1], thin enough to score. The paper
 takes the 768 masks of a 16 x 16 grid of points, three each, unfiltered by predicted IoU and stability, less duplicates.
 
-Not here: finding the masks (`predict`), scores (`edges`).
+Not here: finding the masks (`automatic_edges`), scores (`edges`).
 """
 
 from collections.abc import Iterable

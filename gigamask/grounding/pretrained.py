@@ -43,7 +43,7 @@ class Pretrained(TextModel):
         super().__init__()
         self._outside = (base,)  # in a tuple, where torch does not look for modules
         self._tokeniser, self._encoder, self._folder, self._seed, self._cut = tokeniser, encoder, folder, seed, False
-        self.dim, self.dtype, self.learns = base.config.hidden_size, base.dtype, encoder.lora_rank > 0
+        self.dim, self.dtype, self.learns = base.config.hidden_size, base.dtype, encoder.learns
         self._length = base.config.max_position_embeddings if base.config.model_type in TOWERS else None
         self._check()
         self._homes = adapt(base, encoder, seed) if self.learns else {}
@@ -140,7 +140,7 @@ def load(encoder: "HuggingFace", folder: Path, device: torch.device, seed: int) 
         tokeniser: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokeniser.truncation_side = "right"
         base, missing = weights(folder, device, dtype, encoder.four_bit)
-        if encoder.recompute and encoder.lora_rank:
+        if encoder.recompute and encoder.learns:
             recompute(base)
     if missing:
         raise Fault(f"text model {encoder.name!r}: {folder} has no weights for {len(missing)} of its tensors, the first is {missing[0]}")

@@ -37,10 +37,6 @@ class Words:
         """Moves both tensors."""
         return Words(self.features.to(device, non_blocking=True), self.present.to(device, non_blocking=True))
 
-    def mean(self) -> Float[Tensor, "B D"]:
-        """Returns the mean of each text's tokens, as sentence encoders pool."""
-        return (self.features * self.present[..., None]).sum(1) / self.present.sum(1, keepdim=True)
-
 
 class TextModel(nn.Module, ABC):
     """Turns tokens into words. What else stands in a batch changes a text's features by rounding only."""

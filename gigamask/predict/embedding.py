@@ -33,7 +33,7 @@ class Embedder:
         device, side = self.model.pixel_mean.device, self.model.spec.input_side
         if self.cache is None:
             return self._encode(resized, side, device)
-        keys = [self._key(pixels) for pixels in resized]
+        keys = [key(self.weights(), pixels) for pixels in resized]
         found = {each: self.cache.get(each) for each in dict.fromkeys(keys)}
         new = {each: pixels for each, pixels in zip(keys, resized, strict=True) if found[each] is None}
         if new:
@@ -46,10 +46,6 @@ class Embedder:
         squares = [functional.pad(pixels.to(device), (0, side - pixels.shape[3], 0, side - pixels.shape[2])) for pixels in resized]
         sizes = torch.tensor([pixels.shape[2:] for pixels in resized], device=device)
         return list(self.model.encode(torch.cat(squares), sizes).split(1))
-
-    def _key(self, pixels: Tensor) -> str:
-        """Returns what the embedding of an image is kept under."""
-        return key(self.weights(), pixels)
 
     def weights(self) -> str:
         """Returns what names the encoder and how it computes; weights are digested again once they have changed."""

@@ -35,6 +35,8 @@ MIN_PIECE_SHARE = 0.8
 MIN_CORE_SHARE = 0.2
 # A part that hides almost all of its object says nothing that the object does not.
 MAX_PART_SHARE = 0.85
+# Of border that objects share which touch.
+LEAST_BORDER_PX = 12
 OUTLINE_NAMES = tuple(OUTLINES)
 OUTLINE_ODDS = (0.2, 0.18, 0.16, 0.08, 0.2, 0.08, 0.1)
 PATTERN_NAMES = ("solid", *PATTERNS)
@@ -315,14 +317,14 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> Runs:
     return Runs.from_dense(np.array(kept, dtype=bool).reshape(len(kept), *canvas.size))
 
 
-def touching(canvas: Canvas, least_px: int = 12) -> list[tuple[int, int]]:
-    """Returns the pairs of objects that share at least `least_px` of border."""
+def touching(canvas: Canvas) -> list[tuple[int, int]]:
+    """Returns the pairs of objects that share some pixels of border."""
     objects = np.array(canvas.objects)[canvas.owner]
     count = len(canvas.objects)
     border = np.concatenate([_codes(objects[:, 1:], objects[:, :-1], count), _codes(objects[1:], objects[:-1], count)])
     lengths = np.bincount(border, minlength=count * count).reshape(count, count)
     lengths += lengths.T
-    one, other = np.nonzero(np.triu(lengths, 1) >= least_px)
+    one, other = np.nonzero(np.triu(lengths, 1) >= LEAST_BORDER_PX)
     return [(int(a), int(b)) for a, b in zip(one, other, strict=True) if a > 0]
 
 

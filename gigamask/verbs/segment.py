@@ -13,7 +13,6 @@ from gigamask.predict.settings import Settings
 
 SHOWN = 5
 """How many of what was left out are printed; `--json` has all."""
-GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Verb:
         from gigamask.verbs.progress import bar
 
         output = Output(Path(self.out), self.to_shards, self.shard_images, None if self.pictures is None else Path(self.pictures))
-        cache = None if self.cache is None else EmbeddingCache(Path(self.cache), int(self.cache_gb * GIGABYTE))
+        cache = None if self.cache is None else EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9))
         masks = AutomaticMasks(load_model(self.weights, self.device, arguments.run_of), cache=cache, **self.masks.told())
         with tempfile.TemporaryDirectory() as scratch:
             pictures, rejected = find(self.images, scratch)

@@ -35,7 +35,6 @@ def test_words_are_padded_together():
     words = FeatureStore(Letters()).get(["b", "abc", "b"])
     assert words.features[..., 0].tolist() == [[98, 0, 0], [97, 98, 99], [98, 0, 0]]
     assert words.present.tolist() == [[True, False, False], [True, True, True], [True, False, False]]
-    assert words.mean()[0].tolist() == [98, -98]
     (words.features * torch.ones(1, requires_grad=True)).sum().backward()  # nothing of inference mode is left in them
 
 

@@ -12,7 +12,7 @@ import torch
 from gigamask.faults import Fault
 from gigamask.grounding.pretrained import Pretrained, weights
 from gigamask.grounding.text import HuggingFace, MiniLm
-from tests.texts import write
+from tests.texts import sentences, write
 
 TEXTS = ["a red square", "the big blue circle left of the small green triangle and a square", "circle"]
 KINDS = {"bert": "BertModel", "t5": "T5EncoderModel", "bart": "BartEncoder", "clip": "CLIPTextModel", "siglip": "SiglipTextModel"}
@@ -47,7 +47,7 @@ def moved(model, far=0.1):
 
 def test_minilm_finds_like_sentences_alike(minilm):
     words = read(minilm, ["a man is eating food", "a man is eating a piece of bread", "the girl is carrying a baby", "a red square"])
-    pooled = torch.nn.functional.normalize(words.mean())
+    pooled = sentences(words)
     likeness = pooled @ pooled.T
     assert likeness[0, 1] > 0.7 > 0.2 > likeness[0, 2:].max()
     assert (minilm.dim, minilm.learns, minilm.dtype) == (384, False, torch.float32)
