@@ -5,7 +5,7 @@ A column is worked out when it is first asked for, and then kept:
 - tar (its number in the index); masks (the image's, all of them: the objects that a right one is told from)
 - area_share: the mean over the right masks, 0 where nothing fits
 - granularity: 0 fine, 1 medium, 2 coarse by that share (`data.items`); 3 where nothing fits, since what is not there has no size
-- length (words), relations, complexity (0 simple, 1 compound, 2 relational), difficulty: `grounding.queries`
+- length (words), relations, complexity (0 simple, 1 compound, 2 relational), difficulty: `grounding.difficulty`
 - domain: the number of the query's `domain` among the sorted ones; one without has the name of the folder that its tar lies in
 - kind: the number of its `kind` among the sorted ones
 
@@ -24,7 +24,7 @@ from gigamask.data.index import Index
 from gigamask.data.items import granularity
 from gigamask.data.queries import Query, locate
 from gigamask.faults import Fault
-from gigamask.grounding.queries import complexity, difficulty, relations, words
+from gigamask.grounding.difficulty import complexity, difficulty, relations, words
 from gigamask.seams import Items
 
 GRANULARITIES = ("fine", "medium", "coarse", "absent")

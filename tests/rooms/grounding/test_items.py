@@ -11,8 +11,8 @@ from gigamask.data import tar
 from gigamask.data.queries import Query
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
+from gigamask.grounding.difficulty import difficulty
 from gigamask.grounding.items import open_queries
-from gigamask.grounding.queries import difficulty
 from gigamask.samplers.curriculum import Curriculum
 from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.stratified import MultiAttribute

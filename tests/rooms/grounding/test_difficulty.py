@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gigamask.grounding.queries import RELATIONS, complexity, difficulty, relations, words
+from gigamask.grounding.difficulty import RELATIONS, complexity, difficulty, relations, words
 
 
 @pytest.mark.parametrize(
