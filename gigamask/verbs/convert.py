@@ -9,9 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-SHOWN = 5
-"""How many of what was left out are printed; `--json` has all."""
-
 
 @dataclass(frozen=True)
 class Verb:
@@ -38,6 +35,7 @@ class Verb:
 
     def run(self) -> dict[str, Any]:
         from gigamask.prepare.convert import Options, convert
+        from gigamask.verbs import omissions
         from gigamask.verbs.progress import bar
 
         options = Options(self.keep_crowds, self.split_components, self.ignore)
@@ -50,10 +48,6 @@ class Verb:
             if done[what]:
                 print(f"  {what.replace('_', ' ')}: {done[what]}")
         for what in ("images", "masks"):
-            left_out = done[f"{what}_left_out"]
-            if left_out:
-                print(f"  {what} left out: {len(left_out)}" + (f", the first {SHOWN}:" if len(left_out) > SHOWN else ""))
-            for each in left_out[:SHOWN]:
-                print(f"    {each['reason']}")
+            omissions.tell(what, [each["reason"] for each in done[f"{what}_left_out"]])
         print(f"next: gigamask stats {quote(self.out)}")
         return done

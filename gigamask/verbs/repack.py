@@ -9,9 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-SHOWN = 5
-"""How many of what was left out are printed; `--json` has all."""
-
 
 @dataclass(frozen=True)
 class Verb:
@@ -32,6 +29,7 @@ class Verb:
 
     def run(self) -> dict[str, Any]:
         from gigamask.prepare.repack import Settings, repack
+        from gigamask.verbs import omissions
         from gigamask.verbs.progress import bar
 
         with bar("repack") as progress:
@@ -45,11 +43,8 @@ class Verb:
                 print(f"  {done[what]} {means}")
         for each in done["broken_tars"]:
             print(f"  broken, repacked as far as it goes: {each}")
-        for what, means in (("left_out", "images left out"), ("failed", "tars left out")):
-            if done[what]:
-                print(f"  {len(done[what])} {means}" + (f", the first {SHOWN}:" if len(done[what]) > SHOWN else ":"))
-            for each in done[what][:SHOWN]:
-                print(f"    {each['reason'] if what == 'left_out' else each}")
+        omissions.tell("images", [each["reason"] for each in done["left_out"]])
+        omissions.tell("tars", done["failed"])
         if done["failed"]:
             done["fault"] = (
                 f"{len(done['failed'])} tars could not be repacked; mend them and run the same command again (the first: {done['failed'][0]})"

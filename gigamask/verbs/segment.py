@@ -11,9 +11,6 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from gigamask.predict.settings import Settings
 
-SHOWN = 5
-"""How many of what was left out are printed; `--json` has all."""
-
 
 @dataclass(frozen=True)
 class Verb:
@@ -53,6 +50,7 @@ class Verb:
         from gigamask.predict.cache import EmbeddingCache
         from gigamask.segmenting import Output, find, segment
         from gigamask.train.checkpoint import load_model
+        from gigamask.verbs import omissions
         from gigamask.verbs.progress import bar
 
         output = Output(Path(self.out), self.to_shards, self.shard_images, None if self.pictures is None else Path(self.pictures))
@@ -68,11 +66,7 @@ class Verb:
             print("  no mask passed; lower --pred-iou-thresh and --stability-score-thresh, which are made for well-trained models")
         if self.to_shards:
             print(f"  {len(done['tars'])} tars ({done['tars_kept']} were done before)")
-        left_out = done["left_out"]
-        if left_out:
-            print(f"  images left out: {len(left_out)}" + (f", the first {SHOWN}:" if len(left_out) > SHOWN else ""))
-        for rejected_one in left_out[:SHOWN]:
-            print(f"    {rejected_one['reason']}")
+        omissions.tell("images", [each["reason"] for each in done["left_out"]])
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
         return done

@@ -89,5 +89,5 @@ def test_what_goes_wrong_is_printed(own, capsys):
     assert main(["repack", str(own / "shards"), "--out", str(own / "small"), "--size", "300"]) == 2
     printed = capsys.readouterr()
     assert "images were small already" in printed.out
-    assert "1 tars left out:\n" in printed.out
+    assert "tars left out: 1\n" in printed.out
     assert "1 tars could not be repacked; mend them and run the same command again (the first: " in printed.err
