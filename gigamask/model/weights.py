@@ -301,23 +301,34 @@ def appear(path: Path, write: Callable[[Path], object]) -> None:
     try:
         with writing(partial):
             write(partial)
-    except OSError:
+        os.replace(partial, path)
+    finally:
         partial.unlink(missing_ok=True)
-        raise
-    os.replace(partial, path)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises as an `OSError` that names the file what keeps it from being written, such as a full disk, for which safetensors has its own."""
+    """Raises as an `OSError` that names the file what keeps it from being written, such as a full disk, whatever a library says of that."""
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else errno.EIO
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number = _refused(error)
+        if number is None:
+            raise
         raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def _refused(error: BaseException | None) -> int | None:
+    """Returns the system's number for why a library could not write, None where an error is of something else.
+
+    safetensors tells it in words, torch puts an error of its own before the system's.
+    """
+    if isinstance(error, SafetensorError):
+        found = re.search(r"os error (\d+)", str(error))
+        return int(found[1]) if found else errno.EIO
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error.errno if error else None
 
 
 def to_official(model: Model) -> State:

@@ -141,12 +141,13 @@ def test_paths_must_fit_the_format(model, tmp_path):
         (onnx.write_pair, "pair"),
     ],
 )
-def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, tmp_path):
-    """The command line tells of an error with a file's name in one line; one without is a bug."""
+@pytest.mark.parametrize("most", [100, 50_000])
+def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most, tmp_path):
+    """Whether with the first bytes or in the midst: the command line tells of an error with a file's name in one line; one without is a bug."""
     pytest.importorskip("onnx")
     pytest.importorskip("transformers")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         with pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '") as full:
             write(model, tmp_path / name)
@@ -154,3 +155,8 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(tmp_path) in full.value.filename
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_what_is_no_matter_of_the_disk_stays_what_it_is(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^no such operator$"), weights.writing(tmp_path):
+        raise RuntimeError("no such operator")
