@@ -53,8 +53,13 @@ def one_line(boxed: str) -> str:
 def plainly(said: str) -> str:
     """Returns what was said of a wrong value without what only a programmer reads: a section's flag, and that a number is none."""
     said = re.sub(r"^Error parsing (?:--|run(?:-planned)?\.)?(\S+):", r"--\1:", said)
+    said = re.sub(r"no type matching \{None\}\|(INT|FLOAT) could be instantiated from \['(.*?)'\].*$", _no_number, said)
     said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')$", r"\1 is no whole number", said)
     return re.sub(r"could not convert string to float: ('.*')$", r"\1 is no number", said)
+
+
+def _no_number(said: re.Match[str]) -> str:
+    return f"'{said[2]}' is no {'whole ' * (said[1] == 'INT')}number"
 
 
 def check_writable(flag: str, path: str | None) -> None:
