@@ -17,6 +17,7 @@ def test_files_depend_on_seed_and_number_alone(tmp_path):
     write(tmp_path / "again", 2, seed=3, shard_images=3, first=3)
     for name in ("sa_000000.tar", "sa_000001.tar", "queries.jsonl"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    (tmp_path / "again" / "sa_000001.tar").unlink()  # what others have written is not overwritten
     write(tmp_path / "again", 2, seed=4, shard_images=3, first=3)
     both = queries.read(tmp_path / "again" / "queries.jsonl")
     assert [query for query in both if query.tar == "sa_000000.tar"] == [query for query in held if query.tar == "sa_000000.tar"]
