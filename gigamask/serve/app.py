@@ -6,7 +6,6 @@ lists, never by a path. A `Fault` becomes one line with status 422, what is not 
 Not here: who may ask (`serve.guard`), what is answered (`serve.studio`, `serve.shelf`, `serve.logbook`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated, Any
@@ -250,6 +249,3 @@ def _told(request: Request, fault: Exception) -> JSONResponse:
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     told = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
     return JSONResponse({"fault": f"{'.'.join(map(str, told['loc'][1:]))}: {told['msg']}"}, 422)
-
-
-Build = Callable[[Rooms], FastAPI]
