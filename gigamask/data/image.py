@@ -58,6 +58,27 @@ def decode(raw: bytes, name: str, annotated: tuple[int, int] | None = None, half
         raise BadSample(f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it out or fetch its tar again") from error
 
 
+def encode_jpeg(
+    pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420"
+) -> bytes:
+    """Encodes RGB pixels as a JPEG file without metadata.
+
+    Args:
+        pixels: RGB image, uint8, [H, W, 3].
+        quality: JPEG quality, 1 to 100.
+        chroma_subsampling: "420" stores colour at half the resolution, "444" at the full one.
+
+    Returns:
+        The bytes of the file.
+    """
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels),
+        quality=quality,
+        colorspace="RGB",
+        colorsubsampling=chroma_subsampling,
+    )
+
+
 def _header(raw: bytes, name: str) -> tuple[int, int, bool]:
     """Returns height, width, and whether libjpeg-turbo's interface knows the format and chroma subsampling; the rest, like 3x1, is left to Pillow."""
     usual = True

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import simplejpeg
 from torch import Tensor
 
 from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample, Visit
 from gigamask.data import annotation, footprint
 from gigamask.data.assemble import assemble
+from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
 from gigamask.data.settings import Assembly
 
@@ -94,7 +94,7 @@ def peak(jpg: bytes, json: bytes, name: str) -> int:
 def _rise(jpg: bytes, json: bytes, name: str) -> int:
     about, mask = {"image_id": 0, "width": 8, "height": 8}, {"size": (8, 8), "counts": [0, 64]}
     little = {"image": about, "annotations": [{"segmentation": mask, "predicted_iou": 1, "stability_score": 1}]}
-    made(simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), msgspec.json.encode(little), "little")
+    made(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 85, "444"), msgspec.json.encode(little), "little")
     footprint.forget_high_water()
     before = footprint.resident()
     made(jpg, json, name)

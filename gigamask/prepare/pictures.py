@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
@@ -40,7 +39,7 @@ def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         return raw
     with warnings.catch_warnings(), opened(raw, tuple(dict.fromkeys(FORMATS.values())), name) as picture:
         warnings.simplefilter("ignore", UserWarning)  # Pillow's, of broken EXIF and transparent palettes
-        return simplejpeg.encode_jpeg(_pixels(picture, size, name), quality=QUALITY, colorspace="RGB", colorsubsampling="444")
+        return image.encode_jpeg(_pixels(picture, size, name), QUALITY, "444")
 
 
 def opened(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:

@@ -21,7 +21,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import simplejpeg
 from jaxtyping import Int64
 
 from gigamask.contracts import Rejected
@@ -39,7 +38,6 @@ from gigamask.prepare import record as records
 VERSION = 1
 """Of what a tar's bytes follow from, beside its source and the settings: counted up when the same source would give other pixels or masks."""
 LEDGER = "repack"
-SUBSAMPLING = "420"
 MIN_SIZE = 32
 DECIMALS = 2
 HEAD_BYTES, CHUNK_BYTES = 2**16, 2**20
@@ -207,8 +205,8 @@ def shrink(stem: str, jpg: bytes, raw: bytes | None, settings: Settings, name: s
         masks = 0 if entry is None else len(entry.masks)
         return Small(stem, jpg, raw, True, masks, area=0 if entry is None else int(entry.masks.areas().sum()))
     frame = Frame.whole(pixels.shape[:2], settings.size)
-    resized = np.ascontiguousarray(frame.image(pixels).permute(1, 2, 0).numpy())
-    jpg = simplejpeg.encode_jpeg(resized, quality=settings.quality, colorspace="RGB", colorsubsampling=SUBSAMPLING)
+    resized = frame.image(pixels).permute(1, 2, 0).numpy()
+    jpg = image.encode_jpeg(resized, settings.quality)
     if entry is None or raw is None:
         return Small(stem, jpg, None, False)
     height, width = frame.resized

@@ -8,10 +8,9 @@ Not here: pictures with a meaning (`prepare.synthetic`).
 
 import cv2
 import numpy as np
-import simplejpeg
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
-from gigamask.data.image import MAX_PIXELS
+from gigamask.data.image import MAX_PIXELS, encode_jpeg
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
@@ -48,7 +47,7 @@ def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
         coarse = generator.standard_normal((cells, cells * 3 // 2, 3), dtype=np.float32)
         picture += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * strength
     picture += cv2.GaussianBlur(generator.standard_normal((height, width), dtype=np.float32), (0, 0), 0.7)[:, :, None] * 6.5
-    return simplejpeg.encode_jpeg(np.clip(picture, 0, 255).astype(np.uint8), JPEG_QUALITY, colorsubsampling="420")
+    return encode_jpeg(np.clip(picture, 0, 255).astype(np.uint8), JPEG_QUALITY)
 
 
 def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> Runs:

@@ -14,10 +14,10 @@ from typing import Any
 
 import cv2
 import numpy as np
-import simplejpeg
 from jaxtyping import Float32, Float64, Int64, UInt8
 
 from gigamask.data import crew, tar
+from gigamask.data.image import encode_jpeg
 from gigamask.draws import draw
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
@@ -170,7 +170,7 @@ def _members(scenes: Iterable[tuple[int, Scene]], done: Callable[[int], object])
 
 
 def _jpeg(scene: Scene) -> bytes:
-    return simplejpeg.encode_jpeg(scene.pixels, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling="420")
+    return encode_jpeg(scene.pixels, JPEG_QUALITY)
 
 
 def record(scene: Scene, number: int) -> dict[str, Any]:

@@ -6,13 +6,13 @@ Not here: curves (`report.curves`), what is on a page (`report.page`, `report.sc
 """
 
 import base64
-import io
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from PIL import Image
+from gigamask.data import image
+from gigamask.data.image import encode_jpeg
 
 COLOURS = 8
 STYLE = """
@@ -127,10 +127,7 @@ def picture(path: Path, quality: int = 85) -> Markup:
     """Returns a picture as a part of the page, as a JPEG, which takes a tenth of a sheet's PNG."""
     raw = path.read_bytes() if path.suffix == ".jpg" else b""
     if not raw:
-        jpeg = io.BytesIO()
-        with Image.open(path) as opened:
-            opened.convert("RGB").save(jpeg, "JPEG", quality=quality)
-        raw = jpeg.getvalue()
+        raw = encode_jpeg(image.decode(path.read_bytes(), str(path)), quality)
     return Markup(f'<img alt="{escape(path.stem)}" src="data:image/jpeg;base64,{base64.b64encode(raw).decode()}">')
 
 

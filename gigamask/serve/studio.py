@@ -16,7 +16,6 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
@@ -243,4 +242,4 @@ def _with_orientation(picture: Image.Image, orientation: int) -> Image.Image:
 
 def to_jpeg(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:
     """Returns pixels as a JPEG, which carries nothing else."""
-    return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=QUALITY, colorspace="RGB")
+    return image.encode_jpeg(pixels, QUALITY, "444")

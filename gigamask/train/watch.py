@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
-import simplejpeg
 import torch
 from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gigamask.data import footprint
+from gigamask.data.image import encode_jpeg
 from gigamask.parallel.ranges import marked
 from gigamask.seams import Verdict
 from gigamask.train import manifest
@@ -182,7 +182,7 @@ def jpeg(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:
     """Returns a picture as a JPEG of at most `PICTURE_BYTES`, if that can be."""
     packed = b""
     for quality in (85, 70, 50, 30):
-        packed = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=quality, colorspace="RGB", colorsubsampling="420")
+        packed = encode_jpeg(picture, quality)
         if len(packed) <= PICTURE_BYTES:
             break
     return packed

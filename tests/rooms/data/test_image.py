@@ -166,3 +166,13 @@ def test_an_odd_bomb_beyond_pillows_own_limit_is_refused():
 def test_another_size_than_the_annotation_says_is_named():
     with pytest.raises(BadSample, match=r"a.tar:sa_1: the JPEG has 48 x 64 pixels, its annotation says 64 x 48; leave it out"):
         image.decode(saved(gradient()), "a.tar:sa_1", (64, 48))
+
+
+@pytest.mark.parametrize(("chroma", "error"), [("444", 3.0), ("420", 4.0)])
+def test_what_is_encoded_is_decoded_again(chroma, error):
+    """Also a view whose rows are not contiguous; a higher quality takes more bytes."""
+    pixels = np.array(gradient())[:, ::-1]
+    raw = image.encode_jpeg(pixels, 95, chroma)
+    assert np.abs(image.decode(raw, "x").astype(int) - pixels).mean() < error
+    assert simplejpeg.decode_jpeg_header(raw)[3] == chroma
+    assert len(image.encode_jpeg(pixels, 50, chroma)) < len(raw)
