@@ -3,7 +3,7 @@
 Enters predicted masks and their truth as pixels of the stored image; leaves a score in [0, 1] for each. Both are the published definitions to the
 last bit: F of Perazzi et al. 2016 (`f_measure` of davis2017-evaluation), Boundary IoU of Cheng et al. 2021 (`mask_to_boundary` of boundary-iou-api).
 
-Not here: the pixels along a boundary (`geometry.boundary`), edges of whole images (`edges`).
+Not here: the pixels along a boundary (`geometry.boundary`).
 """
 
 import math

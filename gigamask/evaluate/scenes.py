@@ -2,7 +2,7 @@
 
 Enters a model, an index and rows of it; leaves a `Scene` for each, or why it cannot be read. However many rows there are, few images are in memory.
 
-Not here: what is asked about them (`interactive`, `automatic`, `automatic_edges`).
+Not here: what is asked about them (`interactive`, `automatic`).
 """
 
 from collections import deque

@@ -15,7 +15,6 @@ from gigamask.verbs.opening import opened
 if TYPE_CHECKING:
     from gigamask.data.index import Index
     from gigamask.evaluate.automatic import Search
-    from gigamask.evaluate.automatic_edges import Edges
     from gigamask.evaluate.interactive import Result
     from gigamask.model.sam import Sam
     from gigamask.parallel.world import World
@@ -45,8 +44,6 @@ class Verb:
     """also segment everything in each image, and say how much of the truth is among that: AR@1000"""
     points_per_side: int = 32
     """of the grid of points for --automatic; the paper took 64"""
-    edges: bool = False
-    """also score the edges of automatic masks against the outlines of the masks there: ODS, OIS, AP, approximate to Berkeley's benchmark"""
     pictures: str | None = None
     """folder for sheets of the best, worst and typical answers"""
     html: str | None = None
@@ -73,34 +70,31 @@ class Verb:
         from rich.progress import track
 
         from gigamask.data.choose import Filters
-        from gigamask.evaluate import automatic, automatic_edges, interactive
+        from gigamask.evaluate import automatic, interactive
 
         with ExitStack() as stack:
-            model, index, search, drawn = world.in_turn(lambda: self._begin(stack))
+            model, index, search = world.in_turn(lambda: self._begin(stack))
             count = len(index) if self.images is None else min(self.images, len(index))
             filters = Filters(max_area=None, min_predicted_iou=self.min_predicted_iou)
             protocol = interactive.Protocol(feed_mask=self.feed_mask, boundaries=self.boundaries)
             seen = track(world.part(count), "evaluate", transient=True, disable=not world.first)
-            also = [each.look for each, asked in ((search, self.automatic), (drawn, self.edges)) if asked]
+            also = [search.look] if self.automatic else []
             found = world.each(lambda: interactive.measure(model, index, filters, protocol, seen, self.batch, also))
             result, search = interactive.Result.joined(world.gather(found)), automatic.Search.joined(world.gather(search))
-            drawn = automatic_edges.Edges.joined(world.gather(drawn))
-            return self._told(model, index, result, search, drawn) if world.first else None
+            return self._told(model, index, result, search) if world.first else None
 
-    def _begin(self, stack: ExitStack) -> tuple[Sam, Index, Search, Edges]:
-        """Returns the model, the data, and where automatic masks and edges are gathered."""
+    def _begin(self, stack: ExitStack) -> tuple[Sam, Index, Search]:
+        """Returns the model, the data, and the search that gathers automatic masks."""
         from gigamask import arguments
-        from gigamask.evaluate import automatic, automatic_edges, edges
+        from gigamask.evaluate import automatic
         from gigamask.train.checkpoint import load_model
 
-        if self.edges:
-            edges.require_extra()
-        search, drawn = automatic.Search(automatic.proposals(self.points_per_side)), automatic_edges.Edges()
-        return load_model(self.weights, self.device, arguments.run_of), stack.enter_context(opened(self.data)), search, drawn
+        search = automatic.Search(automatic.proposals(self.points_per_side))
+        return load_model(self.weights, self.device, arguments.run_of), stack.enter_context(opened(self.data)), search
 
-    def _told(self, model: Sam, index: Index, result: Result, search: Search, drawn: Edges) -> dict[str, Any]:
+    def _told(self, model: Sam, index: Index, result: Result, search: Search) -> dict[str, Any]:
         """Prints and returns the scores, and writes the pages."""
-        from gigamask.evaluate import automatic, automatic_edges, interactive, pictures
+        from gigamask.evaluate import automatic, interactive, pictures
         from gigamask.report import scores
 
         summary = result.summary() | {"weights": self.weights, "data": list(self.data), "rejected": result.rejected}
@@ -108,9 +102,6 @@ class Verb:
         if self.automatic:
             summary["automatic"] = search.summary()
             print(automatic.table(summary["automatic"]))
-        if self.edges:
-            summary["edges"] = drawn.summary()
-            print(automatic_edges.table(summary["edges"]))
         for reason in result.rejected:
             print(f"  left out {reason}")
         sheets = pictures.write_sheets(model, index, result, Path(self.pictures)) if self.pictures else []

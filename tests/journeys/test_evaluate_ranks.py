@@ -13,7 +13,6 @@ from gigamask.model.start import build
 from gigamask.prepare import synthetic
 from tests.little import SPEC
 from tests.ranks import fork
-from tests.rooms.evaluate.test_edges import HAS_EXTRA
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,6 @@ def scenes(tmp_path_factory) -> str:
 def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
     words = ["evaluate", model, "--data", scenes, "--images", "3", "--batch", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
-    words += ["--edges"] if HAS_EXTRA else []
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
     fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
@@ -42,9 +40,8 @@ def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     assert two.keys() == one.keys()
     for name in ("clicks", "oracle", "box", "images", "masks"):
         assert two[name] == pytest.approx(one[name], abs=1e-6)
-    for part in {"automatic", "edges"} & one.keys():
-        for name, value in one[part].items():
-            assert two[part][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+    for name, value in one["automatic"].items():
+        assert two["automatic"][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
 
 
 def test_more_processes_than_images(model, scenes, tmp_path):
@@ -76,12 +73,6 @@ def test_what_is_wrong_for_all_is_told_once(model, scenes, capfd, words, line, e
     told = capfd.readouterr().err.splitlines()
     assert [each for each in told if line in each] == told
     assert len(told) == 1, told
-
-
-def test_edges_want_their_extra(model, scenes, capsys, monkeypatch):
-    monkeypatch.setattr("gigamask.evaluate.edges.importlib.util.find_spec", lambda name: None)
-    assert main(["evaluate", model, "--data", scenes, "--edges"]) == 2
-    assert capsys.readouterr().err == ("gigamask: edge scores want scipy and skimage, which is not installed; run pip install 'gigamask[edges]'\n")
 
 
 def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
