@@ -58,9 +58,7 @@ def decode(raw: bytes, name: str, annotated: tuple[int, int] | None = None, half
         raise BadSample(f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it out or fetch its tar again") from error
 
 
-def encode_jpeg(
-    pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420"
-) -> bytes:
+def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420") -> bytes:
     """Encodes RGB pixels as a JPEG file without metadata.
 
     Args:

@@ -13,7 +13,7 @@ A column is worked out when it is first asked for, a block of images at a time, 
 and whatever the user's own table adds (`data.attributes`). Where training needs no masks, items are all images, with or without, and have the
 columns that are known of these: the first line.
 
-Not here: in which order items are visited (`samplers`), one image's masks (`data.choose`), statistics of the whole index (`prepare.statistics`).
+Not here: in which order items are visited (`samplers`), one image's masks (`data.choose`), statistics of the whole index (`prepare.stats`).
 """
 
 from collections.abc import Iterator, Mapping

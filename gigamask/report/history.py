@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "fe
 """Folders of a run that hold no other run."""
 DEPTH = 4
 """Folders below the one that is named in which runs are looked for."""
+LARGEST = 1e300
+"""Larger numbers, infinity and NaN count as unknown."""
 TRAINED_AGAIN = ("rejected", "skipped")
 """Events that show again when a step is trained again."""
 KINDS = ("resumed", "damaged", "rejected", "skipped", "unsaved", "leak")
@@ -238,16 +239,22 @@ def _columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     """Returns records as columns; what is no number is None."""
     rows = list(records)
     names = dict.fromkeys(name for row in rows for name in row)
-    return {"step": []} | {name: [_number(row.get(name)) for row in rows] for name in names}
+    return {"step": []} | {name: [number(row.get(name)) for row in rows] for name in names}
 
 
-def _number(value: Any) -> float | int | None:
-    return value if isinstance(value, (int, float)) and isfinite(value) else None
+def number(value: Any) -> float | int | None:
+    """Returns a value of JSON if it is a finite number, else None."""
+    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
-    scores = {name: _number(value) for name, value in event["evaluation"].items()}
-    return {"step": event["step"], "scores": scores, "worries": list(event.get("worries", ())), "seconds": _number(event.get("seconds"))}
+    scores = {name: number(value) for name, value in event["evaluation"].items()}
+    return {
+        "step": event["step"],
+        "scores": scores,
+        "worries": [str(each) for each in event.get("worries", ())],
+        "seconds": number(event.get("seconds")),
+    }
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -282,7 +289,7 @@ def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
         except FileNotFoundError:
             continue
         step = int(path.name.removeprefix("step_")) if path.name.removeprefix("step_").isdigit() else 0
-        score = _number(told.get("score"))
+        score = number(told.get("score"))
         found.append(
             Checkpoint(path.name, step, told.get("samples"), size, written, score, told.get("scored_by"), os.path.realpath(path) == best, fault)
         )

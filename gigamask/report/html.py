@@ -1,27 +1,26 @@
-"""What all pages are made of: one HTML file that needs nothing else, its style in light and dark, sections, tables, tiles, pictures.
+"""Parts of HTML reports: the document with its style, script and data, sections, tables, tiles, pictures.
 
-Enters: text and numbers. Leaves: text of HTML; whatever comes from files is escaped, but for `Markup`.
-
-Not here: curves (`report.curves`), what is on a page (`report.page`, `report.scores`).
+A report is one file that loads nothing. Text is escaped unless it is `Markup`. Charts are drawn by
+`charts.js` from data that the file holds as JSON; see `report.charts`.
 """
 
 import base64
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from gigamask.data import image
 from gigamask.data.image import encode_jpeg
 
-COLOURS = 8
+SCRIPTS = ("charts.js", "report.js")
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --faint: #6b7280; --ours: #0072b2; --ideal: #d55e00; --warn: #b45309; --bad: #b91c1c;
-  --good: #047857; --paper: #fff; --ink: #1b1f24; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0508c; --c4: #a67c00; --c5: #3aa0d8;
-  --c6: #7a4fd0; --c7: #6b7280; }
-@media (prefers-color-scheme: dark) { :root { --faint: #9aa4b0; --ours: #56b4e9; --ideal: #f0945c; --warn: #f0b35c; --bad: #ff8a80; --good: #4fd1a5;
-  --paper: #14171b; --ink: #e4e7eb; --c0: #56b4e9; --c1: #f0945c; --c2: #2fc79a; --c3: #e59cc8; --c4: #e6c84a; --c5: #8fb8ff; --c6: #b79cf5;
-  --c7: #aab2bd; } }
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; --faint: light-dark(#6b7280, #9aa4b0); --warn: light-dark(#b45309, #f0b35c);
+  --bad: light-dark(#b91c1c, #ff8a80); --good: light-dark(#047857, #4fd1a5); --paper: light-dark(#fff, #14171b); --ink: light-dark(#1b1f24, #e4e7eb); }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1.2rem 1rem 3rem; background: var(--paper); color: var(--ink);
   overflow-wrap: break-word; }
@@ -35,36 +34,63 @@ th { font-weight: 600; color: var(--faint); } th:first-child, td:first-child { t
 table.words td, table.words th { text-align: left; } table.words td { white-space: normal; max-width: 34rem; overflow-wrap: anywhere;
   min-width: 4rem; }
 tr.anchor td { color: var(--faint); font-style: italic; }
-img { max-width: 100%; height: auto; background: white; } svg { max-width: 24rem; } pre { overflow-x: auto; font-size: 13px; }
+img { max-width: 100%; height: auto; background: white; } pre { overflow-x: auto; font-size: 13px; }
 figure { margin: 0; } figcaption { font-size: 13px; }
 .note { color: var(--faint); font-size: 13px; } .warn { color: var(--warn); } .bad { color: var(--bad); } .good { color: var(--good); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.6rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tiles div { border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .8rem; background: var(--soft); }
 .tiles b { display: block; font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles span { font-size: 13px; color: var(--faint); }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.2rem 1.4rem; }
-.charts svg { display: block; width: 100%; max-width: none; height: auto; overflow: visible; } .charts text { font-size: 12px; fill: var(--faint); }
-.charts figcaption b { font-size: 14px; } 
-.legend { display: flex; flex-wrap: wrap; gap: 0 .9rem; font-size: 13px; } .legend i { display: inline-block;
-  width: .75rem; height: .2rem; vertical-align: middle; margin-right: .3rem; border-radius: 1px; }
-.legend i.dash { background-image: linear-gradient(90deg, transparent 35%, var(--paper) 35% 65%, transparent 65%); }
-.wide > .legend { margin-bottom: .6rem; }
-.at line, .at circle { opacity: 0; } .at:hover line, .at:hover circle { opacity: 1; }
+.smooth { display: flex; gap: .5rem; align-items: center; font-size: 13px; color: var(--faint); } .smooth input { accent-color: var(--c0); }
 .sheets figcaption { margin-bottom: .2rem; }
 .sheets { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--faint); }
 ul { padding-left: 1.2rem; margin: .3rem 0; }
-""" + "".join(f".k{n} {{ stroke: var(--c{n}); }} .f{n} {{ fill: var(--c{n}); }} .b{n} {{ background: var(--c{n}); }}\n" for n in range(COLOURS))
+"""
 
 
 class Markup(str):
     """Text that is HTML already."""
 
 
-def document(title: str, parts: Iterable[str]) -> str:
-    """Returns a whole file."""
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = None) -> str:
+    """Returns a whole HTML file.
+
+    Args:
+        title: Title of the document.
+        parts: HTML of the body.
+        data: What `report.js` draws charts from, of JSON's types.
+
+    Returns:
+        The text of the file. Its content security policy lets only our own script run.
+    """
+    folder = resources.files("gigamask.report")
+    style = (folder / "charts.css").read_text() + STYLE
+    script = "".join((folder / name).read_text() for name in SCRIPTS) if data is not None else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = (
+        '<meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style>"
+    )
+    body = "\n".join(parts)
+    if data is not None:
+        body += f'\n<script type="application/json" id="data">{json_in_html(data)}</script>'
+        body += f'\n<script type="module">{script}</script>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def json_in_html(data: Mapping[str, Any]) -> str:
+    """Returns JSON that cannot end the `<script>` element that holds it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def charts(name: str) -> Markup:
+    """Returns the place of charts that `report.js` draws."""
+    return Markup(f'<div id="{name}" class="charts"><noscript>Charts need a browser with scripts enabled.</noscript></div>')
 
 
 def section(title: str, body: str) -> tuple[str, str]:

@@ -1,8 +1,7 @@
-"""The report of one run, or of several side by side: one HTML file.
+"""The report of one run, or of several side by side, as one HTML file.
 
-Enters: `history.History` by name, and what `summary.tell` says of them. Leaves: text.
-
-Not here: what is read (`report.history`), what is worked out (`report.summary`), curves (`report.curves`), style (`report.html`).
+See `report.history` for what is read, `report.summary` for what is computed, `report.charts` for
+the curves and `report.html` for the style.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,27 +11,15 @@ from typing import Any
 import numpy as np
 
 from gigamask import __version__
-from gigamask.report import curves, html, scores, summary
-from gigamask.report.curves import Series, chart, legend
+from gigamask.report import charts, html, scores, summary
 from gigamask.report.history import History
 from gigamask.report.html import Markup, cent, figure, folded, listing, marked, note, section, table
-from gigamask.report.summary import ANCHORS, ANCHORS_TOLD, waiting
+from gigamask.report.summary import ANCHORS, ANCHORS_TOLD
 
 Runs = Mapping[str, History]
 
 REPORT = "report.html"
 """Where the report of a run lies in its folder."""
-SPEED = {
-    "images_per_s": ("Speed", "images/s"),
-    "memory_gb": ("Memory, peak", "GB"),
-    "loader_mb": ("Largest loader process", "MB"),
-}
-LEARNING = {"rate": ("Learning rate", ""), "gradient_norm": ("Norm of the gradient", ""), "loss_scale": ("Scale of the loss", "")}
-FIRST = {"loss": ("Loss", ""), "iou": ("IoU", ""), "right": ("Right", "")}
-EXACT = ("rate", "loss_scale", "memory_gb", "loader_mb")
-"""Columns that are not smoothed."""
-SILENT = ("step", "skipped", "waited_s")
-"""Columns that are told elsewhere."""
 SIGNS = ("blind", "automatic")
 """Scores that are signs of trouble."""
 MOST_ROWS = 16
@@ -61,7 +48,22 @@ def page(runs: Runs, told: dict[str, Any]) -> str:
         html.links(name for name, _ in shown),
         *(part for each in shown for part in section(*each)),
     ]
-    return html.document(f"Report of {title}", [*parts, note(f"Made by gigamask {__version__}.")])
+    made_by = note(f"Made by gigamask {__version__}.")
+    return html.document(f"Report of {title}", [*parts, made_by], chart_data(runs))
+
+
+def chart_data(runs: Runs) -> dict[str, Any]:
+    """Returns what `report.js` draws the charts from."""
+    data: dict[str, Any] = {"runs": [{"name": name, **charts.curves(run)} for name, run in runs.items()]}
+    calibration = _calibration(runs)
+    return data | ({"reliability": scores.reliability_bins(calibration)} if calibration else {})
+
+
+def _calibration(runs: Runs) -> dict[str, Any] | None:
+    """Returns the calibration in the evaluation.json of a single run, if it is complete."""
+    found = next(iter(runs.values())).scores if len(runs) == 1 else None
+    whole = found and {"granularity", "size", "calibration"} <= found.keys()
+    return found["calibration"] if found and whole else None
 
 
 def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -> dict[str, Any]:
@@ -111,10 +113,10 @@ def _fact(value: str, of: str) -> Markup:
 def _facts(run: History, told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Returns what a run came to, each a value and what it is of."""
     speed, best = told["throughput"], told["best"]
-    loss = Series("", run.records["step"], run.records.get("loss", [None] * len(run.records["step"])))
+    loss, records = summary.last_mean(run.records.get("loss", []))
     found = {"Steps": (f"{run.step:,}", f"of {run.steps:,}" if run.steps else "")}
-    if len(loss.known[0]):
-        found["Loss"] = (figure(loss.last), f"mean of the last {loss.window}" if loss.window > 1 else "last record")
+    if loss is not None:
+        found["Loss"] = (figure(loss), f"mean of the last {records}" if records > 1 else "last record")
     if best:
         found[f"Best {best['by']}"] = (f"{cent(best['scores'][best['by']])} %", f"step {best['step']:,}")
     if speed["images_per_s"] is not None:
@@ -137,48 +139,13 @@ def duration(seconds: float) -> str:
 
 
 def learning(runs: Runs) -> str:
-    """Returns the curves of what was recorded, runs laid over each other."""
-    names = list(dict.fromkeys(name for run in runs.values() for name in run.records))
-    terms = {name: (_spoken(name), "") for name in names if name not in {*SILENT, *SPEED, *LEARNING, *FIRST}}
-    order = {name: told for name, told in (FIRST | terms | LEARNING | SPEED).items() if name in names}
-    charts = []
-    for column, (title, unit) in order.items():
-        charts.append(_overlaid(runs, {name: run.records.get(column, []) for name, run in runs.items()}, title, unit, column in EXACT))
-    waited = {name: [None if share is None else 100 * share for share in waiting(run)] for name, run in runs.items()}
-    charts.append(_overlaid(runs, waited, "Waiting for data", "%"))
-    if not any(charts):
+    """Returns the place of the curves of what was recorded, runs laid over each other."""
+    if not any(run.records["step"] for run in runs.values()):
         return ""
-    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{note(_drawn(runs))}'
-
-
-def _drawn(runs: Runs) -> str:
-    """Returns how the curves are drawn."""
-    every = max((Series("", run.records["step"], run.records["step"]).window for run in runs.values()), default=1)
-    marks = " Dashed: training went on after a stop." if len(runs) == 1 and any(_marks(run) for run in runs.values()) else ""
-    if every == 1:
-        return f"Drawn as recorded, not smoothed.{marks}"
-    under = ", faint below them what was recorded" if len(runs) == 1 else ""
-    few = f"rates, scales, memory, and what has fewer than {curves.LEAST_SMOOTHED} records, are drawn as recorded"
-    return f"Lines are moving means over {curves.WINDOW_SHARE:.0%} of the records, up to {every}{under}; {few}.{marks}"
-
-
-def _legend(runs: Runs) -> Markup:
-    """Returns the names of several runs beside the colours of their curves."""
-    return legend(Series(name, (), (), place) for place, name in enumerate(runs)) if len(runs) > 1 else Markup("")
-
-
-def _spoken(name: str) -> str:
-    return name.replace("_", " ").capitalize()
-
-
-def _marks(run: History) -> list[tuple[int, str]]:
-    return [(each["step"], f"went on at step {each['step']}") for each in run.faults["resumed"] if each["step"]]
-
-
-def _overlaid(runs: Runs, columns: Mapping[str, Sequence[Any]], title: str, unit: str, exact: bool = False) -> Markup:
-    """Returns one chart of one column, with a curve for each run that has it."""
-    series = [Series(name, run.records["step"], columns[name], place, exact=exact) for place, (name, run) in enumerate(runs.items()) if columns[name]]
-    return chart(title, unit, series, _marks(next(iter(runs.values()))) if len(runs) == 1 else (), named=len(runs) == 1)
+    slider = '<label class="smooth">smooth <input id="smooth" type="range" min="0" max="0.98" step="0.02" value="0.8"></label>'
+    resumed = " Dashed vertical lines: training resumed." if len(runs) == 1 and next(iter(runs.values())).faults["resumed"] else ""
+    text = f"Lines are exponential means, faint below them what was recorded; rates, scales and memory are as recorded.{resumed}"
+    return f"{slider}{html.charts('curve-charts')}{note(text)}"
 
 
 def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
@@ -189,15 +156,9 @@ def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
     names = list(dict.fromkeys(score for run in found.values() for each in run.evaluations for score in each["scores"]))
     if len(runs) == 1:
         (run,) = found.values()
-        good = [_scored(run, name, name, place) for place, name in enumerate(name for name in names if name not in SIGNS)]
-        signs = [_scored(run, name, name, place) for place, name in enumerate(name for name in names if name in ("1 click", *SIGNS))]
-        charts = [chart("Scores", "%", good, _marks(run))] + ([chart("Signs of trouble", "%", signs, _marks(run))] if len(signs) > 1 else [])
         best = told[next(iter(found))]["best"]
         rows = [_row(each, names, f"step {each['step']:,}", best) for each in _some(run.evaluations, MOST_ROWS)]
     else:
-        places = list(runs)
-        series = {name: [_scored(run, name, label, places.index(label)) for label, run in found.items()] for name in names}
-        charts = [*(chart(name.capitalize(), "%", each, named=False) for name, each in series.items())]
         ends = [
             (name, what, each) for name, run in found.items() for what, each in (("best", told[name]["best"]), ("last", run.evaluations[-1])) if each
         ]
@@ -206,13 +167,7 @@ def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
     also = note(f"{len(rows)} of {count} evaluations, evenly; --json holds all.") if count > len(rows) and len(runs) == 1 else ""
     shares = note("Scores in per cent. blind: one click on another picture; automatic: share of a grid's points whose mask passes SAM's thresholds.")
     signed = shares if set(SIGNS) & set(names) else note("Scores in per cent.")
-    return f'{_legend(runs)}<div class="charts">{"".join(charts)}</div>{signed}{table(["", *names, "seconds", "worries"], rows)}{also}'
-
-
-def _scored(run: History, name: str, label: str, place: int) -> Series:
-    """Returns one score over the steps at which it was taken."""
-    values = [each["scores"].get(name) for each in run.evaluations]
-    return Series(label, [each["step"] for each in run.evaluations], [None if value is None else 100 * value for value in values], place, dotted=True)
+    return f"{html.charts('score-charts')}{signed}{table(['', *names, 'seconds', 'worries'], rows)}{also}"
 
 
 def _row(each: Mapping[str, Any], names: Iterable[str], label: str, best: Mapping[str, Any] | None) -> list[str]:
@@ -247,9 +202,10 @@ def beside_sam(runs: Runs, told: Mapping[str, Any]) -> str:
     head = ["mean IoU, %", "1 click", "3 clicks", "5 clicks", "9 clicks", "oracle", "box", "masks", "images"]
     filled = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     body = table([head[place] for place in filled], [[row[place] for place in filled] for row in rows], anchors=len(ANCHORS)) + note(ANCHORS_TOLD)
-    whole = next(iter(runs.values())).scores if len(runs) == 1 else None
-    if whole and {"granularity", "size", "calibration"} <= whole.keys():
-        body += f"<h3>By size, %</h3>{scores.scores(whole)}<h3>Predicted IoU after one click</h3>{scores.reliability(whole['calibration'])}"
+    whole, calibration = next(iter(runs.values())).scores, _calibration(runs)
+    if whole and calibration:
+        body += f"<h3>By size, %</h3>{scores.scores(whole)}"
+        body += f"<h3>Predicted IoU after one click</h3>{scores.reliability(calibration)}"
     return body
 
 

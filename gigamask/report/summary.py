@@ -71,6 +71,16 @@ def throughput(run: History) -> dict[str, float | None]:
     }
 
 
+def last_mean(values: Sequence[float | None]) -> tuple[float | None, int]:
+    """Returns the mean of the last records of a column and how many they are.
+
+    Of 30 known records or more the last 5 % count, of fewer the last one.
+    """
+    known = _known(values)
+    count = max(round(0.05 * len(known)), 1) if len(known) >= 30 else 1
+    return (float(np.mean(known[-count:])) if known else None), count
+
+
 def _known(values: Sequence[Any]) -> list[float]:
     return [value for value in values if value is not None]
 

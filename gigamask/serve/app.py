@@ -82,8 +82,9 @@ def build(rooms: Rooms) -> FastAPI:
 def _page() -> APIRouter:
     """Returns the addresses of the page's own files, which are read once."""
     routes = APIRouter()
-    folder = resources.files("gigamask.serve") / "page"
-    files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in KINDS}
+    page, report = resources.files("gigamask.serve") / "page", resources.files("gigamask.report")
+    files = {each.name: each.read_bytes() for each in page.iterdir() if each.name.rpartition(".")[2] in KINDS}
+    files |= {name: (report / name).read_bytes() for name in ("charts.js", "charts.css")}
 
     def file(name: str) -> Response:
         if name not in files:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.faults import Fault
-from gigamask.report import history
+from gigamask.report import charts, history
 from gigamask.report.history import History
 from gigamask.serve.studio import Unknown
 from gigamask.train import manifest
 
-MOST_POINTS = 600
-"""Of a curve; more records are thinned to means of neighbours."""
 MOST_EVENTS = 200
 LIVE_S = 60.0
 """A run whose record was written within so many seconds is being trained."""
@@ -42,8 +40,7 @@ class Logbook:
         told = self._history(name)
         return {
             **self._short(name),
-            "records": thinned(told.records),
-            "evaluations": told.evaluations,
+            **charts.curves(told),
             "faults": {kind: each[-MOST_EVENTS:] for kind, each in told.faults.items()},
             "fault_counts": {kind: len(each) for kind, each in told.faults.items()},
             "begun": told.begun[-MOST_EVENTS:],
@@ -115,19 +112,6 @@ class Logbook:
             "live": live,
             "images_per_s": sorted(speeds)[len(speeds) // 2] if speeds else None,
         }
-
-
-def thinned(records: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns columns of at most `MOST_POINTS` rows: the last step of each group of neighbours, and the means of what else is known in it."""
-    count = len(records["step"])
-    size = -(-count // MOST_POINTS) or 1
-    groups = [slice(start, start + size) for start in range(0, count, size)]
-    return {name: [column[group][-1] if name == "step" else _mean(column[group]) for group in groups] for name, column in records.items()}
-
-
-def _mean(values: list[Any]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(f"{sum(known) / len(known):.6g}") if known else None
 
 
 def _state(folder: Path) -> tuple:

@@ -1,6 +1,6 @@
 """What samplers draw of an index: a sampler's name, an epoch and a position enter, images leave; or what a whole epoch visits.
 
-Not here: the images (`serve.shelf`), the orders (`samplers`), what is counted of them (`prepare.exposure`).
+Not here: the images (`serve.shelf`), the orders (`samplers`), what is counted of them (`prepare.sampler_stats`).
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from gigamask import names
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.items import Catalogue, open_items
-from gigamask.prepare import exposure
+from gigamask.prepare import sampler_stats
 from gigamask.seams import Ledger, Sampler
 from gigamask.serve.shelf import MOST_ROWS, told
 from gigamask.serve.studio import Unknown
@@ -39,7 +39,7 @@ class Orders:
     def exposed(self, sampler: str, seed: int) -> dict[str, Any]:
         """Returns what one epoch of a sampler visits, in pieces, beside what the data hold."""
         items = self._catalogue(seed).items
-        return exposure.describe(items, _part(sampler), pieces=min(max(items.count // ITEMS_A_PIECE, LEAST_PIECES), MOST_PIECES))
+        return sampler_stats.describe(items, _part(sampler), pieces=min(max(items.count // ITEMS_A_PIECE, LEAST_PIECES), MOST_PIECES))
 
     def _catalogue(self, seed: int) -> Catalogue:
         return open_items(self.index, Filters(), "image", None, seed)

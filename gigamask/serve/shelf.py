@@ -1,6 +1,6 @@
 """An index to look through: its shards, its images with their masks, what was left out. Numbers and names leave, and JPEGs.
 
-Not here: what a sampler draws of it (`serve.orders`), pictures in front of a model (`serve.studio`), statistics (`prepare.statistics`).
+Not here: what a sampler draws of it (`serve.orders`), pictures in front of a model (`serve.studio`), statistics (`prepare.stats`).
 """
 
 import threading
@@ -15,7 +15,7 @@ from gigamask.data import annotation, image, store
 from gigamask.data.index import Index
 from gigamask.data.shards import Entry, Shards
 from gigamask.geometry.runs import Runs
-from gigamask.prepare import statistics
+from gigamask.prepare import stats
 from gigamask.serve.studio import Unknown, described, to_jpeg
 
 MOST_ROWS = 200
@@ -51,7 +51,7 @@ class Shelf:
     @cached_property
     def statistics(self) -> dict[str, Any]:
         """What `gigamask stats` tells."""
-        return statistics.describe(self.index)
+        return stats.describe(self.index)
 
     def masks(self, row: int) -> dict[str, Any]:
         """Returns an image's masks with what its annotation says of them; raises BadSample where it cannot be read."""

@@ -29,38 +29,42 @@ class Verb:
     attributes: str | None = None
     """CSV file of what else is known of images or tars, for the sampler"""
     picture: str | None = None
-    """file for a picture of the same, such as stats.png"""
+    """file for a picture of the same, such as stats.png; needs matplotlib (extra plots)"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
         if self.sampler is None and (self.attributes or self.items != "image" or self.epochs != 1):
             raise Fault("--epochs, --items and --attributes tell what a sampler visits, but none is named; give --sampler NAME, or leave them out")
+        from gigamask.prepare import plots, stats
+
+        if self.picture:
+            plots.require_matplotlib()
         with opened(self.paths) as index:
             if self.sampler is not None:
-                return self._expose(index)
-            from gigamask.prepare import histograms, statistics
-
-            stats = statistics.describe(index)
-        print(statistics.table(stats))
+                return self._describe_sampler(index)
+            found = stats.describe(index)
+        print(stats.table(found))
         if self.picture:
-            histograms.write_picture(stats, self.picture, " ".join(self.paths))
+            plots.plot_stats(found, self.picture, " ".join(self.paths))
             print(self.picture)
-        return stats
+        return found
 
-    def _expose(self, index: Any) -> dict[str, Any]:
-        """Describes what the sampler visits."""
+    def _describe_sampler(self, index: Any) -> dict[str, Any]:
+        """Prints and returns what the sampler visits."""
         from gigamask.data import attributes
         from gigamask.data.choose import Filters
         from gigamask.data.items import open_items
-        from gigamask.prepare import exposure
+        from gigamask.prepare import plots, sampler_stats
 
         sampler: Any = self.sampler  # the command line has put the part in the place of its name
         known = attributes.read(self.attributes, index) if self.attributes else None
-        found = exposure.describe(open_items(index, Filters(), self.items, known, self.seed).items, sampler, self.epochs)
-        print(exposure.table(found))
+        items = open_items(index, Filters(), self.items, known, self.seed).items
+        found = sampler_stats.describe(items, sampler, self.epochs)
+        print(sampler_stats.table(found))
         if self.picture:
-            exposure.write_picture(found, self.picture, f"{type(sampler).__name__} over {' '.join(self.paths)}")
+            title = f"{type(sampler).__name__} over {' '.join(self.paths)}"
+            plots.plot_sampler_stats(found, self.picture, title)
             print(self.picture)
         return found
 

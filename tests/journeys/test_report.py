@@ -1,6 +1,7 @@
 """`gigamask report` as a user types it: of trainings, pre-trainings, groundings, stages, one or several; and where there is nothing to report."""
 
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -11,7 +12,10 @@ from gigamask.cli import main
 from gigamask.prepare import synthetic
 from tests import asked, little
 from tests.html import Page
+from tests.journeys.test_serve import browser, opened
 from tests.rooms.report.test_history import record, written
+
+__all__ = ["browser"]
 
 LITTLE = f"{Path(little.__file__).resolve()}:little"
 SECTIONS = [
@@ -83,6 +87,10 @@ def test_of_one_run(runs, tmp_path, capsys):
     best = f"{100 * told['best']['scores']['1 click']:.1f} %"
     assert best in page.text
     assert told["from_recipe"]["optimizer.lr"] == ["0.001", "0.01"]
+    (run,) = page.data["runs"]
+    assert run["records"]["loss"] == pytest.approx(told["records"]["loss"], rel=1e-5)
+    assert run["resumed"] == [2]
+    assert {told["id"] for tag, told in page.tags if tag == "div" and told.get("class") == "charts"} == {"curve-charts", "score-charts"}
 
 
 def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
@@ -92,10 +100,11 @@ def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
     assert sections(page) == SECTIONS
     assert page.row("optimizer.lr") == ["optimizer.lr", "0.001", "0.01"]
     assert not any(row[0] == "steps" for row in page.rows if len(row) == 3), "only what differs"
-    legends = [told for tag, told in page.tags if tag == "div" and told.get("class") == "legend"]
-    assert len(legends) == 2, "one for the curves, one for the evaluations"
-    lines = [told["class"] for tag, told in page.tags if tag == "path"]
-    assert lines.count("k0") == lines.count("k1") > 10
+    assert [run["name"] for run in page.data["runs"]] == ["whole", "again"]
+    for run in page.data["runs"]:
+        assert run["records"]["step"] == [1, 2, 3, 4]
+        assert {"loss", "iou", "rate", "waiting", "images_per_s"} <= run["records"].keys()
+        assert [each["step"] for each in run["evaluations"]] == [2, 4]
     told = json.loads((tmp_path / "told.json").read_text())
     assert list(told["runs"]) == ["whole", "again"]
     assert told["differences"] == {"optimizer.lr": ["0.001", "0.01"]}
@@ -122,7 +131,7 @@ def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
     assert main(["train", "tiny", "--data", str(scenes), "--out", str(tmp_path / "runs"), "--batch", "2", "--micro", "2", *staged]) == 0
     assert report(tmp_path / "runs" / "mae") == 0
     page = Page((tmp_path / "runs" / "mae" / "report.html").read_text())
-    assert "Mse" in page.text
+    assert "mse" in page.data["runs"][0]["records"]
     assert "scores-beside-sam-s" not in sections(page)
     monkeypatch.chdir(tmp_path)
     assert report("runs") == 0
@@ -135,7 +144,7 @@ def test_of_a_grounding(described, tmp_path):
     assert main(["ground", "train", asked.RECIPE, *words]) == 0
     assert report(out) == 0
     page = Page((out / "report.html").read_text())
-    assert {"Contrastive", "Alignment", "Right"} <= set(page.text)
+    assert {"contrastive", "alignment", "right"} <= page.data["runs"][0]["records"].keys()
     assert {"answered", "top 1"} <= set(page.rows[0])
 
 
@@ -146,6 +155,44 @@ def test_the_demo_leaves_its_report(tmp_path, capsys):
     assert page.row("demo, evaluation.json")[-1] == "2"
     assert {"Best", "Worst", "Typical"} <= set(page.text)
     assert f"look at {out / 'report.html'}" in capsys.readouterr().out
+
+
+HOSTILE = "</script><img src=x onerror=document.title='broken'>"
+"""A name that would run code if it were taken for HTML, or ended the script that holds the data."""
+
+
+def hostile(folder: Path, scale: float) -> None:
+    """Writes a run of which every name is hostile, with numbers that are none or too large."""
+    records = [record(step, scale / step, **{HOSTILE: step, "__proto__": step, "huge": 1e308, "none": float("nan")}) for step in range(1, 80)]
+    scored = [{"step": step, "evaluation": {"1 click": 0.1, "blind": 0.05, HOSTILE: 0.2}, "worries": [HOSTILE]} for step in (20, 79)]
+    written(folder, *records, *scored, config=f"recipe: {HOSTILE!r}\nsteps: '100'\nbatch: '4'\n")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path, scheme):
+    names = [HOSTILE.replace("/", "_"), "<b>two"]
+    for number, name in enumerate(names):
+        hostile(tmp_path / "runs" / name, number + 1)
+    out = tmp_path / "report.html"
+    for folder, scores, legend in ((tmp_path / "runs" / names[0], 2, ["as recorded", "smoothed"]), (tmp_path / "runs", 3, names)):
+        assert report(folder, "--out", out) == 0
+        Page(out.read_text())
+        with opened(browser, out.as_uri(), color_scheme=scheme) as page:
+            page.wait_for_selector("#curve-charts figure")
+            assert page.locator("#score-charts figure").count() == scores
+            titles = [text.splitlines()[0] for text in page.locator("#curve-charts figcaption").all_inner_texts()]
+            assert titles == ["Loss", HOSTILE, " proto  ", "Speed", "Waiting for data"]
+            assert page.title().startswith("Report of ")
+            assert page.locator("img").count() == 0
+            loss = page.locator("#curve-charts figure").first
+            before = loss.locator("polyline").last.get_attribute("points")
+            assert "NaN" not in page.locator("#curve-charts").inner_html()
+            assert loss.locator(".legend span").all_inner_texts() == legend
+            box = loss.locator("svg").first.bounding_box()
+            page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+            assert re.match(r"step \d+\n", loss.locator(".tooltip").inner_text())
+            page.locator("#smooth").fill("0")
+            assert loss.locator("polyline").last.get_attribute("points") != before
 
 
 @pytest.mark.parametrize(

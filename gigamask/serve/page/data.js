@@ -1,11 +1,11 @@
 // Data: the shards' images with their masks, what a sampler draws, what the data hold, and what was left out.
 import { $, ask, bytes, count, guarded, make, percent } from "./parts.js";
-import { bars, lines, shares } from "./charts.js";
+import { bars, colour, lines, shares, short } from "./charts.js";
 import { decoded, holds, hue, painted, ramp } from "./masks.js";
 import { openRow } from "./try.js";
 
 const PAGE = 24, DRAWN = 12, LINES = 200;
-const COLOURS = { fine: "#0072b2", medium: "#e69f00", coarse: "#009e73" };
+const COLOURS = { fine: colour(0), medium: colour(1), coarse: colour(2) };
 
 let about = null, trying = false, first = 0, last = 0, at = 0;
 let open = null;     // the image that is looked at: {row, name, width, height, masks, bitmap}
@@ -128,29 +128,28 @@ async function expose() {
   $("exposure").replaceChildren();
   const { pieces, data } = await ask(`data/exposed?sampler=${$("sampler").value}`);
   const xs = pieces.map(({ end }) => end), ends = [xs[0], xs.at(-1)];
-  const drawn = Object.entries(COLOURS).map(([name, colour]) => ({ name, colour, xs, ys: pieces.map(({ granularity }) => 100 * granularity[name]) }));
-  const held = Object.entries(COLOURS).map(([name, colour]) => ({ name, colour, xs: ends, ys: [0, 0].map(() => 100 * data.granularity[name]), faded: true }));
-  const hard = pieces.map(({ difficulty }) => difficulty.median);
-  const tars = [{ name: "visited so far", colour: "var(--ours)", xs, ys: pieces.map(({ tars_seen }) => tars_seen) }, { name: "in a step of the curve", colour: "var(--other)", xs, ys: pieces.map(({ tars_here }) => tars_here) }];
+  const curve = (name, colour, value) => ({ name, colour, xs, ys: pieces.map(value) });
+  const level = (name, colour, value) => ({ name, colour, xs: ends, ys: [value, value], dashed: true, faded: true });
+  const drawn = Object.entries(COLOURS).map(([name, colour]) => curve(name, colour, ({ granularity }) => 100 * granularity[name]));
+  const levels = Object.entries(COLOURS).map(([name, colour]) => level(`${name}, all data`, colour, 100 * data.granularity[name]));
   $("exposure").replaceChildren(...[
-    lines("Granularity, %", [...held, ...drawn], { note: "faded: the data", zero: true }),
-    lines("Difficulty, median", [{ name: "drawn", colour: "var(--ours)", xs, ys: hard }, { name: "data", colour: "var(--ours)", xs: ends, ys: [data.difficulty.median, data.difficulty.median], faded: true }]),
-    lines("Shards", tars, { note: `of ${count(data.tars)}`, zero: true }),
+    lines("Granularity", [...levels, ...drawn], { x: "samples drawn", y: "% of the samples", zero: true }),
+    lines("Median difficulty", [curve("drawn", colour(0), ({ difficulty }) => difficulty.median), level("all data", colour(0), data.difficulty.median)], { x: "samples drawn", y: "difficulty, 0 to 1" }),
+    lines("Shards", [curve("visited so far", colour(0), ({ tars_seen }) => tars_seen), curve("in a step of the curve", colour(1), ({ tars_here }) => tars_here)], { x: "samples drawn", y: "shards", note: `of ${count(data.tars)}`, zero: true }),
   ].filter(Boolean));
 }
 
 async function histograms() {
   const { histograms: held, granularity, distributions } = await ask("data/statistics");
-  const median = (name) => `median ${+distributions[name].median.toPrecision(3)}`;
-  const one = (title, name, more = {}) => held[name] && bars(title, [{ ...held[name], colour: "var(--ours)" }], { note: median(name), ...more });
-  const sides = ["short side", "long side"].filter((name) => held[name]).map((name, i) => ({ ...held[name], name, colour: ["var(--ours)", "var(--other)"][i] }));
+  const one = (title, name, more) => held[name] && bars(title, [{ ...held[name], colour: colour(0) }], { note: `median ${short(distributions[name].median)}`, y: "masks", ...more });
+  const sides = ["short side", "long side"].filter((name) => held[name]).map((name, i) => ({ ...held[name], name, colour: colour(i) }));
   $("histograms").replaceChildren(...[
-    one("Masks per image", "masks per image"),
-    one("Mask area, share of the image", "mask area share", { logarithmic: true }),
-    shares("Granularity of masks", Object.fromEntries(Object.entries(granularity).map(([name, number]) => [name.split(" ")[0], number]))),
-    sides.length ? bars("Image size, px", sides) : null,
-    one("Predicted IoU", "predicted_iou"),
-    one("Stability", "stability_score"),
+    one("Masks per image", "masks per image", { x: "masks of an image", y: "images" }),
+    one("Mask area", "mask area share", { x: "share of the image, logarithmic", logarithmic: true }),
+    shares("Granularity of masks", Object.fromEntries(Object.entries(granularity).map(([name, number]) => [name.split(" ")[0], number])), { y: "masks" }),
+    sides.length ? bars("Image size", sides, { x: "pixels", y: "images" }) : null,
+    one("Predicted IoU", "predicted_iou", { x: "predicted IoU" }),
+    one("Stability", "stability_score", { x: "stability score" }),
   ].filter(Boolean));
 }
 

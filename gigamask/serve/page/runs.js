@@ -1,11 +1,8 @@
 // Runs: curves, pictures, checkpoints and faults of one run or of two beside each other, asked for anew while they are trained.
 import { $, ask, bytes, count, guarded, make, say } from "./parts.js";
-import { lines, short } from "./charts.js";
+import { runCharts, short } from "./charts.js";
 
-const EVERY_MS = 2000, COLOURS = ["var(--ours)", "var(--other)"];
-const NAMES = { loss: "Loss", iou: "IoU of the chosen mask", images_per_s: "Images a second", rate: "Learning rate", gradient_norm: "Gradient norm", iou_head: "IoU head", waited_s: "Waiting for data, s", memory_gb: "Memory, GB", loader_mb: "Largest loader process, MB" };
-const AS_THEY_ARE = ["rate", "memory_gb", "loader_mb"];  // curves without noise, which a mean would only bend
-const LAST = ["images_per_s", "waited_s", "memory_gb", "loader_mb"];
+const EVERY_MS = 2000;
 
 let visible = false, started = false, held = [null, null], told = ["", ""], verified = new Map();
 
@@ -23,7 +20,6 @@ async function begin() {
   await refresh();
 }
 
-const titled = (name) => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
 const chosen = () => [$("run-a").value, $("run-b").value];
 
 async function refresh() {
@@ -59,36 +55,9 @@ function list(runs) {
   if (!runs.length) $("run-facts").textContent = "No run here yet; one shows as soon as it has begun.";
 }
 
-/** Returns an exponential mean of what is known, as TensorBoard smooths. */
-function smoothed(values, weight) {
-  let mean = 0, mass = 0;
-  return values.map((value) => {
-    if (value == null) return null;
-    mean = mean * weight + value * (1 - weight);
-    mass = mass * weight + (1 - weight);
-    return mean / mass;
-  });
-}
-
 function draw() {
-  const runs = held.filter(Boolean), weight = Number($("smooth").value), several = runs.length > 1;
-  const names = new Set(runs.flatMap(({ records }) => Object.keys(records).filter((name) => name !== "step" && records[name].some((value) => value))));
-  const order = ["loss", "iou", ...[...names].filter((name) => !["loss", "iou", ...LAST].includes(name)), ...LAST].filter((name) => names.has(name));
-  const charts = order.map((name) => {
-    const series = held.flatMap((run, i) => {
-      if (!run?.records[name]) return [];
-      const { step: xs } = run.records, ys = run.records[name], colour = COLOURS[i];
-      return weight && ys.length > 2 && !AS_THEY_ARE.includes(name) ? [{ colour, xs, ys, faded: true }, { name: several ? run.name : "", colour, xs, ys: smoothed(ys, weight) }] : [{ name: several ? run.name : "", colour, xs, ys }];
-    });
-    const end = series.filter(({ faded }) => !faded).map(({ ys }) => ys.findLast((y) => y != null)).filter((y) => y !== undefined);
-    return lines(NAMES[name] ?? titled(name), series, { note: end.map(short).join(" · ") });
-  });
-  const scored = new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ scores }) => Object.keys(scores))));
-  const judged = [...scored].map((name) => {
-    const series = held.flatMap((run, i) => (run?.evaluations.length ? [{ name: several ? run.name : "", colour: COLOURS[i], dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => 100 * scores[name]) }] : []));
-    return lines(`Held out: ${name}, %`, series, { note: series.map(({ ys }) => ys.at(-1)?.toFixed(1)).join(" · ") });
-  });
-  $("curves").replaceChildren(...[...judged, ...charts].filter(Boolean));
+  const { curves, scores } = runCharts(held.filter(Boolean), Number($("smooth").value));
+  $("curves").replaceChildren(...[...scores, ...curves].filter(Boolean));
 }
 
 function facts() {

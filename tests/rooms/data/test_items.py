@@ -12,7 +12,7 @@ from gigamask.data.choose import Filters
 from gigamask.data.items import COLUMNS, difficulty, granularity, open_items
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.prepare.statistics import describe
+from gigamask.prepare.stats import describe
 from gigamask.prepare.synthetic import write
 
 

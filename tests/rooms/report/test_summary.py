@@ -69,3 +69,10 @@ def test_going_on_where_a_run_stopped_loses_nothing(tmp_path):
     assert told == {"went on after a stop": ["at step 10 on 2026-01-02 03:04:05 UTC, no recorded step lost"]}
     old = summary.survived(history.read(written(tmp_path / "old", record(10), record(20), record(20))))
     assert old == {"went on after a stop": ["after step 20, from a step before it"]}
+
+
+def test_the_last_records_have_a_mean():
+    assert summary.last_mean([]) == summary.last_mean([None]) == (None, 1)
+    assert summary.last_mean([3.0, 1.0, None]) == (1.0, 1)
+    mean, count = summary.last_mean([None, *map(float, range(100))])
+    assert (mean, count) == (97.0, 5)

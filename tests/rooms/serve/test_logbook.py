@@ -9,7 +9,7 @@ import pytest
 
 from gigamask import arguments
 from gigamask.faults import Fault
-from gigamask.serve.logbook import LIVE_S, MOST_POINTS, Logbook, thinned
+from gigamask.serve.logbook import LIVE_S, Logbook
 from gigamask.serve.studio import Unknown
 from gigamask.train.loop import train
 from tests.little import little
@@ -100,14 +100,3 @@ def test_checkpoints_are_verified_to_the_last_byte(tmp_path, scenes):
 
 def test_flags_that_differ_are_told(runs):
     assert Logbook(runs).differences("a", "deep/b") == [{"flag": "steps", "one": "4", "other": "6"}]
-
-
-def test_long_curves_are_thinned_to_means():
-    count = 3 * MOST_POINTS - 1
-    told = thinned({"step": list(range(1, count + 1)), "loss": [float(step % 3) for step in range(count)], "none": [None] * count})
-    assert len(told["step"]) == MOST_POINTS
-    assert told["step"][:2] == [3, 6]
-    assert told["step"][-1] == count
-    assert told["loss"][:2] == [1.0, 1.0]
-    assert set(told["none"]) == {None}
-    assert thinned({"step": []}) == {"step": []}

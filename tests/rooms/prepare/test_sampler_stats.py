@@ -1,4 +1,4 @@
-"""What samplers do to hand-made items, counted by hand, and the picture looked at pixel by pixel."""
+"""What samplers do to hand-made items, counted by hand."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 from gigamask.cli import main
 from gigamask.faults import Fault
-from gigamask.prepare import exposure, histograms
+from gigamask.prepare import sampler_stats
 from gigamask.samplers.lazy import Lazy
 from gigamask.samplers.uniform import Uniform
 from gigamask.seams import Items, Sampler
@@ -51,7 +51,7 @@ class Learning(Sampler):
 
 
 def test_each_piece_is_described_beside_the_data():
-    found = exposure.describe(SIX, Fixed((0, 0, 3, 2)), pieces=2)
+    found = sampler_stats.describe(SIX, Fixed((0, 0, 3, 2)), pieces=2)
     assert (found["items"], found["positions"], found["epochs"]) == (6, 4, 1)
     assert found["visits"] == {"never": 3, "once": 2, "more": 1, "most": 2}
     assert found["data"]["granularity"] == pytest.approx({"fine": 1 / 3, "medium": 1 / 3, "coarse": 1 / 3})
@@ -70,7 +70,7 @@ def test_each_piece_is_described_beside_the_data():
 @pytest.mark.parametrize(("epochs", "pieces"), [(1, 1), (1, 50), (3, 2), (3, 5), (2, 7), (5, 3)])
 def test_pieces_cover_the_epochs_one_after_the_other(epochs, pieces):
     """Also where a piece lies across the end of an epoch, or over several."""
-    found = exposure.describe(SIX, Learning(), epochs, pieces)
+    found = sampler_stats.describe(SIX, Learning(), epochs, pieces)
     sequence = np.concatenate([(np.arange(6) + epoch) % 6 for epoch in range(epochs)])
     assert found["visits"] == {"never": 0, "once": 6 if epochs == 1 else 0, "more": 0 if epochs == 1 else 6, "most": epochs}
     ends = [each["end"] for each in found["pieces"]]
@@ -85,20 +85,20 @@ def test_pieces_cover_the_epochs_one_after_the_other(epochs, pieces):
 
 
 def test_an_order_worked_out_lazily_is_looked_at_whole():
-    assert exposure.describe(SIX, Lazy())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
+    assert sampler_stats.describe(SIX, Lazy())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
 
 
 def test_what_cannot_be_described_is_one_line():
     with pytest.raises(Fault, match=r"^--epochs is 0, it must be at least 1$"):
-        exposure.describe(SIX, Uniform(), epochs=0)
+        sampler_stats.describe(SIX, Uniform(), epochs=0)
     with pytest.raises(Fault, match=r"^there are no items to sample: no image has a mask that passes; give tars with masks$"):
-        exposure.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Uniform())
+        sampler_stats.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Uniform())
     with pytest.raises(Fault, match=r"^the sampler's order has no positions; loosen the sampler$"):
-        exposure.describe(SIX, Fixed(()))
+        sampler_stats.describe(SIX, Fixed(()))
 
 
 def test_the_table_says_the_numbers():
-    lines = exposure.table(exposure.describe(SIX, Fixed((0, 0, 3, 2)), epochs=2, pieces=4)).splitlines()
+    lines = sampler_stats.table(sampler_stats.describe(SIX, Fixed((0, 0, 3, 2)), epochs=2, pieces=4)).splitlines()
     assert lines[0].startswith("6 items, 4 positions an epoch; 2 epochs; an order is made in ")
     assert lines[1] == "items visited: 3 never, 0 once, 3 more often, the most visited 4 x"
     assert lines[2] == "tars visited: 2 of 3, at most 1 in one of 4 pieces of about 2"
@@ -107,44 +107,11 @@ def test_the_table_says_the_numbers():
     assert lines[8].split()[:5] == ["last", "piece", "50.0%", "0.0%", "50.0%"]
 
 
-def test_the_picture_shows_the_shares(tmp_path, monkeypatch):
-    """Fine and coarse swap places half way; the third curve stays on the axis."""
-    told: list[str] = []
-    write = histograms.ImageDraw.ImageDraw.text
-    monkeypatch.setattr(histograms.ImageDraw.ImageDraw, "text", lambda self, at, text, *a, **k: (told.append(text), write(self, at, text, *a, **k)))
-    path = tmp_path / "exposure.png"
-    exposure.write_picture(exposure.describe(SIX, Fixed((0, 3, 2, 5)), 2, 4), path, "fixed over six")
-    assert {"fixed over six", "Granularity", "Difficulty", "Tars", "Visits", "samples drawn", "% of the samples", "tars", "in the data"} <= set(told)
-    assert {"fine", "medium", "coarse", "10 to 90 %", "visited so far", "never", "once", "more"} <= set(told)
-    assert any(text.startswith("2 epochs of 4 samples from 6 items; each step of a curve is 2 samples; vertical lines end epochs") for text in told)
-    picture = np.array(Image.open(path))
-    assert picture.shape[1] == 1600
-    x0, x1 = histograms.MARGIN + histograms.LEFT, histograms.WIDTH // 2 - histograms.RIGHT
-    y0, y1 = histograms.HEAD + histograms.TOP, histograms.HEAD + histograms.PANEL_HEIGHT - histograms.BOTTOM
-    panel = picture[y0 : y1 + 2, x0 : x1 + 1]
-
-    def height(colour: tuple[int, int, int], eighth: int) -> float:
-        """Returns how high that colour's curve, which is thicker than dashes, is in the middle of an eighth of the panel."""
-        column = (panel[:, (2 * eighth + 1) * panel.shape[1] // 16] == colour).all(1)
-        rows = np.flatnonzero(column & np.roll(column, 1))
-        return float(y1 - y0 - rows.mean()) / (y1 - y0) * 108
-
-    for eighth in range(8):
-        fine = 100 if eighth % 4 < 2 else 0
-        assert height(exposure.BLUE if fine else exposure.GREEN, eighth) == pytest.approx(100, abs=1.5)
-
-
-@pytest.mark.parametrize("name", ["missing/exposure.png", "exposure.xyz"])
-def test_a_file_that_cannot_be_written_is_named(tmp_path, name):
-    with pytest.raises(Fault, match=rf"^--picture .*{name}: cannot be written \(.*\); name a .png file in a folder that exists$"):
-        exposure.write_picture(exposure.describe(SIX, Uniform()), tmp_path / name, "six")
-
-
 def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
     words = ["stats", str(scenes), "--sampler", "streamed", "--sampler.buffer", "3", "--epochs", "2", "--json", str(tmp_path / "said.json")]
-    assert main([*words, "--items", "mask", "--picture", str(tmp_path / "exposure.png")]) == 0
+    assert main([*words, "--items", "mask", "--picture", str(tmp_path / "sampler.png")]) == 0
     assert "positions an epoch; 2 epochs; an order is made in " in capsys.readouterr().out
-    with Image.open(tmp_path / "exposure.png") as picture:
+    with Image.open(tmp_path / "sampler.png") as picture:
         assert picture.size[0] == 1600
     (tmp_path / "known.csv").write_text("name,domain\n" + "".join(f"sa_{number},{'indoor' if number < 3 else 'street'}\n" for number in range(12)))
     words = ["stats", str(scenes), "--sampler", "multi_attribute", "--sampler.attributes", "domain", "--attributes", str(tmp_path / "known.csv")]

@@ -4,10 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gigamask.data import tar
 from gigamask.data.index import build
-from gigamask.prepare import statistics, synthetic
+from gigamask.prepare import stats as statistics
+from gigamask.prepare import synthetic
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +93,67 @@ def test_an_index_without_masks(tmp_path, index):
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 KB"), (11.0e12, "11 TB")])
 def test_bytes_are_rounded(tmp_path, index, count, text):
     assert f" (jpg {text}," in statistics.table(statistics.describe(index) | {"jpg_bytes": count})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-(10**6), 10**9), min_size=1, max_size=50).map(lambda held: np.array(held, np.int64))
+    | st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50).map(lambda held: np.array(held, np.float32))
+)
+def test_every_number_is_in_one_bar(column):
+    found = statistics.histogram(column)
+    edges, bars = np.array(found["edges"]), len(found["counts"])
+    assert len(edges) == bars + 1 <= statistics.MAX_BINS + 3
+    assert sum(found["counts"]) == len(column)
+    assert (np.diff(edges) > 0).all()
+    slack = 1e-5 * (edges[1] - edges[0]) + 1e-9 * np.abs(column).max()
+    assert edges[0] <= column.min() + slack
+    assert column.max() <= edges[-1] + slack
+
+
+def test_bars_count_what_numpy_counts():
+    values = np.random.default_rng(0).normal(100, 30, 1000)
+    found = statistics.histogram(values)
+    assert found["counts"] == np.histogram(values, found["edges"])[0].tolist()
+    assert np.allclose(np.diff(found["edges"]), 10)
+
+
+def test_whole_numbers_have_bars_of_whole_width():
+    assert statistics.histogram(np.array([3, 5, 5], np.int32)) == {"edges": [3, 4, 5, 6], "counts": [1, 0, 2]}
+    assert statistics.histogram(np.full(7, 1500, np.int32)) == {"edges": [1500, 1501], "counts": [7]}
+
+
+def test_rounded_scores_stay_in_the_bar_of_their_number():
+    scores = np.repeat(np.arange(0, 101, 5), 2).astype(np.float32) / np.float32(100)
+    found = statistics.histogram(scores)
+    assert found["edges"] == [round(0.05 * i, 12) for i in range(22)]
+    assert found["counts"] == [2] * 21
+
+
+def test_logarithmic_bars_have_equal_ratios():
+    shares = 10.0 ** np.random.default_rng(0).uniform(-4, 0, 1000)
+    found = statistics.histogram(shares, logarithmic=True)
+    edges = np.array(found["edges"])
+    assert np.allclose(edges[1:] / edges[:-1], 10 ** (1 / 8))
+    assert found["counts"] == np.histogram(shares, edges)[0].tolist()
+    assert statistics.histogram(np.array([0.0, 0.0, 1.0]), logarithmic=True)["counts"][0] == 2
+    assert len(statistics.histogram(np.array([0.0, 1.0]), logarithmic=True)["counts"]) == 8 * statistics.MAX_DECADES
+    assert statistics.histogram(np.ones(4), logarithmic=True)["counts"] == [4]
+    assert sum(statistics.histogram(np.zeros(4), logarithmic=True)["counts"]) == 4
+
+
+@pytest.mark.parametrize(("least", "step"), [(0.0, 0.01), (0.3, 0.5), (1.0, 1.0), (1.1, 2.0), (6.0, 10.0), (250.0, 500.0)])
+def test_steps_are_round(least, step):
+    assert statistics.round_step(least) == step
+
+
+def test_numbers_are_short():
+    assert [statistics.short(value) for value in (2250.4, 0.12345)] == ["2,250", "0.123"]
+
+
+def test_statistics_hold_the_histograms(index):
+    stats = statistics.describe(index)
+    assert stats["histograms"].keys() == stats["distributions"].keys()
+    for name, histogram in stats["histograms"].items():
+        about_images = name in ("masks per image", "short side", "long side", "jpg bytes")
+        assert sum(histogram["counts"]) == stats["images" if about_images else "masks"]
