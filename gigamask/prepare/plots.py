@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Distinguishable with any colour vision (Okabe and Ito).
 BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
 DASHED = {"linestyle": (0, (5, 4)), "linewidth": 1}
-ABOVE = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 4, "frameon": False}
+ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 4, "frameon": False}
 """Where a legend covers nothing: on the line of the title."""
 MIN_BINS = 10
 """Width of an axis in bins, at least, so that a column of equal values is drawn as one bar."""

@@ -20,7 +20,8 @@ from gigamask.data.image import encode_jpeg
 SCRIPTS = ("charts.js", "report.js")
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --faint: light-dark(#6b7280, #9aa4b0); --warn: light-dark(#b45309, #f0b35c);
-  --bad: light-dark(#b91c1c, #ff8a80); --good: light-dark(#047857, #4fd1a5); --paper: light-dark(#fff, #14171b); --ink: light-dark(#1b1f24, #e4e7eb); }
+  --bad: light-dark(#b91c1c, #ff8a80); --good: light-dark(#047857, #4fd1a5);
+  --paper: light-dark(#fff, #14171b); --ink: light-dark(#1b1f24, #e4e7eb); }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto; padding: 1.2rem 1rem 3rem; background: var(--paper); color: var(--ink);
   overflow-wrap: break-word; }

@@ -181,7 +181,7 @@ def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path,
             page.wait_for_selector("#curve-charts figure")
             assert page.locator("#score-charts figure").count() == scores
             titles = [text.splitlines()[0] for text in page.locator("#curve-charts figcaption").all_inner_texts()]
-            assert titles == ["Loss", HOSTILE, " proto  ", "Speed", "Waiting for data"]
+            assert titles == ["Loss", HOSTILE, "proto", "Speed", "Waiting for data"]
             assert page.title().startswith("Report of ")
             assert page.locator("img").count() == 0
             loss = page.locator("#curve-charts figure").first
