@@ -1,7 +1,7 @@
 """Images and annotations of an index by row, and the training samples made of them.
 
-Reading bytes is `data.shards`, choosing masks `data.choose`, masks cut beforehand `data.mask_store`,
-batches `data.loader`.
+Reading bytes is `data.shards`, choosing masks `data.choose`, masks cut beforehand
+`data.mask_store`, batches `data.loader`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from gigamask.geometry.runs import Runs
 
 
 class RawSample(NamedTuple):
-    """The bytes of an image and of its json; `json` is None where there is none or it was not read."""
+    """The bytes of an image and of its json; `json` is None where it is missing or was not read."""
 
     name: str
     jpg: bytes
@@ -126,8 +126,8 @@ def build_sample(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, cha
     """Build the training sample of a visit.
 
     All random numbers are keyed by epoch and position in the epoch, so that neither the worker nor
-    the order of loading changes the sample. A mask without a cell on the target grid, or outside the
-    crop, is left out.
+    the order of loading changes the sample. A mask without a cell on the target grid, or outside
+    the crop, is left out.
 
     Args:
         raw: the image file.
@@ -232,14 +232,14 @@ def choose_masks(
 
 
 def _visible_boxes(masks: Runs, frame: Frame) -> Int32[np.ndarray, "k 4"]:
-    """Return boxes, in original pixels, of what the crop shows; meaningless where it shows nothing."""
+    """Return boxes, in original pixels, of what the crop shows; undefined for hidden masks."""
     y0, x0, y1, x1 = frame.crop
     visible = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
     return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
 
 
 def _fit(raw: RawSample, frame: Frame, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
-    """Fit the image to the input square; with `half_scale`, decode at half size if none is enlarged."""
+    """Fit the image to the input square, decoded at half size if asked and nothing is enlarged."""
     half = half_scale and all(-(-crop // 2) >= resized for crop, resized in zip(frame.crop_size, frame.resized, strict=True))
     pixels = raw.pixels(frame.original, half)
     height, width = pixels.shape[:2]

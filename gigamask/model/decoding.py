@@ -20,7 +20,7 @@ class PromptDecoder:
         model: the model whose prompt encoder and mask decoder are used.
         embedding: embeddings of the images.
         image_index: the image that each prompt is about; None where there is only one image.
-        resize: enlarges low-resolution logits to the size that masks are wanted at; None keeps them.
+        resize: enlarges low-resolution logits to the size of the wanted masks; None keeps them.
         autocast: makes the context in which the model runs; resizing happens outside of it.
         best_only: keep only the mask with the highest predicted IoU.
     """
@@ -33,7 +33,7 @@ class PromptDecoder:
     best_only: bool = False
 
     def __call__(self, prompts: Prompts) -> Prediction:
-        """Return logits at the wanted size, predicted IoU and low-resolution logits of each prompt."""
+        """Return logits at the wanted size, predicted IoU and low-resolution logits per prompt."""
         prompts = _to_device(prompts, self.embedding.device)
         index = self.image_index
         if index is None:
