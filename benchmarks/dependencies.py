@@ -28,6 +28,7 @@ PURPOSES = {
     "fsspec": "object stores and web servers",
     "urllib3": "downloads by ranges that are resumed, proxies",
     "faster-coco-eval": "COCO's average precision and compressed run lengths",
+    "filelock": "one writer at a time: locks of run folders, indexes and outputs",
     "tensorboard": "event files of a training",
     "wandb": "curves of a training at Weights & Biases",
     "transformers": "Hugging Face's SAM (export, its folders), text encoders",

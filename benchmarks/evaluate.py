@@ -23,11 +23,10 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_step import RECIPES
-from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
 from gigamask.evaluate.interactive import Protocol, measure
 from gigamask.evaluate.scenes import scored
 from gigamask.model.sam import Sam
@@ -45,14 +44,13 @@ Scores = dict[str, float]
 
 def plainly(model: Sam, index: Index, filters: Filters, rows: range) -> list[Scores]:
     """Returns each mask's IoU by clicks, of the best of three masks, and for the box."""
-    predictor, shards, found = Predictor(model), Shards(index.shard_paths), []
+    predictor, dataset, found = Predictor(model), Sa1bDataset(index), []
     for row in rows:
         numbers = scored(index, row, filters)
         if not len(numbers):
             continue
-        jpg, raw = shards.read_entry(index, row)
-        entry = annotation.parse(raw or b"", index.entry_name(row))
-        predictor.set_image(image.decode(jpg, entry.name, entry.size))
+        pixels, entry = dataset[row]
+        predictor.set_image(pixels)
         boxes = entry.masks[numbers].boxes()
         found += [play(predictor, entry.masks[[number]].to_dense()[0], box) for number, box in zip(numbers, boxes, strict=True)]
     return found

@@ -37,9 +37,8 @@ from torch.utils.data import DataLoader, Dataset
 from gigamask.contracts import Chance, Cursor, Group, Visit
 from gigamask.data import annotation, image, loader, tar
 from gigamask.data import index as indexes
-from gigamask.data.assemble import assemble
+from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.memory import loading
 from gigamask.memory.sample import in_bytes
@@ -90,13 +89,13 @@ class Plain(Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.index = indexes.open_or_build([str(folder)], folder.parent / f"{folder.name}-index")
-        self.shards = Shards(self.index.shard_paths)
+        self.dataset = Sa1bDataset(self.index)
 
     def __len__(self) -> int:
         return 2**30
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        jpg, raw = self.shards.read_entry(self.index, number % len(self.index))
+        _, jpg, raw = self.dataset.read(number % len(self.index))
         picture = Image.open(io.BytesIO(jpg)).convert("RGB")
         width, height = picture.size
         scale = SIDE / max(width, height)
@@ -115,7 +114,7 @@ def plain(folder: Path, workers: int) -> Iterator:
 
 def our_decoding(member: dict) -> object:
     """Makes a batch of one webdataset sample."""
-    sample = assemble(member["jpg"], annotation.parse(member["json"], member["__key__"]), Visit(0, 0, 0), SETTINGS, CHANCE)
+    sample = build_sample(member["jpg"], annotation.parse(member["json"], member["__key__"]), Visit(0, 0, 0), SETTINGS, CHANCE)
     return loader.collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
 
 

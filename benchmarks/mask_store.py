@@ -23,8 +23,7 @@ from sample_to_batch import GRID, IMAGES, SIDE, SIZE, TAKEN, members
 from gigamask.contracts import Chance, Visit
 from gigamask.data import index as indexes
 from gigamask.data import mask_store, tar
-from gigamask.data.annotation import parse
-from gigamask.data.assemble import assemble
+from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.settings import Assembly
 from gigamask.data.shards import Shards
 from gigamask.draws import draw
@@ -79,9 +78,9 @@ def main() -> None:
         start = time.process_time()
         store = mask_store.build(index, Path(folder) / "store", GRID, SIDE)
         built_ms = (time.process_time() - start) * 1e3
-        shards = Shards(index.shard_paths)
-        raws = [shards.read_entry(index, row) for row in range(IMAGES)]
-        entries = [(parse(raw, "benchmark"), raw) for _, raw in raws]
+        shards, dataset = Shards(index.shard_paths), Sa1bDataset(index)
+        raws = [dataset.read(row) for row in range(IMAGES)]
+        entries = [(raw.annotation(), raw.json) for raw in raws]
         print_bytes(entries, store)
         assembly, chance, frame = Assembly(SIDE, GRID, TAKEN), Chance(seed=0, clicks=12, blocks=12), Frame.whole(SIZE, SIDE)
         chosen = [np.sort(draw(0, "benchmark", row).choice(len(entry.masks), TAKEN, False)) for row, (entry, _) in enumerate(entries)]
@@ -90,23 +89,23 @@ def main() -> None:
             return tuple(int(index.images[name][row]) for name in ("shard", "jpg_offset", "jpg_bytes"))
 
         def from_json(row: int) -> object:
-            jpg, raw = shards.read_entry(index, row)
-            return assemble(jpg, parse(raw, index.entry_name(row)), Visit(0, row, 0), assembly, chance)
+            raw = dataset.read(row)
+            return build_sample(raw.jpg, raw.annotation(), Visit(0, row, 0), assembly, chance)
 
         print(f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}{'json':>10}{'store':>10}{'ratio':>10}")
         compare(
             f"{TAKEN} masks as runs of the grid",
-            lambda row: frame.masks(parse(raws[row][1], "benchmark").masks[chosen[row]], GRID),
+            lambda row: frame.masks(raws[row].annotation().masks[chosen[row]], GRID),
             lambda row: store.runs(row, chosen[row]),
             rounds,
         )
         compare(
             "the whole sample, with its JPEG",
             from_json,
-            lambda row: mask_store.assemble_stored(shards.read(*place(row)), store, Visit(0, row, row), assembly, chance),
+            lambda row: mask_store.build_stored_sample(shards.read(*place(row)), store, Visit(0, row, row), assembly, chance),
             rounds,
         )
-        read_kb = TAKEN * GRID * GRID / 8e3, np.mean([len(raw) for _, raw in raws]) / 1e3
+        read_kb = TAKEN * GRID * GRID / 8e3, np.mean([len(raw) for _, raw in entries]) / 1e3
         print(f"read for the masks of a sample: {read_kb[0]:.0f} KB from the store, {read_kb[1]:.0f} KB of json")
         mask_ms = built_ms / index.manifest.masks
         print(f"building: {mask_ms:.3f} ms a mask, {mask_ms * MASKS_OF_SA1B / 3.6e6:.0f} core hours for SA-1B")

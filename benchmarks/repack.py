@@ -22,6 +22,7 @@ from sample_to_batch import blob, members
 from gigamask.contracts import Chance
 from gigamask.data import image, tar
 from gigamask.data import index as indexes
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.loader import Source
 from gigamask.data.settings import Assembly
 from gigamask.data.shards import Shards
@@ -54,8 +55,8 @@ def from_tar(path: str):
 
 def codecs(index: indexes.Index) -> None:
     """Prints what each JPEG setting does to the resized photographs."""
-    shards = Shards(index.shard_paths)
-    pixels = [image.decode(shards.read_entry(index, row)[0], str(row)) for row in range(len(index))]
+    dataset = Sa1bDataset(index)
+    pixels = [dataset.read(row).pixels() for row in range(len(index))]
     resized = [Frame.whole(each.shape[:2], SIZE).image(each).permute(1, 2, 0).contiguous().numpy() for each in pixels]
     print(f"{'JPEG at ' + str(SIZE):20}{'KB':>8}{'dB':>8}{'decode ms':>11}")
     for quality, chroma in CODECS:

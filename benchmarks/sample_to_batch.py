@@ -27,10 +27,9 @@ from pycocotools import mask as coco
 from gigamask.contracts import Chance, Cursor, Visit
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
-from gigamask.data.assemble import assemble
+from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.loader import Source, collate
 from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.geometry.frame import Frame
 from gigamask.prepare import specimen
@@ -104,7 +103,7 @@ def small(size: tuple[int, int]) -> tuple[int, int]:
 
 def stages(index: indexes.Index, chance: Chance) -> dict[str, float]:
     """Returns the middle of each stage's processor milliseconds; stages that are set in belong to the one above them."""
-    shards, settings, times = Shards(index.shard_paths), Assembly(SIDE, GRID, TAKEN), {}
+    dataset, settings, times = Sa1bDataset(index), Assembly(SIDE, GRID, TAKEN), {}
 
     def timed(name, call, *given):
         start = time.process_time()
@@ -114,10 +113,10 @@ def stages(index: indexes.Index, chance: Chance) -> dict[str, float]:
 
     for turn in range(ROUNDS * IMAGES):
         row = turn % IMAGES
-        jpg, raw = timed("read", shards.read_entry, index, row)
+        _, jpg, raw = timed("read", dataset.read, row)
         record = timed("json", annotation.read, raw, "x")
         entry = timed("counts to runs, checked", annotation.check, record, "x")
-        sample = timed("assemble", assemble, jpg, entry, row, settings, chance, 0)
+        sample = timed("build_sample", build_sample, jpg, entry, Visit(0, turn, row), settings, chance)
         frame, taken = Frame.whole(entry.size, SIDE), entry.masks[:TAKEN]
         pixels = timed("  JPEG", image.decode, jpg, "x", entry.size)
         timed("  resize", frame.image, pixels)

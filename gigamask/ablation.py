@@ -22,8 +22,8 @@ import torch
 import yaml
 
 from gigamask import arguments, names, recipes
-from gigamask.data import crew, store
 from gigamask.data import index as indexes
+from gigamask.data import store, worker_pool
 from gigamask.data.choose import Filters
 from gigamask.data.index import Index
 from gigamask.data.items import COARSE_ABOVE, FINE_BELOW
@@ -171,7 +171,7 @@ def run(table: str, recipe: str, data: Sequence[str], test: HeldOut, out: str, s
     for training in trainings:
         _check_data(run_of(training), train_on)
     work = partial(score, data=str(train_on.folder.absolute()), test=replace(test, paths=(str(test_on.folder.absolute()),)))
-    scored = crew.each(work, trainings, at_once)
+    scored = worker_pool.parallel_map(work, trainings, at_once)
     found: dict[str, Any] = {
         "table": table,
         "recipe": recipe,

@@ -14,11 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from gigamask.contracts import Cursor, Prediction, Prompts, Terms, Visit
-from gigamask.data import annotation, loader
-from gigamask.data.assemble import assemble
+from gigamask.data import loader
+from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.index import Index
 from gigamask.data.items import open_items
-from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.memory.sample import held_bytes
@@ -27,7 +26,7 @@ from gigamask.seams import Ledger
 from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
-from gigamask.train.tasks import SamTask, decoder
+from gigamask.train.tasks import SamTask, make_decoder
 
 
 def follow(index: Index, row: int, run: Segmentation) -> list[dict[str, Any]]:
@@ -42,7 +41,7 @@ def follow(index: Index, row: int, run: Segmentation) -> list[dict[str, Any]]:
         print("{door}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}".format(**doors[-1]), flush=True)
         return result
 
-    shards, name = Shards(index.shard_paths), index.entry_name(row)
+    name = index.entry_name(row)
     found = open_items(index, run.loading.filters, seed=run.seed)
     if row not in found.places:
         raise Fault(f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image")
@@ -51,17 +50,17 @@ def follow(index: Index, row: int, run: Segmentation) -> list[dict[str, Any]]:
     order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, ledger))
     visits = np.flatnonzero(found.places[order[np.arange(len(order))]] == row)
     visit = Visit(0, int(visits[0]) if len(visits) else 0, row)
-    jpg, raw = through(2, "Shards.read_entry", lambda: shards.read_entry(index, row))
-    entry = through(3, "annotation.parse", lambda: annotation.parse(raw, name))
+    raw = through(2, "Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))
+    entry = through(3, "RawSample.annotation", raw.annotation)
     chance = run.chance
-    sample = through(4, "assemble", lambda: assemble(jpg, entry, visit, run.assembly, chance))
+    sample = through(4, "build_sample", lambda: build_sample(raw.jpg, entry, visit, run.assembly, chance))
     batch = through(5, "loader.collate", lambda: loader.collate([sample], (), run.assembly, chance, 0.5, Cursor(1)))
     model = run.build()
     embedding = through(6, "Sam.encode", lambda: model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)).detach()
     part = slice(0, min(run.masks_at_once, len(batch.mask_image)))
     task = SamTask(run.policy, run.objective, run.masks_at_once, full=run.loading.target == "full")
     truth, draws = task.pose(batch, part, run.model.grid)
-    decode = decoder(model, embedding, batch.mask_image[part], "fp32", truth.masks.shape[-1])
+    decode = make_decoder(model, embedding, batch.mask_image[part], "fp32", truth.masks.shape[-1])
     rounds = play(decode, truth, run.policy, draws, batch.pause)
     first = through(7, "rounds.play, round 0", lambda: next(rounds))
     terms: Terms = through(8, "Objective", lambda: run.objective(first, truth))

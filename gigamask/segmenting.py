@@ -24,11 +24,11 @@ import torch
 from jaxtyping import UInt8
 
 from gigamask.contracts import Entry, Rejected
-from gigamask.data import annotation, crew, folder, image, store, tar
+from gigamask.data import annotation, folder, image, store, tar, worker_pool
 from gigamask.data import index as indexes
 from gigamask.data.columns import is_index
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
@@ -129,7 +129,7 @@ def _read_file(path: str) -> bytes:
 
 def _indexed(index: Index, path: str) -> Iterator[Picture]:
     """Yields an index's images; below `path` a json lies where its image does, if that is a folder of images, else in a folder named as the shard."""
-    shards, root = Shards(index.shard_paths), store.spell(path)
+    dataset, root = Sa1bDataset(index), store.spell(path)
     within = os.path.isdir(root) and not is_index(root)
     for row in range(len(index)):
         shard, stem = index.shard_paths[index.images["shard"][row]], os.fsdecode(index.images["name"][row])
@@ -138,18 +138,19 @@ def _indexed(index: Index, path: str) -> Iterator[Picture]:
         else:
             above = os.path.relpath(shard, root) if within else os.path.basename(shard)
             place, file_name = os.path.normpath(os.path.join(above, Path(stem).stem)), stem
-        yield Picture(index.entry_name(row), file_name, place, partial(_read_entry, shards, index, row))
+        yield Picture(index.entry_name(row), file_name, place, partial(_read_image, dataset, row))
 
 
-def _read_entry(shards: Shards, index: Index, row: int) -> bytes:
-    [entry] = shards.read_entries(index, [row], jsons=False)
-    if isinstance(entry, BadSample):
-        raise entry
-    return entry[0]
+def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
+    return dataset.read(row, with_json=False).jpg
 
 
 def segment(
-    pictures: Sequence[Picture], masks: AutomaticMasks, output: Output, rejected: Sequence[Rejected] = (), progress: crew.Progress | None = None
+    pictures: Sequence[Picture],
+    masks: AutomaticMasks,
+    output: Output,
+    rejected: Sequence[Rejected] = (),
+    progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
     """Segments everything in the images and returns what was done; those with a json already are kept as they are. `progress` counts images.
 

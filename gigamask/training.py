@@ -15,7 +15,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import arguments, names, recipes
-from gigamask.data import lock
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.faults import Fault
 from gigamask.grounding.run import Grounding
 from gigamask.parser import check_writable
@@ -174,7 +174,7 @@ def leave_nothing(out: str) -> None:
     path, ours = Path(out) / "lock", {"lock", "evaluation"}
     with suppress(Fault, OSError):
         if ours >= set(os.listdir(out)):
-            with lock.hold(path, out):  # not while another process begins there
+            with exclusive_lock(path, out):  # not while another process begins there
                 if ours >= set(os.listdir(out)):
                     shutil.rmtree(out)
 

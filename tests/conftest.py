@@ -9,6 +9,7 @@ from pathlib import Path
 
 import beartype  # noqa: F401
 import fastapi.testclient  # noqa: F401
+import filelock  # noqa: F401
 import hypothesis
 import jaxtyping
 import msgspec  # noqa: F401

@@ -2,7 +2,7 @@
 
 In: per-mask areas, boxes and scores, known before any mask is decoded. Out: which masks stay, which are taken.
 
-Not here: who names the chance (`data.assemble`), which images are visited (`samplers`).
+Not here: who names the chance (`data.dataset`), which images are visited (`samplers`).
 """
 
 from __future__ import annotations

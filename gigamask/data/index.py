@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gigamask.data import columns, crew, folder, lock, store
+from gigamask.data import columns, folder, store, worker_pool
 from gigamask.data.columns import REBUILD, SCHEMA, Manifest, Rows, is_index, merge
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.part import PART, Tar, index_shard, stored_tars
 from gigamask.faults import Fault
 
@@ -190,12 +191,12 @@ def shards(paths: Paths) -> list[str]:
     return sorted(set(found))
 
 
-def build(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> Index:
+def build(paths: Paths, out: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None) -> Index:
     """Indexes the shards into the folder `out` and returns the index; see `extend`."""
     return extend(paths, out, workers, progress).index
 
 
-def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progress | None = None, salvage: bool = False) -> Built:
+def extend(paths: Paths, out: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None, salvage: bool = False) -> Built:
     """Indexes the shards into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
 
     Only shards are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
@@ -216,7 +217,7 @@ def extend(paths: Paths, out: str | Path, workers: int = 1, progress: crew.Progr
             if reused and progress is not None:
                 progress(reused, len(found))
             moved = None if progress is None else lambda done, _: progress(reused + done, len(found))
-            results = crew.each(partial(_index_into, work, salvage=salvage), missing, workers, moved)
+            results = worker_pool.parallel_map(partial(_index_into, work, salvage=salvage), missing, workers, moved)
             _check_all([result for result in results if isinstance(result, str)], len(found))
             scanned = {rows.summary.tar.path: rows for rows in results if isinstance(rows, Rows)}
             merge([scanned.get(stored.path) or held[stored] for stored in now], work / "index")
@@ -249,7 +250,7 @@ def open_or_build(paths: Paths, cache: str | Path) -> Index:
 def _only_writer(out: Path) -> Iterator[Path]:
     """Holds the folder of finished tars beside `out` for this process, swept of what a killed one left; it goes unless it holds finished tars."""
     work = out.parent / f".{out.name}.parts"
-    with lock.hold(work / LOCK, f"{out}: another process is writing this index; wait for it, or give another --out"):
+    with exclusive_lock(work / LOCK, f"{out}: another process is writing this index; wait for it, or give another --out"):
         if not out.exists() and (work / "before").exists():  # killed between the two renames
             (work / "before").rename(out)
         for path in work.iterdir():

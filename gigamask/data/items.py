@@ -1,7 +1,7 @@
 """What can be sampled: an index and filters enter, items with their columns leave, and where each item lies.
 
 Items are the images of which at least one mask passes, or every mask that passes, image by image in its json's order. A mask passes when the filters
-keep it and it has a pixel, which is what `data.assemble` keeps of a whole image.
+keep it and it has a pixel, which is what `data.dataset` keeps of a whole image.
 A column is worked out when it is first asked for, a block of images at a time, and then kept:
 
 - tar (its number in the index, ascending); masks (how many its image has, whether they pass or not), width and height of its image

@@ -4,7 +4,7 @@ In: a source (an index, how samples are made, their chance) and the steps' visit
 The loader keeps no state: what is delivered is a function of the visits alone, whatever the number of workers. A mask leaves a worker as runs of
 the target grid, a few hundred bytes, and becomes dense on the device.
 
-Not here: which rows are visited when (`samplers.split`), how a sample is made (`data.assemble`).
+Not here: which rows are visited when (`samplers.split`), how a sample is made (`data.dataset`).
 """
 
 import math
@@ -24,11 +24,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from gigamask.contracts import Batch, Chance, Cursor, Draws, Entry, Group, Rejected, Sample, Visit
-from gigamask.data import shards
-from gigamask.data.annotation import parse
-from gigamask.data.assemble import assemble
+from gigamask.data.dataset import RawSample, Sa1bDataset, build_sample
 from gigamask.data.index import Index
-from gigamask.data.mask_store import MaskStore, assemble_stored
+from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
@@ -64,43 +62,47 @@ class Source:
         return Index.open(self.folder)
 
     @cached_property
-    def _shards(self) -> shards.Shards:
-        return shards.Shards(self.index.shard_paths, read_ahead=self.read_ahead, blocks=self.blocks)
+    def dataset(self) -> Sa1bDataset:
+        return Sa1bDataset(self.index, self.read_ahead, self.blocks)
 
     @cached_property
     def _masks(self) -> MaskStore | None:
         return MaskStore.open(self.assembly.mask_store, self.index) if self.assembly.mask_store else None
 
-    def sample(self, visit: Visit, entry: shards.Entry | BadSample | None = None) -> Sample:
-        """Reads (unless what was read is given), checks and assembles one sample; raises `BadSample` when it cannot be used."""
-        if entry is None:
-            [entry] = self._read([visit])
-        if isinstance(entry, BadSample):
-            raise entry
-        name, (jpg, json) = self.index.entry_name(visit.row), entry
+    def sample(self, visit: Visit, raw: RawSample | BadSample | None = None) -> Sample:
+        """Read, check and build one sample.
+
+        Args:
+            visit: which row of the index is sampled, and when.
+            raw: the bytes, where they have been read already.
+
+        Raises:
+            BadSample: the sample cannot be used.
+        """
+        if raw is None:
+            [raw] = self._read([visit])
+        if isinstance(raw, BadSample):
+            raise raw
         if self._masks is not None:
-            return assemble_stored(jpg, self._masks, visit, self.assembly, self.chance)
-        if not self.assembly.masks:
-            return assemble(jpg, self._without_masks(visit.row, name), visit, self.assembly, self.chance)
-        if json is None:
-            raise BadSample(f"{name}: it has no json, training needs masks; leave it out")
-        return assemble(jpg, parse(json, name), visit, self.assembly, self.chance)
+            return build_stored_sample(raw.jpg, self._masks, visit, self.assembly, self.chance)
+        entry = raw.annotation() if self.assembly.masks else self._without_masks(visit.row, raw.name)
+        return build_sample(raw.jpg, entry, visit, self.assembly, self.chance)
 
     def batch(self, job: Job) -> Batch:
         """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
         samples, rejected = [], []
-        for visit, entry in zip(job.visits, self._read(job.visits), strict=True):
+        for visit, raw in zip(job.visits, self._read(job.visits), strict=True):
             try:
-                samples.append(self.sample(visit, entry))
+                samples.append(self.sample(visit, raw))
             except BadSample as fault:
                 rejected.append(Rejected(self.index.entry_name(visit.row), str(fault)))
         pause = float(draw(self.chance.seed, "pause", job.start).random())
         return collate(samples, tuple(rejected), self.assembly, self.chance, pause, Cursor(job.samples))
 
-    def _read(self, visits: Sequence[Visit]) -> list[shards.Entry | BadSample]:
-        """Returns the bytes that these samples are made of; jsons only where they say something."""
-        jsons = self.assembly.masks and self._masks is None
-        return self._shards.read_entries(self.index, [visit.row for visit in visits], jsons)
+    def _read(self, visits: Sequence[Visit]) -> list[RawSample | BadSample]:
+        """Read the bytes that samples are made of; jsons only where they are used."""
+        with_json = self.assembly.masks and self._masks is None
+        return self.dataset.read_many([visit.row for visit in visits], with_json)
 
     def _without_masks(self, row: int, name: str) -> Entry:
         """Returns what is said of an image where its masks are left aside."""

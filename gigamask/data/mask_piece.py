@@ -7,7 +7,6 @@ every `BLOCK_BYTES` of the other two. It depends on its tar alone, so pieces may
 Not here: reading masks for training, all pieces together (`data.mask_store`).
 """
 
-import fcntl
 import hashlib
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 from jaxtyping import Int64, UInt64
 
 from gigamask.data import annotation, store
@@ -68,11 +68,10 @@ def build_piece(job: Job) -> None:
     manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
     lock = folder / f".{key_of(tar)}.lock"
     try:
-        with open(lock, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same tar
+        with FileLock(lock):  # waits while another process is at the same tar
             if list(find_faults(folder, manifest, tar, False)):
                 _cut(index, job.shard, folder, manifest, tar)
-        lock.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)  # before the release: a process that waits makes a new file
     except OSError as error:
         raise Fault(f"{folder}: the masks cannot be written ({error.strerror}); make room or give another folder, then run it again") from error
 

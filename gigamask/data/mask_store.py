@@ -9,7 +9,7 @@ masks are five times the bytes to read. So it pays for a subset on a fast local 
 reach; from a spinning disk or over a network it costs more than it saves.
 
 Not here: a piece's files (`data.mask_piece`), the cutting itself (`geometry.frame`), which masks are taken (`data.choose`), the rest of a sample
-(`data.assemble`).
+(`data.dataset`).
 """
 
 import shutil
@@ -23,10 +23,10 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from gigamask.contracts import Chance, Sample, Visit
-from gigamask.data import crew, mask_piece
-from gigamask.data.assemble import compose
+from gigamask.data import mask_piece, worker_pool
 from gigamask.data.augment import Flip, Plain
 from gigamask.data.choose import Candidates
+from gigamask.data.dataset import RawSample, build_sample_from
 from gigamask.data.index import Index
 from gigamask.data.mask_piece import MANIFEST, SCHEMA, Job, Manifest
 from gigamask.data.settings import Assembly
@@ -116,8 +116,8 @@ class MaskStore:
         return int(self.index.images["height"][row]), int(self.index.images["width"][row])
 
 
-def assemble_stored(raw: bytes, store: MaskStore, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
-    """Returns the sample that `assemble` returns for a visit of the store's index, its masks read from the store instead of a json.
+def build_stored_sample(raw: bytes, store: MaskStore, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
+    """Returns the sample that `build_sample` returns for a visit of the store's index, its masks read from the store instead of a json.
 
     The store must have passed `check`; raises Fault where the frame does not show the whole image at its usual size, as a user's own may not.
     """
@@ -135,7 +135,7 @@ def assemble_stored(raw: bytes, store: MaskStore, visit: Visit, settings: Assemb
         return store.runs(row, chosen, frame.flip), boxes[chosen]
 
     candidates = Candidates(size, area.astype(np.int64), boxes, predicted_iou, stability)
-    return compose(raw, name, candidates, cut, visit, settings, chance)
+    return build_sample_from(RawSample(name, raw, None), candidates, cut, visit, settings, chance)
 
 
 def build(
@@ -145,7 +145,7 @@ def build(
     side: int = 1024,
     mirrored: bool = False,
     workers: int = 1,
-    progress: crew.Progress | None = None,
+    progress: worker_pool.Progress | None = None,
 ) -> MaskStore:
     """Cuts every mask of an index into the store at `folder`; pieces that are there already stay as they are.
 
@@ -171,15 +171,15 @@ def build(
     if needed > free:
         raise Fault(f"{folder}: the masks take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; give a folder on a larger disk, or fewer tars")
     write(folder / MANIFEST, msgspec.json.encode(wanted))
-    crew.each(mask_piece.build_piece, [Job(str(index.folder), shard, str(folder)) for shard in missing], workers, progress)
+    worker_pool.parallel_map(mask_piece.build_piece, [Job(str(index.folder), shard, str(folder)) for shard in missing], workers, progress)
     return MaskStore.open(folder, index)
 
 
-def verify(index: Index, folder: str | Path, workers: int = 1, progress: crew.Progress | None = None) -> list[str]:
+def verify(index: Index, folder: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None) -> list[str]:
     """Reads every byte that the store holds for an index and returns what is wrong, a line each; raises Fault where there is no store."""
     mask_piece.read_manifest(Path(folder).absolute())
     jobs = [Job(str(index.folder), shard, str(Path(folder).absolute())) for shard in range(len(index.shard_paths))]
-    return [line for lines in crew.each(mask_piece.verify_piece, jobs, workers, progress) for line in lines]
+    return [line for lines in worker_pool.parallel_map(mask_piece.verify_piece, jobs, workers, progress) for line in lines]
 
 
 def _words(manifest: Manifest) -> str:

@@ -1,6 +1,6 @@
 """How samples are made, as one value that recipes hold and loader processes are sent.
 
-Not here: the making (`data.assemble`).
+Not here: the making (`data.dataset`).
 """
 
 from __future__ import annotations

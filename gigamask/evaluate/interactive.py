@@ -181,7 +181,7 @@ def score_group(model: Sam, scene: Scene, row: int, numbers: np.ndarray, protoco
         if protocol.boundaries and played.index + 1 in protocol.clicks:
             masks = played.guess.cpu().numpy(), truth.masks.cpu().numpy()
             edges[played.index + 1] = boundary_scores.boundary_iou(*masks).tolist(), boundary_scores.boundary_f(*masks).tolist()
-    (boxed,) = play(scene.decoder(model, best=True), truth, BoxPrompt(), None, 0.0)
+    (boxed,) = play(scene.decoder(model, best_only=True), truth, BoxPrompt(), None, 0.0)
     box = actual_iou(boxed.prediction.logits, truth.masks, truth.valid)[:, 0].tolist()
     areas = scene.entry.masks[numbers].areas().tolist()
     return [

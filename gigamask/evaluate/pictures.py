@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from gigamask.contracts import Prompts
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result
 from gigamask.evaluate.scenes import Scene, look
 from gigamask.model.sam import Sam
@@ -53,11 +53,11 @@ def write_sheets(model: Sam, index: Index, result: Result, folder: Path, count: 
 
 def write_sheet(model: Sam, index: Index, scores: list[MaskScore], protocol: Protocol, path: Path) -> None:
     """Draws one row for each score: the truth, the answers after some clicks, and the answer to the box."""
-    shards = Shards(index.shard_paths)
+    dataset = Sa1bDataset(index)
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        rows = [draw_row(model, look(model, index, shards, score.row), score, protocol) for score in scores]
+        rows = [draw_row(model, look(model, dataset, score.row), score, protocol) for score in scores]
     model.train(was_training)
     cv2.imwrite(str(path), cv2.cvtColor(sheet(rows), cv2.COLOR_RGB2BGR))
 

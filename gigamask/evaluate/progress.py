@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
 from gigamask.draws import draw
 from gigamask.evaluate import pictures
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, score_group
@@ -92,12 +91,10 @@ class Progress(Evaluator):
 
     def try_reading(self) -> None:
         """Raises `Fault` when none of the images can be read, which would else show in the midst of training."""
-        shards, told = Shards(self.index.shard_paths), []
+        dataset, told = Sa1bDataset(self.index), []
         for row in self.rows:
             try:
-                name, (jpg, raw) = self.index.entry_name(row), shards.read_entry(self.index, row)
-                if raw is not None:
-                    image.decode(jpg, name, annotation.parse(raw, name).size)
+                dataset[row]
                 return
             except BadSample as bad:
                 told.append(str(bad))
@@ -158,10 +155,10 @@ class Progress(Evaluator):
 
     def _before(self, model: Sam, place: int) -> tuple[int, Tensor] | None:
         """Returns row and embedding of the image before the one at `place`, and before the first the last; None where no other can be read."""
-        shards = Shards(self.index.shard_paths)
+        dataset = Sa1bDataset(self.index)
         for row in (*self.rows[:place][::-1], *self.rows[:place:-1]):
             with suppress(BadSample):
-                return row, look(model, self.index, shards, row).embedding
+                return row, look(model, dataset, row).embedding
         return None
 
     def _score(self, model: Sam, scene: Scene, row: int, clicks: tuple[int, ...]) -> list[MaskScore]:

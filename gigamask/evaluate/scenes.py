@@ -6,7 +6,7 @@ Not here: what is asked about them (`interactive`, `automatic`).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from gigamask.contracts import Entry, Prediction, Prompts, Truth
-from gigamask.data import annotation, image
+from gigamask.contracts import Entry, Prompts, Truth
 from gigamask.data.choose import Filters
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.frame import Frame
+from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.predict.embedding import Embedder
 
@@ -60,18 +60,15 @@ class Scene:
         (height, width), (h, w) = self.frame.original, self.frame.resized
         return Truth(masks, torch.ones_like(masks), boxes, (w / width, h / height))
 
-    def decoder(self, model: Sam, best: bool = False) -> Callable[[Prompts], Prediction]:
-        """Returns the function that answers prompts at the stored size, with `best` by the mask of the highest predicted IoU alone."""
+    def decoder(self, model: Sam, best_only: bool = False) -> PromptDecoder:
+        """Return the decoder of prompts about this image at its stored size.
 
-        def decode(prompts: Prompts) -> Prediction:
-            image_of = torch.zeros(len(prompts.labels), dtype=torch.int64, device=self.embedding.device)
-            low, iou = model.decode(self.embedding, image_of, prompts)
-            if best:
-                chosen = torch.arange(len(iou), device=iou.device), iou.argmax(1)
-                low, iou = low[chosen][:, None], iou[chosen][:, None]
-            return Prediction(self.frame.logits_to_original(low), iou, low)
-
-        return decode
+        Args:
+            model: the model that made the embedding.
+            best_only: keep only the mask with the highest predicted IoU.
+        """
+        resize = self.frame.logits_to_original
+        return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 
     def grid(self, points_a_side: int) -> Iterator[Prompts]:
         """Yields the points of a square grid over the image, three masks asked for each, in groups that fit into memory."""
@@ -116,9 +113,9 @@ def scenes(model: Sam, index: Index, rows: Iterable[int], at_once: int = AT_ONCE
             yield row, bad or embedded.popleft()  # nothing is held on to here, so that the caller decides what is
 
 
-def look(model: Sam, index: Index, shards: Shards, row: int) -> Scene:
+def look(model: Sam, dataset: Sa1bDataset, row: int) -> Scene:
     """Reads one image of the index and embeds it; raises `BadSample` when it cannot be read."""
-    [scene] = _embed(model, [_picture(index, shards, row, model.spec.input_side)])
+    [scene] = _embed(model, [_picture(dataset, row, model.spec.input_side)])
     return scene
 
 
@@ -132,11 +129,11 @@ def _embed(model: Sam, pictures: Sequence[Picture]) -> list[Scene]:
 
 def _read_ahead(index: Index, rows: Iterable[int], side: int, count: int) -> Iterator[tuple[int, Picture | BadSample]]:
     """Yields each row's image or what is wrong with it, while a thread reads the next `count` ones: libraries that decode let others work."""
-    shards = Shards(index.shard_paths)
+    dataset = Sa1bDataset(index)
 
     def take(row: int) -> Picture | BadSample:
         try:
-            return _picture(index, shards, row, side)
+            return _picture(dataset, row, side)
         except BadSample as bad:
             return bad
 
@@ -153,12 +150,8 @@ def _read_ahead(index: Index, rows: Iterable[int], side: int, count: int) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def _picture(index: Index, shards: Shards, row: int, side: int) -> Picture:
-    """Returns one image of the index, fitted into a square of `side`; raises `BadSample` when it cannot be read."""
-    name = index.entry_name(row)
-    jpg, raw = shards.read_entry(index, row)
-    if raw is None:
-        raise BadSample(f"{name}: has no json, so there is nothing to hold an answer against; index tars with annotations")
-    entry = annotation.parse(raw, name)
-    pixels, frame = image.decode(jpg, name, entry.size), Frame.whole(entry.size, side)
+def _picture(dataset: Sa1bDataset, row: int, side: int) -> Picture:
+    """Read one image and fit it into a square of `side` pixels; raise BadSample when it is unusable."""
+    pixels, entry = dataset[row]
+    frame = Frame.whole(entry.size, side)
     return Picture(pixels, entry, frame, frame.image(pixels))

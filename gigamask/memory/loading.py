@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gigamask.contracts import Batch, Portion
-from gigamask.data import crew, footprint
+from gigamask.data import footprint, worker_pool
 from gigamask.data.footprint import Footprint
 from gigamask.faults import Fault
 from gigamask.memory.sample import held_bytes, in_bytes
@@ -26,7 +26,7 @@ GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
 """A process has grown when its last third of looks lies above its first by more than both; decoding alone moves single looks by 20 MB."""
 
 
-def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: crew.Progress) -> dict[str, Any]:
+def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: worker_pool.Progress) -> dict[str, Any]:
     """Takes `count` batches from a loader that has not begun, whose processes are `prefetch` batches ahead each; returns bytes."""
     if count < LEAST_BATCHES:
         raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample, Visit
 from gigamask.data import annotation, footprint
-from gigamask.data.assemble import assemble
+from gigamask.data.dataset import build_sample
 from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
 from gigamask.data.settings import Assembly
@@ -47,7 +47,7 @@ def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
     """Returns the decoded figures and the measured ones, in bytes; raises BadSample for a sample that cannot be used."""
     record = annotation.read(json, name)
     entry = annotation.check(record, name)
-    runs = {grid: assemble(jpg, entry, VISIT, replace(SETTINGS, grid=grid), CHANCE).masks for grid in GRIDS}
+    runs = {grid: build_sample(jpg, entry, VISIT, replace(SETTINGS, grid=grid), CHANCE).masks for grid in GRIDS}
     sample, batch = made(jpg, json, name)
     return {
         "name": name,
@@ -81,7 +81,7 @@ def coco_text_bytes(record: annotation.Record, entry: Entry) -> int:
 
 def made(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
     """Returns the sample and a batch of it alone, as a loader process makes them."""
-    sample = assemble(jpg, annotation.parse(json, name), VISIT, SETTINGS, CHANCE)
+    sample = build_sample(jpg, annotation.parse(json, name), VISIT, SETTINGS, CHANCE)
     return sample, collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
 
 

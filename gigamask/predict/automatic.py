@@ -24,9 +24,10 @@ from torch import Tensor
 from gigamask.faults import Fault
 from gigamask.geometry.boxes import areas, near_edge, suppress
 from gigamask.geometry.runs import Runs
+from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.predict.cache import EmbeddingCache
-from gigamask.predict.embedding import answer, prompts_of
+from gigamask.predict.embedding import prompts_of
 from gigamask.predict.predictor import MASK_THRESHOLD, Predictor
 from gigamask.predict.settings import Settings
 
@@ -138,8 +139,9 @@ class AutomaticMasks(Settings):
         predictor, frame = self.predictor, self.predictor.transform.frame((y1 - y0, x1 - x0))
         asked = torch.from_numpy(predictor.transform.apply_coords(points, frame.original))[:, None]
         prompts = prompts_of(asked, torch.ones(len(asked), 1, dtype=torch.int64), None, None, True, self.model.spec.grid)
-        low, iou = answer(self.model, predictor.get_image_embedding(), prompts)
-        low, iou, owner = low.flatten(0, 1), iou.float().flatten(), np.repeat(points, iou.shape[1], axis=0)
+        answer = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
+        low, iou = answer.low.flatten(0, 1), answer.iou.float().flatten()
+        owner = np.repeat(points, answer.iou.shape[1], axis=0)
         good = torch.nonzero(iou > self.pred_iou_thresh)[:, 0] if self.pred_iou_thresh > 0 else torch.arange(len(iou), device=iou.device)
         yield self._none(crop)
         if not len(good):

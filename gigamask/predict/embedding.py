@@ -1,6 +1,6 @@
-"""The two halves of an answer: resized images become embeddings, in one pass and from the cache where it has them; prompts become logits.
+"""Embeddings of resized images, from the cache where it has them, and prompts as the decoder takes them.
 
-Not here: how prompts and images get into the input's coordinates (`predict.transform`), masks at the image's own size (`geometry.frame`).
+Input coordinates are in `predict.transform`, decoding in `model.decoding`.
 """
 
 from collections.abc import Sequence
@@ -100,18 +100,6 @@ def prompts_of(
     dtype = max((each.dtype for each in tokens), key=lambda each: each.itemsize)
     fed = None if masks is None else masks[:, 0].expand(count, -1, -1)
     return Prompts(torch.cat([each.to(dtype) for each in tokens], 1), torch.cat(kinds, 1), fed, several)
-
-
-def answer(model: Sam, embedding: Float[Tensor, "1 C E E"], prompts: Prompts) -> tuple[Float[Tensor, "B K G G"], Float[Tensor, "B K"]]:
-    """Returns low-resolution logits and predicted IoU of prompts about one image."""
-    device, masks = embedding.device, prompts.masks
-    moved = replace(
-        prompts,
-        points_xy_input=prompts.points_xy_input.to(device),
-        labels=prompts.labels.to(device),
-        masks=None if masks is None else masks.to(device),
-    )
-    return model.decode(embedding, torch.zeros(len(prompts.labels), dtype=torch.int64, device=device), moved)
 
 
 def _stated(tensor: Tensor) -> str:

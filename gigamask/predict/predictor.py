@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gigamask.faults import Fault
 from gigamask.geometry.frame import Frame
+from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.predict.cache import EmbeddingCache
-from gigamask.predict.embedding import Embedder, answer, prompts_of
+from gigamask.predict.embedding import Embedder, prompts_of
 from gigamask.predict.transform import ResizeLongestSide
 
 MASK_THRESHOLD = 0.0
@@ -137,9 +138,9 @@ class Predictor:
         """
         features, (_, frame) = self.get_image_embedding(), self._images[self._selected]
         prompts = prompts_of(point_coords, point_labels, boxes, mask_input, multimask_output, self.model.spec.grid)
-        low, iou = answer(self.model, features, prompts)
-        masks = frame.logits_to_original(low)
-        return masks if return_logits else masks > MASK_THRESHOLD, iou, low
+        found = PromptDecoder(self.model, features, resize=frame.logits_to_original)(prompts)
+        masks = found.logits if return_logits else found.logits > MASK_THRESHOLD
+        return masks, found.iou, found.low
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Returns the selected image's embedding; raises Fault where none is set."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gigamask.contracts import Rejected
-from gigamask.data import annotation, crew, tar
+from gigamask.data import annotation, tar, worker_pool
 from gigamask.faults import BadSample, Fault
 from gigamask.prepare import coco, label_images
 from gigamask.prepare import record as records
@@ -70,7 +70,7 @@ def convert(
     options: Options,
     shard_images: int = 500,
     workers: int = 1,
-    progress: crew.Progress | None = None,
+    progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
     """Writes the shards of `source`, a COCO json or a folder of label images, and returns what was written and what was left out.
 
@@ -113,13 +113,13 @@ def _write_shards(
     images: list[Annotated],
     shard_images: int,
     workers: int,
-    progress: crew.Progress | None,
+    progress: worker_pool.Progress | None,
     tally: Tally,
 ) -> list[Path]:
     """Writes all tars and only then gives them their names, which are returned; counts into `tally`."""
     starts = range(0, len(images), shard_images)
     shards = [Shard(work / f"{number:06d}.tar", images[start : start + shard_images]) for number, start in enumerate(starts)]
-    tallies = crew.each(write_shard, shards, workers, progress)
+    tallies = worker_pool.parallel_map(write_shard, shards, workers, progress)
     for each in tallies:
         tally.add(each)
     _check(source, "images", tally.rejected, tally.images)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gigamask.data import crew, queries
+from gigamask.data import queries, worker_pool
 from gigamask.data.queries import Query
 from gigamask.draws import draw
 from gigamask.geometry.runs import Runs
@@ -114,7 +114,7 @@ class Placed(NamedTuple):
 
 
 def write(
-    folder: Path | str, images: int, seed: int = 0, shard_images: int = 500, first: int = 0, progress: crew.Progress | None = None
+    folder: Path | str, images: int, seed: int = 0, shard_images: int = 500, first: int = 0, progress: worker_pool.Progress | None = None
 ) -> tuple[list[Path], list[Query]]:
     """Writes images `first` to `first + images` with their queries, and returns the shards' paths and the queries; see `synthetic.write`.
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from gigamask.data import lock, store
+from gigamask.data import store
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.faults import Fault
 from gigamask.prepare.links import Link
 
@@ -124,9 +125,10 @@ class Partial:
 @contextlib.contextmanager
 def locked(folder: Path, kept: str = KEPT) -> Iterator[None]:
     """Makes the folder, and `kept` in it, and keeps both to this process until the block ends; the lock of a killed process is gone with it."""
-    try:
-        held = lock.hold(folder / kept / "lock", f"{folder}: another process is writing into it; let it end, or give another folder")
-    except OSError as error:
-        raise Fault(f"{folder}: cannot be written ({error.strerror}); give a folder that can") from error
-    with held:
+    busy = f"{folder}: another process is writing into it; let it end, or give another folder"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(exclusive_lock(folder / kept / "lock", busy))
+        except OSError as error:
+            raise Fault(f"{folder}: cannot be written ({error.strerror}); give a folder that can") from error
         yield

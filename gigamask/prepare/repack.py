@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from gigamask.contracts import Rejected
-from gigamask.data import annotation, crew, image, store, tar
+from gigamask.data import annotation, image, store, tar, worker_pool
 from gigamask.data.columns import is_index, read_manifest
 from gigamask.data.index import Paths, listed
 from gigamask.data.index import tars as find_tars
@@ -114,7 +114,7 @@ class Pixels(msgspec.Struct):
     crop_box: tuple[float, float, float, float] | None = None
 
 
-def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progress: crew.Progress | None = None) -> dict[str, Any]:
+def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progress: worker_pool.Progress | None = None) -> dict[str, Any]:
     """Writes every tar anew into the folder `out` and returns what was done; a tar that is unusable is named under `failed` and left out.
 
     Tars that `out` holds already, made of the same source in the same way, are kept as they are. Of a tar that breaks off, and that an index among
@@ -134,7 +134,7 @@ def repack(paths: Paths, out: Path, settings: Settings, workers: int = 1, progre
         raise Fault(f"--out {out}: cannot be made ({error.strerror}); give a folder that can") from error
     manifests = [read_manifest(Path(path)) for path in listed(paths) if is_index(path)]
     salvaged = {part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken}
-    results = crew.each(partial(repack_tar, out=out, settings=settings, salvaged=salvaged), found, workers, progress)
+    results = worker_pool.parallel_map(partial(repack_tar, out=out, settings=settings, salvaged=salvaged), found, workers, progress)
     done = [each for each, _ in results if isinstance(each, Done)]
     return {
         "tars": len(done),

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-from gigamask.data import crew, tar
+from gigamask.data import tar, worker_pool
 from gigamask.data.image import encode_jpeg
 from gigamask.draws import draw
 from gigamask.faults import Fault
@@ -113,7 +113,7 @@ def write(
     shard_images: int = 500,
     first: int = 0,
     long_side: tuple[int, int] = LONG_SIDE,
-    progress: crew.Progress | None = None,
+    progress: worker_pool.Progress | None = None,
     crowded: float = 0.0,
 ) -> list[Path]:
     """Writes images `first` to `first + images` and returns the shards' paths; image N lies in shard `N // shard_images`.
@@ -134,7 +134,7 @@ def write_scenes(
     compose: Callable[[int], Scene],
     shard_images: int = 500,
     first: int = 0,
-    progress: crew.Progress | None = None,
+    progress: worker_pool.Progress | None = None,
 ) -> list[Path]:
     """Writes the scenes `first` to `first + images`, each composed from its number, and returns the shards' paths; see `write`."""
     if images < 1 or shard_images < 1 or first < 0:

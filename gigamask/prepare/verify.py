@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from gigamask.contracts import Entry
-from gigamask.data import annotation, columns, crew, image, index, store, tar
+from gigamask.data import annotation, columns, image, index, store, tar, worker_pool
 from gigamask.data.part import HEADER_BYTES, Tar, check_record, pair, payloads, read_size, stored_tar
 from gigamask.faults import BadSample, Fault
 from gigamask.prepare import checksums
@@ -64,14 +64,14 @@ def verify(
     sums: Mapping[str, str] | None = None,
     decode: bool = True,
     workers: int = 1,
-    progress: crew.Progress | None = None,
+    progress: worker_pool.Progress | None = None,
 ) -> tuple[list[TarReport], list[str]]:
     """Returns a report for each tar that `paths` means, and what is wrong with the indexes among them.
 
     `sums` are checksums by name; without `decode` only the JPEGs' headers are read.
     """
     faults = [fault for path in index.listed(paths) for fault in check_index(path)]
-    return crew.each(partial(check_tar, sums=dict(sums or {}), decode=decode), index.tars(paths), workers, progress), faults
+    return worker_pool.parallel_map(partial(check_tar, sums=dict(sums or {}), decode=decode), index.tars(paths), workers, progress), faults
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:

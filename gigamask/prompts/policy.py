@@ -4,7 +4,7 @@ Tokens: a point prompt is the points and one padding point of label -1, as SAM's
 Three masks are asked for a single prompt (one point or one box), the single-mask token for more.
 
 Not here: the mix of all kinds of prompts (`mixed`), corrections on both sides (`two_sided`), how a click or a noisy box is drawn (`clicks`,
-`boxes`), playing the rounds (`rounds`), the numbers spent (`data.assemble`).
+`boxes`), playing the rounds (`rounds`), the numbers spent (`data.dataset`).
 """
 
 from __future__ import annotations

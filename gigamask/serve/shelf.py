@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 
 from gigamask import names
-from gigamask.data import annotation, image, store
+from gigamask.data import image, store
+from gigamask.data.dataset import RawSample, Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.shards import Entry, Shards
 from gigamask.geometry.runs import Runs
 from gigamask.prepare import stats
 from gigamask.serve.studio import Unknown, described, to_jpeg
@@ -30,7 +30,7 @@ class Shelf:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self._shards, self._lock = Shards(index.shard_paths), threading.Lock()
+        self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
 
     def about(self) -> dict[str, Any]:
         """Returns the shards, what was left out when they were indexed, and which samplers there are."""
@@ -55,40 +55,35 @@ class Shelf:
 
     def masks(self, row: int) -> dict[str, Any]:
         """Returns an image's masks with what its annotation says of them; raises BadSample where it cannot be read."""
-        entry = annotation.parse(self._json(row), self.index.entry_name(row))
+        raw = self._read(row)
+        if raw.json is None:
+            raise Unknown(f"{raw.name}: has no json, so it has no masks")
+        entry = raw.annotation()
         scores = {"predicted_iou": entry.predicted_iou.tolist(), "stability": entry.stability_score.tolist()}
         return told(self.index, row) | {"masks": described(entry.masks, scores)}
 
     def jpeg(self, row: int) -> bytes:
         """Returns an image's pixels as stored, as a JPEG; raises BadSample where it cannot be read."""
-        return to_jpeg(image.decode(self._read(row)[0], self.index.entry_name(row)))
+        return to_jpeg(self._read(row).pixels())
 
     def thumbnail(self, row: int) -> bytes:
         """Returns the same, small."""
-        raw, name = self._read(row)[0], self.index.entry_name(row)
-        height, width = image.size(raw, name)
-        pixels = image.decode(raw, name, half=max(height, width) >= 2 * THUMBNAIL_PX)
+        raw = self._read(row)
+        pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
         scale = min(1.0, THUMBNAIL_PX / max(pixels.shape[:2]))
         size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
         return to_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
     def file(self, row: int) -> tuple[bytes, str, Runs | None]:
         """Returns an image's file, its name, and its masks, None where it has no annotation."""
-        raw, json = self._read(row)
-        name = self.index.entry_name(row)
-        return raw, name, annotation.parse(json, name).masks if json is not None else None
+        raw = self._read(row)
+        return raw.jpg, raw.name, None if raw.json is None else raw.annotation().masks
 
-    def _json(self, row: int) -> bytes:
-        json = self._read(row)[1]
-        if json is None:
-            raise Unknown(f"{self.index.entry_name(row)}: has no json, so it has no masks")
-        return json
-
-    def _read(self, row: int) -> Entry:
+    def _read(self, row: int) -> RawSample:
         if not 0 <= row < len(self.index):
             raise Unknown(f"there is no image {row}, the index has {len(self.index)}")
         with self._lock:
-            return self._shards.read_entry(self.index, row)
+            return self._dataset.read(row)
 
 
 def told(index: Index, row: int) -> dict[str, Any]:

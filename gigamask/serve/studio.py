@@ -25,10 +25,11 @@ from gigamask.data import image
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.grounding.asking import Asker
+from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.predict.automatic import AutomaticMasks, stability
 from gigamask.predict.cache import EmbeddingCache
-from gigamask.predict.embedding import answer, prompts_of
+from gigamask.predict.embedding import prompts_of
 from gigamask.predict.predictor import MASK_THRESHOLD, Predictor
 from gigamask.predict.settings import Settings
 
@@ -195,10 +196,10 @@ class Studio:
         box = torch.from_numpy(transform.apply_boxes(np.array(boxes[-1:], np.float64), picture.size)) if boxes else None
         given = (torch.from_numpy(transform.apply_coords(coords, picture.size)), marks) if points else (None, None)
         prompts = prompts_of(*given, box, fed, len(steps) == 1 if several is None else several, self.model.spec.grid)
-        low, iou = answer(self.model, predictor.get_image_embedding(), prompts)
+        answer = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(picture.asked) > 4 * MOST_STEPS:
             picture.asked.clear()
-        picture.asked[key] = low[0], iou[0].float()
+        picture.asked[key] = answer.low[0], answer.iou[0].float()
         return picture.asked[key]
 
 

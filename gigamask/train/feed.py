@@ -14,16 +14,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from gigamask.contracts import Cursor, Portion
-from gigamask.data import attributes, loader, store
 from gigamask.data import index as indexes
-from gigamask.data.items import open_items
-from gigamask.data.mask_store import MaskStore
+from gigamask.data import store
 from gigamask.faults import Fault
 from gigamask.parallel.world import World
 from gigamask.samplers import split
 from gigamask.samplers.ledger import Book
 from gigamask.samplers.sequence import Sequence
-from gigamask.train.run import DATA, ImageRun, Run
+from gigamask.train.run import DATA, Run
 from gigamask.train.supply import Supply
 
 
@@ -57,21 +55,6 @@ def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
 def keep_data(run: Run, data: dict[str, Any]) -> None:
     """Writes down what the run trains on."""
     store.write(Path(run.out) / DATA, json.dumps(data).encode())
-
-
-def images(run: ImageRun, index: indexes.Index) -> Supply:
-    """Returns what a training on images is supplied with; raises Fault where none can be trained on."""
-    table = attributes.read(run.loading.attributes, index) if run.loading.attributes else None
-    found = open_items(index, run.assembly.filters, run.items, table, run.seed, run.assembly.masks)
-    if not found.items.count:
-        why = "has a mask that passes the filters; loosen --loading.filters" if index.manifest.masks else "has a mask; give annotated images"
-        raise Fault(f"{' '.join(run.data)}: none of {len(index)} images {why}")
-    if run.assembly.mask_store:
-        MaskStore.open(run.assembly.mask_store, index).check(run.assembly)
-    # A process reads at as many places as a micro-batch has samples, each of which may lie across the border of two blocks.
-    source = loader.Source(str(index.folder), run.assembly, run.chance, run.loading.read_ahead_mb * 2**20, 2 * run.micro)
-    told = f"{run.items} {run.assembly.filters!r}"
-    return Supply(found.items, found.locate, told, lambda pin: loader.Loader(source, run.loading.workers, pin))
 
 
 class Feed:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gigamask.data import lock
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.parallel.precision import choose_device
 from gigamask.parallel.world import World
 from gigamask.seams import Evaluator
@@ -96,7 +96,7 @@ def prepare(
     """
     if holding is not None:
         busy = f"{run.out}: another process is training there; wait for it, or give another --out"
-        holding.enter_context(lock.hold(Path(run.out) / "lock", busy))
+        holding.enter_context(exclusive_lock(Path(run.out) / "lock", busy))
     state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
     if state.step >= run.steps:
         return state, None, None

@@ -168,10 +168,31 @@ class ImageRun(Run):
         """How the loader makes samples."""
 
     def supply(self, index: Index) -> Supply:
-        """Returns what is trained on: images of which a mask passes the filters, or such masks; every image where masks have no part in it."""
-        from gigamask.train.feed import images
+        """Return the images or masks to train on; raise Fault when there are none.
 
-        return images(self, index)
+        These are the masks that pass the filters, or the images with such a mask; without masks,
+        every image.
+        """
+        from gigamask.data import attributes, loader
+        from gigamask.data.items import open_items
+        from gigamask.data.mask_store import MaskStore
+        from gigamask.train.supply import Supply
+
+        loading, assembly = self.loading, self.assembly
+        table = attributes.read(loading.attributes, index) if loading.attributes else None
+        found = open_items(index, assembly.filters, self.items, table, self.seed, assembly.masks)
+        if not found.items.count:
+            raise Fault(
+                f"{' '.join(self.data)}: none of {len(index)} images has a mask"
+                + (" that passes the filters; loosen --loading.filters" if index.manifest.masks else "; give annotated images")
+            )
+        if assembly.mask_store:
+            MaskStore.open(assembly.mask_store, index).check(assembly)
+        # A worker reads as many samples as a micro-batch has at a time; each may span two blocks.
+        read_ahead = loading.read_ahead_mb * 2**20
+        source = loader.Source(str(index.folder), assembly, self.chance, read_ahead, 2 * self.micro)
+        told = f"{self.items} {assembly.filters!r}"
+        return Supply(found.items, found.locate, told, lambda pin: loader.Loader(source, loading.workers, pin))
 
     @property
     def tables(self) -> tuple[str, ...]:

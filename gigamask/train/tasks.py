@@ -5,14 +5,16 @@ Not here: the rounds (`prompts.rounds`), the loss (`losses.objective`), backward
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.contracts import Batch, Draws, Prediction, Prompts, Terms, Truth
+from gigamask.contracts import Batch, Draws, Terms, Truth
 from gigamask.faults import Fault
+from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.parallel.precision import Precision, casting
 from gigamask.parallel.ranges import making, marked
@@ -53,7 +55,7 @@ class SamTask(Task):
         for start in range(0, masks, self.masks_at_once):
             part = slice(start, min(start + self.masks_at_once, masks))
             image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
-            decode, weights = decoder(model, embedding, image, self.precision, truth.masks.shape[-1]), batch.weights[image]
+            decode, weights = make_decoder(model, embedding, image, self.precision, truth.masks.shape[-1]), batch.weights[image]
             for played in play(decode, truth, self.policy, draws, batch.pause):
                 terms = self.objective(played, truth)
                 yield replace(terms, loss=(terms.by_mask * weights).sum(), by_mask=terms.by_mask.detach(), first=start, image=image)
@@ -70,24 +72,32 @@ class SamTask(Task):
         return (replace(truth, shift=draws.clicks[:, self.policy.draws]) if self.objective.draws else truth), draws
 
 
-def decoder(
+def make_decoder(
     model: Sam,
     embedding: Float[Tensor, "B C E E"],
     mask_image: Int64[Tensor, "m"],
     precision: Precision,
     grid: int | None = None,
-) -> Callable[[Prompts], Prediction]:
-    """Returns the function that answers prompts about some masks of embedded images, on a truth grid of that side, by default the model's own."""
+) -> PromptDecoder:
+    """Return the decoder of prompts about some masks of a batch.
 
-    def decode(prompts: Prompts) -> Prediction:
-        with casting(precision, embedding.device):
-            low, iou = model.decode(embedding, mask_image, prompts)
-        if grid is None or grid == low.shape[-1]:
-            return Prediction(low, iou, low)
-        wide = low.to(torch.promote_types(low.dtype, torch.float32))
-        return Prediction(functional.interpolate(wide, (grid, grid), mode="bilinear", align_corners=False), iou, low)
+    Args:
+        model: the model that made the embedding.
+        embedding: embeddings of the batch's images.
+        mask_image: the image of each mask.
+        precision: number format the model computes in.
+        grid: side of the logits that are compared with the masks; None is the model's own.
+    """
+    resize = None if grid is None else partial(_resize_logits, side=grid)
+    autocast = partial(casting, precision, embedding.device)
+    return PromptDecoder(model, embedding, mask_image, resize, autocast)
 
-    return decode
+
+def _resize_logits(logits: Float[Tensor, "m k g g"], side: int) -> Float[Tensor, "m k G G"]:
+    if logits.shape[-1] == side:
+        return logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.interpolate(wide, (side, side), mode="bilinear", align_corners=False)
 
 
 def truth_of(batch: Batch, part: slice, low_side: int, full: bool = False) -> Truth:

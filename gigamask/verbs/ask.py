@@ -83,8 +83,7 @@ class Verb:
         """Returns the picture and the masks to choose from: those given, or its own in its tar; None where there are neither."""
         from pathlib import Path
 
-        from gigamask.data import annotation, image
-        from gigamask.data.shards import Shards
+        from gigamask.data.dataset import RawSample, Sa1bDataset
         from gigamask.verbs.opening import opened_sample
 
         path, json = Path(self.image), None
@@ -92,17 +91,19 @@ class Verb:
             jpg = path.read_bytes()
         elif ":" in self.image:
             with opened_sample(self.image) as (index, row):
-                jpg, json = Shards(index.shard_paths).read_entry(index, row)
+                _, jpg, json = Sa1bDataset(index).read(row)
         else:
             raise Fault(f"{self.image}: no such file; give a picture, or TAR:IMAGE")
         if self.annotation:
             if not Path(self.annotation).is_file():
                 raise Fault(f"--annotation {self.annotation}: no such file; give a json in SA-1B's form, or leave it out")
             json = Path(self.annotation).read_bytes()
-        entry = annotation.parse(json, self.annotation or self.image) if json is not None else None
-        if entry and not len(entry.masks):
+        if json is None:
+            return RawSample(self.image, jpg, None).pixels(), None
+        entry = RawSample(self.annotation or self.image, jpg, json).annotation()
+        if not len(entry.masks):
             raise Fault(f"{self.annotation or self.image}: there is no mask to choose from; give another, or leave it out")
-        return image.decode(jpg, self.image, entry.size if entry else None), entry.masks if entry else None
+        return RawSample(self.image, jpg, json).pixels(entry.size), entry.masks
 
     def _candidates(self, model: Sam, pixels: np.ndarray) -> Runs:
         """Returns all masks that the segmenter finds; an untrained one's may be empty, which nobody means."""

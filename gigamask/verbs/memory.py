@@ -45,14 +45,13 @@ class SampleVerb:
     @staticmethod
     def _read(words: str) -> tuple[str, bytes, bytes]:
         """Returns the name and the bytes of the sample that TAR:IMAGE means."""
-        from gigamask.data.shards import Shards
+        from gigamask.data.dataset import Sa1bDataset
         from gigamask.verbs.opening import opened_sample
 
         with opened_sample(words) as (index, row):
-            name = index.entry_name(row)
-            jpg, json = Shards(index.shard_paths).read_entry(index, row)
+            name, jpg, json = Sa1bDataset(index).read(row)
         if json is None:
-            raise Fault(f"{name}: it has no json, so there are no masks to measure; name another image")
+            raise Fault(f"{name}: has no json, so there are no masks to measure; name another image")
         return name, jpg, json
 
 

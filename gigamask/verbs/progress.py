@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich import progress
 
-    from gigamask.data import crew
+    from gigamask.data import worker_pool
 
 
 @contextmanager
-def bar(what: str) -> Iterator[crew.Progress]:
+def bar(what: str) -> Iterator[worker_pool.Progress]:
     """Shows a bar named `what` and gives the function that moves it: `progress(done, total)`."""
     with display() as shown:
         task = shown.add_task(what, total=None)

@@ -31,7 +31,7 @@ from gigamask.train.loop import train
 from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.state import TrainState
 from gigamask.train.step import Totals, accumulate, step
-from gigamask.train.tasks import SamTask, decoder, draws_of, truth_of
+from gigamask.train.tasks import SamTask, draws_of, make_decoder, truth_of
 from tests.little import little
 
 pytestmark = [
@@ -175,7 +175,7 @@ def test_rounds_never_wait_for_the_device(run, precision):
     totals = Totals.zero(len(batch.names), embedding)
 
     def play_all() -> int:
-        decode, rounds = decoder(model, embedding, batch.mask_image, precision), 0
+        decode, rounds = make_decoder(model, embedding, batch.mask_image, precision), 0
         for played in play(decode, truth, run.policy, draws, batch.pause):
             terms = run.objective(played, truth)
             terms.loss.backward()

@@ -13,7 +13,7 @@ from gigamask import names
 from gigamask.arguments import parse_train
 from gigamask.cli import main
 from gigamask.data import index as indexes
-from gigamask.data import lock
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.items import COLUMNS
 from gigamask.train.feed import Feed
 from gigamask.train.segmentation import Loading
@@ -116,7 +116,7 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path)]
     assert main([*command, "--steps", "2"]) == 0
     kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "data.json")}
-    with lock.hold(tmp_path / "lock", "held"):
+    with exclusive_lock(tmp_path / "lock", "held"):
         assert main([*command, "--sampler", "lazy", "--allow-other-order"]) == 2
     assert main([*command, "--sampler", "multi_attribute", "--sampler.attributes", "region", "--allow-other-order"]) == 2
     assert kept == {name: (tmp_path / name).read_bytes() for name in kept}

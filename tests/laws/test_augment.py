@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.contracts import Chance, Entry, Visit
-from gigamask.data.assemble import assemble
 from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
+from gigamask.data.dataset import build_sample
 from gigamask.data.settings import Assembly
 from gigamask.draws import draw
 from gigamask.geometry.runs import Runs
@@ -41,7 +41,7 @@ sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from([(1,
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31), st.sampled_from([48, 64]))
 def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, side):
     raw, dense, entry = painted(*size, position)
-    sample = assemble(raw, entry, Visit(0, position, 0), Assembly(side=side, grid=side, augment=augment), CHANCE)
+    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=side, grid=side, augment=augment), CHANCE)
     h, w = sample.frame.resized
     assert sample.image.shape == (3, h, w)
     shown = np.zeros((side, side, 3), int)
@@ -75,7 +75,7 @@ def eroded(mask, by):
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_boxes_are_those_of_the_visible_part(size, augment, position):
     raw, dense, entry = painted(*size, position)
-    sample = assemble(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=32, augment=augment), CHANCE)
+    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=32, augment=augment), CHANCE)
     frame = sample.frame
     y0, x0, y1, x1 = frame.crop
     boxes = []
@@ -94,7 +94,7 @@ def test_boxes_are_those_of_the_visible_part(size, augment, position):
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
     raw, dense, entry = painted(*size, position)
-    sample = assemble(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=64, augment=augment), CHANCE)
+    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=64, augment=augment), CHANCE)
     if not len(sample.masks):
         return
     frame = sample.frame

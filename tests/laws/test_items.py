@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco
 
-from gigamask.data import annotation, assemble, items, tar
+from gigamask.data import annotation, dataset, items, tar
 from gigamask.data.choose import Candidates, Filters
 from gigamask.data.columns import Manifest
 from gigamask.data.index import Index, build
@@ -200,4 +200,4 @@ def trained_on(entry, filters, only=-1):
     """The masks that are taken of an uncropped image when all may be, or when one of those that pass is asked for."""
     candidates = Candidates(entry.size, entry.masks.areas(), entry.masks.boxes(), entry.predicted_iou, entry.stability_score)
     settings = Assembly(side=64, grid=16, max_masks=100, filters=filters)
-    return assemble._choose(candidates, only, Frame.whole(entry.size, 64), settings, drawn(0, "masks")).tolist()
+    return dataset.choose_masks(candidates, only, Frame.whole(entry.size, 64), settings, drawn(0, "masks")).tolist()

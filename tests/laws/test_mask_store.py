@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gigamask.contracts import Chance, Draws, Visit
 from gigamask.data import index, mask_piece, mask_store, tar
 from gigamask.data.annotation import parse
-from gigamask.data.assemble import assemble
 from gigamask.data.augment import Flip, Plain
 from gigamask.data.choose import Diverse, Filters, Quality, RandomChoice, SizeBalanced
 from gigamask.data.colour import ColourJitter
+from gigamask.data.dataset import build_sample
 from gigamask.data.settings import Assembly
 from gigamask.data.shards import Shards
 from gigamask.geometry.frame import Frame
@@ -67,9 +67,9 @@ def test_samples_are_equal_bit_for_bit(opened, store, augment, choice):
         jpg, raw = shards.read_entry(opened, row)
         entry = parse(raw, opened.entry_name(row))
         for epoch in range(2):
-            ordinary = assemble(jpg, entry, Visit(epoch, row, row), common, CHANCE)
+            ordinary = build_sample(jpg, entry, Visit(epoch, row, row), common, CHANCE)
             settings_of_store = replace(common, mask_store=str(store.folder))
-            assert contents(mask_store.assemble_stored(jpg, store, Visit(epoch, row, row), settings_of_store, CHANCE)) == contents(ordinary)
+            assert contents(mask_store.build_stored_sample(jpg, store, Visit(epoch, row, row), settings_of_store, CHANCE)) == contents(ordinary)
             assert len(ordinary.masks)
 
 

@@ -24,7 +24,7 @@ from gigamask.seams import Mining, Objective
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.state import TrainState
 from gigamask.train.step import Outcome, step
-from gigamask.train.tasks import decoder, draws_of, truth_of
+from gigamask.train.tasks import draws_of, make_decoder, truth_of
 from tests.laws.test_training import run_in
 from tests.little import little
 from tests.ranks import fork
@@ -72,7 +72,8 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
     (batch,) = next(Feed(replace(run, micro=run.batch), open_index(run)).batches())
     every = slice(0, len(batch.mask_image))
     embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
-    decode, truth, draws = decoder(model, embedding, batch.mask_image, "fp32"), truth_of(batch, every, model.spec.grid), draws_of(batch.draws, every)
+    decode = make_decoder(model, embedding, batch.mask_image, "fp32")
+    truth, draws = truth_of(batch, every, model.spec.grid), draws_of(batch.draws, every)
     previous, losses = None, []
     while (prompts := run.policy.next(previous, truth, draws, batch.pause)) is not None:
         previous = Round(len(losses), prompts, decode(prompts))

@@ -1,5 +1,6 @@
 """The index of whole, odd and broken tars; what is refused; and how entries are found again."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -500,20 +501,23 @@ def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
 
 
 def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
-    work, stat = tmp_path / ".index.parts", os.stat
+    """By its last holder, between this process's open and its lock: the folder alone, then another file is in its place."""
+    work, flock = tmp_path / ".index.parts", fcntl.flock
     removed = []
 
-    def once_removed(path, *rest, **more):
-        if Path(path).name == "lock" and len(removed) < 2:
+    def once_removed(file, operation):
+        if operation & fcntl.LOCK_EX and len(removed) < 2:
             removed.append(shutil.rmtree(work))
             if len(removed) == 2:
                 work.mkdir()
                 (work / "lock").touch()
-        return stat(path, *rest, **more)
+        return flock(file, operation)
 
-    monkeypatch.setattr(os, "stat", once_removed)
+    monkeypatch.setattr(fcntl, "flock", once_removed)
     with indexes._only_writer(tmp_path / "index"):
         assert (work / "lock").exists()
+        with pytest.raises(Fault, match=r"another process is writing this index"), indexes._only_writer(tmp_path / "index"):
+            pass
     assert len(removed) == 2
     assert not work.exists()
 

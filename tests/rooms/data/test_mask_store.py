@@ -11,7 +11,7 @@ import simplejpeg
 from gigamask.contracts import Chance, Visit
 from gigamask.data import index, mask_piece, mask_store, tar
 from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
-from gigamask.data.mask_store import MaskStore, assemble_stored
+from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.settings import Assembly
 from gigamask.data.shards import Shards
 from gigamask.faults import BadSample, Fault
@@ -63,7 +63,7 @@ def copied(built, tmp_path):
 def stored(store, row, settings=SETTINGS, position=0):
     images = store.index.images
     places = (int(images[name][row]) for name in ("shard", "jpg_offset", "jpg_bytes"))
-    return assemble_stored(Shards(store.index.shard_paths).read(*places), store, Visit(0, position, row), settings, CHANCE)
+    return build_stored_sample(Shards(store.index.shard_paths).read(*places), store, Visit(0, position, row), settings, CHANCE)
 
 
 @pytest.mark.parametrize("grid", [1, 5, 8, 13, 64])

@@ -53,7 +53,7 @@ def test_nothing_to_look_at_has_no_numbers(index, monkeypatch):
     found = measure(model, index, Filters(min_predicted_iou=2.0), proposals(2), [0])
     assert (found["images"], found["masks_an_image"], found["best_iou"]) == (0, None, None)
     assert table(found) == "automatic masks: no image to look at"
-    monkeypatch.setattr("gigamask.evaluate.scenes.image.decode", broken)
+    monkeypatch.setattr("gigamask.data.dataset.image.decode", broken)
     assert measure(model, index, EVERYTHING, proposals(2), [0])["images"] == 0
 
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from gigamask.data import annotation
 from gigamask.data.choose import Filters
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
-from gigamask.data.shards import Shards
 from gigamask.evaluate import boundary_scores, scenes
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, measure, table
 from gigamask.evaluate.pictures import write_sheets
@@ -152,7 +151,7 @@ def test_boundaries_are_scored_where_asked(index):
     assert [score.clicks for score in plain.scores] == [score.clicks for score in asked.scores]
     assert "boundary_f" not in plain.summary()
     whole = np.ones((1, int(index.images["height"][0]), int(index.images["width"][0])), bool)
-    truth = annotation.parse(Shards(index.shard_paths).read_entry(index, 0)[1], "0").masks.to_dense()
+    truth = Sa1bDataset(index)[0].annotation.masks.to_dense()
     for score in asked.scores:
         assert score.boundary_iou == {n: boundary_scores.boundary_iou(whole, truth[[score.number]])[0] for n in (1, 3)}
         assert score.boundary_f == {n: boundary_scores.boundary_f(whole, truth[[score.number]])[0] for n in (1, 3)}
@@ -172,8 +171,12 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     sound = measure(model, index, EVERYTHING, rows=[0, 2, 3]).scores
-    read = Shards.read_entry
-    monkeypatch.setattr(Shards, "read_entry", lambda self, index, row: (b"no jpg", read(self, index, row)[1]) if row == 1 else read(self, index, row))
+    read = Sa1bDataset.read
+
+    def read_broken(self, row):
+        return read(self, row)._replace(jpg=b"no jpg") if row == 1 else read(self, row)
+
+    monkeypatch.setattr(Sa1bDataset, "read", read_broken)
     for at_once in (1, 3, 8):
         model.encoded.clear()
         result = measure(model, index, EVERYTHING, rows=[0, 1, 2, 3], at_once=at_once)

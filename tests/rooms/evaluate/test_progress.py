@@ -12,8 +12,8 @@ from torch.nn import functional
 from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.choose import Filters
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
-from gigamask.data.shards import Shards
 from gigamask.evaluate import progress
 from gigamask.evaluate import scenes as looked_at
 from gigamask.evaluate.interactive import Protocol, measure
@@ -220,10 +220,12 @@ def test_worries(change, told):
 
 def spoil(monkeypatch, index, rows) -> None:
     """Lets the jpgs of some rows be no jpgs."""
-    read = Shards.read_entry
-    monkeypatch.setattr(
-        Shards, "read_entry", lambda self, index, row: (b"no jpg", read(self, index, row)[1]) if row in rows else read(self, index, row)
-    )
+    read = Sa1bDataset.read
+
+    def read_broken(self, row):
+        return read(self, row)._replace(jpg=b"no jpg") if row in rows else read(self, row)
+
+    monkeypatch.setattr(Sa1bDataset, "read", read_broken)
 
 
 def test_unreadable_images_are_left_out_and_told_of(index, monkeypatch):

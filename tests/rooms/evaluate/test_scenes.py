@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gigamask.data.choose import Filters
-from gigamask.data.shards import Shards
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.evaluate import interactive
 from gigamask.evaluate import scenes as looked_at
 from gigamask.evaluate.scenes import look, scenes
@@ -30,7 +30,7 @@ def test_images_come_in_order_as_they_are_alone(index, model, at_once):
     rows = [4, 0, 7, 2, 1]
     with torch.inference_mode():
         found = list(scenes(model, index, rows, at_once))
-        alone = [look(model, index, Shards(index.shard_paths), row) for row in rows]
+        alone = [look(model, Sa1bDataset(index), row) for row in rows]
     assert [row for row, _ in found] == rows
     for (_, scene), other in zip(found, alone, strict=True):
         assert scene.frame == other.frame
@@ -48,8 +48,8 @@ def test_scores_are_the_same_however_many_are_embedded_at_once(index, model):
 
 
 def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, model, monkeypatch):
-    read, told = Shards.read_entry, []
-    monkeypatch.setattr(Shards, "read_entry", lambda self, index, row: told.append((row, threading.current_thread())) or read(self, index, row))
+    read, told = Sa1bDataset.read, []
+    monkeypatch.setattr(Sa1bDataset, "read", lambda self, row: told.append((row, threading.current_thread())) or read(self, row))
     before = threading.active_count()
     with torch.inference_mode():
         found = scenes(model, index, range(12), at_once=2)
@@ -68,8 +68,8 @@ def test_none_at_once_is_refused(index, model):
 
 
 def test_an_image_without_a_json_is_named(index, model, monkeypatch):
-    read = Shards.read_entry
-    monkeypatch.setattr(Shards, "read_entry", lambda self, index, row: (read(self, index, row)[0], None))
+    read = Sa1bDataset.read
+    monkeypatch.setattr(Sa1bDataset, "read", lambda self, row: read(self, row)._replace(json=None))
     [(row, bad)] = scenes(model, index, [3])
     assert row == 3
-    assert "sa_3: has no json, so there is nothing to hold an answer against" in str(bad)
+    assert "sa_3: has no json" in str(bad)

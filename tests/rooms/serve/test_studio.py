@@ -81,17 +81,14 @@ def test_what_was_asked_before_is_not_asked_again(studio, monkeypatch):
     key = studio.show(png(picture()), "a")["id"]
     steps = [Step(point=(float(x), 10.0)) for x in range(5)]
     first = studio.ask(key, steps)
-    asked = []
-    monkeypatch.setattr(studios, "answer", lambda *given: asked.append(1) or studios_answer(*given))
+    asked, decode = [], studio.model.decode
+    monkeypatch.setattr(studio.model, "decode", lambda *given: asked.append(1) or decode(*given))
     assert studio.ask(key, steps) == first
     assert not asked
     studio.ask(key, steps[:3])
     assert not asked
     studio.ask(key, [*steps, Step(point=(9.0, 9.0))])
     assert len(asked) == 1
-
-
-studios_answer = studios.answer
 
 
 def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(studio):

@@ -11,7 +11,7 @@ from gigamask.model.start import build
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.train.feed import Feed
 from gigamask.train.step import Totals, accumulate
-from gigamask.train.tasks import SamTask, decoder, truth_of
+from gigamask.train.tasks import SamTask, make_decoder, truth_of
 from tests.little import little
 
 
@@ -97,7 +97,7 @@ def test_a_batch_without_masks_has_no_terms():
 def test_logits_are_enlarged_in_the_models_precision_or_float32(dtype, precision):
     model = build(little().model, 0).to(dtype)
     asked = Prompts(torch.full((1, 2, 2), 9.0), torch.tensor([[1, -1]]), None, several=True)
-    answer = decoder(model, torch.rand(1, 16, 8, 8, dtype=dtype), torch.zeros(1, dtype=torch.int64), precision, 64)(asked)
+    answer = make_decoder(model, torch.rand(1, 16, 8, 8, dtype=dtype), torch.zeros(1, dtype=torch.int64), precision, 64)(asked)
     assert answer.logits.dtype == dtype
     assert answer.low.shape == (1, 3, 32, 32)
     assert answer.logits.shape == (1, 3, 64, 64)

@@ -10,10 +10,10 @@ import torch
 
 from gigamask.contracts import Chance, Entry, Visit
 from gigamask.data.annotation import parse
-from gigamask.data.assemble import assemble
 from gigamask.data.augment import Flip, LargeScaleJitter
 from gigamask.data.choose import Filters, Quality
 from gigamask.data.colour import ColourJitter
+from gigamask.data.dataset import build_sample
 from gigamask.data.settings import Assembly
 from gigamask.faults import BadSample
 from gigamask.geometry.runs import Runs
@@ -49,7 +49,7 @@ def entry_of(masks):
 
 
 def test_a_sample_is_fitted_to_input_and_grid(scene, jpg, entry):
-    sample = assemble(jpg, entry, Visit(1, 3, 0), replace(PLAIN, max_masks=100), CHANCE)
+    sample = build_sample(jpg, entry, Visit(1, 3, 0), replace(PLAIN, max_masks=100), CHANCE)
     height, width = sample.frame.resized
     assert (sample.name, sample.visit) == ("sa_000000.tar:sa_7", Visit(1, 3, 0))
     assert sample.frame.original == scene.masks.size
@@ -66,14 +66,14 @@ def test_a_sample_is_fitted_to_input_and_grid(scene, jpg, entry):
 
 
 def test_boxes_are_those_of_the_original_runs(scene, jpg, entry):
-    sample = assemble(jpg, entry, Visit(1, 3, 0), replace(PLAIN, max_masks=100), CHANCE)
+    sample = build_sample(jpg, entry, Visit(1, 3, 0), replace(PLAIN, max_masks=100), CHANCE)
     scale = np.array(sample.frame.resized)[[1, 0, 1, 0]] / np.array(scene.masks.size)[[1, 0, 1, 0]]
     assert np.allclose(sample.boxes_input, (scene.masks.boxes() + 0.5) * scale - 0.5, atol=1e-4)
 
 
 def test_at_most_max_masks_are_taken_anew_each_epoch(jpg, entry):
     assert len(entry.masks) > 8
-    samples = [assemble(jpg, entry, Visit(epoch, 3, 0), PLAIN, CHANCE) for epoch in range(6)]
+    samples = [build_sample(jpg, entry, Visit(epoch, 3, 0), PLAIN, CHANCE) for epoch in range(6)]
     assert {len(sample.masks) for sample in samples} == {8}
     assert len({sample.boxes_input.tobytes() for sample in samples}) > 1
 
@@ -84,8 +84,8 @@ def test_filters_are_applied_before_the_choice():
     masks[1:, 10:30, 10:30] = True
     entry = entry_of(masks)
     settings = replace(PLAIN, max_masks=3)
-    assert len(assemble(flat_jpg((40, 60)), entry, Visit(0, 0, 0), settings, CHANCE).masks) == 3
-    assert len(assemble(flat_jpg((40, 60)), entry, Visit(0, 0, 0), replace(settings, filters=Filters(min_area=401)), CHANCE).masks) == 0
+    assert len(build_sample(flat_jpg((40, 60)), entry, Visit(0, 0, 0), settings, CHANCE).masks) == 3
+    assert len(build_sample(flat_jpg((40, 60)), entry, Visit(0, 0, 0), replace(settings, filters=Filters(min_area=401)), CHANCE).masks) == 0
 
 
 def test_a_mask_without_a_cell_is_left_out():
@@ -93,7 +93,7 @@ def test_a_mask_without_a_cell_is_left_out():
     masks[0, 100:200, 100:200] = True
     masks[1, 0, 0] = True
     masks[2, 300:390, 50:80] = True
-    sample = assemble(flat_jpg((400, 600)), entry_of(masks), Visit(0, 0, 0), PLAIN, CHANCE)
+    sample = build_sample(flat_jpg((400, 600)), entry_of(masks), Visit(0, 0, 0), PLAIN, CHANCE)
     assert len(sample.masks) == 2
     assert (sample.masks.areas() > 0).all()
     assert sample.boxes_input.shape == (2, 4)
@@ -101,7 +101,7 @@ def test_a_mask_without_a_cell_is_left_out():
 
 
 def test_draws_have_their_shapes_and_ranges(jpg, entry):
-    draws = assemble(jpg, entry, Visit(1, 3, 0), PLAIN, CHANCE).draws
+    draws = build_sample(jpg, entry, Visit(1, 3, 0), PLAIN, CHANCE).draws
     shapes = {"first": (8,), "clicks": (8, 3, 2), "box_noise": (8, 4), "drop_path": (1, 4, 2)}
     assert {name: tuple(getattr(draws, name).shape) for name in shapes} == shapes
     assert {getattr(draws, name).dtype for name in shapes} == {torch.float32}
@@ -114,7 +114,7 @@ def test_chance_is_named_by_seed_epoch_and_position(jpg, entry):
     settings = replace(PLAIN, augment=Flip())
 
     def spent(seed, epoch, position):
-        sample = assemble(jpg, entry, Visit(epoch, position, 0), settings, replace(CHANCE, seed=seed))
+        sample = build_sample(jpg, entry, Visit(epoch, position, 0), settings, replace(CHANCE, seed=seed))
         return b"".join(
             tensor.numpy().tobytes() for tensor in (sample.draws.first, sample.draws.clicks, sample.draws.box_noise, sample.draws.drop_path)
         )
@@ -126,8 +126,8 @@ def test_chance_is_named_by_seed_epoch_and_position(jpg, entry):
 
 def test_a_flip_mirrors_image_masks_and_boxes_alike(jpg, entry):
     settings = replace(PLAIN, max_masks=100)
-    plain = assemble(jpg, entry, Visit(0, 0, 0), settings, CHANCE)
-    mirrored = assemble(jpg, entry, Visit(0, 0, 0), replace(settings, augment=Flip(1.0)), CHANCE)
+    plain = build_sample(jpg, entry, Visit(0, 0, 0), settings, CHANCE)
+    mirrored = build_sample(jpg, entry, Visit(0, 0, 0), replace(settings, augment=Flip(1.0)), CHANCE)
     assert torch.equal(mirrored.image, plain.image.flip(2))
     x0, _, x1, _ = plain.boxes_input.T
     width = plain.frame.resized[1]
@@ -148,7 +148,7 @@ def test_masks_are_chosen_among_those_the_crop_may_show():
         masks[number, number : number + 3, 2 * number : 2 * number + 3] = True
     settings = Assembly(side=64, grid=64, max_masks=20, augment=LargeScaleJitter(2.0, 2.0))
     for position in range(5):
-        sample = assemble(flat_jpg((100, 200)), entry_of(masks), Visit(0, position, 0), settings, CHANCE)
+        sample = build_sample(flat_jpg((100, 200)), entry_of(masks), Visit(0, position, 0), settings, CHANCE)
         # A crop of 100 x 100 shows about half of them, of which 20 are taken.
         assert len(sample.masks) == 20
         assert sample.boxes_input.min() >= -0.5
@@ -159,7 +159,7 @@ def test_a_mask_whose_box_alone_meets_the_crop_is_left_out():
     bow = np.zeros((1, 90, 90), bool)
     bow[0, 0, :] = bow[0, :, 89] = True
     settings = Assembly(side=32, grid=32, augment=LargeScaleJitter(3.0, 3.0, flip=0.0))
-    samples = [assemble(flat_jpg((90, 90)), entry_of(bow), Visit(0, position, 0), settings, CHANCE) for position in range(40)]
+    samples = [build_sample(flat_jpg((90, 90)), entry_of(bow), Visit(0, position, 0), settings, CHANCE) for position in range(40)]
     for sample in samples:
         y0, _, _, x1 = sample.frame.crop
         assert len(sample.masks) == len(sample.boxes_input) == (y0 == 0 or x1 == 90)
@@ -170,19 +170,19 @@ def test_an_empty_mask_takes_no_ones_place():
     masks = np.zeros((6, 40, 60), bool)
     masks[:3, 10:30, 10:30] = True
     settings = replace(PLAIN, max_masks=3)
-    assert len(assemble(flat_jpg((40, 60)), entry_of(masks), Visit(0, 0, 0), settings, CHANCE).masks) == 3
+    assert len(build_sample(flat_jpg((40, 60)), entry_of(masks), Visit(0, 0, 0), settings, CHANCE).masks) == 3
 
 
 def test_the_choice_of_the_settings_is_made(jpg, entry):
     best = np.sort(np.argsort(-entry.predicted_iou, kind="stable")[:8])
     expected = entry.masks[best].boxes().astype(np.float32)
-    sample = assemble(jpg, entry, Visit(0, 3, 0), replace(PLAIN, choice=Quality()), CHANCE)
+    sample = build_sample(jpg, entry, Visit(0, 3, 0), replace(PLAIN, choice=Quality()), CHANCE)
     assert np.array_equal(sample.boxes_input, sample.frame.boxes_to_input(expected))
 
 
 def test_colours_vary_with_the_visit_and_touch_nothing_else(jpg, entry):
     plain, first, again, second = (
-        assemble(jpg, entry, Visit(epoch, 3, 0), replace(PLAIN, colour=ColourJitter(amount, amount, amount)), CHANCE)
+        build_sample(jpg, entry, Visit(epoch, 3, 0), replace(PLAIN, colour=ColourJitter(amount, amount, amount)), CHANCE)
         for amount, epoch in ((0.0, 0), (0.2, 0), (0.2, 0), (0.2, 1))
     )
     assert torch.equal(first.image, again.image)
@@ -199,7 +199,7 @@ def test_half_scale_is_taken_only_where_nothing_is_enlarged():
     entry = parse(json.dumps(record(big, 2)).encode(), "x.tar:sa_2")
     for side, same in ((300, False), (301, True)):
         settings = Assembly(side=side, grid=32)
-        full, half = (assemble(jpg, entry, Visit(0, 0, 0), replace(settings, half_scale=half), CHANCE).image for half in (False, True))
+        full, half = (build_sample(jpg, entry, Visit(0, 0, 0), replace(settings, half_scale=half), CHANCE).image for half in (False, True))
         assert half.shape == full.shape
         assert torch.equal(half, full) == same
         error = (half.float() - full.float()).square().mean()
@@ -212,7 +212,7 @@ def test_half_scale_follows_odd_sizes():
     masks = np.zeros((1, 401, 601), bool)
     masks[0, :, 301:] = True
     raw = simplejpeg.encode_jpeg(pixels, quality=95)
-    image = assemble(raw, entry_of(masks), Visit(0, 0, 0), Assembly(side=100, grid=100, half_scale=True), CHANCE).image
+    image = build_sample(raw, entry_of(masks), Visit(0, 0, 0), Assembly(side=100, grid=100, half_scale=True), CHANCE).image
     assert image.shape == (3, 67, 100)
     assert image[:, :, :49].max() < 40
     assert image[:, :, 52:].min() > 215
@@ -220,4 +220,4 @@ def test_half_scale_follows_odd_sizes():
 
 def test_a_photograph_of_another_size_than_its_annotation_is_refused(entry):
     with pytest.raises(BadSample, match=r"sa_000000.tar:sa_7: the JPEG has 100 x 200 pixels, its annotation says"):
-        assemble(flat_jpg((100, 200)), entry, Visit(0, 0, 0), PLAIN, CHANCE)
+        build_sample(flat_jpg((100, 200)), entry, Visit(0, 0, 0), PLAIN, CHANCE)

@@ -6,10 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import cv2
 import psutil
 import pytest
+import torch
 
-from gigamask.data.crew import each
+from gigamask.data.worker_pool import parallel_map
 from gigamask.faults import Fault
 
 
@@ -28,22 +30,30 @@ def die(number: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_the_items_order_and_progress_counts(workers):
+def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     seen = []
-    assert each(double, range(5), workers, lambda done, total: seen.append((done, total))) == [0, 2, 4, 6, 8]
+    assert parallel_map(double, range(5), workers, lambda done, total: seen.append((done, total))) == [0, 2, 4, 6, 8]
     assert seen == [(done, 5) for done in range(1, 6)]
-    assert each(double, [], workers) == []
+    assert parallel_map(double, [], workers) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_ends_the_work(workers):
+def test_an_exception_in_a_worker_is_raised_in_the_parent(workers):
     with pytest.raises(Fault, match=r"^two.tar: is broken$"):
-        each(fail_at_two, range(4), workers)
+        parallel_map(fail_at_two, range(4), workers)
 
 
-def test_a_dead_process_is_told():
-    with pytest.raises(Fault, match=r"one of 2 worker processes died; often memory ran out: run the same command again with fewer --workers"):
-        each(die, range(3), 2)
+def test_a_dead_worker_is_reported():
+    with pytest.raises(Fault, match=r"one of 2 worker processes died.*--workers"):
+        parallel_map(die, range(3), 2)
+
+
+def threads(_: int) -> tuple[int, int]:
+    return torch.get_num_threads(), cv2.getNumThreads()
+
+
+def test_workers_use_one_thread():
+    assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2
 
 
 def wait(path: str) -> None:
@@ -52,10 +62,10 @@ def wait(path: str) -> None:
 
 
 def start(path: str) -> None:
-    each(wait, [path, path], 2)
+    parallel_map(wait, [path, path], 2)
 
 
-def test_nobody_outlives_a_parent_that_was_killed(tmp_path):
+def test_workers_exit_when_the_parent_is_killed(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
     parent.start()
     while len(list(tmp_path.iterdir())) < 2:
@@ -72,18 +82,18 @@ def test_nobody_outlives_a_parent_that_was_killed(tmp_path):
 
 INTERRUPTED = """
 import sys, time
-from gigamask.data.crew import each
+from gigamask.data.worker_pool import parallel_map
 if __name__ == "__main__":
     try:
-        each(time.sleep, [60, 60], 2)
+        parallel_map(time.sleep, [60, 60], 2)
     except KeyboardInterrupt:
         sys.exit("interrupted")
 """
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.3, 4.0])
-def test_an_interrupt_ends_all_at_once_and_only_one_speaks(tmp_path, wait_s):
-    """A terminal sends it to every process, also to those that are still importing."""
+def test_an_interrupt_ends_all_processes_at_once_with_one_message(tmp_path, wait_s):
+    """A terminal sends SIGINT to every process, also to those that are still importing."""
     (tmp_path / "work.py").write_text(INTERRUPTED)
     process = subprocess.Popen([sys.executable, tmp_path / "work.py"], stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ)
     while len(psutil.Process(process.pid).children()) < 3:  # two, and what tracks their resources
@@ -94,6 +104,6 @@ def test_an_interrupt_ends_all_at_once_and_only_one_speaks(tmp_path, wait_s):
     assert process.returncode == 1
 
 
-def test_somebody_has_to_work():
-    with pytest.raises(Fault, match=r"0 workers: at least one has to do the work"):
-        each(double, range(3), 0)
+def test_at_least_one_worker_is_needed():
+    with pytest.raises(Fault, match=r"workers must be at least 1, got 0"):
+        parallel_map(double, range(3), 0)

@@ -1,0 +1,265 @@
+"""Images and annotations of an index by row, and the training samples made of them.
+
+Reading bytes is `data.shards`, choosing masks `data.choose`, masks cut beforehand
+`data.mask_store`, batches `data.loader`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int, Int32, Int64, UInt8
+from torch import Tensor
+
+from gigamask.contracts import Chance, Draws, Entry, Sample, Visit
+from gigamask.data import annotation, image
+from gigamask.data.choose import Candidates
+from gigamask.data.index import Index
+from gigamask.data.items import granularity
+from gigamask.data.settings import Assembly
+from gigamask.data.shards import Shards
+from gigamask.draws import draw
+from gigamask.faults import BadSample
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
+
+
+class RawSample(NamedTuple):
+    """The bytes of an image and of its json; `json` is None where it is missing or was not read."""
+
+    name: str
+    jpg: bytes
+    json: bytes | None
+
+    def annotation(self) -> Entry:
+        """Return the checked annotation; raise BadSample when it is missing or invalid."""
+        if self.json is None:
+            raise BadSample(f"{self.name}: has no json, so it has no masks; leave the image out, or add its json and index it again")
+        return annotation.parse(self.json, self.name)
+
+    def pixels(self, size: tuple[int, int] | None = None, half: bool = False) -> UInt8[np.ndarray, "H W 3"]:
+        """Decode the image as RGB.
+
+        Args:
+            size: the size (H, W) that the annotation states.
+            half: decode at half the size, rounded up.
+
+        Raises:
+            BadSample: the image cannot be decoded or has another size.
+        """
+        return image.decode(self.jpg, self.name, size, half)
+
+
+class AnnotatedImage(NamedTuple):
+    """A decoded image as stored, and its annotation."""
+
+    pixels: UInt8[np.ndarray, "H W 3"]
+    annotation: Entry
+
+
+class Sa1bDataset:
+    """Map-style dataset over an index: `dataset[row]` is an image and its annotation.
+
+    It may be pickled, forked or handed to a worker; each copy belongs to one thread.
+
+    Args:
+        index: the index whose rows are read.
+        read_ahead: bytes of the aligned blocks in which remote tars are fetched; 0 fetches exactly
+            what is asked for.
+        blocks: number of such blocks kept in memory.
+    """
+
+    def __init__(self, index: Index, read_ahead: int = 0, blocks: int = 4) -> None:
+        self.index = index
+        self._shards = Shards(index.shard_paths, read_ahead=read_ahead, blocks=blocks)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, row: int) -> AnnotatedImage:
+        """Read and decode one image and its annotation; raise BadSample when either is unusable."""
+        raw = self.read(row)
+        entry = raw.annotation()
+        return AnnotatedImage(raw.pixels(entry.size), entry)
+
+    def read(self, row: int, with_json: bool = True) -> RawSample:
+        """Read the bytes of one row, with one read where image and json are neighbours.
+
+        Args:
+            row: row of the index.
+            with_json: also read the json, where there is one.
+
+        Raises:
+            BadSample: the bytes cannot be read.
+        """
+        [raw] = self.read_many([row], with_json)
+        if isinstance(raw, BadSample):
+            raise raw
+        return raw
+
+    def read_many(self, rows: Sequence[int], with_json: bool = True) -> list[RawSample | BadSample]:
+        """Read the bytes of several rows together.
+
+        Args:
+            rows: rows of the index.
+            with_json: also read the jsons, where there are any.
+
+        Returns:
+            The bytes of each row, or why they cannot be read.
+        """
+        found = self._shards.read_entries(self.index, rows, with_json)
+        return [each if isinstance(each, BadSample) else RawSample(self.index.entry_name(row), *each) for row, each in zip(rows, found, strict=True)]
+
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        self._shards.close()
+
+
+CutMasks = Callable[[Int64[np.ndarray, "k"], Frame], tuple[Runs, Int[np.ndarray, "k 4"]]]
+"""Resamples the masks of the given numbers to the target grid of a frame; the boxes are of what the
+frame shows of them, in original pixels."""
+
+
+def build_sample(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
+    """Build the training sample of a visit.
+
+    All random numbers are keyed by epoch and position in the epoch, so that neither the worker nor
+    the order of loading changes the sample. A mask without a cell on the target grid, or outside
+    the crop, is left out.
+
+    Args:
+        raw: the image file.
+        entry: its checked annotation.
+        visit: which image is sampled, and when.
+        settings: image transform, mask filters and sizes.
+        chance: seed and number of random numbers drawn per sample.
+
+    Returns:
+        Pixels fitted to the input square, masks on the target grid, boxes in input pixels, and the
+        random numbers that will be spent on them.
+
+    Raises:
+        BadSample: the image cannot be decoded.
+    """
+    masks = entry.masks
+    candidates = Candidates(entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score)
+
+    def cut(chosen: Int64[np.ndarray, "k"], frame: Frame) -> tuple[Runs, Int[np.ndarray, "k 4"]]:
+        taken = masks[chosen]
+        whole = frame.crop_size == frame.original
+        boxes = candidates.boxes[chosen] if whole else _visible_boxes(taken, frame)
+        return frame.masks(taken, settings.grid), boxes
+
+    return build_sample_from(RawSample(entry.name, raw, None), candidates, cut, visit, settings, chance)
+
+
+def build_sample_from(
+    raw: RawSample,
+    candidates: Candidates,
+    cut: CutMasks,
+    visit: Visit,
+    settings: Assembly,
+    chance: Chance,
+) -> Sample:
+    """Build the training sample of a visit from mask attributes and a function that makes masks.
+
+    Args:
+        raw: the image file and its name.
+        candidates: size of the image, and areas, boxes and scores of its masks.
+        cut: makes the masks that were chosen, and only those.
+        visit: which image is sampled, and when.
+        settings: image transform, mask filters and sizes.
+        chance: seed and number of random numbers drawn per sample.
+
+    Returns:
+        The sample, as in `build_sample`.
+
+    Raises:
+        BadSample: the image cannot be decoded.
+    """
+
+    def generator(purpose: str) -> np.random.Generator:
+        return draw(chance.seed, purpose, visit.epoch, visit.position)
+
+    frame = settings.augment.frame(candidates.size, settings.side, generator("frame"))
+    chosen = choose_masks(candidates, visit.mask, frame, settings, generator("masks"))
+    masks, boxes = cut(chosen, frame)
+    seen = masks.areas() > 0
+    shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
+    strata = granularity(shares) if visit.stratum < 0 else np.full(len(shares), visit.stratum)
+    pixels = _fit(raw, frame, settings.half_scale).numpy()
+    return Sample(
+        name=raw.name,
+        visit=visit,
+        image=torch.from_numpy(settings.colour.adjust(pixels, generator("colour"))),
+        frame=frame,
+        masks=masks[seen],
+        boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
+        strata=strata[seen].astype(np.int64),
+        draws=_draw_random_inputs(int(seen.sum()), chance, generator),
+    )
+
+
+def choose_masks(
+    candidates: Candidates,
+    only: int,
+    frame: Frame,
+    settings: Assembly,
+    generator: np.random.Generator,
+) -> Int64[np.ndarray, "k"]:
+    """Choose the masks to train on.
+
+    Args:
+        candidates: size of the image, and areas, boxes and scores of its masks.
+        only: the number, among those that pass the filters, of the single mask wanted; -1 for any.
+        frame: a mask whose box lies outside its crop is not chosen.
+        settings: filters, sampler of masks, and the most masks of an image.
+        generator: random numbers of the choice.
+
+    Returns:
+        Numbers of the chosen masks in the annotation.
+    """
+    (height, width), (y0, x0, y1, x1), boxes = candidates.size, frame.crop, candidates.boxes
+    kept = settings.filters.keep(candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score)
+    numbers = np.flatnonzero(kept & (candidates.areas > 0))
+    if only >= 0:
+        numbers = numbers[only : only + 1]
+    met = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
+    numbers = numbers[met[numbers]]
+    return numbers[settings.choice.choose(candidates[numbers], settings.max_masks, generator)]
+
+
+def _visible_boxes(masks: Runs, frame: Frame) -> Int32[np.ndarray, "k 4"]:
+    """Return boxes, in original pixels, of what the crop shows; undefined for hidden masks."""
+    y0, x0, y1, x1 = frame.crop
+    visible = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
+    return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
+
+
+def _fit(raw: RawSample, frame: Frame, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
+    """Fit the image to the input square, decoded at half size if asked and nothing is enlarged."""
+    half = half_scale and all(-(-crop // 2) >= resized for crop, resized in zip(frame.crop_size, frame.resized, strict=True))
+    pixels = raw.pixels(frame.original, half)
+    height, width = pixels.shape[:2]
+    if (height, width) == frame.original:
+        return frame.image(pixels)
+    (y0, x0, y1, x1), (tall, wide) = frame.crop, frame.original
+    crop = (y0 * height // tall, x0 * width // wide, -(-y1 * height // tall), -(-x1 * width // wide))
+    return replace(frame, original=(height, width), crop=crop).image(pixels)
+
+
+def _draw_random_inputs(masks: int, chance: Chance, generator: Callable[[str], np.random.Generator]) -> Draws:
+    def uniform(purpose: str, *shape: int) -> Tensor:
+        return torch.from_numpy(generator(purpose).random(shape, dtype=np.float32))
+
+    clicks = uniform("clicks", masks, chance.clicks, 2)
+    noise = generator("box_noise").standard_normal((masks, 4), dtype=np.float32)
+    return Draws(
+        first=uniform("first", masks),
+        clicks=torch.cat([clicks, uniform("points", masks, chance.points, 2)], 1),
+        box_noise=torch.from_numpy(noise),
+        drop_path=uniform("drop_path", 1, chance.blocks, 2),
+        patches=uniform("patches", 1, chance.patches),
+    )

@@ -1,0 +1,42 @@
+"""A lock file that lets only one process write to a folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from gigamask.faults import Fault
+
+RETRY_S = 0.2
+"""A folder that its last user is just removing is created again within this time."""
+
+
+@contextmanager
+def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file for the duration of a `with` block; the folder may be removed within it.
+
+    The operating system frees the lock when the process dies, even while processes that it forked
+    live on (`filelock` closes the file in them).
+
+    Args:
+        path: the lock file, created with its folder.
+        busy: the error message when another process holds the lock.
+
+    Raises:
+        Fault: another process holds the lock.
+        OSError: the lock file cannot be created.
+    """
+    lock = FileLock(path, timeout=RETRY_S)
+    while True:
+        try:
+            lock.acquire()
+            break
+        except FileNotFoundError:  # the folder was removed between its creation and the open
+            continue
+        except Timeout:
+            raise Fault(busy) from None
+    try:
+        yield
+    finally:
+        lock.release()
