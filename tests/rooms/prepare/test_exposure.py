@@ -9,8 +9,7 @@ from PIL import Image
 from gigamask.cli import main
 from gigamask.faults import Fault
 from gigamask.prepare import exposure, histograms
-from gigamask.samplers.lazy import Lazy
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import LazyShuffle, Random
 from gigamask.seams import Items, Sampler
 
 # Six items in three tars: two of each granularity.
@@ -85,14 +84,14 @@ def test_pieces_cover_the_epochs_one_after_the_other(epochs, pieces):
 
 
 def test_an_order_worked_out_lazily_is_looked_at_whole():
-    assert exposure.describe(SIX, Lazy())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
+    assert exposure.describe(SIX, LazyShuffle())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
 
 
 def test_what_cannot_be_described_is_one_line():
     with pytest.raises(Fault, match=r"^--epochs is 0, it must be at least 1$"):
-        exposure.describe(SIX, Uniform(), epochs=0)
+        exposure.describe(SIX, Random(), epochs=0)
     with pytest.raises(Fault, match=r"^there are no items to sample: no image has a mask that passes; give tars with masks$"):
-        exposure.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Uniform())
+        exposure.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Random())
     with pytest.raises(Fault, match=r"^the sampler's order has no positions; loosen the sampler$"):
         exposure.describe(SIX, Fixed(()))
 
@@ -137,7 +136,7 @@ def test_the_picture_shows_the_shares(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["missing/exposure.png", "exposure.xyz"])
 def test_a_file_that_cannot_be_written_is_named(tmp_path, name):
     with pytest.raises(Fault, match=rf"^--picture .*{name}: cannot be written \(.*\); name a .png file in a folder that exists$"):
-        exposure.write_picture(exposure.describe(SIX, Uniform()), tmp_path / name, "six")
+        exposure.write_picture(exposure.describe(SIX, Random()), tmp_path / name, "six")
 
 
 def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
