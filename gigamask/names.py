@@ -56,11 +56,10 @@ class Preset:
 
     def matches(self, value: Any) -> bool:
         """Return whether the preset with other flags can give this value."""
-        fixed = self.fixed.items()
-        return type(value) is self.kind and all(getattr(value, name) == set_to for name, set_to in fixed)
+        return type(value) is self.kind and all(getattr(value, name) == fixed for name, fixed in self.fixed.items())
 
 
-# Of several presets of one class, the first that matches names a value, so more specific ones come first.
+# A value is named by the first preset that matches it, so more specific presets come first.
 SAMPLERS: dict[str, Preset] = {
     "random": Preset(Random),
     "tar_aware": Preset(TarSubset, {"mixed": False}, {"per_tar": 1000}),

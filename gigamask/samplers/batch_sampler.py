@@ -55,14 +55,14 @@ class SampleSequence:
         self._orders: dict[int, Order] = {}
         self._strata = sampler.strata(items) if strata else None
         if strata and self._strata is None:
-            raise Fault(f"sampler {type(sampler).__name__} has no strata to mine within; choose another sampler, or another --mining.within")
+            raise Fault(f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within")
         # A resumed history already holds later epochs, so this order may not be that of epoch 0;
         # but its length does not depend on losses.
         is_new = history is None or (history.seen < 0).all()
         first = sampler.order(items, 0, Ledger.empty(items.count) if history else None)
         self.epoch_length = len(first)
         if not self.epoch_length:
-            raise Fault("the sampler's order must have at least one position (got 0); loosen the sampler or the filters")
+            raise Fault("the sampler's order is empty; loosen the sampler or the filters")
         if is_new:
             self._orders[0] = first
 

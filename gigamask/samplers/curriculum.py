@@ -85,7 +85,7 @@ class AdaptiveCurriculum(Sampler):
         return 0.0
 
     def share(self, epoch_losses: Float64[np.ndarray, "epochs"]) -> float:
-        """Return the share of the items that is reached after these epochs; NaN losses are skipped."""
+        """Return the share that is reached after these epochs; NaN losses are skipped."""
         growths, recent = 0, []
         for loss in epoch_losses[~np.isnan(epoch_losses)].tolist():
             recent.append(loss)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigamask.draws import draw
-from gigamask.faults import Fault
 from gigamask.samplers._validation import check, check_positive
 from gigamask.samplers.feistel import cycle
 from gigamask.seams import Sampler, Weighted
@@ -47,8 +46,8 @@ class LossWeighted(Sampler):
         check(self, "temperature", self.temperature > 0, "> 0")
         check(self, "floor", 0 <= self.floor <= 1, "from 0 to 1")
         check(self, "ema", 0 <= self.ema < 1, ">= 0 and < 1")
-        if self.importance and not self.floor:
-            raise Fault("LossWeighted.floor must be > 0 when importance=True (got 0): items that are never drawn cannot be reweighted")
+        drawable = self.floor > 0 or not self.importance
+        check(self, "floor", drawable, "> 0 with importance, so that every item can be drawn")
         check_positive(self, "per_epoch")
 
     @property
@@ -123,7 +122,7 @@ class Replay(Sampler):
     recent: int = 3
     """epochs after which an item that was not visited again is dropped"""
     per_epoch: int = 50_000
-    """positions per epoch, at most what visits every item once; the buffer is renewed every epoch"""
+    """positions per epoch, at most what visits every item once; after it the buffer is renewed"""
 
     def __post_init__(self) -> None:
         check(self, "share", 0 <= self.share < 1, ">= 0 and < 1")

@@ -103,7 +103,7 @@ class LossHistory:
         """
         expected = set(cls.empty("", 0, 0.0).arrays())
         if mismatch := sorted(expected ^ set(arrays)):
-            raise Fault(f"{source}: array '{mismatch[0]}' of the loss history is missing or unknown; use another --out to start from scratch")
+            raise Fault(f"{source}: array '{mismatch[0]}' is missing or unknown; use another --out")
         snapshot = Ledger(*(arrays[f"frozen.{field.name}"] for field in fields(Ledger)))
-        current = [arrays[name] for name in ("losses", "seen", "sums", "counts")]
-        return cls(subject, decay, *current, snapshot)
+        losses, seen, sums, counts = (arrays[name] for name in ("losses", "seen", "sums", "counts"))
+        return cls(subject, decay, losses, seen, sums, counts, snapshot)

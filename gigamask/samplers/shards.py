@@ -2,13 +2,13 @@
 
 They read the column `tar`, which is ascending.
 
-| order           | an epoch holds                      | in which order    | for                   |
-|-----------------|-------------------------------------|-------------------|-----------------------|
-| `TarSubset`     | up to `per_tar` items of each tar   | tar by tar        | few open tars         |
-| same, `mixed`   | exactly `per_tar` items of each tar | shuffled together | equal weight of tars  |
-| `StreamingTars` | all items of about `tars` tars      | tar by tar        | tars fetched whole    |
-| `Streamed`      | every item once                     | sequential lanes  | sequential reads      |
-| `Sharded`       | each node's items at its positions  | random            | data split over nodes |
+| order           | an epoch holds                    | in which order   | for                 |
+|-----------------|-----------------------------------|------------------|---------------------|
+| `TarSubset`     | up to `per_tar` items of each tar | tar by tar       | few open tars       |
+| same, `mixed`   | exactly `per_tar` of each tar     | shuffled         | equal weights       |
+| `StreamingTars` | all items of about `tars` tars    | tar by tar       | tars fetched whole  |
+| `Streamed`      | every item once                   | sequential lanes | sequential reads    |
+| `Sharded`       | each node's items, equally many   | random           | data on local disks |
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Streamed(Sampler):
     """
 
     lanes: int = 1
-    """places read in turn; processes x loader workers x micro-batch size gives each worker its own"""
+    """places read in turn; processes x loader workers x micro-batch: each worker has its own"""
     buffer: int = 1000
     """items shuffled among each other: larger mixes better, smaller reads more sequentially"""
 
@@ -141,7 +141,7 @@ class Sharded(Sampler):
     nodes: int = 1
     """number of nodes that hold the data"""
     column: str | None = None
-    """attribute with the node, from 0, of each item; None: of T tars, tar t is on node t * nodes // T"""
+    """attribute with each item's node, from 0; None: of T tars, tar t is on node t * nodes // T"""
 
     def __post_init__(self) -> None:
         check_positive(self, "nodes")
@@ -160,9 +160,7 @@ class Sharded(Sampler):
         if batch % self.nodes:
             raise Fault(f"--batch must be a multiple of --sampler.nodes {self.nodes} (got {batch})")
         if self.nodes % nodes:
-            raise Fault(
-                f"--sampler.nodes must be a multiple of the {nodes} nodes of the training (got {self.nodes}), or every node must hold all data"
-            )
+            raise Fault(f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})")
 
     def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
         """Return the order of `epoch`, which is evaluated on demand."""
@@ -172,7 +170,7 @@ class Sharded(Sampler):
             members, edges = self._by_column(items, self.column)
         sizes = np.diff(edges)
         if not sizes.all():
-            raise Fault(f"every node must have items, but node {sizes.argmin()} of {self.nodes} has none; train on fewer nodes, or give it a tar")
+            raise Fault(f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar")
         return _ShardedOrder(members, edges[:-1], sizes, items.seed, epoch)
 
     def _edges_by_tar(self, items: Items) -> Int64[np.ndarray, "edges"]:
@@ -187,7 +185,8 @@ class Sharded(Sampler):
         values = column(items, name, self)
         invalid = np.flatnonzero((values < 0) | (values >= self.nodes) | (np.floor(values) != values))
         if len(invalid):
-            raise Fault(f"column '{name}' must hold nodes from 0 to {self.nodes - 1} (got {values[invalid[0]]} for item {invalid[0]})")
+            item = invalid[0]
+            raise Fault(f"column '{name}' must be from 0 to {self.nodes - 1} (got {values[item]} at item {item})")
         # Integers of one or two bytes are sorted by radix.
         nodes = values.astype(np.min_scalar_type(self.nodes - 1))
         members = np.argsort(nodes, kind="stable")

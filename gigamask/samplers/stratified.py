@@ -108,7 +108,7 @@ class InterleavedStrata(Sampler):
         if batch % self.ranks:
             raise Fault(f"--batch must be a multiple of --sampler.ranks {self.ranks} (got {batch})")
         if self.ranks % processes:
-            raise Fault(f"--sampler.ranks must be a multiple of the {processes} processes of the training (got {self.ranks})")
+            raise Fault(f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})")
 
     def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
         """Return the granularity of each item."""
@@ -153,9 +153,7 @@ class InterleavedStrata(Sampler):
         for level, part in enumerate(self.ratio):
             if part and not len(strata[level]):
                 kind = GRANULARITIES[level]
-                raise Fault(
-                    f"no item is {kind}, but InterleavedStrata.ratio asks for some (got {self.ratio}); give 0 for {kind}, or loosen the filters"
-                )
+                raise Fault(f"no item is {kind}: its ratio must be 0 (got {self.ratio}); or filter less")
         return strata, [part // gcd(*self.ratio) for part in self.ratio]
 
 
@@ -174,9 +172,7 @@ def _number_strata(items: Items, attributes: Sequence[str], sampler: Sampler) ->
     for name in attributes:
         values = column(items, name, sampler)
         if values.dtype.kind not in "iub":
-            raise Fault(
-                f"attribute '{name}' of {type(sampler).__name__} must hold integers (got {values.dtype}); name categorical columns, or bin it"
-            )
+            raise Fault(f"attribute '{name}' must hold integers (got {values.dtype}); bin it")
         ranks, distinct = _dense_ranks(values)
         if count > 1 and distinct <= MAX_STRATA:
             labels, count = _dense_ranks(labels.astype(np.int64) * distinct + ranks)

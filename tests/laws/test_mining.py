@@ -272,6 +272,6 @@ def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sample
 
 def test_a_sampler_without_strata_cannot_be_mined_within(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, mining=Hardest(within="sampler"))
-    told = r"^sampler Random has no strata"
+    told = r"^Random has no strata"
     with pytest.raises(Fault, match=told):
         Feed(run, open_index(run))

@@ -156,7 +156,7 @@ def test_the_ledger_is_asked_for_a_moving_average():
         ({"floor": -0.1}, r"floor must be from 0 to 1 \(got -0.1\)"),
         ({"floor": 1.5}, r"floor .*got 1.5"),
         ({"ema": 1.0}, r"ema must be >= 0 and < 1 \(got 1.0\)"),
-        ({"floor": 0.0, "importance": True}, r"floor must be > 0 when importance=True \(got 0\)"),
+        ({"floor": 0.0, "importance": True}, r"floor must be > 0 with importance, .*\(got 0.0\)"),
         ({"per_epoch": 0}, r"per_epoch must be at least 1 \(got 0\)"),
     ],
 )

@@ -145,11 +145,11 @@ def test_more_nodes_than_a_byte_can_number():
     ("nodes", "column", "line"),
     [
         (0, None, r"nodes must be .*\(got 0\)"),
-        (3, None, "node [012] of 3 has none"),
-        (3, "node", "node 2 of 3 has none"),
-        (1, "node", r"column 'node' .*from 0 to 0 \(got 1 for item 1\)"),
-        (2, "low", r"column 'low' .*from 0 to 1 \(got -1 for item 0\)"),
-        (2, "half", r"column 'half' .*from 0 to 1 \(got 0.5 for item 2\)"),
+        (3, None, "node [012] of 3 has no items"),
+        (3, "node", "node 2 of 3 has no items"),
+        (1, "node", r"column 'node' .*from 0 to 0 \(got 1 at item 1\)"),
+        (2, "low", r"column 'low' .*from 0 to 1 \(got -1 at item 0\)"),
+        (2, "half", r"column 'half' .*from 0 to 1 \(got 0.5 at item 2\)"),
         (2, "none", "Sharded needs the column 'none'.*tar, node, low, half"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_tar_without_items_still_lies_on_its_node():
     ("batch", "nodes", "line"),
     [
         (6, 1, r"^--batch must be a multiple of --sampler.nodes 4 \(got 6\)$"),
-        (8, 3, r"^--sampler.nodes must be a multiple of the 3 nodes of the training \(got 4\)"),
+        (8, 3, r"^--sampler.nodes must be a multiple of the 3 nodes in use \(got 4\)"),
     ],
 )
 def test_machines_that_would_read_what_others_hold_are_refused(batch, nodes, line):

@@ -144,7 +144,7 @@ def test_fields_have_limits(sampler, fields):
 
 def test_a_stratum_of_the_ratio_must_have_items():
     items = strata(5, 0, 5)
-    with pytest.raises(Fault, match=r"no item is medium, .*ratio"):
+    with pytest.raises(Fault, match=r"no item is medium.*ratio"):
         InterleavedStrata().order(items, 0, None)
     assert levels(InterleavedStrata(ratio=(1, 0, 1)), items).tolist() == [0, 2] * 5
 
@@ -191,9 +191,9 @@ def test_processes_that_would_not_be_balanced_are_refused():
     with pytest.raises(Fault, match=r"^--batch must be a multiple of --sampler.ranks 8 \(got 12\)$"):
         Balanced(ranks=8).check(12, 4, 1)
     for sampler in (Balanced(ranks=8), InterleavedStrata(ranks=8)):
-        with pytest.raises(Fault, match=r"^--sampler.ranks must be a multiple of the 3 processes of the training \(got 8\)$"):
+        with pytest.raises(Fault, match=r"^--sampler.ranks must be a multiple of 3 processes \(got 8\)$"):
             sampler.check(16, 3, 1)
-    with pytest.raises(Fault, match=r"^--sampler.ranks must be a multiple of the 2 processes"):
+    with pytest.raises(Fault, match=r"^--sampler.ranks must be a multiple of 2 processes"):
         Balanced().check(16, 2, 1)
 
 
