@@ -35,8 +35,7 @@ from gigamask.names import make
 from gigamask.parallel.world import World
 from gigamask.prepare import describable
 from gigamask.recipes.grounding import ground_tiny
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.split import groups
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.train.hardest import mine
 from gigamask.train.optim import AdamW
 from gigamask.train.state import TrainState
@@ -86,9 +85,9 @@ def show_features(run: Grounding, index: Index) -> None:
         supplied = replace(run).supply(index) if name == "of another process" else supply
         asked = supplied.loader(False)
         before, wall_s, cpu_s = asked.gallery.encoded, time.perf_counter(), time.process_time()
-        sequence = Sequence(run.sampler, supplied.items, None, supplied.locate)
+        sequence = SampleSequence(run.sampler, supplied.items, None, supplied.locate)
         steps = -(-supplied.items.count // BATCH)
-        for _ in asked.batches(islice(groups(sequence, 0, BATCH, BATCH), steps)):
+        for _ in asked.batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps)):
             pass
         took = time.perf_counter() - wall_s, time.process_time() - cpu_s
         print(f"{name:20} {asked.gallery.encoded - before:15} {took[0]:8.2f} {took[1]:8.2f}")
@@ -114,10 +113,10 @@ def show_orders(catalogue: Catalogue) -> None:
 def show_mining(run: Grounding, index: Index, steps: int) -> None:
     """Prints the losses of the queries that mining keeps, behind a short training without it."""
     supply, state = run.supply(index), TrainState.around(run.build(), run)
-    sequence, task = Sequence(run.sampler, supply.items, None, supply.locate), run.task(torch.device("cpu"))
+    sequence, task = SampleSequence(run.sampler, supply.items, None, supply.locate), run.task(torch.device("cpu"))
     losses, kept = [], []
     hardest = Hardest(share=0.25)
-    for number, batches in enumerate(supply.loader(False).batches(islice(groups(sequence, 0, BATCH, BATCH), steps + 10))):
+    for number, batches in enumerate(supply.loader(False).batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps + 10))):
         if number < steps:
             step(task, state, batches, BATCH, AdamW().lr, 1.0)
             continue

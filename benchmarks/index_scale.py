@@ -28,9 +28,8 @@ from gigamask.data.index import Index
 from gigamask.data.items import open_items
 from gigamask.data.part import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Summary, Tar
 from gigamask.draws import draw
-from gigamask.samplers import split
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
 
 IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000
 JPG_BYTES, JSON_BYTES = 1_000_000, 86_000
@@ -163,9 +162,9 @@ def measure_epoch(folder: Path) -> dict[str, float]:
     index = Index.open(folder)
     found = open_items(index, Filters())
     before, start = memory(), time.perf_counter()
-    sequence = Sequence(Uniform(), found.items, locate=found.locate)
+    sequence = SampleSequence(Random(), found.items, locate=found.locate)
     ordered = time.perf_counter() - start
-    steps = split.groups(sequence, 0, BATCH, MICRO)
+    steps = iter_steps(sequence, 0, BATCH, MICRO)
     next(steps)
     first = time.perf_counter() - start
     start = time.perf_counter()

@@ -24,10 +24,9 @@ from gigamask.data.choose import Filters
 from gigamask.data.items import open_items
 from gigamask.data.settings import Assembly
 from gigamask.prepare import specimen
-from gigamask.samplers import split
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.streamed import Streamed
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
+from gigamask.samplers.shards import Streamed
 from gigamask.seams import Sampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -48,10 +47,10 @@ def serve(folder: Path, delay_s: float, told) -> None:
 def epoch(index: indexes.Index, sampler: Sampler, workers: int, micro: int, read_ahead: int) -> float:
     """Returns the seconds that an epoch takes to load."""
     found = open_items(index, Filters())
-    sequence = Sequence(sampler, found.items, locate=found.locate)
+    sequence = SampleSequence(sampler, found.items, locate=found.locate)
     source = loader.Source(str(index.folder), Assembly(1024, 256), Chance(0, 12, 12), read_ahead, 2 * micro)
     started = time.perf_counter()
-    for _ in islice(loader.batches(source, split.groups(sequence, 0, micro, micro), workers), found.items.count // micro):
+    for _ in islice(loader.batches(source, iter_steps(sequence, 0, micro, micro), workers), found.items.count // micro):
         pass
     return time.perf_counter() - started
 
@@ -86,8 +85,8 @@ def main() -> None:
         streamed = Streamed(lanes=max(flags.workers, 1) * flags.micro, buffer=1)
         print(f"{'':32}{'images/s':>10}{'requests':>10}{'MB':>8}")
         for name, index, sampler, ahead in (
-            ("local, random", local, Uniform(), 0),
-            ("remote, random", remote, Uniform(), 0),
+            ("local, random", local, Random(), 0),
+            ("remote, random", remote, Random(), 0),
             ("remote, streamed", remote, streamed, 0),
             ("remote, streamed, 8 MiB ahead", remote, streamed, 2**23),
         ):

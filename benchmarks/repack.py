@@ -19,7 +19,7 @@ import simplejpeg
 import torch
 from sample_to_batch import blob, members
 
-from gigamask.contracts import Chance
+from gigamask.contracts import Chance, Visit
 from gigamask.data import image, tar
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
@@ -31,7 +31,6 @@ from gigamask.geometry.frame import Frame
 from gigamask.geometry.runs import Runs
 from gigamask.prepare import record as records
 from gigamask.prepare.repack import Settings, repack
-from gigamask.samplers.split import Visit
 
 SIZE, ROUNDS, MASKS = 1024, 9, 100
 CODECS = ((95, "444"), (95, "420"), (90, "420"), (85, "420"))

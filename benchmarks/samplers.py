@@ -23,9 +23,8 @@ import numpy as np
 from gigamask.data import footprint
 from gigamask.draws import draw
 from gigamask.names import SEAMS
-from gigamask.samplers.ledger import Book
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.split import groups
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.seams import Items
 
 IMAGES, MASKS, TARS, BATCH, BATCHES, LEARNED = 11_186_000, 1_094_154_480, 1000, 256, 200, 1024
@@ -61,28 +60,28 @@ def measure(name: str, count: int) -> dict[str, float]:
     """Times one of our samplers."""
     sampler = SEAMS["sampler"][1][name]()
     items = Items(count, {}) if count > IMAGES else items_of(count)
-    book = None
+    history = None
     if sampler.decay is not None:
-        book = Book.empty(name, count, sampler.decay)
+        history = LossHistory.empty(name, count, sampler.decay)
         seen = np.flatnonzero(draw(0, "seen").random(count) < 0.1)
-        book.note(seen, np.zeros(len(seen), np.int64), draw(0, "losses").exponential(size=len(seen)))
+        history.update(seen, np.zeros(len(seen), np.int64), draw(0, "losses").exponential(size=len(seen)))
     before, wall, cpu = held_mb(), time.perf_counter(), time.process_time()
-    sequence = Sequence(sampler, items, book)
-    steps = groups(sequence, 0, BATCH, BATCH)
+    sequence = SampleSequence(sampler, items, history)
+    steps = iter_steps(sequence, 0, BATCH, BATCH)
     next(steps)
     found = {"first batch, s": time.perf_counter() - wall, "its CPU, s": time.process_time() - cpu}
-    batches = min(BATCHES, sequence.per_epoch // BATCH - 1)
+    batches = min(BATCHES, sequence.epoch_length // BATCH - 1)
     wall = time.perf_counter()
     for _ in range(batches):
         next(steps)
-    found |= {"a batch, ms": 1e3 * (time.perf_counter() - wall) / max(batches, 1), "positions": sequence.per_epoch, "grew, MB": peak_mb() - before}
-    if book is not None:
+    found |= {"a batch, ms": 1e3 * (time.perf_counter() - wall) / max(batches, 1), "positions": sequence.epoch_length, "grew, MB": peak_mb() - before}
+    if history is not None:
         chosen, wall = draw(0, "update").integers(count, size=LEARNED), time.perf_counter()
         for _ in range(20):
-            book.note(chosen, np.zeros(LEARNED, np.int64), np.ones(LEARNED))
+            history.update(chosen, np.zeros(LEARNED, np.int64), np.ones(LEARNED))
         found |= {f"update of {LEARNED}, ms": 1e3 * (time.perf_counter() - wall) / 20}
         wall = time.perf_counter()
-        drawn = sampler.order(items, 1, book.frozen)[np.arange(sequence.per_epoch)]
+        drawn = sampler.order(items, 1, history.snapshot)[np.arange(sequence.epoch_length)]
         found |= {f"draw of {LEARNED}, ms": 1e3 * (time.perf_counter() - wall) * LEARNED / len(drawn)}
     return found
 

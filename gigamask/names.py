@@ -12,7 +12,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -25,45 +25,63 @@ from gigamask.losses.objective import MaskObjective
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
-from gigamask.samplers.chunked import Chunked
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
-from gigamask.samplers.lazy import Lazy
-from gigamask.samplers.loss_weighted import LossWeighted
-from gigamask.samplers.relevance import RelevanceDiversity
-from gigamask.samplers.replay import Replay
-from gigamask.samplers.sharded import Sharded
-from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, MultiLevel, Stratified
-from gigamask.samplers.streamed import Streamed
-from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.hard_examples import LossWeighted, Replay
+from gigamask.samplers.random import LazyShuffle, Random
+from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
+from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
 from gigamask.seams import Mining, Objective, Policy, Sampler
 from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.run import Run, kinds
 from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 
-SEAMS: dict[str, tuple[type, dict[str, type]]] = {
-    "sampler": (
-        Sampler,
-        {
-            "random": Uniform,
-            "tar_aware": TarAware,
-            "stratified_granularity": Stratified,
-            "multi_level": MultiLevel,
-            "curriculum": Curriculum,
-            "adaptive_curriculum": AdaptiveCurriculum,
-            "balanced_tar": BalancedTars,
-            "streaming_tars": StreamingTars,
-            "streamed": Streamed,
-            "loss_weighted": LossWeighted,
-            "replay": Replay,
-            "chunked": Chunked,
-            "lazy": Lazy,
-            "multi_attribute": MultiAttribute,
-            "distributed_balanced": DistributedBalanced,
-            "relevance_diversity": RelevanceDiversity,
-            "sharded": Sharded,
-        },
-    ),
+
+@dataclass(frozen=True)
+class Preset:
+    """A name for a class with some of its fields set.
+
+    Attributes:
+        kind: The class.
+        fixed: Fields that tell this preset from others of the same class.
+        defaults: Other fields that start with a value of their own.
+    """
+
+    kind: type
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:
+        """Return the preset's value."""
+        return self.kind(**self.fixed, **self.defaults)
+
+    def matches(self, value: Any) -> bool:
+        """Return whether the preset with other flags can give this value."""
+        return type(value) is self.kind and all(getattr(value, name) == fixed for name, fixed in self.fixed.items())
+
+
+# A value is named by the first preset that matches it, so more specific presets come first.
+SAMPLERS: dict[str, Preset] = {
+    "random": Preset(Random),
+    "tar_aware": Preset(TarSubset, {"mixed": False}, {"per_tar": 1000}),
+    "stratified_granularity": Preset(Stratified, {"epoch_length": "smallest"}),
+    "distributed_balanced": Preset(InterleavedStrata, {"ratio": None}),
+    "multi_level": Preset(InterleavedStrata),
+    "curriculum": Preset(Curriculum),
+    "adaptive_curriculum": Preset(AdaptiveCurriculum),
+    "balanced_tar": Preset(TarSubset, {"mixed": True}, {"per_tar": 100}),
+    "streaming_tars": Preset(StreamingTars),
+    "streamed": Preset(Streamed),
+    "loss_weighted": Preset(LossWeighted),
+    "replay": Preset(Replay),
+    "lazy": Preset(LazyShuffle, {"chunk": None}),
+    "chunked": Preset(LazyShuffle, defaults={"chunk": 100_000}),
+    "relevance_diversity": Preset(Stratified, {"epoch_length": "data", "attributes": RELEVANCE}),
+    "multi_attribute": Preset(Stratified, {"epoch_length": "data"}, {"attributes": ("granularity", "tar")}),
+    "sharded": Preset(Sharded),
+}
+
+SEAMS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
+    "sampler": (Sampler, SAMPLERS),
     "loading.choice": (
         choose.Choice,
         {"random": choose.RandomChoice, "diverse": choose.Diverse, "quality": choose.Quality, "size_balanced": choose.SizeBalanced},
@@ -134,7 +152,7 @@ def part_of(run: Run, part: str) -> Any:
 def name_of(part: str, value: Any) -> str:
     """Returns the name of a part; that of a user's own class is `file.py:Class` with the file's whole path."""
     for name, kind in SEAMS[part][1].items():
-        if type(value) is kind:
+        if kind.matches(value) if isinstance(kind, Preset) else type(value) is kind:
             return name
     return f"{os.path.abspath(inspect.getfile(type(value)))}:{type(value).__qualname__}"
 

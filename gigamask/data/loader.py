@@ -4,7 +4,7 @@ In: a source (an index, how samples are made, their chance) and the steps' visit
 The loader keeps no state: what is delivered is a function of the visits alone, whatever the number of workers. A mask leaves a worker as runs of
 the target grid, a few hundred bytes, and becomes dense on the device.
 
-Not here: which rows are visited when (`samplers.split`), how a sample is made (`data.dataset`).
+Not here: which rows are visited when (`samplers.batch_sampler`), how a sample is made (`data.dataset`).
 """
 
 import math

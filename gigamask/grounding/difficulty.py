@@ -3,7 +3,7 @@
 Source: the reference's `compute_grounding_difficulty` ("Curriculum for Spatial Grounding"), whose weights and limits are kept. Words are counted
 where it says length, and phrases of `RELATIONS` where it says spatial terms.
 
-Not here: the queries themselves (`data.queries`), samplers that make use of this (`samplers.curriculum`, `samplers.relevance`).
+Not here: the queries themselves (`data.queries`), samplers that make use of this (`samplers.curriculum`, `samplers.stratified`).
 """
 
 import re

@@ -44,7 +44,7 @@ class Catalogue:
     domains: tuple[str, ...]
 
     def locate(self, items: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-        """Returns the items themselves, which are the queries' numbers, and -1 for each, as `samplers.sequence` asks where items lie."""
+        """Returns the items themselves, which are the queries' numbers, and -1 for each, as `samplers.batch_sampler` asks where items lie."""
         return items, np.full(len(items), -1)
 
 

@@ -59,7 +59,7 @@ class Share:
 
     @classmethod
     def of(cls, batch: int, micro: int, processes: int) -> "Share":
-        """Splits a batch as `samplers.split` does."""
+        """Splits a batch as `samplers.batch_sampler` does."""
         images = -(-batch // processes)
         return cls(images, batch - (images - 1) * processes, -(-batch // (processes * micro)), min(micro, images))
 

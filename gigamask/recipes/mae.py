@@ -6,7 +6,7 @@ from dataclasses import replace
 from gigamask.data.augment import RandomResizedCrop
 from gigamask.model import sizes
 from gigamask.model.sizes import MaeSpec
-from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.shards import Streamed
 from gigamask.train.optim import AdamW
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import ImageLoading

@@ -8,7 +8,7 @@ from gigamask.data.colour import ColourJitter
 from gigamask.losses.objective import MaskObjective
 from gigamask.model import sizes
 from gigamask.prompts.policy import InteractiveSchedule
-from gigamask.samplers.tars import BalancedTars
+from gigamask.samplers.shards import TarSubset
 from gigamask.train.optim import MuonAdamW
 from gigamask.train.schedule import WarmupCosine
 from gigamask.train.segmentation import Loading, Segmentation
@@ -50,7 +50,7 @@ def photos() -> Segmentation:
         model=replace(base.model, patch=4),
         steps=3000,
         micro=2,
-        sampler=BalancedTars(per_tar=50),
+        sampler=TarSubset(per_tar=50, mixed=True),
         loading=Loading(
             filters=Filters(min_predicted_iou=0.7),
             max_masks=8,

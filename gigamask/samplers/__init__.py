@@ -1,1 +1,4 @@
-"""Which sample comes next: orders that are functions of (items, epoch, ledger), and how they are cut into steps, ranks and micro-batches."""
+"""Which sample comes next: epoch orders, and how they are cut into steps and micro-batches.
+
+An order is a pure function of the sampler's fields, the items, the epoch and the loss history.
+"""

@@ -31,7 +31,7 @@ from gigamask.model.sizes import MaeSpec, RelevanceSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import LossScale, choose_device
 from gigamask.parallel.shard import whole
-from gigamask.samplers.ledger import Book
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.train.manifest import BEST, FORMAT, MANIFEST, checksum, complete, sealed, verify
 from gigamask.train.run import Run
 from gigamask.train.state import TrainState
@@ -164,7 +164,7 @@ def resume(run: Run, device: torch.device) -> TrainState | None:
     if state.scale and manifest["scale"]:
         state.scale = LossScale(**manifest["scale"])
     if run.sampler.decay is not None and LEDGER in manifest["files"]:
-        state.book = Book.of(load_arrays(folder / LEDGER), manifest["ledger"], run.sampler.decay, str(folder))
+        state.book = LossHistory.from_arrays(load_arrays(folder / LEDGER), manifest["ledger"], run.sampler.decay, str(folder))
     return state
 
 

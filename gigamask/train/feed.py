@@ -1,6 +1,6 @@
 """Joins order and loading: from a run and where it stands to the endless sequence of steps' batches, and back from steps' losses to later orders.
 
-Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`samplers.split`), the loading (`data.loader`).
+Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`samplers.batch_sampler`), the loading (`data.loader`).
 """
 
 import json
@@ -18,9 +18,8 @@ from gigamask.data import index as indexes
 from gigamask.data import store
 from gigamask.faults import Fault
 from gigamask.parallel.world import World
-from gigamask.samplers import split
-from gigamask.samplers.ledger import Book
-from gigamask.samplers.sequence import Sequence
+from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.train.run import DATA, Run
 from gigamask.train.supply import Supply
 
@@ -61,30 +60,30 @@ class Feed:
     """What a run trains on from a cursor on. `book` is what its sampler learns from, new unless given; None where it does not learn."""
 
     def __init__(
-        self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: Book | None = None, data: dict[str, Any] | None = None
+        self, run: Run, index: indexes.Index, cursor: Cursor | None = None, book: LossHistory | None = None, data: dict[str, Any] | None = None
     ) -> None:
         """`data` is what `described` says of the index, which a sampler that learns holds its book against."""
         self._run, self._supply, self._start = run, run.supply(index), (cursor or Cursor()).samples
         items = self._supply.items
         self.book = book = None if run.sampler.decay is None else _book(run, data or described(run, index), self._supply, book)
-        self._sequence = Sequence(run.sampler, items, book, self._supply.locate, run.strata)
+        self._sequence = SampleSequence(run.sampler, items, book, self._supply.locate, run.strata)
 
     def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Portion, ...]]:
         """Yields, for every step, this process's micro-batches."""
         run, world = self._run, world or World()
         made = self._supply.loader(pin)
         try:
-            for leg in split.legs(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
+            for leg in iter_segments(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
                 yield from made.batches(leg)
         finally:
             made.close()
 
     def note(self, start: int, losses: Float64[np.ndarray, "batch"]) -> None:
         """Takes the losses of the step that began behind `start` samples, before the next step's batches are asked for."""
-        self._sequence.note(start, losses)
+        self._sequence.record_losses(start, losses)
 
 
-def _book(run: Run, data: dict[str, Any], supply: Supply, before: Book | None) -> Book:
+def _book(run: Run, data: dict[str, Any], supply: Supply, before: LossHistory | None) -> LossHistory:
     """Returns the book of a sampler that learns: the one from before, if it is of the same sampler and items."""
     told = f"{run.sampler!r} {supply.told} {json.dumps(data)}"
     subject = blake2b(told.encode(), digest_size=16).hexdigest()
@@ -92,4 +91,4 @@ def _book(run: Run, data: dict[str, Any], supply: Supply, before: Book | None) -
         return before
     if before is not None:
         warnings.warn(f"{run.out}: its ledger of losses is of another sampler or other data, a new one is begun", stacklevel=2)
-    return Book.empty(subject, supply.items.count, run.sampler.decay or 0.0)
+    return LossHistory.empty(subject, supply.items.count, run.sampler.decay or 0.0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from gigamask.data.augment import Augment, Plain
 from gigamask.data.colour import ColourJitter
 from gigamask.faults import Fault
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import Random
 from gigamask.seams import Sampler, Task
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import Schedule, WarmupDrops
@@ -97,7 +97,7 @@ class Run(ABC):
     """of several processes: ddp keeps the model whole in each, fsdp shares the encoder's blocks out over all, hsdp over those of a machine"""
     timeout_s: float = 600.0
     """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
-    sampler: Sampler = field(default_factory=Uniform)
+    sampler: Sampler = field(default_factory=Random)
     optimizer: AdamW = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=WarmupDrops)
 

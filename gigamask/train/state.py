@@ -21,7 +21,7 @@ from gigamask.model.start import build
 from gigamask.parallel import shard
 from gigamask.parallel.precision import HALVES, LossScale, choose_precision
 from gigamask.parallel.world import World
-from gigamask.samplers.ledger import Book
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.train.run import Run
 
 
@@ -36,7 +36,7 @@ class TrainState:
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
-    book: Book | None = None
+    book: LossHistory | None = None
     scale: LossScale | None = None
     stopping: bool = False
 

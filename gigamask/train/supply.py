@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gigamask.contracts import Group, Portion
-from gigamask.samplers.sequence import Locate
+from gigamask.samplers.batch_sampler import Locate
 from gigamask.seams import Items
 
 

@@ -14,9 +14,8 @@ from gigamask.data.choose import Filters
 from gigamask.data.items import open_items
 from gigamask.data.settings import Assembly
 from gigamask.prepare import synthetic
-from gigamask.samplers import split
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.streamed import Streamed
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.shards import Streamed
 from tests.servers import FileServer
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -42,11 +41,11 @@ def names_of_epoch(index: indexes.Index, workers: int, world: int, start: int, r
     """The samples that all ranks together are given from `start` to the end of the first epoch."""
     found = open_items(index, Filters())
     sampler, micro, batch = Streamed(lanes=world * 2 * max(workers, 1), buffer=1), 2, 4
-    sequence = Sequence(sampler, found.items, locate=found.locate)
+    sequence = SampleSequence(sampler, found.items, locate=found.locate)
     source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead, 2 * micro)
     names = []
     for rank in range(world):
-        groups = islice(split.groups(sequence, start, batch, micro, rank, world), (len(index) - start) // batch)
+        groups = islice(iter_steps(sequence, start, batch, micro, rank, world), (len(index) - start) // batch)
         for step in loader.batches(source, groups, workers=workers):
             names += [name for made in step for name in made.names]
     return names

@@ -21,8 +21,8 @@ from gigamask.grounding.gallery import Gallery
 from gigamask.grounding.run import Watching
 from gigamask.losses.mining import Hardest
 from gigamask.samplers.curriculum import Curriculum
-from gigamask.samplers.loss_weighted import LossWeighted
-from gigamask.samplers.relevance import RelevanceDiversity
+from gigamask.samplers.hard_examples import LossWeighted
+from gigamask.samplers.stratified import RELEVANCE, Stratified
 from gigamask.train import checkpoint
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
@@ -125,7 +125,7 @@ def test_two_ranks_train_what_one_trains(tmp_path, described):
     assert (Path(run.out) / "checkpoints" / "best").exists()
 
 
-@pytest.mark.parametrize("sampler", [Curriculum(), RelevanceDiversity()])
+@pytest.mark.parametrize("sampler", [Curriculum(), Stratified(RELEVANCE, epoch_length="data")])
 def test_samplers_of_queries_order_them(tmp_path, described, sampler):
     run = run_in(tmp_path / "run", described, sampler=sampler, batch=8)
     feed = Feed(run, open_index(run))

@@ -16,12 +16,10 @@ from gigamask.cli import main
 from gigamask.contracts import Chance, Visit
 from gigamask.data.loader import Job, Source
 from gigamask.draws import draw
+from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.curriculum import AdaptiveCurriculum
-from gigamask.samplers.ledger import Book
-from gigamask.samplers.loss_weighted import LossWeighted
-from gigamask.samplers.replay import Replay
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.split import legs
+from gigamask.samplers.hard_examples import LossWeighted, Replay
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.seams import Items, Ledger, Sampler
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
@@ -75,10 +73,10 @@ def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
     return sequence
 
 
-def visited(book: Book, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int) -> list[int]:
+def visited(history: LossHistory, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int) -> list[int]:
     """The same from step `first` on, as training goes through it: every rank takes all of a leg before the first step's losses are noted."""
-    sequences = [Sequence(Sensitive(per_epoch), Items(len(book.losses), {}), replace_book(book)) for _ in range(world)]
-    cut = [legs(sequence, first * batch, batch, micro, rank, world) for rank, sequence in enumerate(sequences)]
+    sequences = [SampleSequence(Sensitive(per_epoch), Items(len(history.losses), {}), replace_book(history)) for _ in range(world)]
+    cut = [iter_segments(sequence, first * batch, batch, micro, rank, world) for rank, sequence in enumerate(sequences)]
     taken: list[int] = []
     while len(taken) < steps * batch:
         ahead = [list(next(legs_of_rank)) for legs_of_rank in cut]
@@ -89,19 +87,19 @@ def visited(book: Book, per_epoch: int, batch: int, micro: int, world: int, firs
                     rows[visit.place] = visit.row
             taken += rows.tolist()
             for sequence in sequences:
-                sequence.note(start, np.array([loss_of(start + place, row) for place, row in enumerate(rows.tolist())]))
+                sequence.record_losses(start, np.array([loss_of(start + place, row) for place, row in enumerate(rows.tolist())]))
             if len(taken) == steps * batch:
-                book_after(book, sequences[0])
+                book_after(history, sequences[0])
                 return taken
     return taken
 
 
-def replace_book(book: Book) -> Book:
-    return Book.of({name: array.copy() for name, array in book.arrays().items()}, "", book.decay, "")
+def replace_book(history: LossHistory) -> LossHistory:
+    return LossHistory.from_arrays({name: array.copy() for name, array in history.arrays().items()}, "", history.decay, "")
 
 
-def book_after(book: Book, sequence: Sequence) -> None:
-    book.__dict__.update(sequence._book.__dict__)
+def book_after(history: LossHistory, sequence: SampleSequence) -> None:
+    history.__dict__.update(sequence._history.__dict__)
 
 
 @given(
@@ -114,9 +112,9 @@ def book_after(book: Book, sequence: Sequence) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(count, per_epoch, batch, micro, worlds, stop):
-    book = Book.empty("", count, 0.5)
-    before = visited(book, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
-    after = visited(replace_book(book), per_epoch, batch, micro, worlds[1], stop, 6)
+    history = LossHistory.empty("", count, 0.5)
+    before = visited(history, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
+    after = visited(replace_book(history), per_epoch, batch, micro, worlds[1], stop, 6)
     assert before + after == plainly(count, per_epoch, batch, stop + 6)
 
 
@@ -124,24 +122,24 @@ def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(c
 @settings(max_examples=60, deadline=None)
 def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(window, per_epoch, batch, seed):
     sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=per_epoch, threshold=1.0, window=window), []
-    book, losses = Book.empty("", 7, 0.0), draw(seed, "losses").uniform(0, 2, (40, batch))
-    sequence = Sequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), book)
+    history, losses = LossHistory.empty("", 7, 0.0), draw(seed, "losses").uniform(0, 2, (40, batch))
+    sequence = SampleSequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), history)
     for start, of_step in enumerate(losses):
-        sequence.open(start * batch, batch)
-        shares.append(sampler.share(book.frozen.epoch_losses))
-        sequence.note(start * batch, of_step)
+        sequence.prepare(start * batch, batch)
+        shares.append(sampler.share(history.snapshot.epoch_losses))
+        sequence.record_losses(start * batch, of_step)
     assert shares == sorted(shares)
 
 
 def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
     """Epochs of five in steps of three: the order of an epoch sees the mean of one that ended before the step it begins in."""
     sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
-    book = Book.empty("", 7, 0.0)
-    sequence = Sequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), book)
+    history = LossHistory.empty("", 7, 0.0)
+    sequence = SampleSequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), history)
     for start in range(0, 27, 3):
-        sequence.open(start, 3)
-        shares.append(round(sampler.share(book.frozen.epoch_losses), 1))
-        sequence.note(start, np.full(3, 0.5))
+        sequence.prepare(start, 3)
+        shares.append(round(sampler.share(history.snapshot.epoch_losses), 1))
+        sequence.record_losses(start, np.full(3, 0.5))
     # Epochs begin at 0, 5, 10, 15, 20, 25: in the steps from 0, 3, 9, 15, 18 and 24 on, when 0, 0, 1, 3, 3 and 4 are over.
     assert shares == [0.3, 0.3, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.0]
 
@@ -151,12 +149,12 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     sampler = LossWeighted(per_epoch=6, ema=0.5, temperature=0.1)
     run = run_in(tmp_path / "run", scenes, sampler=sampler, batch=3, steps=2)
     state = train(run)
-    items, book, index = Items(len(state.book.losses), {}), state.book, open_index(run)
+    items, history, index = Items(len(state.book.losses), {}), state.book, open_index(run)
     first = sampler.order(items, 0, Ledger.empty(items.count))[np.arange(6)]
-    assert np.flatnonzero(np.isfinite(book.losses)).tolist() == sorted(set(first.tolist()))
-    onward = Feed(run, index, state.cursor, book).batches()
+    assert np.flatnonzero(np.isfinite(history.losses)).tolist() == sorted(set(first.tolist()))
+    onward = Feed(run, index, state.cursor, history).batches()
     names = [name for batches in islice(onward, 2) for batch in batches for name in batch.names]
-    after = sampler.order(items, 1, book.frozen)[np.arange(6)]
+    after = sampler.order(items, 1, history.snapshot)[np.arange(6)]
     assert names == [index.entry_name(row) for row in after.tolist()]
     assert not np.array_equal(after, sampler.order(items, 1, Ledger.empty(items.count))[np.arange(6)])
 
@@ -207,11 +205,11 @@ def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
     state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
     count = len(source.index)
     every = np.stack([gradient(run, state, source, Visit(0, row, row)) for row in range(count)])
-    book = Book.empty("", count, 0.0)
-    book.note(np.arange(count), np.zeros(count, int), np.linalg.norm(every, axis=1))
-    book.freeze(1)
+    history = LossHistory.empty("", count, 0.0)
+    history.update(np.arange(count), np.zeros(count, int), np.linalg.norm(every, axis=1))
+    history.take_snapshot(1)
     sampler = LossWeighted(per_epoch=4000, importance=True, temperature=0.3, floor=0.05)
-    orders = [sampler.order(Items(count, {}), epoch, book.frozen) for epoch in range(400)]
+    orders = [sampler.order(Items(count, {}), epoch, history.snapshot) for epoch in range(400)]
     items, weights = (np.concatenate([getattr(order, each) for order in orders]) for each in ("items", "weights"))
     # What a step does with a weight is what this sum does with it.
     assert np.allclose(gradient(run, state, source, Visit(0, 3, 3, weight=1.75)), 1.75 * every[3], rtol=1e-9)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
-from gigamask.samplers.loss_weighted import LossWeighted
-from gigamask.samplers.replay import Replay
+from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.seams import Items, Ledger, Order, Sampler, Weighted
 from tests.orders import listed
 

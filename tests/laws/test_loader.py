@@ -14,9 +14,8 @@ from gigamask.data.items import open_items
 from gigamask.data.loader import Source, batches
 from gigamask.data.settings import Assembly
 from gigamask.prepare.synthetic import write
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.split import groups
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
 
 STEPS = 5
 
@@ -29,8 +28,8 @@ def deliver(tmp_path_factory):
     found = open_items(index, Filters())
 
     def run(steps=STEPS, samples=0, workers=0, **cut):
-        cut = {"batch": 6, "micro": 6} | cut
-        order = groups(Sequence(Uniform(), found.items, locate=found.locate), samples, **cut)
+        cut = {"batch_size": 6, "micro_batch_size": 6} | cut
+        order = iter_steps(SampleSequence(Random(), found.items, locate=found.locate), samples, **cut)
         return list(islice(batches(source, order, workers=workers), steps))
 
     return run
@@ -65,19 +64,19 @@ def names_of(micro, mask):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("micro", [6, 4])
 def test_workers_change_nothing(deliver, micro):
-    here = [[contents(batch) for batch in step] for step in deliver(micro=micro)]
+    here = [[contents(batch) for batch in step] for step in deliver(micro_batch_size=micro)]
     for workers in (1, 3):
-        assert [[contents(batch) for batch in step] for step in deliver(micro=micro, workers=workers)] == here
+        assert [[contents(batch) for batch in step] for step in deliver(micro_batch_size=micro, workers=workers)] == here
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_micro_batches_are_one_batch(deliver, micro):
-    assert [join(step) for step in deliver(micro=micro)] == [join(step) for step in deliver()]
+    assert [join(step) for step in deliver(micro_batch_size=micro)] == [join(step) for step in deliver()]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_partition_each_batch(deliver, world):
-    ranks = [deliver(rank=rank, world=world, micro=2) for rank in range(world)]
+    ranks = [deliver(rank=rank, world_size=world, micro_batch_size=2) for rank in range(world)]
     for step, whole in enumerate(deliver()):
         names, masks, _ = join(whole)
         parts = [join(rank[step]) for rank in ranks]
@@ -97,7 +96,7 @@ def test_resuming_gives_the_same_rest(deliver, taken):
 
 
 def test_an_epoch_visits_every_image_once_and_draws_anew_in_the_next(deliver):
-    steps = deliver(steps=2, batch=7, micro=7)
+    steps = deliver(steps=2, batch_size=7, micro_batch_size=7)
     first, second = (batch for (batch,) in steps)
     assert sorted(first.names) == sorted(second.names)
     assert len(set(first.names)) == 7

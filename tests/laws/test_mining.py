@@ -19,7 +19,7 @@ from gigamask.losses.objective import MaskObjective
 from gigamask.parallel.world import World, join, leave
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
-from gigamask.samplers.stratified import MultiAttribute, Stratified
+from gigamask.samplers.stratified import Stratified
 from gigamask.seams import Mining, Objective
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.state import TrainState
@@ -239,7 +239,7 @@ def batches_of(run) -> list:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
     """Those of images are given to all their masks, whatever these are."""
-    sampler = MultiAttribute(("masks",), per_cell=2)
+    sampler = Stratified(("masks",), per_stratum=2)
     run = run_in(tmp_path / "run", scenes, sampler=sampler, mining=Hardest(within="sampler"), loading=replace(little().loading, workers=workers))
     index = open_index(run)
     items = open_items(index, run.assembly.filters, "image", None, 0, True).items
@@ -273,6 +273,6 @@ def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sample
 
 def test_a_sampler_without_strata_cannot_be_mined_within(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, mining=Hardest(within="sampler"))
-    told = r"^mining within the sampler's strata, but Uniform has none; choose another sampler, or mine within another$"
+    told = r"^Random has no strata"
     with pytest.raises(Fault, match=told):
         Feed(run, open_index(run))

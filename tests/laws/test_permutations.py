@@ -10,25 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.draws import draw
-from gigamask.samplers import uniform
-from gigamask.samplers.chunked import Chunked
-from gigamask.samplers.lazy import ROUNDS, SMALL, Lazy, _mix, cycle, permute, share
-from gigamask.samplers.sharded import Sharded
-from gigamask.samplers.streamed import Streamed
-from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
-from gigamask.samplers.uniform import Uniform, dealt
+from gigamask.samplers import random as random_sampler
+from gigamask.samplers.feistel import ROUNDS, SMALL, _mix, balanced_subset, cycle, permute
+from gigamask.samplers.random import LazyShuffle, Random, bucket_shuffled
+from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
 from gigamask.seams import Items, Sampler
 from tests.orders import listed
 
 SEEDS, EPOCHS = st.integers(0, 2**63), st.integers(0, 2**31)
 NEAR_POWERS = st.builds(lambda power, beside: 2**power + beside, st.integers(14, 16), st.integers(1, 9)) | st.integers(SMALL + 1, 70_000)
 SAMPLERS = [
-    Uniform(),
-    Lazy(),
-    Chunked(17),
+    Random(),
+    LazyShuffle(),
+    LazyShuffle(17),
     Streamed(2, 9),
-    TarAware(10),
-    BalancedTars(10),
+    TarSubset(10),
+    TarSubset(10, mixed=True),
     StreamingTars(2),
     Sharded(2),
 ]
@@ -44,17 +41,17 @@ def is_permutation(order: np.ndarray, count: int) -> bool:
 
 
 @given(st.integers(0, 300), EPOCHS, SEEDS, st.integers(1, 320))
-def test_uniform_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chunk):
-    for sampler in (Uniform(), Lazy(), Chunked(chunk)):
+def test_random_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chunk):
+    for sampler in (Random(), LazyShuffle(), LazyShuffle(chunk)):
         assert is_permutation(whole(sampler, Items(count, {}, seed), epoch), count)
 
 
 @given(st.integers(1, 3000), st.integers(200, 3000), SEEDS)
 def test_what_is_dealt_is_a_permutation(count, piece, seed):
-    with patch.object(uniform, "PIECE", piece):
-        found = dealt(np.arange(count), draw(seed, "test"))
+    with patch.object(random_sampler, "PIECE", piece):
+        found = bucket_shuffled(np.arange(count), draw(seed, "test"))
     assert is_permutation(found, count)
-    assert np.array_equal(found, dealt(np.arange(count), draw(seed, "test")))
+    assert np.array_equal(found, bucket_shuffled(np.arange(count), draw(seed, "test")))
 
 
 @given(NEAR_POWERS, SEEDS)
@@ -83,7 +80,7 @@ def test_different_positions_hold_different_items_at_any_size(size, seed, data):
 @given(st.integers(1, 10**10), st.integers(1, 10**6), EPOCHS, SEEDS, st.data())
 @settings(deadline=None)
 def test_chunks_of_any_size_hold_each_item_once(count, chunk, epoch, seed, data):
-    order = Chunked(chunk).order(Items(count, {}, seed), epoch, None)
+    order = LazyShuffle(chunk).order(Items(count, {}, seed), epoch, None)
     start = data.draw(st.integers(0, count - 1))
     items = order[np.arange(start, min(start + 40, count))]
     assert len(np.unique(items)) == len(items)
@@ -107,7 +104,7 @@ def test_a_cycle_visits_all_equally_often_from_its_beginning(size, turn, length,
 def test_shares_hold_different_items_and_take_all_equally_often(size, taken, seed):
     total = np.zeros(size, np.int64)
     for visit in range(2 * size):
-        counts = np.bincount(share(visit, taken, size, seed, "test"), minlength=size)
+        counts = np.bincount(balanced_subset(visit, taken, size, seed, "test"), minlength=size)
         assert counts.sum() == taken
         assert counts.max() - counts.min() <= 1
         total += counts

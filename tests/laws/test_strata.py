@@ -5,21 +5,21 @@ from functools import partial
 from math import gcd
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gigamask.samplers.relevance import RelevanceDiversity
-from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, MultiLevel, Stratified
+from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
 from gigamask.seams import Items, Sampler
 
 SIZES = st.tuples(*[st.integers(0, 25)] * 3).filter(any)
 RATIOS = st.tuples(*[st.integers(0, 12)] * 3).filter(any)
+Strata = partial(Stratified, epoch_length="data")
 SAMPLERS = st.one_of(
-    st.builds(partial, st.just(Stratified), st.none() | st.integers(1, 40)),
-    st.builds(partial, st.just(MultiLevel), RATIOS, st.none() | st.integers(1, 40)),
-    st.builds(partial, st.just(DistributedBalanced), st.integers(1, 5), st.none() | st.integers(1, 40)),
-    st.builds(partial, st.just(MultiAttribute), st.permutations(["granularity", "tar"]).map(tuple), st.none() | st.integers(1, 9)),
-    st.builds(partial, st.just(RelevanceDiversity), st.none() | st.integers(1, 9)),
+    st.builds(partial, st.just(Stratified), st.just(("granularity",)), st.none() | st.integers(1, 40)),
+    st.builds(partial, st.just(InterleavedStrata), RATIOS | st.none(), st.integers(1, 5), st.none() | st.integers(1, 40)),
+    st.builds(partial, st.just(Strata), st.permutations(["granularity", "tar"]).map(tuple), st.none() | st.integers(1, 9)),
+    st.builds(partial, st.just(Strata), st.just(RELEVANCE), st.none() | st.integers(1, 9)),
 )
 """Not built yet: the checks of types spend numbers of `random`, which strategies must not."""
 
@@ -32,7 +32,8 @@ def mixed(sizes: tuple[int, int, int], tars: int = 3, seed: int = 0) -> Items:
 
 
 def can(sampler: Sampler, sizes: tuple[int, int, int]) -> bool:
-    return not isinstance(sampler, MultiLevel) or all(size or not part for size, part in zip(sizes, sampler.ratio, strict=True))
+    ratio = getattr(sampler, "ratio", None)
+    return ratio is None or all(size or not part for size, part in zip(sizes, ratio, strict=True))
 
 
 def levels(sampler: Sampler, items: Items, epochs: int) -> np.ndarray:
@@ -66,14 +67,14 @@ def test_orders_depend_on_seed_and_epoch_alone_and_their_length_on_neither(sizes
 @given(SIZES, st.integers(0, 3), st.none() | st.integers(1, 40), st.integers(0, 5))
 def test_strata_are_exactly_equal(sizes, seed, number, epoch):
     items = mixed(sizes, seed=seed)
-    counts = np.bincount(items.columns["granularity"][Stratified(number).order(items, epoch, None)], minlength=3)
+    counts = np.bincount(items.columns["granularity"][Stratified(per_stratum=number).order(items, epoch, None)], minlength=3)
     assert counts.tolist() == [(number or min(size for size in sizes if size)) if size else 0 for size in sizes]
 
 
 @given(SIZES, RATIOS, st.none() | st.integers(1, 40), st.integers(1, 70))
 def test_every_batch_holds_the_ratio(sizes, ratio, per_epoch, batch):
     """Also across the end of an epoch, whichever sample a batch begins with."""
-    sampler = MultiLevel(ratio=ratio, per_epoch=per_epoch)
+    sampler = InterleavedStrata(ratio=ratio, per_epoch=per_epoch)
     assume(can(sampler, sizes))
     found = levels(sampler, mixed(sizes), 6)
     batch = min(batch, len(found))
@@ -84,9 +85,20 @@ def test_every_batch_holds_the_ratio(sizes, ratio, per_epoch, batch):
     assert np.abs(windows - shares).max() < (1 if even else 1.5)
 
 
+@given(SIZES, RATIOS, st.integers(1, 4), st.none() | st.integers(1, 40))
+def test_every_rank_holds_the_ratio(sizes, ratio, ranks, per_epoch):
+    sampler = InterleavedStrata(ratio, ranks, per_epoch)
+    assume(can(sampler, sizes))
+    period = sum(ratio) // gcd(*ratio)
+    found = levels(sampler, mixed(sizes), 3)
+    assert len(found) % (3 * period * ranks) == 0
+    for rank in range(ranks):
+        assert (in_windows(found[rank::ranks], period) * gcd(*ratio) == ratio).all()
+
+
 @given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))
 def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, steps, start):
-    found, there = levels(DistributedBalanced(ranks=ranks, per_stratum=number), mixed(sizes), 4), np.array(sizes) > 0
+    found, there = levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
     assert len(found) % (4 * ranks * there.sum()) == 0
     for world in (world for world in range(1, ranks + 1) if ranks % world == 0):
         for rank in range(world):
@@ -100,7 +112,7 @@ def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, 
 @given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12))
 def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
     """Ranks that are balanced each for itself could all be at the same stratum at the same time."""
-    found, there = levels(DistributedBalanced(ranks=ranks, per_stratum=number), mixed(sizes), 4), np.array(sizes) > 0
+    found, there = levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
     batch = min(steps * ranks, len(found))
     assert np.abs(in_windows(found, batch)[::ranks][:, there] - batch / there.sum()).max() < 1
 
@@ -108,7 +120,7 @@ def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
 @given(SIZES, st.integers(1, 9), st.permutations(["granularity", "tar"]), st.none() | st.integers(1, 9))
 def test_joint_cells_are_exactly_equal(sizes, tars, attributes, number):
     items = mixed(sizes, tars)
-    order = MultiAttribute(attributes=tuple(attributes), per_cell=number).order(items, 2, None)
+    order = Strata(attributes=tuple(attributes), per_stratum=number).order(items, 2, None)
     cells = items.columns["granularity"] * tars + items.columns["tar"]
     there = np.unique(cells)
     assert set(np.bincount(cells[order])[there].tolist()) == {number or items.count // len(there)}
@@ -121,13 +133,16 @@ def test_items_of_a_cell_come_up_equally_often(sizes, make, seed, epochs):
     assume(can(sampler, sizes))
     items = mixed(sizes, seed=seed)
     counts = sum(np.bincount(sampler.order(items, epoch, None), minlength=items.count) for epoch in range(epochs))
-    cells = items.columns["granularity"] * 3 + (items.columns["tar"] if isinstance(sampler, MultiAttribute | RelevanceDiversity) else 0)
+    cells = items.columns["granularity"] * 3 + (items.columns["tar"] if getattr(sampler, "epoch_length", None) == "data" else 0)
     assert all(np.ptp(counts[cells == cell]) <= 1 for cell in np.unique(cells))
 
 
-@given(st.tuples(*[st.integers(20, 40)] * 3), SAMPLERS)
-@settings(max_examples=30)
-def test_epochs_and_seeds_differ(sizes, make):
-    sampler = make.func()
+DEFAULTS = [Stratified(), Strata(("granularity", "tar")), Strata(RELEVANCE), InterleavedStrata(), InterleavedStrata(None)]
+
+
+@pytest.mark.parametrize("sampler", DEFAULTS)
+@given(st.tuples(*[st.integers(20, 40)] * 3))
+@settings(max_examples=6)
+def test_epochs_and_seeds_differ(sampler, sizes):
     orders = [sampler.order(mixed(sizes, seed=seed), epoch, None).tobytes() for seed in (0, 1) for epoch in (0, 1)]
     assert len(set(orders)) == 4

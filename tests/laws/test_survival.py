@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.hard_examples import LossWeighted
 from gigamask.train import checkpoint
 from gigamask.train.loop import train
 from tests.laws.test_training import run_in, same

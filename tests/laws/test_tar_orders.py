@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from gigamask.draws import draw
 from gigamask.faults import Fault
-from gigamask.samplers.sharded import Sharded
-from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
+from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset
 from gigamask.seams import Items
 from tests.orders import listed
 
@@ -42,7 +41,7 @@ def runs(labels: np.ndarray) -> np.ndarray:
 @given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
 def test_tar_aware_takes_up_to_so_many_of_each_tar_one_after_the_other(sizes, per_tar, seed, epoch):
     items = items_of(sizes, seed)
-    order = TarAware(per_tar).order(items, epoch, None)
+    order = TarSubset(per_tar).order(items, epoch, None)
     assert order.dtype == np.int64
     assert len(np.unique(order)) == len(order)
     tars = items.columns["tar"][order]
@@ -54,14 +53,14 @@ def test_tar_aware_takes_up_to_so_many_of_each_tar_one_after_the_other(sizes, pe
 @settings(max_examples=40, deadline=None)
 def test_tar_aware_and_balanced_visit_the_items_of_a_tar_equally_often(sizes, per_tar, seed):
     items = items_of(sizes, seed)
-    for sampler in (TarAware(per_tar), BalancedTars(per_tar)):
+    for sampler in (TarSubset(per_tar), TarSubset(per_tar, mixed=True)):
         assert spread(exposures(sampler, items, 12), items) <= 1
 
 
 @given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
 def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch):
     items = items_of(sizes, seed)
-    order = BalancedTars(per_tar).order(items, epoch, None)
+    order = TarSubset(per_tar, mixed=True).order(items, epoch, None)
     assert order.dtype == np.int64
     assert np.bincount(items.columns["tar"][order], minlength=28)[1::3][: len(sizes)].tolist() == [per_tar * (size > 0) for size in sizes]
     counts = np.bincount(order, minlength=items.count)
@@ -99,7 +98,7 @@ def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(size
     # Tars without items lie somewhere, too.
     owner = items.columns["tar"] * nodes // (items.columns["tar"][-1] + 1)
     if len(np.unique(owner)) < nodes:
-        with pytest.raises(Fault, match=r"^node [0-9] of [0-9] has no items"):
+        with pytest.raises(Fault, match=r"node [0-9] of [0-9] has no items"):
             Sharded(nodes).order(items, 0, None)
         return
     if named:

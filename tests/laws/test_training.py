@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from gigamask import arguments
-from gigamask.samplers.loss_weighted import LossWeighted
-from gigamask.samplers.replay import Replay
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.hard_examples import LossWeighted, Replay
+from gigamask.samplers.random import Random
 from gigamask.train import checkpoint
 from gigamask.train.feed import Feed, open_index
 from gigamask.train.loop import train
@@ -39,7 +38,7 @@ def same(a: TrainState, b: TrainState) -> bool:
     return (a.step, a.cursor) == (b.step, b.cursor) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-SAMPLERS = [(Uniform(), 0), (Uniform(), 2), (LossWeighted(per_epoch=8, importance=True), 2), (Replay(per_epoch=7, share=0.4, percentile=50.0), 0)]
+SAMPLERS = [(Random(), 0), (Random(), 2), (LossWeighted(per_epoch=8, importance=True), 2), (Replay(per_epoch=7, share=0.4, percentile=50.0), 0)]
 
 
 @pytest.mark.parametrize(("sampler", "workers"), SAMPLERS)

@@ -8,8 +8,8 @@ from gigamask.arguments import load_run, parse_train, save_run, settle
 from gigamask.data.augment import Flip
 from gigamask.faults import Fault
 from gigamask.recipes import tiny
-from gigamask.samplers.streamed import Streamed
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import Random
+from gigamask.samplers.shards import Streamed
 from gigamask.train.optim import AdamW
 from gigamask.train.run import check_resume
 
@@ -52,7 +52,7 @@ def test_a_word_chooses_a_part_and_flags_its_fields():
 def test_the_part_that_is_there_keeps_its_fields():
     run = replace(tiny(), sampler=Streamed(lanes=7))
     assert names.choose_parts(run, {"sampler": "streamed"}) == run
-    assert names.choose_parts(run, {"sampler": "random"}).sampler == Uniform()
+    assert names.choose_parts(run, {"sampler": "random"}).sampler == Random()
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,47 @@ def test_the_last_word_wins_over_files(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("sampler: streamed\nsampler.lanes: 5\n")
     assert parse_train(["tiny", "--config", str(file)]).run.sampler == Streamed(lanes=5)
-    assert parse_train(["tiny", "--config", str(file), "--sampler", "random"]).run.sampler == Uniform()
+    assert parse_train(["tiny", "--config", str(file), "--sampler", "random"]).run.sampler == Random()
+
+
+SAMPLER_FLAGS = {
+    "multi_level": ["ratio", "2", "1", "0"],
+    "distributed_balanced": ["ranks", "4"],
+    "tar_aware": ["per-tar", "100"],
+    "balanced_tar": ["per-tar", "1000"],
+    "chunked": ["chunk", "50"],
+    "stratified_granularity": ["per-stratum", "9"],
+    "relevance_diversity": ["per-stratum", "9"],
+    "multi_attribute": ["attributes", "domain", "region"],
+}
+
+
+@pytest.mark.parametrize("name", names.SEAMS["sampler"][1])
+def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
+    field, *words = SAMPLER_FLAGS.get(name, [None])
+    flags = [f"--sampler.{field}", *words] if field else []
+    run = parse_train(["tiny", "--sampler", name, *flags, "--out", str(tmp_path), "--data", "x"]).run
+    assert names.name_of("sampler", run.sampler) == name
+    assert names.choose_parts(run, {"sampler": name}) == run
+    save_run(run)
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved["sampler"] == name
+    assert not field or saved[f"sampler.{field}"] == (words if len(words) > 1 else words[0])
+    assert load_run(str(tmp_path)) == run
+
+
+def test_presets_of_one_class_are_told_apart_by_their_fixed_fields():
+    samplers = {name: names.make("sampler", name) for name in names.SEAMS["sampler"][1]}
+    assert {name: names.name_of("sampler", value) for name, value in samplers.items()} == {name: name for name in samplers}
+    # With other flags, a preset may become another one of its class; that one still gives the same sampler.
+    assert names.name_of("sampler", replace(samplers["distributed_balanced"], ratio=(2, 1, 1))) == "multi_level"
 
 
 def test_another_kind_of_sampler_is_another_order():
-    saved = replace(tiny(), sampler=Uniform())
+    saved = replace(tiny(), sampler=Random())
     with pytest.raises(
         Fault,
-        match=r"--sampler was gigamask.samplers.uniform.Uniform .* and is .*Streamed now, which changes the data or its order",
+        match=r"--sampler was gigamask.samplers.random.Random .* and is .*Streamed now, which changes the data or its order",
     ):
         check_resume(saved, replace(saved, sampler=Streamed()), allow_other_order=False)
 

@@ -19,7 +19,7 @@ from gigamask.planning import Ask, Rehearsed, altered, levers, plan, planned, re
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import mae_tiny, mae_vit_l, sam_vit_h, tiny
 from gigamask.recipes.variants import finetune
-from gigamask.samplers.sharded import Sharded
+from gigamask.samplers.shards import Sharded
 from gigamask.train.optim import AdamW8bit, MuonAdamW
 from gigamask.train.run import Run
 from gigamask.train.segmentation import Loading
@@ -234,7 +234,7 @@ def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
     assert settled(finetune(), Ask()).precision == "bf16"
     for run, ask, message in (
         (replace(little(), batch=0), Ask(), r"^--batch is 0, it must be at least 1$"),
-        (replace(little(), sampler=Sharded(), batch=3), Ask(fleet=Fleet(2, 1)), r"^--sampler.nodes is 1, training runs on 2 machines"),
+        (replace(little(), sampler=Sharded(), batch=3), Ask(fleet=Fleet(2, 1)), r"^--sampler.nodes must be a multiple of the 2 nodes"),
         (little(), Ask(find("h200")), r"^--gpu h200 with --device cpu: a plan is for one of them; leave one out$"),
         (replace(little(), device="cuda", parallel="fsdp"), Ask(), r"^--parallel fsdp shares out over several GPUs, --world has one; give more, or"),
         (replace(little(), device="cuda", parallel="hsdp"), Ask(fleet=Fleet(1, 8)), r"^--parallel hsdp wants several machines with several"),

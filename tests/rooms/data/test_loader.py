@@ -29,9 +29,8 @@ from gigamask.draws import draw
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
 from gigamask.prepare.synthetic import compose_scene, record, write
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.split import groups
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
 from gigamask.seams import Items
 
 ASSEMBLY = Assembly(side=128, grid=32, max_masks=6)
@@ -215,7 +214,7 @@ def test_chance_outside_is_left_alone(source):
 
 
 def test_steps_may_be_without_end(source, swept):
-    endless = batches(source, groups(Sequence(Uniform(), Items(12, {})), 0, batch=4, micro=4), workers=1)
+    endless = batches(source, iter_steps(SampleSequence(Random(), Items(12, {})), 0, batch_size=4, micro_batch_size=4), workers=1)
     taken = list(islice(endless, 5))
     endless.close()
     assert [micro.cursor.samples for (micro,) in taken] == [4, 8, 12, 16, 20]

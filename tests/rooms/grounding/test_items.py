@@ -13,10 +13,10 @@ from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
 from gigamask.grounding.difficulty import difficulty
 from gigamask.grounding.items import open_queries
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.curriculum import Curriculum
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.stratified import MultiAttribute
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import Random
+from gigamask.samplers.stratified import Stratified
 
 
 def pair(number, sizes):
@@ -86,14 +86,14 @@ def test_an_unknown_column_is_told_with_those_there_are(index):
         open_queries(index, ASKED).items.columns["width"]
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Curriculum(), MultiAttribute(("granularity", "complexity", "domain"))])
+@pytest.mark.parametrize("sampler", [Random(), Curriculum(), Stratified(("granularity", "complexity", "domain"), epoch_length="data")])
 def test_samplers_order_queries(index, sampler):
     found = open_queries(index, ASKED)
-    sequence = Sequence(sampler, found.items, locate=found.locate)
-    visits = sequence.visits(np.arange(sequence.per_epoch), 0)
+    sequence = SampleSequence(sampler, found.items, locate=found.locate)
+    visits = sequence.visits(np.arange(sequence.epoch_length), 0)
     assert {visit.mask for visit in visits} == {-1}
     assert {visit.row for visit in visits} <= set(range(5))
-    if isinstance(sampler, Uniform):
+    if isinstance(sampler, Random):
         assert sorted(visit.row for visit in visits) == list(range(5))
 
 

@@ -8,9 +8,8 @@ import pytest
 from gigamask.faults import Fault
 from gigamask.memory.gpus import find
 from gigamask.memory.planner import GIB, Fleet, Share, Standing, held, peak_of, table, time
-from gigamask.samplers import split
-from gigamask.samplers.sequence import Sequence
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
 from gigamask.seams import Items
 
 STANDING = Standing(
@@ -31,8 +30,8 @@ def test_a_world_is_machines_and_gpus():
 
 @pytest.mark.parametrize(("batch", "micro", "processes"), [(8, 2, 4), (10, 2, 4), (3, 4, 8), (7, 1, 1), (256, 1, 256), (5, 3, 2)])
 def test_a_batch_is_shared_as_it_is_split(batch, micro, processes):
-    sequence = Sequence(Uniform(), Items(1000, {}), None, lambda items: (items, np.full(len(items), -1)), False)
-    steps = [next(islice(split.groups(sequence, 0, batch, micro, rank, processes), 1)) for rank in range(processes)]
+    sequence = SampleSequence(Random(), Items(1000, {}), None, lambda items: (items, np.full(len(items), -1)), False)
+    steps = [next(islice(iter_steps(sequence, 0, batch, micro, rank, processes), 1)) for rank in range(processes)]
     images = [sum(map(len, step.micros)) for step in steps]
     share = Share.of(batch, micro, processes)
     assert share.images == max(images)

@@ -9,8 +9,7 @@ from PIL import Image
 from gigamask.cli import main
 from gigamask.faults import Fault
 from gigamask.prepare import sampler_stats
-from gigamask.samplers.lazy import Lazy
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import LazyShuffle, Random
 from gigamask.seams import Items, Sampler
 
 # Six items in three tars: two of each granularity.
@@ -85,14 +84,14 @@ def test_pieces_cover_the_epochs_one_after_the_other(epochs, pieces):
 
 
 def test_an_order_worked_out_lazily_is_looked_at_whole():
-    assert sampler_stats.describe(SIX, Lazy())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
+    assert sampler_stats.describe(SIX, LazyShuffle())["visits"] == {"never": 0, "once": 6, "more": 0, "most": 1}
 
 
 def test_what_cannot_be_described_is_one_line():
     with pytest.raises(Fault, match=r"^--epochs is 0, it must be at least 1$"):
-        sampler_stats.describe(SIX, Uniform(), epochs=0)
+        sampler_stats.describe(SIX, Random(), epochs=0)
     with pytest.raises(Fault, match=r"^there are no items to sample: no image has a mask that passes; give tars with masks$"):
-        sampler_stats.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Uniform())
+        sampler_stats.describe(Items(0, {name: column[:0] for name, column in SIX.columns.items()}), Random())
     with pytest.raises(Fault, match=r"^the sampler's order has no positions; loosen the sampler$"):
         sampler_stats.describe(SIX, Fixed(()))
 

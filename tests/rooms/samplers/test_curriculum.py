@@ -1,13 +1,12 @@
 """The curricula: what is reached when."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gigamask.faults import Fault
-from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum, ranked
+from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum, argsort_stable
 from gigamask.seams import Items, Ledger
 from tests.orders import listed
 
@@ -108,9 +107,9 @@ def test_a_window_and_a_growth_of_ones_own():
 
 def test_ranks_are_those_of_a_stable_sort():
     values = np.random.default_rng(0).choice(np.array([-np.inf, -2.5, -1e-40, -0.0, 0.0, 1e-40, 0.3, 7e8, np.inf, np.nan, -np.nan], np.float32), 5000)
-    assert np.array_equal(ranked(values), np.argsort(values, kind="stable"))
-    assert np.array_equal(ranked(values.astype(np.float64)), np.argsort(values, kind="stable"))
-    assert ranked(np.array([3, 1, 2])).tolist() == [1, 2, 0]
+    assert np.array_equal(argsort_stable(values), np.argsort(values, kind="stable"))
+    assert np.array_equal(argsort_stable(values.astype(np.float64)), np.argsort(values, kind="stable"))
+    assert argsort_stable(np.array([3, 1, 2])).tolist() == [1, 2, 0]
 
 
 def test_no_items_make_no_positions():
@@ -119,30 +118,29 @@ def test_no_items_make_no_positions():
     assert len(AdaptiveCurriculum(per_epoch=3).order(nothing, 0, ledger(count=0))) == 0
 
 
-def test_difficulty_must_be_known():
-    for name, sampler in {"curriculum": Curriculum(), "adaptive curriculum": AdaptiveCurriculum()}.items():
-        with pytest.raises(Fault, match=f"the {name} order reads the column 'difficulty', which the items lack; choose one of tar, or add it"):
-            listed(sampler.order(Items(2, {"tar": np.zeros(2)}), 0, ledger(count=2)))
+@pytest.mark.parametrize("sampler", [Curriculum(), AdaptiveCurriculum()])
+def test_difficulty_must_be_known(sampler):
+    with pytest.raises(Fault, match=f"^{type(sampler).__name__} needs the column 'difficulty', .*tar"):
+        listed(sampler.order(Items(2, {"tar": np.zeros(2)}), 0, ledger(count=2)))
 
 
 @pytest.mark.parametrize(
-    ("sampler", "field", "value", "limit"),
+    ("sampler", "field", "value"),
     [
-        (Curriculum(), "start", 0.0, "it must be above 0 and at most 1; give a share of the items"),
-        (Curriculum(), "start", 1.1, "it must be above 0 and at most 1"),
-        (Curriculum(), "start", float("nan"), "it must be above 0 and at most 1"),
-        (Curriculum(), "epochs", -1.0, "it must be 0 or more; give the epochs until all items are reached"),
-        (Curriculum(), "epochs", float("inf"), "it must be 0 or more"),
-        (Curriculum(), "stages", 0, "it must be at least 1; give another value"),
-        (AdaptiveCurriculum(), "start", 0.0, "it must be above 0 and at most 1"),
-        (AdaptiveCurriculum(), "growth", -0.1, "it must be above 0 and at most 1; give a share of the items"),
-        (AdaptiveCurriculum(), "threshold", 0.0, "it must be above 0; give a loss that training reaches"),
-        (AdaptiveCurriculum(), "threshold", float("nan"), "it must be above 0"),
-        (AdaptiveCurriculum(), "window", 0, "it must be at least 1; give another value"),
-        (AdaptiveCurriculum(), "per_epoch", 0, "it must be at least 1; give another value"),
+        (Curriculum(), "start", 0.0),
+        (Curriculum(), "start", 1.1),
+        (Curriculum(), "start", float("nan")),
+        (Curriculum(), "epochs", -1.0),
+        (Curriculum(), "epochs", float("inf")),
+        (Curriculum(), "stages", 0),
+        (AdaptiveCurriculum(), "start", 0.0),
+        (AdaptiveCurriculum(), "growth", -0.1),
+        (AdaptiveCurriculum(), "threshold", 0.0),
+        (AdaptiveCurriculum(), "threshold", float("nan")),
+        (AdaptiveCurriculum(), "window", 0),
+        (AdaptiveCurriculum(), "per_epoch", 0),
     ],
 )
-def test_fields_have_limits(sampler, field, value, limit):
-    name = "curriculum" if isinstance(sampler, Curriculum) else "adaptive curriculum"
-    with pytest.raises(Fault, match=re.escape(f"the {name} order's {field} is {value}, {limit}")):
+def test_fields_have_limits(sampler, field, value):
+    with pytest.raises(Fault, match=rf"^{type(sampler).__name__}.{field} must be .*\(got {value}\)$"):
         replace(sampler, **{field: value})

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.samplers.ledger import Book
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.train import checkpoint
 from gigamask.train.state import TrainState
 from tests.little import little
@@ -158,7 +158,7 @@ def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, m
 
 def with_book(state):
     """Returns the state with losses that its sampler has learned."""
-    state.book = Book.empty("tars", 3, 0.9)
+    state.book = LossHistory.empty("tars", 3, 0.9)
     return state
 
 

@@ -5,10 +5,9 @@ import pytest
 
 from gigamask.data.index import build
 from gigamask.faults import Fault
-from gigamask.samplers.lazy import Lazy
-from gigamask.samplers.replay import Replay
-from gigamask.samplers.streamed import Streamed
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.hard_examples import Replay
+from gigamask.samplers.random import LazyShuffle, Random
+from gigamask.samplers.shards import Streamed
 from gigamask.train.feed import Feed
 from gigamask.train.run import check_resume
 from tests.little import little
@@ -25,7 +24,7 @@ def visited(run, index) -> list[str]:
     return [name for step in steps for batch in step for name in batch.names]
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Lazy(), Streamed(), Replay(share=0.0)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("sampler", [Random(), LazyShuffle(), Streamed(), Replay(share=0.0)], ids=lambda each: type(each).__name__)
 def test_the_seed_of_a_run_names_its_order(index, sampler):
     run = replace(little(), sampler=sampler)
     first, again, other = (visited(replace(run, seed=seed), index) for seed in (0, 0, 1))

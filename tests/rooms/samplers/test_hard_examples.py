@@ -1,13 +1,13 @@
-"""Probabilities by loss: frequencies, weights, limits."""
+"""Samplers that prefer items with a high loss."""
 
-import re
 import time
 
 import numpy as np
 import pytest
 
 from gigamask.faults import Fault
-from gigamask.samplers.loss_weighted import LossWeighted
+from gigamask.samplers.hard_examples import LossWeighted, Replay
+from gigamask.samplers.loss_history import LossHistory
 from gigamask.seams import Items, Ledger, Weighted
 
 LOSSES = np.random.default_rng(0).gamma(1.5, 1.0, 60).astype(np.float32)
@@ -151,17 +151,17 @@ def test_the_ledger_is_asked_for_a_moving_average():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0, it must be above 0; give such, 1 for probabilities like losses"),
-        ({"temperature": float("nan")}, "temperature is nan, it must be above 0"),
-        ({"floor": -0.1}, "floor is -0.1, it must be from 0 to 1; give the share that is drawn from all items alike"),
-        ({"floor": 1.5}, "floor is 1.5, it must be from 0 to 1"),
-        ({"ema": 1.0}, "ema is 1.0, it must be from 0 to below 1; give what stays of an earlier loss"),
-        ({"floor": 0.0, "importance": True}, "floor is 0, with importance it must be above 0, for what is never drawn cannot be weighed; give such"),
-        ({"per_epoch": 0}, "per_epoch is 0, it must be at least 1; give another value"),
+        ({"temperature": 0.0}, r"temperature must be > 0 \(got 0.0\)"),
+        ({"temperature": float("nan")}, r"temperature .*got nan"),
+        ({"floor": -0.1}, r"floor must be from 0 to 1 \(got -0.1\)"),
+        ({"floor": 1.5}, r"floor .*got 1.5"),
+        ({"ema": 1.0}, r"ema must be >= 0 and < 1 \(got 1.0\)"),
+        ({"floor": 0.0, "importance": True}, r"floor must be > 0 with importance, .*\(got 0.0\)"),
+        ({"per_epoch": 0}, r"per_epoch must be at least 1 \(got 0\)"),
     ],
 )
-def test_fields_have_limits(fields, message):
-    with pytest.raises(Fault, match=re.escape(f"the loss-weighted order's {message}")):
+def test_fields_of_loss_weighted_have_limits(fields, message):
+    with pytest.raises(Fault, match=f"^LossWeighted.{message}"):
         LossWeighted(**fields)
 
 
@@ -176,3 +176,136 @@ def test_an_order_costs_no_more_than_a_shuffle_of_all_items():
     items, losses = Items(1_000_000, {}), ledger(np.random.default_rng(0).random(1_000_000))
     shuffle = min(cost(lambda: np.random.default_rng(0).permutation(items.count)) for _ in range(3))
     assert min(cost(lambda: LossWeighted(per_epoch=9000).order(items, 0, losses)) for _ in range(3)) < 3 * shuffle
+
+
+ITEMS = Items(100, {})
+
+
+def replayable(losses: dict[int, float], seen: dict[int, int] | int = 0, count: int = 100) -> Ledger:
+    values, when = np.full(count, np.nan, np.float32), np.full(count, -1, np.int32)
+    for item, loss in losses.items():
+        values[item] = loss
+        when[item] = seen if isinstance(seen, int) else seen[item]
+    return Ledger(values, when, np.empty(0))
+
+
+NOTHING = replayable({})
+
+
+@pytest.mark.parametrize("snapshot", [NOTHING, replayable(dict.fromkeys(range(100), 2.5)), replayable({3: 1.0})])
+def test_an_empty_buffer_makes_ordinary_full_batches(snapshot):
+    """Where batches without replays are short and short batches are dropped, nothing is ever yielded and the buffer never fills."""
+    sampler = Replay()
+    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(20)]
+    assert {len(order) for order in orders} == {125}
+    counts = np.bincount(np.concatenate(orders), minlength=100)
+    assert counts.min() >= 24
+    assert counts.max() <= 26
+
+
+def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
+    """An item is in the buffer once, with its latest loss, however often it was hard."""
+    sampler, history = Replay(per_epoch=100, percentile=80.0, recent=2), LossHistory.empty("", 100, 0.0)
+    assert sampler.decay == 0.0
+    hard = set(range(10))
+    for epoch in range(12):
+        history.take_snapshot(epoch)
+        buffer = sampler.buffer(epoch, history.snapshot).tolist()
+        assert len(set(buffer)) == len(buffer)
+        if epoch >= 2:
+            # From the sixth epoch on nothing is hard any more; what was is refreshed by being replayed.
+            assert set(buffer) == (hard if epoch <= 6 else set())
+        order = sampler.order(ITEMS, epoch, history.snapshot)
+        losses = np.array([2.0 if item in hard and epoch < 6 else 1.0 for item in order.tolist()])
+        history.update(order, np.full(len(order), epoch), losses)
+
+
+def test_replays_stand_in_every_batch_and_come_from_the_buffer():
+    losses = {item: float(item) for item in range(50)}
+    sampler = Replay(share=0.25, per_epoch=40)
+    order = sampler.order(ITEMS, 1, replayable(losses))
+    assert sampler.buffer(1, replayable(losses)).tolist() == [45, 46, 47, 48, 49]
+    replays = order[3::4]
+    counts = np.bincount(replays)
+    assert counts[45:].tolist() == [2] * 5
+    assert counts[:45].sum() == 0
+
+
+def test_more_entries_than_places_are_replayed_at_random():
+    losses = {item: float(item) for item in range(100)}
+    sampler = Replay(share=0.5, percentile=0.0, per_epoch=20)
+    orders = [sampler.order(ITEMS, epoch, replayable(losses, epoch - 1))[1::2] for epoch in range(1, 100)]
+    assert all(len(set(order.tolist())) == 10 for order in orders)
+    counts = np.bincount(np.concatenate(orders), minlength=100)[1:]
+    assert counts.min() > 0
+    assert abs(np.corrcoef(counts, np.arange(99))[0, 1]) < 0.35
+
+
+def test_nothing_is_lost_to_the_replays():
+    sampler = Replay(share=0.29, per_epoch=37)
+    snapshot = replayable({0: 1.0, 1: 9.0}, 10**6)
+    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(60)]
+    sequence = np.concatenate(orders)
+    places = np.arange(len(sequence) + 1) * 29 // 100
+    assert set(sequence[np.diff(places) > 0].tolist()) == {1}
+    ordinary = sequence[np.diff(places) == 0]
+    for start in range(0, len(ordinary) - 99, 100):
+        assert np.array_equal(np.sort(ordinary[start : start + 100]), np.arange(100))
+
+
+def test_the_buffer_holds_the_hardest_of_those_above_the_percentile():
+    values = np.random.default_rng(0).random(100)
+    snapshot = replayable(dict(enumerate(values.tolist())))
+    ranking = np.argsort(values)
+    assert np.array_equal(Replay(percentile=70.0).buffer(1, snapshot), np.sort(ranking[70:]))
+    assert np.array_equal(Replay(percentile=70.0, size=12).buffer(1, snapshot), np.sort(ranking[-12:]))
+    assert len(Replay(percentile=100.0).buffer(1, snapshot)) == 0
+    assert len(Replay(percentile=0.0).buffer(1, snapshot)) == 99
+
+
+def test_items_that_were_not_seen_lately_are_forgotten():
+    snapshot = replayable({item: float(item) for item in range(100)}, {item: item % 10 for item in range(100)})
+    for epoch, recent in ((10, 1), (10, 3), (10, 10), (25, 3)):
+        buffer = Replay(percentile=0.0, recent=recent).buffer(epoch, snapshot)
+        easiest = min((item for item in range(100) if item % 10 >= epoch - recent), default=-1)
+        assert buffer.tolist() == [item for item in range(100) if item % 10 >= epoch - recent and item != easiest]
+
+
+def test_losses_that_are_no_numbers_are_not_replayed():
+    assert Replay(percentile=0.0).buffer(1, replayable({0: np.inf, 1: np.nan, 2: 1.0, 3: 2.0})).tolist() == [3]
+
+
+@pytest.mark.parametrize(("share", "count", "per_epoch", "number"), [(0.2, 100, 50, 50), (0.2, 100, 50_000, 125), (0.0, 7, 10, 7), (0.3, 10, 99, 15)])
+def test_an_epoch_is_as_long_as_said_or_visits_every_item(share, count, per_epoch, number):
+    sampler = Replay(share=share, per_epoch=per_epoch)
+    orders = [sampler.order(Items(count, {}), epoch, replayable({}, count=count)) for epoch in range(5)]
+    assert {len(order) for order in orders} == {number}
+    if number < per_epoch:
+        assert len(set(orders[0].tolist())) == count
+
+
+def test_no_items_make_no_replays():
+    assert len(Replay().order(Items(0, {}), 0, replayable({}, count=0))) == 0
+
+
+def test_without_a_share_there_are_no_replays():
+    order = Replay(share=0.0).order(ITEMS, 0, replayable({1: 1.0, 2: 2.0}))
+    assert np.array_equal(np.sort(order), np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("share", 1.0, ">= 0 and < 1"),
+        ("share", -0.1, ">= 0 and < 1"),
+        ("share", float("nan"), ">= 0 and < 1"),
+        ("percentile", 101.0, "from 0 to 100"),
+        ("percentile", float("nan"), "from 0 to 100"),
+        ("size", 0, "at least 1"),
+        ("recent", 0, "at least 1"),
+        ("per_epoch", 0, "at least 1"),
+    ],
+)
+def test_fields_of_replay_have_limits(field, value, limit):
+    with pytest.raises(Fault, match=rf"^Replay.{field} must be {limit} \(got {value}\)"):
+        Replay(**{field: value})

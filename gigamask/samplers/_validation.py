@@ -1,0 +1,66 @@
+"""Checks of sampler fields, and access to the item columns that samplers read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gigamask.faults import Fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Shaped
+
+    from gigamask.seams import Items, Sampler
+
+
+def check_positive(sampler: Sampler, *names: str) -> None:
+    """Check that integer fields are at least 1 or None.
+
+    Args:
+        sampler: Sampler whose fields are checked.
+        *names: Names of the fields.
+
+    Raises:
+        Fault: A field is less than 1.
+    """
+    for name in names:
+        value = getattr(sampler, name)
+        check(sampler, name, value is None or value >= 1, "at least 1")
+
+
+def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
+    """Raise an error that names the field and its value unless `valid`.
+
+    Args:
+        sampler: Sampler whose field is checked.
+        name: Name of the field.
+        valid: Whether the value meets the requirement.
+        requirement: What the value must be, as in "at least 1".
+
+    Raises:
+        Fault: The value is not valid.
+    """
+    if not valid:
+        value = getattr(sampler, name)
+        raise Fault(f"{type(sampler).__name__}.{name} must be {requirement} (got {value})")
+
+
+def column(items: Items, name: str, sampler: Sampler) -> Shaped[np.ndarray, "count"]:
+    """Return a column of the items.
+
+    Args:
+        items: Items to sample.
+        name: Name of the column.
+        sampler: Sampler that needs the column; its class is named in the error.
+
+    Raises:
+        Fault: The items have no such column.
+    """
+    try:
+        return items.columns[name]
+    except KeyError:
+        known = ", ".join(items.columns) or "none"
+        raise Fault(
+            f"{type(sampler).__name__} needs the column '{name}', but the items have {known}; "
+            "choose one of these, or add it to the table of attributes"
+        ) from None

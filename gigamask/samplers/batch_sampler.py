@@ -1,0 +1,217 @@
+"""The endless sequence of samples, cut into steps, ranks and micro-batches.
+
+The order of an epoch is computed when the step that holds the epoch's first sample starts, and sees
+the losses of all steps before it. So reading ahead changes no order, and with a sampler that learns
+from losses, the sequence is known to the end of an epoch only.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from gigamask.contracts import Group, Visit
+from gigamask.faults import Fault
+from gigamask.samplers.loss_history import LossHistory
+from gigamask.seams import Items, Ledger, Order, Sampler, Weighted
+
+Locate = Callable[[Int64[np.ndarray, "n"]], tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]]
+"""Maps items to the rows of their images, and to masks of these images (-1: the whole image)."""
+
+
+def whole_images(
+    items: Int64[np.ndarray, "n"],
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Locate items that are the rows of an index."""
+    return items, np.full(len(items), -1)
+
+
+class SampleSequence:
+    """The orders of all epochs, one after the other, from sample 0 of the training on.
+
+    Args:
+        sampler: Computes the order of each epoch.
+        items: Items to sample.
+        history: Losses so far; required where `sampler.decay` is not None.
+        locate: Maps items to images and masks.
+        strata: Whether samples carry the stratum that the sampler assigns to them.
+
+    Raises:
+        Fault: Orders have no positions, or strata are asked for and the sampler has none.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        items: Items,
+        history: LossHistory | None = None,
+        locate: Locate = whole_images,
+        strata: bool = False,
+    ) -> None:
+        self._sampler, self._items, self._history = sampler, items, history
+        self._locate = locate
+        self._orders: dict[int, Order] = {}
+        self._strata = sampler.strata(items) if strata else None
+        if strata and self._strata is None:
+            raise Fault(f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within")
+        # A resumed history already holds later epochs, so this order may not be that of epoch 0;
+        # but its length does not depend on losses.
+        is_new = history is None or (history.seen < 0).all()
+        first = sampler.order(items, 0, Ledger.empty(items.count) if history else None)
+        self.epoch_length = len(first)
+        if not self.epoch_length:
+            raise Fault("the sampler's order is empty; loosen the sampler or the filters")
+        if is_new:
+            self._orders[0] = first
+
+    def prepare(self, consumed: int, batch_size: int) -> float:
+        """Compute the orders of the epochs that start in the next step.
+
+        Args:
+            consumed: Number of samples before the step.
+            batch_size: Number of samples of the step.
+
+        Returns:
+            The sample up to which whole steps are known; infinity where losses are not used.
+        """
+        if self._history is None:
+            return math.inf
+        length = self.epoch_length
+        newest = (consumed + batch_size - 1) // length
+        self._drop_orders_before(consumed)
+        if consumed % length:
+            self._order(consumed // length)
+        if newest * length >= consumed:
+            self._history.take_snapshot(consumed // length)
+        for epoch in range(-(-consumed // length), newest + 1):
+            self._order(epoch)
+        steps = ((newest + 1) * length - consumed) // batch_size
+        return float(consumed + steps * batch_size)
+
+    def visits(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[Visit, ...]:
+        """Return what is visited at some samples of a step.
+
+        Args:
+            samples: Numbers of the samples, ascending.
+            start: Number of the step's first sample.
+        """
+        if self._history is None:
+            self._drop_orders_before(start)
+        items, weights = self._at(samples)
+        rows, masks = self._locate(items)
+        epochs, positions = np.divmod(samples, self.epoch_length)
+        strata = np.full(len(items), -1) if self._strata is None else self._strata[items]
+        columns = (epochs, positions, rows, masks, samples - start, weights, strata)
+        return tuple(map(Visit, *(column.tolist() for column in columns)))
+
+    def record_losses(self, start: int, losses: np.ndarray) -> None:
+        """Add the losses of a step to the history, if there is one.
+
+        Args:
+            start: Number of the step's first sample.
+            losses: Loss of each sample of the step, NaN where there is none.
+        """
+        if self._history is not None:
+            samples = np.arange(start, start + len(losses))
+            self._history.update(self._at(samples)[0], samples // self.epoch_length, losses)
+
+    def _at(self, samples: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
+        """Return the items at these samples, and the weights of their losses."""
+        epochs, positions = np.divmod(samples, self.epoch_length)
+        items, weights = np.empty(len(samples), np.int64), np.ones(len(samples), np.float32)
+        for epoch in np.unique(epochs).tolist():
+            where, order = epochs == epoch, self._order(epoch)
+            items[where] = order[positions[where]]
+            if isinstance(order, Weighted):
+                weights[where] = order.weights[positions[where]]
+        return items, weights
+
+    def _order(self, epoch: int) -> Order:
+        if epoch not in self._orders:
+            snapshot = self._history.snapshot if self._history else None
+            order = self._sampler.order(self._items, epoch, snapshot)
+            if len(order) != self.epoch_length:
+                raise Fault(
+                    f"the sampler's order of epoch {epoch} must have {self.epoch_length} positions "
+                    f"as epoch 0 has (got {len(order)}); make the length independent of the epoch"
+                )
+            self._orders[epoch] = order
+        return self._orders[epoch]
+
+    def _drop_orders_before(self, sample: int) -> None:
+        epoch = sample // self.epoch_length
+        self._orders = {other: order for other, order in self._orders.items() if other >= epoch}
+
+
+def iter_segments(
+    sequence: SampleSequence,
+    consumed: int,
+    batch_size: int,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+) -> Iterator[Iterator[Group]]:
+    """Yield the steps of one rank, without end, in segments.
+
+    A global batch is the next `batch_size` samples of the sequence, also across the end of an
+    epoch. Rank r takes its samples r, r + world_size, and so on. All ranks get the same number of
+    micro-batches; if the batch is not a multiple of the world size, the last one of some ranks is
+    smaller or empty.
+
+    Args:
+        sequence: Sequence of samples.
+        consumed: Number of samples before the first step.
+        batch_size: Global batch size.
+        micro_batch_size: Samples per rank that are processed together.
+        rank: Rank of this process.
+        world_size: Number of processes.
+
+    Yields:
+        Steps that are known by now, so that they may be loaded ahead. Ask for the next segment when
+        the losses of this one are recorded.
+    """
+    while True:
+        known = sequence.prepare(consumed, batch_size)
+        yield _steps(sequence, consumed, known, batch_size, micro_batch_size, rank, world_size)
+        consumed = int(known)
+
+
+def iter_steps(
+    sequence: SampleSequence,
+    consumed: int,
+    batch_size: int,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[Group]:
+    """Yield the same steps one after the other, for samplers that do not learn from losses.
+
+    Args:
+        sequence: Sequence of samples.
+        consumed: Number of samples before the first step.
+        batch_size: Global batch size.
+        micro_batch_size: Samples per rank that are processed together.
+        rank: Rank of this process.
+        world_size: Number of processes.
+    """
+    return chain.from_iterable(iter_segments(sequence, consumed, batch_size, micro_batch_size, rank, world_size))
+
+
+def _steps(
+    sequence: SampleSequence,
+    consumed: int,
+    known: float,
+    batch_size: int,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
+) -> Iterator[Group]:
+    rounds = -(-batch_size // (world_size * micro_batch_size))
+    while consumed < known:
+        end = consumed + batch_size
+        visits = sequence.visits(np.arange(consumed + rank, end, world_size), consumed)
+        micro_batches = tuple(visits[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds))
+        yield Group(micro_batches, consumed, end)
+        consumed = end

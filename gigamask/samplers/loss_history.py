@@ -1,0 +1,109 @@
+"""Losses of the samples trained on so far, for samplers that learn from them."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32, Int64, Shaped
+
+from gigamask.faults import Fault
+from gigamask.seams import Ledger
+
+
+@dataclass
+class LossHistory:
+    """Losses so far, and a snapshot of them: orders see the snapshot only.
+
+    Attributes:
+        subject: Digest of the sampler and the data that the losses belong to.
+        decay: Share of an item's average loss that remains when there is a new loss.
+        losses: Average loss of each item, NaN where there is none.
+        seen: Epoch in which each item was last trained on, -1 where never.
+        sums: Sum of the losses of each epoch.
+        counts: Number of losses of each epoch.
+        snapshot: The history as it was when `take_snapshot` was last called.
+    """
+
+    subject: str
+    decay: float
+    losses: Float32[np.ndarray, "count"]
+    seen: Int32[np.ndarray, "count"]
+    sums: Float64[np.ndarray, "epochs"]
+    counts: Int64[np.ndarray, "epochs"]
+    snapshot: Ledger
+
+    @classmethod
+    def empty(cls, subject: str, count: int, decay: float) -> "LossHistory":
+        """Return a history of items that were never trained on.
+
+        Args:
+            subject: Digest of the sampler and the data.
+            count: Number of items.
+            decay: Share of an item's average loss that remains when there is a new loss.
+        """
+        start = Ledger.empty(count)
+        sums, counts = np.zeros(0), np.zeros(0, np.int64)
+        return cls(subject, decay, start.losses, start.seen, sums, counts, Ledger.empty(count))
+
+    def update(
+        self,
+        items: Int64[np.ndarray, "n"],
+        epochs: Int64[np.ndarray, "n"],
+        losses: Float64[np.ndarray, "n"],
+    ) -> None:
+        """Add the losses of one step's samples.
+
+        Args:
+            items: Item of each sample; one that occurs twice counts with its mean loss.
+            epochs: Epoch of each sample, ascending.
+            losses: Loss of each sample; those that are not finite are ignored.
+        """
+        valid = np.isfinite(losses)
+        items, epochs, losses = items[valid], epochs[valid], losses[valid]
+        length = max(len(self.sums), int(epochs.max(initial=-1)) + 1)
+        padding = (0, length - len(self.sums))
+        self.sums = np.bincount(epochs, losses, length) + np.pad(self.sums, padding)
+        self.counts = np.bincount(epochs, minlength=length) + np.pad(self.counts, padding)
+        distinct, places = np.unique(items, return_inverse=True)
+        new = np.bincount(places, losses) / np.bincount(places)
+        old = self.losses[distinct].astype(np.float64)
+        average = self.decay * old + (1 - self.decay) * new
+        self.losses[distinct] = np.where(np.isnan(old), new, average)
+        self.seen[items] = epochs  # ascending, so the last epoch of a repeated item stays
+
+    def take_snapshot(self, finished: int) -> None:
+        """Copy the current losses to `snapshot`.
+
+        Args:
+            finished: Number of finished epochs; only these get a mean, because the mean of an
+                unfinished epoch would change later.
+        """
+        means = np.full(finished, np.nan)
+        sums, counts = self.sums[:finished], self.counts[:finished]
+        np.divide(sums, counts, out=means[: len(sums)], where=counts > 0)
+        self.snapshot = Ledger(self.losses.copy(), self.seen.copy(), means)
+
+    def arrays(self) -> dict[str, Shaped[np.ndarray, "..."]]:
+        """Return the whole content as arrays by name, as checkpoints hold it."""
+        current = {name: getattr(self, name) for name in ("losses", "seen", "sums", "counts")}
+        names = [field.name for field in fields(Ledger)]
+        return current | {f"frozen.{name}": getattr(self.snapshot, name) for name in names}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Shaped[np.ndarray, "..."]], subject: str, decay: float, source: str) -> "LossHistory":
+        """Return the history whose `arrays()` are given.
+
+        Args:
+            arrays: Arrays by name.
+            subject: Digest of the sampler and the data.
+            decay: Share of an item's average loss that remains when there is a new loss.
+            source: Where the arrays come from, for errors.
+
+        Raises:
+            Fault: An array is missing or unknown.
+        """
+        expected = set(cls.empty("", 0, 0.0).arrays())
+        if mismatch := sorted(expected ^ set(arrays)):
+            raise Fault(f"{source}: array '{mismatch[0]}' is missing or unknown; use another --out")
+        snapshot = Ledger(*(arrays[f"frozen.{field.name}"] for field in fields(Ledger)))
+        losses, seen, sums, counts = (arrays[name] for name in ("losses", "seen", "sums", "counts"))
+        return cls(subject, decay, losses, seen, sums, counts, snapshot)

@@ -1,0 +1,264 @@
+"""Orders that depend on the tar, or the node, that holds each item.
+
+They read the column `tar`, which is ascending.
+
+| order           | an epoch holds                    | in which order   | for                 |
+|-----------------|-----------------------------------|------------------|---------------------|
+| `TarSubset`     | up to `per_tar` items of each tar | tar by tar       | few open tars       |
+| same, `mixed`   | exactly `per_tar` of each tar     | shuffled         | equal weights       |
+| `StreamingTars` | all items of about `tars` tars    | tar by tar       | tars fetched whole  |
+| `Streamed`      | every item once                   | sequential lanes | sequential reads    |
+| `Sharded`       | each node's items, equally many   | random           | data on local disks |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigamask.draws import draw
+from gigamask.faults import Fault
+from gigamask.samplers._validation import check_positive, column
+from gigamask.samplers.feistel import balanced_subset, cycle, group_by_label
+from gigamask.samplers.random import shuffled
+from gigamask.seams import Sampler
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+    from gigamask.seams import Items, Ledger, Order
+
+
+@dataclass(frozen=True)
+class TarSubset(Sampler):
+    """Some random items of each tar; every epoch takes others, so that all come up equally often.
+
+    Tars follow each other, and one with fewer than `per_tar` items gives all of them. With `mixed`,
+    the items of all tars are shuffled together, and a tar with fewer items repeats its own.
+    """
+
+    per_tar: int = 1000
+    """items of each tar per epoch"""
+    mixed: bool = False
+    """take exactly per-tar items of each tar and shuffle all together, else go tar by tar"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "per_tar")
+
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+        """Return the order of `epoch`."""
+        stream = "balanced tars" if self.mixed else "tar aware"
+        generator = draw(items.seed, stream, epoch)
+        firsts, sizes = tar_spans(items, self)
+        if self.mixed:
+            tars, lengths = np.arange(len(sizes)), np.full_like(sizes, self.per_tar)
+        else:
+            tars, lengths = generator.permutation(len(sizes)), np.minimum(sizes, self.per_tar)
+        order, end = np.empty(lengths.sum(), np.int64), 0
+        for tar in tars.tolist():
+            start, end = end, end + int(lengths[tar])
+            size = int(sizes[tar])
+            subset = balanced_subset(epoch, end - start, size, items.seed, stream, tar)
+            order[start:end] = firsts[tar] + subset
+            if not self.mixed:
+                generator.shuffle(order[start:end])
+        return shuffled(order, generator) if self.mixed else order
+
+
+@dataclass(frozen=True)
+class StreamingTars(Sampler):
+    """About `tars` tars per epoch, one after the other, each shuffled.
+
+    Epochs are equally long pieces of an endless sequence of passes, each of which visits all tars
+    in its own random order. So an epoch holds as many items as `tars` average tars; where all tars
+    have the same size, it holds that many whole tars.
+    """
+
+    tars: int = 100
+    """tars per epoch"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tars")
+
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+        """Return the order of `epoch`; only the tars that it visits are shuffled."""
+        firsts, sizes = tar_spans(items, self)
+        if not items.count:
+            return np.empty(0, np.int64)
+        length = max(1, round(items.count * min(self.tars, len(sizes)) / len(sizes)))
+        start, end = epoch * length, (epoch + 1) * length
+        passes = range(start // items.count, (end - 1) // items.count + 1)
+        pieces = [piece for number in passes for piece in _slice_of_pass(items.seed, number, firsts, sizes, start - number * items.count, length)]
+        return np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class Streamed(Sampler):
+    """A permutation per epoch that reads the tars in random order, each from front to back.
+
+    The tars' entries, one tar after the other, are cut into `lanes` pieces of equal length that
+    take turns: position p belongs to lane p % lanes. So a worker that takes every n-th sample
+    reads sequentially at few places. Within a lane, items are shuffled in blocks of `buffer`.
+    """
+
+    lanes: int = 1
+    """places read in turn; processes x loader workers x micro-batch: each worker has its own"""
+    buffer: int = 1000
+    """items shuffled among each other: larger mixes better, smaller reads more sequentially"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "lanes", "buffer")
+
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+        """Return the order of `epoch`."""
+        generator = draw(items.seed, "streamed", epoch)
+        firsts, sizes = tar_spans(items, self)
+        tars = generator.permutation(len(sizes))
+        sizes = sizes[tars]
+        entries = np.repeat(firsts[tars] - (np.cumsum(sizes) - sizes), sizes)
+        entries += np.arange(items.count)
+        order = np.empty_like(entries)
+        for number, lane in enumerate(np.array_split(entries, self.lanes)):
+            _shuffle_blocks(lane, self.buffer, generator)
+            order[number :: self.lanes] = lane
+        return order
+
+
+@dataclass(frozen=True)
+class Sharded(Sampler):
+    """Equally many positions for each node, with only the node's own items there.
+
+    Position p belongs to node p % nodes, so the global batch must be a multiple of `nodes`, and
+    process ranks must alternate between the nodes: rank 0 on node 0, rank 1 on node 1, and so on.
+
+    All nodes get as many positions as the largest one has items. Each goes through its own items
+    in an endless sequence of permutations, so smaller nodes start their next pass earlier.
+    """
+
+    nodes: int = 1
+    """number of nodes that hold the data"""
+    column: str | None = None
+    """attribute with each item's node, from 0; None: of T tars, tar t is on node t * nodes // T"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "nodes")
+
+    def check(self, batch: int, processes: int, nodes: int) -> None:
+        """Check that no node would be asked for items of another.
+
+        Args:
+            batch: Global batch size.
+            processes: Number of processes of the training.
+            nodes: Number of nodes of the training.
+
+        Raises:
+            Fault: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
+        """
+        if batch % self.nodes:
+            raise Fault(f"--batch must be a multiple of --sampler.nodes {self.nodes} (got {batch})")
+        if self.nodes % nodes:
+            raise Fault(f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})")
+
+    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+        """Return the order of `epoch`, which is evaluated on demand."""
+        if self.column is None:
+            members, edges = None, self._edges_by_tar(items)
+        else:
+            members, edges = self._by_column(items, self.column)
+        sizes = np.diff(edges)
+        if not sizes.all():
+            raise Fault(f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar")
+        return _ShardedOrder(members, edges[:-1], sizes, items.seed, epoch)
+
+    def _edges_by_tar(self, items: Items) -> Int64[np.ndarray, "edges"]:
+        """Return where each node's items begin and those of the last node end."""
+        # Tars without items count too: filters must not move a tar to another node.
+        tar = column(items, "tar", self)
+        tars = items.tars or (int(tar[-1]) + 1 if items.count else 0)
+        return np.searchsorted(tar, -(-np.arange(self.nodes + 1) * tars // self.nodes))
+
+    def _by_column(self, items: Items, name: str) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
+        """Return the items sorted by node, and where each node begins and the last one ends."""
+        values = column(items, name, self)
+        invalid = np.flatnonzero((values < 0) | (values >= self.nodes) | (np.floor(values) != values))
+        if len(invalid):
+            item = invalid[0]
+            raise Fault(f"column '{name}' must be from 0 to {self.nodes - 1} (got {values[item]} at item {item})")
+        # Integers of one or two bytes are sorted by radix.
+        nodes = values.astype(np.min_scalar_type(self.nodes - 1))
+        members = np.argsort(nodes, kind="stable")
+        numbers = np.arange(1, self.nodes, dtype=nodes.dtype)
+        inner = np.searchsorted(nodes, numbers, sorter=members)
+        return members, np.concatenate([[0], inner, [items.count]])
+
+
+@dataclass(frozen=True, eq=False)
+class _ShardedOrder:
+    """The order of one epoch.
+
+    Node n holds `sizes[n]` items from `firsts[n]` on: of `members`, or of all items where None.
+    """
+
+    members: Int64[np.ndarray, "count"] | None
+    firsts: Int64[np.ndarray, "nodes"]
+    sizes: Int64[np.ndarray, "nodes"]
+    seed: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return len(self.sizes) * int(self.sizes.max())
+
+    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        turns, nodes = np.divmod(positions, len(self.sizes))
+        indices = self.epoch * int(self.sizes.max()) + turns
+        items = np.empty(len(positions), np.int64)
+        for node, where in group_by_label(nodes):
+            local = cycle(indices[where], int(self.sizes[node]), self.seed, "sharded", node)
+            items[where] = self.firsts[node] + local
+        return items if self.members is None else self.members[items]
+
+
+def tar_spans(items: Items, sampler: Sampler) -> tuple[Int64[np.ndarray, "tars"], Int64[np.ndarray, "tars"]]:
+    """Return the first item of each tar, and its number of items; empty tars are left out.
+
+    Args:
+        items: Items to sample, with the column `tar`.
+        sampler: Sampler to name if the column is missing.
+    """
+    tar = column(items, "tar", sampler)
+    edges = np.flatnonzero(tar[1:] != tar[:-1]) + 1
+    firsts = np.concatenate([np.zeros(min(1, items.count), np.int64), edges])
+    return firsts, np.diff(firsts, append=items.count)
+
+
+def _slice_of_pass(
+    seed: int,
+    number: int,
+    firsts: Int64[np.ndarray, "tars"],
+    sizes: Int64[np.ndarray, "tars"],
+    start: int,
+    length: int,
+) -> Iterator[Int64[np.ndarray, "n"]]:
+    """Yield the items at the `length` positions from `start` on that lie within one pass."""
+    tars = draw(seed, "streaming tars", number).permutation(len(sizes))
+    ends = np.cumsum(sizes[tars])
+    for place in range(int(np.searchsorted(ends, start, side="right")), len(tars)):
+        tar = int(tars[place])
+        first = int(ends[place] - sizes[tar])
+        if first >= start + length:
+            return
+        mixed = draw(seed, "streaming tars", number, tar).permutation(sizes[tar])
+        yield firsts[tar] + mixed[max(0, start - first) : start + length - first]
+
+
+def _shuffle_blocks(lane: Int64[np.ndarray, "n"], buffer: int, generator: np.random.Generator) -> None:
+    """Shuffle the lane in place, in blocks of `buffer` that start at a random offset."""
+    first = int(generator.integers(min(buffer, len(lane)), endpoint=True))
+    last = len(lane) - (len(lane) - first) % buffer
+    blocks = lane[first:last].reshape(-1, buffer)
+    generator.permuted(blocks, axis=1, out=blocks)
+    generator.shuffle(lane[:first])
+    generator.shuffle(lane[last:])
