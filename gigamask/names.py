@@ -18,7 +18,9 @@ from typing import Any
 
 from gigamask import recipes
 from gigamask.data import augment, choose
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.faults import Fault
+from gigamask.grounding.run import Watching
 from gigamask.grounding.text import HuggingFace, MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
@@ -36,10 +38,10 @@ from gigamask.samplers.stratified import DistributedBalanced, MultiAttribute, Mu
 from gigamask.samplers.streamed import Streamed
 from gigamask.samplers.tars import BalancedTars, StreamingTars, TarAware
 from gigamask.samplers.uniform import Uniform
-from gigamask.seams import Mining, Objective, Policy, Sampler
+from gigamask.seams import Evaluator, Mining, NoEvaluation, Objective, Optimizer, Policy, Sampler, Schedule
 from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.run import Run, kinds
-from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
+from gigamask.train.schedule import WarmupCosine, WarmupDrops
 
 SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     "sampler": (
@@ -82,8 +84,9 @@ SEAMS: dict[str, tuple[type, dict[str, type]]] = {
     "objective": (Objective, {"masks": MaskObjective}),
     "mining": (Mining, {"none": EveryMask, "hardest": Hardest}),
     "text": (TextEncoder, {"minilm": MiniLm, "huggingface": HuggingFace}),
-    "optimizer": (AdamW, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
+    "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
+    "evaluation": (Evaluator, {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": Watching}),
 }
 """What each part must be, and the names of ours."""
 

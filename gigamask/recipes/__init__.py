@@ -27,12 +27,12 @@ SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
 GROUNDINGS: tuple[Callable[[], Grounding], ...] = (ground, ground_tiny)
 BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS, *GROUNDINGS)
-OF_VERB: dict[str, tuple[type[Run], Sequence[Callable[[], Run]]]] = {
-    "train": (Segmentation, SEGMENTATIONS),
-    "pretrain": (Pretraining, PRETRAININGS),
-    "ground train": (Grounding, GROUNDINGS),
+OF_VERB: dict[str, Sequence[Callable[[], Run]]] = {
+    Segmentation.verb: SEGMENTATIONS,
+    Pretraining.verb: PRETRAININGS,
+    Grounding.verb: GROUNDINGS,
 }
-"""What each verb that trains makes, and the recipes it knows."""
+"""The recipes of each command that trains."""
 
 
 def listed(known: Sequence[Callable[[], Run]]) -> str:
@@ -64,8 +64,8 @@ def make(name: str) -> Run:
     except Exception as error:
         raise Fault(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(run, Run):
-        kinds = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind, _ in OF_VERB.values())
-        raise Fault(f"{name} returned a {type(run).__name__}; return a {kinds}")
+        wanted = f"{Segmentation.__module__}.{Segmentation.__name__}, or another {Run.__module__}.{Run.__name__}"
+        raise Fault(f"{name} returned a {type(run).__name__}; return a {wanted}")
     return run
 
 

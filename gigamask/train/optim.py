@@ -1,4 +1,4 @@
-"""The optimizer: which parameters decay, how the learning rate falls with depth, and AdamW over the resulting groups.
+"""Optimizers: parameter groups (weight decay, layer-wise learning-rate decay), AdamW, 8-bit AdamW and Muon over them.
 
 Imports torch only where an optimizer is built, so that recipes can hold the values.
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.faults import Fault, check_range
+from gigamask.seams import Optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ _BLOCK = re.compile(r"image_encoder\.blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with layer-wise learning-rate decay over the encoder (BEiT; ViTDet's numbering)."""
 
     lr: float = 8e-4
@@ -39,16 +40,11 @@ class AdamW:
     """factor from one encoder block to the one before it; 1 is off"""
     encoder_factor: float = 1.0
     """factor of the image encoder's learning rate"""
-    clip_norm: float | None = 1.0
-    """largest global gradient norm; None is off"""
     shared_out: ClassVar[bool] = True
-    """whether it can do with parts of parameters, as --parallel fsdp and hsdp leave to each process"""
 
     def __post_init__(self) -> None:
-        check_range("lr", self.lr, 0, None)
+        super().__post_init__()
         _check_above("layer_decay", self.layer_decay)
-        if self.clip_norm is not None:
-            _check_above("clip_norm", self.clip_norm)
         check_range("encoder_factor", self.encoder_factor, 0, None)
         check_range("weight_decay", self.weight_decay, 0, None)
         for beta in self.betas:
@@ -96,7 +92,7 @@ class AdamW8bit(AdamW):
         return [bitsandbytes.optim.AdamW8bit(groups, lr=self.lr, betas=self.betas)] if groups else []
 
     def state_bytes(self, numel: int) -> int:
-        """Returns what is kept of a parameter of so many elements: with 8 bits a float32 scale for every 256."""
+        """Returns the bytes kept of a parameter: with 8 bits a float32 scale for every 256 elements."""
         return 8 * numel if numel < 4096 else 2 * (numel + 4 * math.ceil(numel / 256))
 
 

@@ -8,7 +8,8 @@ Not here: what a step computes (`train.reconstruction`), the model (`model.mae`)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from shlex import quote
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.data.settings import Assembly
 from gigamask.model.sizes import MaeSpec
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 class Pretraining(ImageRun):
     """Everything that decides what a masked pre-training does; its images need no masks."""
 
+    verb: ClassVar[str] = "pretrain"
+
     model: MaeSpec = field(default_factory=MaeSpec)
 
     def build(self, device: str = "cpu") -> Mae:
@@ -40,6 +43,10 @@ class Pretraining(ImageRun):
         from gigamask.train.reconstruction import MaeTask
 
         return MaeTask(choose_precision(self.precision, device))
+
+    def next_step(self) -> str:
+        """Returns the command that trains a SAM from the encoder."""
+        return f"gigamask train RECIPE --data TARS --init mae:{quote(self.out)} --out OUT"
 
     @property
     def items(self) -> Literal["image"]:

@@ -11,19 +11,23 @@ from __future__ import annotations
 import importlib.util
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from gigamask.data.augment import Augment, Plain
 from gigamask.data.colour import ColourJitter
 from gigamask.faults import Fault
 from gigamask.samplers.uniform import Uniform
-from gigamask.seams import Sampler, Task
+from gigamask.seams import Evaluator, NoEvaluation, Optimizer, Policy, Sampler, Schedule, Task
 from gigamask.train.optim import AdamW
-from gigamask.train.schedule import Schedule, WarmupDrops
+from gigamask.train.schedule import WarmupDrops
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from gigamask.contracts import Chance
@@ -61,7 +65,10 @@ class ImageLoading:
 class Run(ABC):
     """Everything that decides what a training does, whatever it trains."""
 
-    recipe: str
+    verb: ClassVar[str] = "train"
+    """the command that trains such a run: `gigamask train`, `pretrain` or `ground train`"""
+
+    recipe: str = ""
     """the recipe this run was made from"""
     data: tuple[str, ...] = ()
     """tars, folders of tars or of images, globs, or an index"""
@@ -98,8 +105,9 @@ class Run(ABC):
     timeout_s: float = 600.0
     """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
     sampler: Sampler = field(default_factory=Uniform)
-    optimizer: AdamW = field(default_factory=AdamW)
+    optimizer: Optimizer = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=WarmupDrops)
+    evaluation: Evaluator = field(default_factory=NoEvaluation)
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -126,6 +134,7 @@ class Run(ABC):
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
+        self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
         if self.parallel != "ddp" and not self.optimizer.shared_out:
@@ -139,6 +148,34 @@ class Run(ABC):
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise Fault(f"--wandb {self.wandb}: the package wandb is not installed; pip install 'gigamask[wandb]', or leave it out")
         return self
+
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check, before anything is trained, that the data, weights and frozen parts exist.
+
+        Args:
+            earlier: run folders that will have been trained by then, for `init`.
+
+        Raises:
+            Fault: where something is missing.
+        """
+        from gigamask.model.weights import MAE
+
+        path = (self.init or "").removeprefix(MAE)
+        if path and path not in earlier and not Path(path).exists():
+            act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            raise Fault(f"--init {self.init}: no such file or folder; {act}")
+        self.find_data()
+        self.evaluation.look_ahead()
+
+    def find_data(self) -> None:
+        """Raise `Fault` where the data are not there or not of the right form."""
+        from gigamask.data.index import tars
+
+        tars(self.data)
+
+    def next_step(self) -> str:
+        """Return the command to run on the trained model."""
+        return f"gigamask evaluate {quote(self.out)} --data HELD_OUT_TARS"
 
     @property
     def begun(self) -> bool:
@@ -166,6 +203,72 @@ class ImageRun(Run):
     @abstractmethod
     def assembly(self) -> Assembly:
         """How the loader makes samples."""
+
+    @property
+    def masks_per_image(self) -> int:
+        """Masks of an image that are trained on, where it has so many; 0: masks are not used."""
+        return 0
+
+    @property
+    def masks_per_chunk(self) -> int:
+        """Masks that pass through the decoder at once; 0: masks are not used."""
+        return 0
+
+    @property
+    def mines(self) -> bool:
+        """Whether a forward pass over all masks selects the masks that are trained on."""
+        return False
+
+    @property
+    def recomputed_every(self) -> int:
+        """Every how many-th encoder block is recomputed in the backward pass; 0: none."""
+        return 0
+
+    def for_planning(self, abridge: Callable[[Policy], Policy]) -> ImageRun:
+        """Return the run whose step `plan` measures.
+
+        Args:
+            abridge: returns a prompt schedule that plays only the rounds that hold most memory.
+        """
+        return self
+
+    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
+        """Return the flags that save memory, as `plan` tries them.
+
+        Args:
+            micro: images in a micro-batch.
+
+        Returns:
+            Families of flags, each from the mildest to the strongest: the flag as it is typed,
+            and the fields that it changes.
+        """
+        return []
+
+    def reduced(self, measured: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
+        """Return a smaller run whose dry run suffices to plan this one, if there is one.
+
+        Args:
+            measured: a run that has been measured already and differs from this one.
+
+        Returns:
+            The phase that the dry run is needed for (the other's figures are those of
+            `measured`) and the smaller run; None: this run itself must be measured.
+        """
+        return None
+
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check, before anything is trained, that the data, weights and frozen parts exist."""
+        if self.freeze:
+            from gigamask.train.state import freeze
+
+            freeze(self.build("meta"), self.freeze)
+        super().look_ahead(earlier)
+
+    def find_data(self) -> None:
+        """Raise `Fault` where the data are not there; annotations stand in tars alone."""
+        from gigamask.data.index import shards, tars
+
+        (tars if self.assembly.masks else shards)(self.data)
 
     def supply(self, index: Index) -> Supply:
         """Returns what is trained on: images of which a mask passes the filters, or such masks; every image where masks have no part in it."""

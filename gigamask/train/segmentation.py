@@ -7,8 +7,8 @@ Not here: what a step computes (`train.tasks`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.data.choose import Choice, Filters, RandomChoice
 from gigamask.data.settings import Assembly
@@ -21,6 +21,8 @@ from gigamask.seams import Mining, Objective, Policy, Task
 from gigamask.train.run import ImageLoading, ImageRun, at_least
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from gigamask.contracts import Chance
@@ -44,22 +46,6 @@ class Loading(ImageLoading):
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a training is watched on data it does not train on; see `evaluate.progress`."""
-
-    data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; none: no evaluation"""
-    every: int = 1000
-    """updates between evaluations"""
-    images: int = 50
-    """images that are looked at, always the same"""
-    min_predicted_iou: float | None = None
-    """only masks whose annotation has at least this predicted_iou"""
-    best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
-    """the score of which the best checkpoint is kept, too"""
-
-
-@dataclass(frozen=True)
 class Segmentation(ImageRun):
     """Everything that decides what SAM's training does."""
 
@@ -72,12 +58,10 @@ class Segmentation(ImageRun):
     policy: Policy = field(default_factory=InteractiveSchedule)
     objective: Objective = field(default_factory=MaskObjective)
     mining: Mining = field(default_factory=EveryMask)
-    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def check(self) -> Segmentation:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, **{"masks_at_once": self.masks_at_once, "loading.max_masks": self.loading.max_masks})
-        at_least(1, **{"evaluation.every": self.evaluation.every, "evaluation.images": self.evaluation.images})
         at_least(0, recompute=self.recompute)
         if "image_encoder" in self.freeze and not self.init:
             raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
@@ -110,6 +94,50 @@ class Segmentation(ImageRun):
     def strata(self) -> bool:
         """Whether mining looks within the sampler's strata."""
         return self.mining.by_sampler
+
+    @property
+    def masks_per_image(self) -> int:
+        return 1 if self.items == "mask" else self.loading.max_masks
+
+    @property
+    def masks_per_chunk(self) -> int:
+        return self.masks_at_once
+
+    @property
+    def mines(self) -> bool:
+        return not isinstance(self.mining, EveryMask)
+
+    @property
+    def recomputed_every(self) -> int:
+        return self.recompute
+
+    def for_planning(self, abridge: Callable[[Policy], Policy]) -> Segmentation:
+        """Returns the run with abridged rounds, every mask trained on."""
+        return replace(self, policy=abridge(self.policy), mining=EveryMask())
+
+    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
+        """Returns smaller chunks of masks, and more blocks that are recomputed."""
+        masks = min(self.masks_at_once, self.masks_per_image * micro)
+        chunks = [count for count in (32, 16, 4) if count < masks][-2:]
+        encoder_learns = "image_encoder" not in self.freeze
+        finer = [n for n in (4, 2, 1) if encoder_learns and not 0 < self.recompute <= n]
+        return [
+            [(f"--masks-at-once {count}", {"masks_at_once": count}) for count in chunks],
+            [(f"--recompute {n}", {"recompute": n}) for n in finer],
+        ]
+
+    def reduced(self, measured: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
+        """Returns a run of one mask, or of one encoder block, where only the other part differs."""
+        if not isinstance(measured, Segmentation) or self.micro != measured.micro:
+            return None
+        if self.masks_at_once == measured.masks_at_once:
+            loading = replace(self.loading, max_masks=1)
+            return "encoder", replace(self, masks_at_once=1, loading=loading)
+        # The rounds' memory does not depend on the encoder's depth.
+        blocks_frozen = any("blocks" in part for part in self.freeze)
+        if self.recompute == measured.recompute and type(self.model) is SamSpec and not blocks_frozen:
+            return "rounds", replace(self, model=replace(self.model, depth=1, global_blocks=()))
+        return None
 
     @property
     def chance(self) -> Chance:
