@@ -23,6 +23,7 @@ from gigamask.memory.planner import Fleet, Share, Standing
 from gigamask.memory.pretence import Device, Pretence, embody, gather, stage
 from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
 from gigamask.memory.sample import held_bytes
+from gigamask.model.sam import Sam
 from gigamask.parallel import shard
 from gigamask.parallel.precision import HALVES, choose_precision
 from gigamask.seams import Policy
@@ -243,7 +244,7 @@ def recomputed(run: ImageRun, rehearsed: Rehearsed) -> int:
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Returns the blocks of a model's encoder, which recomputing and sharding go by."""
-    return list(getattr(getattr(model, "image_encoder", model), "blocks", ()))
+    return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
 
 
 def standing_of(state: TrainState, by_rule: Callable[[int], int | None] | None) -> Standing:

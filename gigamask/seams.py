@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -267,9 +267,43 @@ class Schedule(ABC):
         return self
 
 
-class Encoder(Protocol):
+class EncoderModule(Protocol):
     """Turns pixels into an embedding; an `nn.Module` of the user's own takes this shape."""
 
     def forward(self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None) -> Float[Tensor, "B C E E"]:
         """Returns the embedding of normalised pixels; `drop_path` holds the uniforms that decide which branches are skipped, None in evaluation."""
         ...
+
+
+@dataclass(frozen=True)
+class Encoder(ABC):
+    """Build an image encoder; its fields are its parameters."""
+
+    @abstractmethod
+    def build(self, model: Any) -> nn.Module:
+        """Return the encoder, an `EncoderModule`, as training starts from it.
+
+        Its random numbers may come from torch's global generator, which is seeded for it. The
+        encoder may be asked for on the meta device, too, in a context of `torch.device("meta")`.
+
+        Args:
+            model: the numbers of the whole SAM (`model.sizes.SamSpec`). The embedding must have
+                `embedding_dim` channels and be `embedding_side` tokens high and wide.
+        """
+
+    def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
+        """Return the blocks of a built encoder, from input to output.
+
+        --recompute, --parallel fsdp, layer-wise learning-rate decay and `plan` go by them; by
+        default they are the children of `encoder.blocks`.
+        """
+        return list(getattr(encoder, "blocks", ()))
+
+    def drop_path_blocks(self, model: Any) -> int:
+        """Return how many pairs of uniform numbers per image `forward` needs as `drop_path`."""
+        return 0
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether `build` returns trained weights, so that --freeze needs no --init."""
+        return False

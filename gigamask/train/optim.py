@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _NO_DECAY = re.compile(r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed")
 BELOW_ONE = 0.999999999
 """The longest memory of a running mean: with 1 nothing would ever come into it."""
-_BLOCK = re.compile(r"image_encoder\.blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,11 @@ class AdamW(Optimizer):
         from gigamask.parallel.shard import is_shared_out
 
         groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
-        depth = 1 + max((layer_of(name, 0) for name, _ in model.named_parameters()), default=0)
+        blocks = getattr(model, "encoder_blocks", [])
+        depth, layers = 1 + len(blocks), layers_of(model, blocks)
         for name, parameter in members.items():
             if parameter.requires_grad:
-                scale = factor * self.layer_decay ** (depth - layer_of(name, depth))
+                scale = factor * self.layer_decay ** (depth - layers[name])
                 if name.startswith("image_encoder."):
                     scale *= self.encoder_factor
                 decay = self.weight_decay if decays(name, parameter.ndim) else 0.0
@@ -138,12 +139,12 @@ def decays(name: str, ndim: int) -> bool:
     return ndim > 1 and not _NO_DECAY.search(name)
 
 
-def layer_of(name: str, outside: int) -> int:
-    """Returns a parameter's depth: 0 for the patch embedding and positions, i + 1 for encoder block i, `outside` for all else.
+def layers_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
+    """Return every parameter's depth: 0 for patch embedding and positions, i + 1 for encoder block i.
 
-    The neck counts as outside, as in detectron2's ViTDet, whose numbers SAM's recipe matches.
+    All else, the neck included, is one deeper than the last block, as in detectron2's ViTDet, whose
+    numbers SAM's recipe matches.
     """
-    block = _BLOCK.match(name)
-    if block:
-        return int(block.group(1)) + 1
-    return 0 if name.startswith(("image_encoder.patch_embed", "image_encoder.pos_embed")) else outside
+    of_block = {id(p): index + 1 for index, block in enumerate(blocks) for p in block.parameters()}
+    stem = ("image_encoder.patch_embed", "image_encoder.pos_embed")
+    return {name: of_block.get(id(parameter), 0 if name.startswith(stem) else len(blocks) + 1) for name, parameter in model.named_parameters()}

@@ -15,7 +15,7 @@ from gigamask.data.settings import Assembly
 from gigamask.faults import Fault
 from gigamask.losses.mining import EveryMask
 from gigamask.losses.objective import MaskObjective
-from gigamask.model.sizes import SamSpec
+from gigamask.model.sizes import SamSpec, Vit
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.seams import Mining, Objective, Policy, Task
 from gigamask.train.run import ImageLoading, ImageRun, at_least
@@ -63,7 +63,7 @@ class Segmentation(ImageRun):
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, **{"masks_at_once": self.masks_at_once, "loading.max_masks": self.loading.max_masks})
         at_least(0, recompute=self.recompute)
-        if "image_encoder" in self.freeze and not self.init:
+        if "image_encoder" in self.freeze and not self.init and not self.model.encoder.pretrained:
             raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
         return super().check()
 
@@ -73,7 +73,10 @@ class Segmentation(ImageRun):
         from gigamask.parallel.recompute import recompute_blocks
 
         model = build(self.model, self.seed, device)
-        recompute_blocks(model.image_encoder.blocks, self.recompute)
+        blocks = model.encoder_blocks
+        if self.recompute and not blocks:
+            raise Fault(f"--recompute {self.recompute}: {type(self.model.encoder).__name__} names no blocks of its encoder; leave it out")
+        recompute_blocks(blocks, self.recompute)
         return model
 
     def task(self, device: torch.device) -> Task:
@@ -135,7 +138,7 @@ class Segmentation(ImageRun):
             return "encoder", replace(self, masks_at_once=1, loading=loading)
         # The rounds' memory does not depend on the encoder's depth.
         blocks_frozen = any("blocks" in part for part in self.freeze)
-        if self.recompute == measured.recompute and type(self.model) is SamSpec and not blocks_frozen:
+        if self.recompute == measured.recompute and type(self.model.encoder) is Vit and not blocks_frozen:
             return "rounds", replace(self, model=replace(self.model, depth=1, global_blocks=()))
         return None
 
@@ -144,7 +147,7 @@ class Segmentation(ImageRun):
         """How many random numbers a sample carries."""
         from gigamask.contracts import Chance
 
-        return Chance(seed=self.seed, clicks=self.policy.draws, blocks=self.model.depth, points=self.objective.draws)
+        return Chance(seed=self.seed, clicks=self.policy.draws, blocks=self.model.encoder.drop_path_blocks(self.model), points=self.objective.draws)
 
     @property
     def assembly(self) -> Assembly:

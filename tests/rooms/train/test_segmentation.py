@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -179,6 +180,15 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
 def test_impossible_numbers_are_one_line(change, message):
     with pytest.raises(Fault, match=message):
         replace(little(), **{"data": ("x",), **change}).check()
+
+
+def test_a_training_in_a_thread_is_the_same(tmp_path, scenes):
+    ran = [run_in(tmp_path / name, scenes, steps=2) for name in ("thread", "main")]
+    with ThreadPoolExecutor(1) as pool:
+        state = pool.submit(train, ran[0]).result()
+    here = train(ran[1])
+    assert state.step == here.step == 2
+    assert all(map(torch.equal, state.model.state_dict().values(), here.model.state_dict().values()))
 
 
 @dataclass(frozen=True)
