@@ -56,7 +56,7 @@ def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
     rehearsed = rehearse(run, device_of(run), share.micro)
     phases = planned(run, ask, rehearsed)
     phase, peak = planner.peak_of(phases)
-    again, mined = products.again(recomputed(run, rehearsed)), products.forward if run.mines else 0.0
+    again, mined = products.again(recomputed(run, rehearsed)), products.forward if run.planning.mines else 0.0
     flops = {"encoder": sum(products.encoder), "rounds": sum(products.masks), "computed_again": again, "mining": mined}
     image = sum(flops.values())
     found: dict[str, Any] = {
@@ -68,8 +68,8 @@ def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
         "parallel": run.parallel,
         "batch": run.batch,
         "share": asdict(share),
-        "masks": run.masks_per_image,
-        "masks_at_once": min(run.masks_per_image * share.micro, run.masks_per_chunk),
+        "masks": run.planning.masks_per_image,
+        "masks_at_once": min(run.planning.masks_per_image * share.micro, run.planning.masks_per_chunk),
         "rounds": products.rounds,
         "parameters": rehearsed.parameters[0],
         "trained": rehearsed.parameters[1],
@@ -112,7 +112,7 @@ def planned(run: ImageRun, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str
     """Returns the bytes of each kind that the busiest process holds in each phase of a step."""
     images = Share.of(run.batch, run.micro, ask.fleet.size).images
     with torch.device("meta"):
-        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * run.masks_per_image))
+        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * run.planning.masks_per_image))
     half = 0.5 if run.precision in HALVES else 1.0
     return planner.held(rehearsed.standing, rehearsed.peaks, rehearsed.kept, batch, run.parallel, ask.fleet, half)
 
@@ -149,7 +149,7 @@ def altered(run: ImageRun, other: ImageRun, rehearsed: Rehearsed) -> Rehearsed:
     if other is run:
         return rehearsed
     device, images = device_of(other), min(other.micro, rehearsed.images)
-    reduced = other.reduced(run)
+    reduced = other.planning.reduced(run)
     if reduced is None:
         return rehearse(other, device, images)
     phase, smaller = reduced
@@ -160,7 +160,7 @@ def altered(run: ImageRun, other: ImageRun, rehearsed: Rehearsed) -> Rehearsed:
 def levers(run: ImageRun, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
     """Returns the flags that lower a run's peak, those of one kind together from the mildest on, each with what it changes."""
     micro = Share.of(run.batch, run.micro, ask.fleet.size).micro
-    found = run.memory_flags(micro)
+    found = run.planning.memory_flags(micro)
     found.append([(f"--micro {count}", {"micro": count}) for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro])
     if run.parallel == "ddp" and ask.fleet.size > 1 and run.optimizer.shared_out:
         found.append([("--parallel fsdp", {"parallel": "fsdp"})])
@@ -190,9 +190,9 @@ def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
     by_rule = None if optimizer.state_bytes(1) is None else optimizer.state_bytes
     if by_rule is not None:  # its kernels want real memory
         run = replace(run, optimizer=AdamW(clip_norm=optimizer.clip_norm))
-    masks = images * run.masks_per_image
-    played = run.for_planning(Abridged)
-    at_once = min(masks, run.masks_per_chunk)
+    masks = images * run.planning.masks_per_image
+    played = run.planning.measured(Abridged)
+    at_once = min(masks, run.planning.masks_per_chunk)
     model = played.build("meta")
     with stage(device) as book:
         state = TrainState.around(embody(model, device), played)
@@ -224,10 +224,8 @@ def multiplied(run: ImageRun) -> Products:
     def rounds() -> int:
         return max(policies[0].played) if policies else 0
 
-    played, masks = replace(run.for_planning(abridge), precision="fp32"), run.masks_per_image
-    if played.recomputed_every:
-        played = replace(played, recompute=0)
-    at_once = min(masks, run.masks_per_chunk)
+    played, masks = replace(run.planning.measured(abridge, recompute=False), precision="fp32"), run.planning.masks_per_image
+    at_once = min(masks, run.planning.masks_per_chunk)
     model, meter = played.build("meta"), Meter()
     freeze(model, played.freeze)
     meter.watch(blocks_of(model))
@@ -239,7 +237,7 @@ def multiplied(run: ImageRun) -> Products:
 
 def recomputed(run: ImageRun, rehearsed: Rehearsed) -> int:
     """Returns which blocks of the encoder are recomputed, every so many-th; 0 where none is, nor would be for being frozen."""
-    return run.recomputed_every if rehearsed.standing.inside["gradients"] else 0
+    return run.planning.recompute if rehearsed.standing.inside["gradients"] else 0
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -94,7 +94,7 @@ def summary(done: dict[str, Any], staged: bool, run: Run) -> str:
     if done["step"] < done["steps"]:
         act = "the same command goes on" if staged else f"continue with: gigamask {run.verb} --resume {quote(done['run'])}"
         return f"{done['run']}: stopped and saved at step {done['step']} of {done['steps']}; {act}"
-    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {run.next_step()}"
+    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {run.next_step.format(out=quote(run.out))}"
 
 
 def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool, profile: int | None = None) -> TrainState:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gigamask.faults import Fault
@@ -81,6 +80,7 @@ class Grounding(Run):
     """Everything that decides what the training of a relevance network does; its samples are queries, and `batch` and `micro` count these."""
 
     verb: ClassVar[str] = "ground train"
+    next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
 
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the data's images"""
@@ -154,11 +154,6 @@ class Grounding(Run):
         if not Path(self.segmenter).exists():
             act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             raise Fault(f"--segmenter {self.segmenter}: no such file or folder; {act}")
-
-    def next_step(self) -> str:
-        """Returns the commands that use the trained network."""
-        out = quote(self.out)
-        return f'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
 
     @cached_property
     def asked(self) -> list[Query]:

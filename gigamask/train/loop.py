@@ -38,8 +38,6 @@ def train(
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
-    Signals are heard in the main thread alone; elsewhere a training ends at its last step.
-
     Args:
         run: the whole configuration.
         world: the processes that train together; None: this one alone.
@@ -51,7 +49,6 @@ def train(
     run.sampler.check(run.batch, world.size, world.nodes)
     with ExitStack() as kept:
         told_to_stop = kept.enter_context(stop_signal())
-        # The first process goes ahead: tars that have no index are indexed once.
         state, feed, evaluate = world.in_turn(lambda: prepare(run, world, device, other_order, kept if world.first else None))
         if world.first:
             begun()
@@ -78,8 +75,7 @@ def train(
                 guard.check(state.step, batches, done.skipped and not done.overflow)
                 state.stopping, retry = done.asked
                 last = state.step == run.steps
-                due = last or (state.step % run.evaluation.every == 0 and not state.stopping)
-                due = due and evaluate is not None
+                due = evaluate is not None and (last or (state.step % run.evaluation.every == 0 and not state.stopping))
                 if last or state.stopping or due or state.step % run.save_every == 0 or retry:
                     saver.save(state)
                 if evaluate and due:  # behind the save: nothing that befalls an evaluation costs a step
@@ -99,6 +95,8 @@ def prepare(
     run: Run, world: World, device: torch.device, other_order: bool, holding: ExitStack | None
 ) -> tuple[TrainState, Feed | None, Callable[[Any], Verdict] | None]:
     """Returns where a run stands, what is left to train on, and what evaluates it.
+
+    The first process goes ahead, so that tars without an index are indexed once.
 
     `holding`, which the first process has, is given the lock that keeps other trainings out of the run's folder.
     """

@@ -8,7 +8,6 @@ Not here: what a step computes (`train.reconstruction`), the model (`model.mae`)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from shlex import quote
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.data.settings import Assembly
@@ -28,6 +27,7 @@ class Pretraining(ImageRun):
     """Everything that decides what a masked pre-training does; its images need no masks."""
 
     verb: ClassVar[str] = "pretrain"
+    next_step: ClassVar[str] = "gigamask train RECIPE --data TARS --init mae:{out} --out OUT"
 
     model: MaeSpec = field(default_factory=MaeSpec)
 
@@ -43,10 +43,6 @@ class Pretraining(ImageRun):
         from gigamask.train.reconstruction import MaeTask
 
         return MaeTask(choose_precision(self.precision, device))
-
-    def next_step(self) -> str:
-        """Returns the command that trains a SAM from the encoder."""
-        return f"gigamask train RECIPE --data TARS --init mae:{quote(self.out)} --out OUT"
 
     @property
     def items(self) -> Literal["image"]:

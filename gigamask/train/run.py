@@ -14,26 +14,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from gigamask.data.augment import Augment, Plain
 from gigamask.data.colour import ColourJitter
 from gigamask.faults import Fault
 from gigamask.samplers.uniform import Uniform
-from gigamask.seams import Evaluator, NoEvaluation, Optimizer, Policy, Sampler, Schedule, Task
+from gigamask.seams import Evaluator, NoEvaluation, Optimizer, Sampler, Schedule, Task
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import WarmupDrops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from gigamask.contracts import Chance
     from gigamask.data.index import Index
     from gigamask.data.settings import Assembly
     from gigamask.model.weights import Model
+    from gigamask.train.planning_view import PlanningView
     from gigamask.train.supply import Supply
 
 Kind = TypeVar("Kind", bound="Run")
@@ -67,6 +65,9 @@ class Run(ABC):
 
     verb: ClassVar[str] = "train"
     """the command that trains such a run: `gigamask train`, `pretrain` or `ground train`"""
+
+    next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"
+    """the command for the trained model in the run folder `out`"""
 
     recipe: str = ""
     """the recipe this run was made from"""
@@ -173,10 +174,6 @@ class Run(ABC):
 
         tars(self.data)
 
-    def next_step(self) -> str:
-        """Return the command to run on the trained model."""
-        return f"gigamask evaluate {quote(self.out)} --data HELD_OUT_TARS"
-
     @property
     def begun(self) -> bool:
         """Whether its folder holds a checkpoint already."""
@@ -205,56 +202,11 @@ class ImageRun(Run):
         """How the loader makes samples."""
 
     @property
-    def masks_per_image(self) -> int:
-        """Masks of an image that are trained on, where it has so many; 0: masks are not used."""
-        return 0
+    def planning(self) -> PlanningView:
+        """What `plan` has to know of the run besides its step."""
+        from gigamask.train.planning_view import PlanningView
 
-    @property
-    def masks_per_chunk(self) -> int:
-        """Masks that pass through the decoder at once; 0: masks are not used."""
-        return 0
-
-    @property
-    def mines(self) -> bool:
-        """Whether a forward pass over all masks selects the masks that are trained on."""
-        return False
-
-    @property
-    def recomputed_every(self) -> int:
-        """Every how many-th encoder block is recomputed in the backward pass; 0: none."""
-        return 0
-
-    def for_planning(self, abridge: Callable[[Policy], Policy]) -> ImageRun:
-        """Return the run whose step `plan` measures.
-
-        Args:
-            abridge: returns a prompt schedule that plays only the rounds that hold most memory.
-        """
-        return self
-
-    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
-        """Return the flags that save memory, as `plan` tries them.
-
-        Args:
-            micro: images in a micro-batch.
-
-        Returns:
-            Families of flags, each from the mildest to the strongest: the flag as it is typed,
-            and the fields that it changes.
-        """
-        return []
-
-    def reduced(self, measured: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
-        """Return a smaller run whose dry run suffices to plan this one, if there is one.
-
-        Args:
-            measured: a run that has been measured already and differs from this one.
-
-        Returns:
-            The phase that the dry run is needed for (the other's figures are those of
-            `measured`) and the smaller run; None: this run itself must be measured.
-        """
-        return None
+        return PlanningView(self)
 
     def look_ahead(self, earlier: Collection[str] = ()) -> None:
         """Check, before anything is trained, that the data, weights and frozen parts exist."""

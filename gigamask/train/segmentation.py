@@ -7,26 +7,25 @@ Not here: what a step computes (`train.tasks`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from gigamask.data.choose import Choice, Filters, RandomChoice
 from gigamask.data.settings import Assembly
 from gigamask.faults import Fault
 from gigamask.losses.mining import EveryMask
 from gigamask.losses.objective import MaskObjective
-from gigamask.model.sizes import SamSpec, Vit
+from gigamask.model.sizes import SamSpec
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.seams import Mining, Objective, Policy, Task
 from gigamask.train.run import ImageLoading, ImageRun, at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from gigamask.contracts import Chance
     from gigamask.model.sam import Sam
+    from gigamask.train.planning_view import MaskPlanningView
 
 
 @dataclass(frozen=True)
@@ -99,48 +98,11 @@ class Segmentation(ImageRun):
         return self.mining.by_sampler
 
     @property
-    def masks_per_image(self) -> int:
-        return 1 if self.items == "mask" else self.loading.max_masks
+    def planning(self) -> MaskPlanningView:
+        """What `plan` has to know of the run besides its step."""
+        from gigamask.train.planning_view import MaskPlanningView
 
-    @property
-    def masks_per_chunk(self) -> int:
-        return self.masks_at_once
-
-    @property
-    def mines(self) -> bool:
-        return not isinstance(self.mining, EveryMask)
-
-    @property
-    def recomputed_every(self) -> int:
-        return self.recompute
-
-    def for_planning(self, abridge: Callable[[Policy], Policy]) -> Segmentation:
-        """Returns the run with abridged rounds, every mask trained on."""
-        return replace(self, policy=abridge(self.policy), mining=EveryMask())
-
-    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
-        """Returns smaller chunks of masks, and more blocks that are recomputed."""
-        masks = min(self.masks_at_once, self.masks_per_image * micro)
-        chunks = [count for count in (32, 16, 4) if count < masks][-2:]
-        encoder_learns = "image_encoder" not in self.freeze
-        finer = [n for n in (4, 2, 1) if encoder_learns and not 0 < self.recompute <= n]
-        return [
-            [(f"--masks-at-once {count}", {"masks_at_once": count}) for count in chunks],
-            [(f"--recompute {n}", {"recompute": n}) for n in finer],
-        ]
-
-    def reduced(self, measured: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
-        """Returns a run of one mask, or of one encoder block, where only the other part differs."""
-        if not isinstance(measured, Segmentation) or self.micro != measured.micro:
-            return None
-        if self.masks_at_once == measured.masks_at_once:
-            loading = replace(self.loading, max_masks=1)
-            return "encoder", replace(self, masks_at_once=1, loading=loading)
-        # The rounds' memory does not depend on the encoder's depth.
-        blocks_frozen = any("blocks" in part for part in self.freeze)
-        if self.recompute == measured.recompute and type(self.model.encoder) is Vit and not blocks_frozen:
-            return "rounds", replace(self, model=replace(self.model, depth=1, global_blocks=()))
-        return None
+        return MaskPlanningView.of(self)
 
     @property
     def chance(self) -> Chance:
