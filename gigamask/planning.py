@@ -187,7 +187,7 @@ class Rehearsed:
 def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
     """Makes one update of a run from a micro-batch of so many images, without numbers, on a device of that kind."""
     optimizer = run.optimizer
-    by_rule = None if optimizer.state_bytes(1) is None else optimizer.state_bytes
+    by_rule = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
     if by_rule is not None:  # its kernels want real memory
         run = replace(run, optimizer=AdamW(clip_norm=optimizer.clip_norm))
     masks = images * run.planning.masks_per_image
@@ -257,6 +257,6 @@ def standing_of(state: TrainState, by_rule: Callable[[int], int | None] | None) 
             each["weights"] += parameter.nbytes
             if parameter.grad is not None:
                 each["gradients"] += parameter.grad.nbytes
-                each["optimizer"] += by_rule(parameter.numel()) if by_rule else held_bytes(tuple(kept[parameter].values()))
+                each["optimizer"] += (by_rule(parameter.numel()) or 0) if by_rule else held_bytes(tuple(kept[parameter].values()))
     outside["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
     return Standing(inside, outside, max(by_block, key=lambda each: each["weights"]))

@@ -187,6 +187,6 @@ def overview(verb: str) -> str:
     return (
         f"usage: gigamask {verb} RECIPE --data PATH... --out RUN [--section.leaf value ...]\n       gigamask {verb} --resume RUN\n{staged}\n"
         f"recipes:\n{recipes.listed(known)}\n  file.py:function  your own, a function that returns a Run\n\n"
-        f"parts, each by a name or as file.py:Class:\n{parts}\n\n"
+        f"parts, each by a name, as file.py:Class or package.module:Class:\n{parts}\n\n"
         f"'gigamask {verb} RECIPE --help' lists every flag and its value there."
     )

@@ -47,4 +47,4 @@ class ClickEvaluation(Evaluator):
         from gigamask.evaluate.progress import Progress
 
         progress = Progress.of(self, run.out, world)
-        return progress and progress.run
+        return None if progress is None else progress.run

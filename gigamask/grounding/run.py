@@ -72,7 +72,7 @@ class Watching(Evaluator):
         from gigamask.grounding.progress import Progress
 
         progress = Progress.of(run, world)
-        return progress and progress.run
+        return None if progress is None else progress.run
 
 
 @dataclass(frozen=True)

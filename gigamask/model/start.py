@@ -69,7 +69,7 @@ def initialise(model: Sam | Mae | Relevance, seed: int) -> None:
     0.02. An image encoder of the user's own keeps the start that it was built with.
     """
     own = isinstance(model, Sam) and not isinstance(model.spec.encoder, Vit)
-    kept = set(model.image_encoder.modules()) if own else set()
+    kept = set(model.get_submodule("image_encoder").modules()) if own else set()
     first = _start_mae if isinstance(model, Mae) else _start
     for path, module in model.named_modules():
         if module in kept:
