@@ -90,7 +90,7 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
         saved, prog = recipes.make(words[0]), f"gigamask {verb} {words[0]}"
         saved, words = replace(saved, recipe=words[0]), words[1:]
     else:
-        names_known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[verb][1])
+        names_known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[verb])
         raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
     flags = _parse_words(words, saved, prog, TrainFlags if verb == "train" else RunFlags)
     if not isinstance(flags, TrainFlags):

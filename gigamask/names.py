@@ -1,6 +1,7 @@
 """Names for parts: how a word on the command line or in a file chooses a sampler, a mask choice, an augmentation.
 
-In: a run and `{"sampler": "streamed"}`. Out: the run with that part, its fields at their defaults. A part of one's own is named `file.py:Class`.
+In: a run and `{"sampler": "streamed"}`. Out: the run with that part, its fields at their defaults. A part of one's own is named `file.py:Class`,
+`package.module:Class`, or by the name of an entry point (`recipes.user_code`).
 Only the command line knows names; below it a part is a value.
 
 Not here: the parts' fields, which are flags like any other (`arguments`).
@@ -9,31 +10,32 @@ Not here: the parts' fields, which are flags like any other (`arguments`).
 from __future__ import annotations
 
 import difflib
-import inspect
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
 
-from gigamask import recipes
 from gigamask.data import augment, choose
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.faults import Fault
+from gigamask.grounding.run import Watching
 from gigamask.grounding.text import HuggingFace, MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
+from gigamask.model.sizes import Vit
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.recipes import user_code
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.random import LazyShuffle, Random
 from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
 from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
-from gigamask.seams import Mining, Objective, Policy, Sampler
+from gigamask.seams import Encoder, Evaluator, Mining, NoEvaluation, Objective, Optimizer, Policy, Sampler, Schedule
 from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.run import Run, kinds
-from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
+from gigamask.train.schedule import WarmupCosine, WarmupDrops
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,10 @@ SEAMS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
     "objective": (Objective, {"masks": MaskObjective}),
     "mining": (Mining, {"none": EveryMask, "hardest": Hardest}),
     "text": (TextEncoder, {"minilm": MiniLm, "huggingface": HuggingFace}),
-    "optimizer": (AdamW, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
+    "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
+    "model.encoder": (Encoder, {"vit": Vit}),
+    "evaluation": (Evaluator, {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": Watching}),
 }
 """What each part must be, and the names of ours."""
 
@@ -150,11 +154,11 @@ def part_of(run: Run, part: str) -> Any:
 
 
 def name_of(part: str, value: Any) -> str:
-    """Returns the name of a part; that of a user's own class is `file.py:Class` with the file's whole path."""
+    """Returns the name of a part; that of a user's own class is `package.module:Class`, or `file.py:Class` with the file's whole path."""
     for name, kind in SEAMS[part][1].items():
         if kind.matches(value) if isinstance(kind, Preset) else type(value) is kind:
             return name
-    return f"{os.path.abspath(inspect.getfile(type(value)))}:{type(value).__qualname__}"
+    return user_code.name_of_class(type(value))
 
 
 def make(part: str, name: str) -> Any:
@@ -163,10 +167,12 @@ def make(part: str, name: str) -> Any:
     if name in known:
         return known[name]()
     path, colon, attribute = name.rpartition(":")
-    if not colon:
-        near = difflib.get_close_matches(name, known, 1)
+    installed = {} if colon else user_code.entry_points(part)
+    if not colon and name not in installed:
+        near = difflib.get_close_matches(name, [*known, *installed], 1)
         raise Fault(f"--{part} is {name!r}, known are {_known(part)}" + (f"; perhaps you meant {near[0]}" if near else ""))
-    kind = getattr(recipes.load_file(path), attribute, None)
+    kind = user_code.find_object(name) if colon else user_code.load_entry_point(installed[name])
+    path, attribute = path or installed[name].value, attribute or name
     if not (isinstance(kind, type) and issubclass(kind, seam) and is_dataclass(kind)):
         raise Fault(f"--{part}: {path} has no frozen dataclass {attribute!r} that is a {seam.__module__}.{seam.__name__}; write one there")
     bare = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
@@ -181,4 +187,5 @@ def _with(record: Any, path: list[str], value: Any) -> Any:
 
 
 def _known(part: str) -> str:
-    return f"{', '.join(SEAMS[part][1])}, and file.py:Class for your own"
+    known = [*SEAMS[part][1], *user_code.entry_points(part)]
+    return f"{', '.join(known)}, and file.py:Class for your own"

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from gigamask.faults import Fault
-from gigamask.losses.mining import EveryMask
 from gigamask.memory import planner
 from gigamask.memory.flops import Meter, Products
 from gigamask.memory.gpus import Gpu
@@ -24,13 +23,12 @@ from gigamask.memory.planner import Fleet, Share, Standing
 from gigamask.memory.pretence import Device, Pretence, embody, gather, stage
 from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
 from gigamask.memory.sample import held_bytes
-from gigamask.model.sizes import SamSpec
+from gigamask.model.sam import Sam
 from gigamask.parallel import shard
 from gigamask.parallel.precision import HALVES, choose_precision
+from gigamask.seams import Policy
 from gigamask.train.optim import AdamW, AdamW8bit
-from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import ImageRun
-from gigamask.train.segmentation import Segmentation
 from gigamask.train.state import TrainState, freeze
 from gigamask.train.step import Totals, accumulate, step
 
@@ -58,7 +56,7 @@ def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
     rehearsed = rehearse(run, device_of(run), share.micro)
     phases = planned(run, ask, rehearsed)
     phase, peak = planner.peak_of(phases)
-    again, mined = products.again(recomputed(run, rehearsed)), products.forward if mines(run) else 0.0
+    again, mined = products.again(recomputed(run, rehearsed)), products.forward if run.planning.mines else 0.0
     flops = {"encoder": sum(products.encoder), "rounds": sum(products.masks), "computed_again": again, "mining": mined}
     image = sum(flops.values())
     found: dict[str, Any] = {
@@ -70,8 +68,8 @@ def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
         "parallel": run.parallel,
         "batch": run.batch,
         "share": asdict(share),
-        "masks": masks_of(run),
-        "masks_at_once": min(masks_of(run) * share.micro, getattr(run, "masks_at_once", 0)),
+        "masks": run.planning.masks_per_image,
+        "masks_at_once": min(run.planning.masks_per_image * share.micro, run.planning.masks_per_chunk),
         "rounds": products.rounds,
         "parameters": rehearsed.parameters[0],
         "trained": rehearsed.parameters[1],
@@ -84,8 +82,7 @@ def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
     }
     if ask.gpu is not None:
         found |= {"room_bytes": ask.room, "spare_gib": ask.spare_gib, "fits": peak <= ask.room}
-        published = planner.PUBLISHED_MAE if isinstance(run, Pretraining) else planner.PUBLISHED_SAM
-        efficiencies = {**published, **planner.HOPED} if ask.efficiency is None else {"as given": ask.efficiency}
+        efficiencies = {**planner.PUBLISHED.get(run.verb, {}), **planner.HOPED} if ask.efficiency is None else {"as given": ask.efficiency}
         found["time"] = planner.time(image * share.images, run.steps, ask.gpu, run.precision, ask.fleet, efficiencies, ask.price)
         found["changes"] = [] if found["fits"] else changes(run, ask, products, rehearsed)
     return found
@@ -115,7 +112,7 @@ def planned(run: ImageRun, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str
     """Returns the bytes of each kind that the busiest process holds in each phase of a step."""
     images = Share.of(run.batch, run.micro, ask.fleet.size).images
     with torch.device("meta"):
-        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * masks_of(run)))
+        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * run.planning.masks_per_image))
     half = 0.5 if run.precision in HALVES else 1.0
     return planner.held(rehearsed.standing, rehearsed.peaks, rehearsed.kept, batch, run.parallel, ask.fleet, half)
 
@@ -152,25 +149,18 @@ def altered(run: ImageRun, other: ImageRun, rehearsed: Rehearsed) -> Rehearsed:
     if other is run:
         return rehearsed
     device, images = device_of(other), min(other.micro, rehearsed.images)
-    if not isinstance(run, Segmentation) or not isinstance(other, Segmentation) or other.micro != run.micro:
+    reduced = other.planning.reduced(run)
+    if reduced is None:
         return rehearse(other, device, images)
-    if other.masks_at_once == run.masks_at_once:
-        one_mask = replace(other, masks_at_once=1, loading=replace(other.loading, max_masks=1))
-        return rehearse(one_mask, device, images).with_rounds(rehearsed)
-    if other.recompute == run.recompute and type(run.model) is SamSpec and not any("blocks" in part for part in run.freeze):
-        flat = replace(other, model=replace(other.model, depth=1, global_blocks=()))
-        return rehearsed.with_rounds(rehearse(flat, device, images))
-    return rehearse(other, device, images)
+    phase, smaller = reduced
+    found = rehearse(smaller, device, images)
+    return found.with_rounds(rehearsed) if phase == "encoder" else rehearsed.with_rounds(found)
 
 
 def levers(run: ImageRun, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
     """Returns the flags that lower a run's peak, those of one kind together from the mildest on, each with what it changes."""
-    found, micro = [], Share.of(run.batch, run.micro, ask.fleet.size).micro
-    if isinstance(run, Segmentation):
-        at_once = [count for count in (32, 16, 4) if count < min(run.masks_at_once, masks_of(run) * micro)][-2:]
-        found.append([(f"--masks-at-once {count}", {"masks_at_once": count}) for count in at_once])
-        finer = [every for every in (4, 2, 1) if "image_encoder" not in run.freeze and not 0 < run.recompute <= every]
-        found.append([(f"--recompute {every}", {"recompute": every}) for every in finer])
+    micro = Share.of(run.batch, run.micro, ask.fleet.size).micro
+    found = run.planning.memory_flags(micro)
     found.append([(f"--micro {count}", {"micro": count}) for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro])
     if run.parallel == "ddp" and ask.fleet.size > 1 and run.optimizer.shared_out:
         found.append([("--parallel fsdp", {"parallel": "fsdp"})])
@@ -196,12 +186,13 @@ class Rehearsed:
 
 def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
     """Makes one update of a run from a micro-batch of so many images, without numbers, on a device of that kind."""
-    by_rule, optimizer = getattr(run.optimizer, "state_bytes", None), run.optimizer
+    optimizer = run.optimizer
+    by_rule = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
     if by_rule is not None:  # its kernels want real memory
         run = replace(run, optimizer=AdamW(clip_norm=optimizer.clip_norm))
-    masks = images * masks_of(run)
-    played = shortened(run)
-    at_once = min(masks, getattr(run, "masks_at_once", masks))
+    masks = images * run.planning.masks_per_image
+    played = run.planning.measured(Abridged)
+    at_once = min(masks, run.planning.masks_per_chunk)
     model = played.build("meta")
     with stage(device) as book:
         state = TrainState.around(embody(model, device), played)
@@ -224,52 +215,37 @@ def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
 
 def multiplied(run: ImageRun) -> Products:
     """Returns what the step multiplies for an image with the masks of the recipe."""
-    played, masks = replace(shortened(run), precision="fp32"), masks_of(run)
-    if isinstance(played, Segmentation):
-        played = replace(played, recompute=0)
-    at_once = min(masks, getattr(run, "masks_at_once", masks))
+    policies: list[Abridged] = []
+
+    def abridge(policy: Policy) -> Abridged:
+        policies.append(Abridged(policy))
+        return policies[-1]
+
+    def rounds() -> int:
+        return max(policies[0].played) if policies else 0
+
+    played, masks = replace(run.planning.measured(abridge, recompute=False), precision="fp32"), run.planning.masks_per_image
+    at_once = min(masks, run.planning.masks_per_chunk)
     model, meter = played.build("meta"), Meter()
     freeze(model, played.freeze)
     meter.watch(blocks_of(model))
     batch = blank_batch(run.assembly, run.chance, 1, at_once).to("meta")
     task, totals = Watched(played.task(torch.device("meta")), meter.mark), Totals.zero(1, torch.empty(0, device="meta"))
     with Pretence("cpu"):
-        return meter.products(lambda: accumulate(task, model, batch, totals), lambda: rounds_of(played), masks / max(at_once, 1))
-
-
-def shortened(run: ImageRun) -> ImageRun:
-    """Returns the run with the rounds that hold most, every mask trained on."""
-    return replace(run, policy=Abridged(run.policy), mining=EveryMask()) if isinstance(run, Segmentation) else run
-
-
-def rounds_of(run: ImageRun) -> int:
-    """Returns how many rounds a shortened run would have played, once it has played its own."""
-    return max(run.policy.played) if isinstance(run, Segmentation) and isinstance(run.policy, Abridged) else 0
+        return meter.products(lambda: accumulate(task, model, batch, totals), rounds, masks / max(at_once, 1))
 
 
 def recomputed(run: ImageRun, rehearsed: Rehearsed) -> int:
     """Returns which blocks of the encoder are recomputed, every so many-th; 0 where none is, nor would be for being frozen."""
-    return getattr(run, "recompute", 0) if rehearsed.standing.inside["gradients"] else 0
-
-
-def mines(run: ImageRun) -> bool:
-    """Tells whether every mask is answered once before those are known that are trained on."""
-    return isinstance(run, Segmentation) and not isinstance(run.mining, EveryMask)
-
-
-def masks_of(run: ImageRun) -> int:
-    """Returns how many masks of an image are trained on, where it has so many."""
-    if not isinstance(run, Segmentation):
-        return 0
-    return 1 if run.items == "mask" else run.loading.max_masks
+    return run.planning.recompute if rehearsed.standing.inside["gradients"] else 0
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Returns the blocks of a model's encoder, which recomputing and sharding go by."""
-    return list(getattr(getattr(model, "image_encoder", model), "blocks", ()))
+    return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
 
 
-def standing_of(state: TrainState, by_rule: Callable[[int], int] | None) -> Standing:
+def standing_of(state: TrainState, by_rule: Callable[[int], int | None] | None) -> Standing:
     """Returns the bytes of weights, gradients and optimizer state, the last by rule where there is one."""
     of_block = {parameter: index for index, block in enumerate(blocks_of(state.model)) for parameter in shard.matrices(block)}
     kept = {parameter: entry for optimizer in state.optimizers for parameter, entry in optimizer.state.items()}
@@ -281,6 +257,6 @@ def standing_of(state: TrainState, by_rule: Callable[[int], int] | None) -> Stan
             each["weights"] += parameter.nbytes
             if parameter.grad is not None:
                 each["gradients"] += parameter.grad.nbytes
-                each["optimizer"] += by_rule(parameter.numel()) if by_rule else held_bytes(tuple(kept[parameter].values()))
+                each["optimizer"] += (by_rule(parameter.numel()) or 0) if by_rule else held_bytes(tuple(kept[parameter].values()))
     outside["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
     return Standing(inside, outside, max(by_block, key=lambda each: each["weights"]))

@@ -5,16 +5,20 @@ Torch is imported for annotations only, so that a recipe, which is made of such 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from gigamask.faults import Fault, check_range
+
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64, UInt8
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from gigamask.contracts import Draws, Prompts, Round, Terms, Truth
 
@@ -181,18 +185,125 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Looks at a model during training, every so many updates."""
+    """Evaluate the model during training, every `every` updates and after the last one."""
 
-    every: int
+    every: int = 1000
+    """updates between evaluations"""
+
+    def check(self) -> None:
+        """Raise `Fault` where the settings cannot be evaluated with."""
+        if self.every < 1:
+            raise Fault(f"--evaluation.every is {self.every}, it must be at least 1")
+
+    def look_ahead(self) -> None:
+        """Raise `Fault` where data that `open` needs are missing; called before a training begins."""
+        return
 
     @abstractmethod
-    def run(self, model: Any) -> Verdict:
-        """Returns what is found; the model is as it was afterwards."""
+    def open(self, run: Any, world: Any) -> Callable[[Any], Verdict] | None:
+        """Return the function that evaluates a model, or None where there is nothing to evaluate.
+
+        Args:
+            run: the run's whole configuration.
+            world: the processes that train; each of them evaluates (`parallel.world.World`).
+
+        Returns:
+            A function from the model to a `Verdict`. It must leave the model as it was.
+        """
 
 
-class Encoder(Protocol):
+@dataclass(frozen=True)
+class NoEvaluation(Evaluator):
+    """Evaluate nothing during training."""
+
+    def open(self, run: Any, world: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """Build the torch optimizers of a model; the training step schedules, clips and updates."""
+
+    lr: float = 1e-3
+    """peak learning rate"""
+    clip_norm: float | None = 1.0
+    """largest global gradient norm; None is off"""
+    shared_out: ClassVar[bool] = False
+    """whether it works on shards of parameters (DTensor), as --parallel fsdp and hsdp need"""
+
+    def __post_init__(self) -> None:
+        check_range("lr", self.lr, 0, None)
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise Fault(f"clip_norm is {self.clip_norm}, it must be above 0; give another value")
+
+    @abstractmethod
+    def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """Return torch optimizers over the parameters of `model` that require a gradient.
+
+        Before each update a group's `lr` is set to the scheduled learning rate, times the
+        group's `lr_scale` where it has one.
+        """
+
+    def state_bytes(self, numel: int) -> int | None:
+        """Return the bytes kept of a parameter of `numel` elements; None: `plan` measures them."""
+        return None
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """Scale the learning rate; a pure function of the step, so that there is nothing to save."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """Return what the learning rate is multiplied by.
+
+        Args:
+            step: the number of the update, from 0.
+            steps: updates of the whole run.
+        """
+
+    def shortened(self, warmup: int) -> Schedule:
+        """Return the schedule with a warm-up of at most `warmup` updates."""
+        return self
+
+
+class EncoderModule(Protocol):
     """Turns pixels into an embedding; an `nn.Module` of the user's own takes this shape."""
 
     def forward(self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None) -> Float[Tensor, "B C E E"]:
         """Returns the embedding of normalised pixels; `drop_path` holds the uniforms that decide which branches are skipped, None in evaluation."""
         ...
+
+
+@dataclass(frozen=True)
+class Encoder(ABC):
+    """Build an image encoder; its fields are its parameters."""
+
+    @abstractmethod
+    def build(self, model: Any) -> nn.Module:
+        """Return the encoder, an `EncoderModule`, as training starts from it.
+
+        Its random numbers may come from torch's global generator, which is seeded for it. The
+        encoder may be asked for on the meta device, too, in a context of `torch.device("meta")`.
+
+        Args:
+            model: the numbers of the whole SAM (`model.sizes.SamSpec`). The embedding must have
+                `embedding_dim` channels and be `embedding_side` tokens high and wide.
+        """
+
+    def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
+        """Return the blocks of a built encoder, from input to output.
+
+        --recompute, --parallel fsdp, layer-wise learning-rate decay and `plan` go by them; by
+        default they are the children of `encoder.blocks`.
+        """
+        return list(getattr(encoder, "blocks", ()))
+
+    def drop_path_blocks(self, model: Any) -> int:
+        """Return how many pairs of uniform numbers per image `forward` needs as `drop_path`."""
+        return 0
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether `build` returns trained weights, so that --freeze needs no --init."""
+        return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,15 @@ from typing import TYPE_CHECKING, Any
 from gigamask import arguments, names, recipes
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.faults import Fault
-from gigamask.grounding.run import Grounding
 from gigamask.parser import check_writable
 from gigamask.recipes.mae import pretraining_for
-from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import Run, at_least
-from gigamask.train.schedule import Schedule, WarmupCosine, WarmupDrops
 from gigamask.train.segmentation import Segmentation
 
 if TYPE_CHECKING:
     import torch
 
     from gigamask.parallel.world import World
-    from gigamask.seams import Evaluator
     from gigamask.train.state import TrainState
     from gigamask.train.watch import Meter
 
@@ -53,9 +48,8 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     flags = arguments.parse_train(words, verb)
     check_writable("--json", flags.json)
     at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
-    if not isinstance(flags.run, recipes.OF_VERB[verb][0]):
-        other = next((each for each, (kind, _) in recipes.OF_VERB.items() if isinstance(flags.run, kind)), "train")
-        raise Fault(f"recipe {flags.run.recipe} is no recipe of 'gigamask {verb}'; give it to 'gigamask {other}'")
+    if flags.run.verb != verb:
+        raise Fault(f"recipe {flags.run.recipe} is no recipe of 'gigamask {verb}'; give it to 'gigamask {flags.run.verb}'")
     runs = [flags.run] if flags.stages is None and not flags.stage_steps else stages(flags)
     if flags.print_config:
         print("---\n".join(arguments.text_of(run) for run in runs), end="")
@@ -64,7 +58,9 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     from gigamask.parallel.world import join, leave
 
     settled = [arguments.settle(run, flags.allow_other_order) for run in runs]
-    look_ahead(runs)
+    for number, run in enumerate(runs):  # else a last stage would fail days later
+        if not run.begun:
+            run.look_ahead([before.out for before in runs[:number]])
     world = join(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
     try:
         for number, (run, changed) in enumerate(settled):
@@ -83,58 +79,22 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     if state.step == run.steps and (left := runs[number + 1 :]):  # told to stop by the last update of a stage
         done = {"run": left[0].out, "step": 0, "samples": 0, "steps": left[0].steps}
     if world.first:
-        print(told(done, flags.stages is not None, run))
+        print(summary(done, flags.stages is not None, run))
     return flags.json if world.first else None, done
 
 
-def look_ahead(runs: Sequence[Run]) -> None:
-    """Raises `Fault` for what a run that has not begun will not find, data, weights or parts of its model; a last stage would say so days later."""
-    from gigamask.data.index import shards, tars
-    from gigamask.model.start import build
-    from gigamask.model.weights import MAE
-    from gigamask.train.state import freeze
+def summary(done: dict[str, Any], staged: bool, run: Run) -> str:
+    """Returns what is printed at the end, with what to do next.
 
-    for number, run in enumerate(runs):
-        if run.begun:
-            continue
-        if run.freeze and isinstance(run, (Segmentation, Pretraining)):
-            freeze(build(run.model, run.seed, "meta"), run.freeze)
-        path = (run.init or "").removeprefix(MAE)
-        if path and path not in [before.out for before in runs[:number]] and not Path(path).exists():
-            raise Fault(
-                f"--init {run.init}: no such file or folder; give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
-            )
-        if isinstance(run, Pretraining):
-            shards(run.data)
-        elif isinstance(run, (Segmentation, Grounding)):  # masks stand in tars alone
-            for paths in filter(None, (run.data, run.evaluation.data)):
-                tars(paths)
-        if isinstance(run, Grounding):
-            run.look_ahead()
-
-
-def told(done: dict[str, Any], staged: bool, run: Run) -> str:
-    """Returns what is said at the end, with what to do next."""
-    verb, out = next(verb for verb, (kind, _) in recipes.OF_VERB.items() if isinstance(run, kind)), quote(done["run"])
+    Args:
+        done: what `main` returns.
+        staged: whether the run is one of several stages.
+        run: the last run that was trained.
+    """
     if done["step"] < done["steps"]:
-        act = "the same command goes on" if staged else f"continue with: gigamask {verb} --resume {out}"
+        act = "the same command goes on" if staged else f"continue with: gigamask {run.verb} --resume {quote(done['run'])}"
         return f"{done['run']}: stopped and saved at step {done['step']} of {done['steps']}; {act}"
-    acts = {
-        "train": f"gigamask evaluate {out} --data HELD_OUT_TARS",
-        "pretrain": f"gigamask train RECIPE --data TARS --init mae:{out} --out OUT",
-        "ground train": f'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}',
-    }
-    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {acts[verb]}"
-
-
-def watcher(run: Run, world: World) -> Evaluator | None:
-    """Returns what looks at a run's model in between, None where it has nothing to look at."""
-    from gigamask.evaluate.progress import Progress
-    from gigamask.grounding import progress
-
-    if isinstance(run, Segmentation):
-        return Progress.of(run, world)
-    return progress.Progress.of(run, world) if isinstance(run, Grounding) else None
+    return f"{done['run']}: {done['step']} steps, {done['samples']} samples\nnext: {run.next_step.format(out=quote(run.out))}"
 
 
 def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool, profile: int | None = None) -> TrainState:
@@ -159,7 +119,7 @@ def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other
         return found
 
     try:
-        state = train(run, world, other_order, begun, lambda: watcher(run, world), meters)
+        state = train(run, world, other_order, begun, meters)
     except Fault:
         if world.first:
             leave_nothing(run.out)
@@ -189,7 +149,8 @@ def stages(flags: arguments.TrainFlags) -> list[Run]:
         stage = next(iter(flags.stage_steps))
         raise Fault(f"--{stage}-steps is the length of the stage {stage}, but no stages are asked for; give --stages {','.join(STAGES)}")
     run, asked = flags.run, tuple(each.strip() for each in flags.stages.split(","))
-    assert isinstance(run, Segmentation)
+    if not isinstance(run, Segmentation):
+        raise Fault(f"--stages trains a SAM, recipe {run.recipe} does not; leave it out")
     if unknown := [each for each in asked if each not in STAGES]:
         raise Fault(f"--stages names {unknown[0]!r}, known are {', '.join(STAGES)}; give some of them, in that order")
     if list(asked) != [each for each in STAGES if each in asked]:
@@ -213,25 +174,19 @@ def stages(flags: arguments.TrainFlags) -> list[Run]:
         "mae": pretraining_for(run, flags.mae_steps),
         "decoder": replace(run, freeze=tuple(dict.fromkeys([*run.freeze, *trained])), steps=decoder_steps),
     }
-    made = {stage: replace(each, schedule=warming(each.schedule, each.steps)) for stage, each in made.items()} | {"joint": run}
+    made = {stage: replace(each, schedule=each.schedule.shortened(int(each.steps * WARMUP_SHARE))) for stage, each in made.items()}
+    made["joint"] = run
     return [replace(made[stage], out=folders[stage], init=inits[stage]) for stage in asked]
-
-
-def warming(schedule: Schedule, steps: int) -> Schedule:
-    """Returns the schedule with a warm-up of at most `WARMUP_SHARE` of so many updates; one of the user's own as it is."""
-    if not isinstance(schedule, (WarmupDrops, WarmupCosine)):
-        return schedule
-    return replace(schedule, warmup=min(schedule.warmup, int(steps * WARMUP_SHARE)))
 
 
 def overview(verb: str) -> str:
     """Returns what a verb's `--help` prints: the forms and the recipes."""
-    known = recipes.OF_VERB[verb][1]
+    known = recipes.OF_VERB[verb]
     parts = "\n".join(f"  --{part:16} {', '.join(kinds)}" for part, (_, kinds) in names.SEAMS.items() if part in names.parts_of(known[0]()))
     staged = "" if verb != "train" else f"       gigamask train RECIPE --stages {','.join(STAGES)} ...\n"
     return (
         f"usage: gigamask {verb} RECIPE --data PATH... --out RUN [--section.leaf value ...]\n       gigamask {verb} --resume RUN\n{staged}\n"
         f"recipes:\n{recipes.listed(known)}\n  file.py:function  your own, a function that returns a Run\n\n"
-        f"parts, each by a name or as file.py:Class:\n{parts}\n\n"
+        f"parts, each by a name, as file.py:Class or package.module:Class:\n{parts}\n\n"
         f"'gigamask {verb} RECIPE --help' lists every flag and its value there."
     )

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gigamask.data.augment import Flip
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.model.sizes import SamSpec
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.train.optim import AdamW
@@ -28,6 +29,7 @@ SPEC = SamSpec(
 def little() -> Segmentation:
     """A model of a few thousand parameters, two rounds, one process."""
     return Segmentation(
+        evaluation=ClickEvaluation(),
         recipe=f"{Path(__file__).resolve()}:little",
         model=SPEC,
         steps=4,

@@ -6,7 +6,7 @@
 
 A few masks, always the same, from fine to coarse, are drawn: the truth, the answers to 1 and 3 clicks, and to the box.
 
-Enters: a `Segmentation` run. Leaves: a value that the training loop asks every so many updates.
+Settings: `evaluate.click_evaluation`.
 
 Not here: the scores themselves (`evaluate.interactive`), which checkpoint is kept (`train.checkpoint`).
 """
@@ -26,6 +26,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.draws import draw
 from gigamask.evaluate import pictures
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.evaluate.interactive import MaskScore, Protocol, Result, score_group
 from gigamask.evaluate.scenes import Scene, look, scenes, scored
 from gigamask.faults import BadSample, Fault
@@ -34,8 +35,7 @@ from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
 from gigamask.predict.automatic import stability
 from gigamask.predict.settings import Settings
-from gigamask.seams import Evaluator, Verdict
-from gigamask.train.segmentation import Segmentation
+from gigamask.seams import Verdict
 
 CLICKS = (1, 3, 5)
 ONE_CLICK = (1,)
@@ -63,7 +63,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Progress(Evaluator):
+class Progress:
     """Scores of a fixed subset of held-out images, of which each process looks at its part."""
 
     index: Index
@@ -73,16 +73,24 @@ class Progress(Evaluator):
     world: World = field(default_factory=World)
 
     @classmethod
-    def of(cls, run: Segmentation, world: World | None = None) -> "Progress | None":
-        """Returns the evaluator of a run, None where it has no data to evaluate on; tars without an index are indexed once, into the run folder."""
-        asked = run.evaluation
+    def of(cls, asked: ClickEvaluation, out: str, world: World | None = None) -> "Progress | None":
+        """Open the data to evaluate on.
+
+        Args:
+            asked: the settings.
+            out: the run folder; tars without an index are indexed there, once.
+            world: the processes that evaluate together.
+
+        Returns:
+            The evaluation; None where the settings name no data.
+        """
         if not asked.data:
             return None
-        index = indexes.open_or_build(asked.data, f"{run.out}/evaluation")
+        index = indexes.open_or_build(asked.data, f"{out}/evaluation")
         filters = Filters(max_area=None, min_predicted_iou=asked.min_predicted_iou)
         order = draw(0, "evaluation").permutation(len(index)).tolist()
         usable = islice((row for row in order if len(scored(index, row, filters))), asked.images)
-        found = cls(asked.every, index, tuple(sorted(usable)), filters, asked.best_by, world or World())
+        found = cls(index, tuple(sorted(usable)), filters, asked.best_by, world or World())
         if not found.rows:
             act = "loosen --evaluation.min-predicted-iou" if index.manifest.masks else "give annotated images"
             raise Fault(f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {act}")

@@ -21,14 +21,14 @@ from gigamask.grounding.run import Grounding
 from gigamask.model.relevance import Relevance
 from gigamask.parallel.ranges import marked
 from gigamask.parallel.world import World
-from gigamask.seams import Evaluator, Verdict
+from gigamask.seams import Verdict
 
 SHOWN = {"top 1": "top_1", "top 3": "top_3", "IoU": "iou", "absent": "absent", "answered": "answered"}
 """What is said of a training, and its name among the scores."""
 
 
 @dataclass(frozen=True)
-class Progress(Evaluator):
+class Progress:
     """Scores of a fixed subset of held-out queries, which the first process asks."""
 
     questioner: Questioner
@@ -45,7 +45,7 @@ class Progress(Evaluator):
         some = draw(0, "evaluation").permutation(len(catalogue.queries))[: asked.count]
         if len(some) < len(catalogue.queries):
             catalogue = open_queries(index, [catalogue.queries[number] for number in sorted(some.tolist())], run.seed)
-        return cls(asked.every, questioner(run, index, catalogue), asked.best_by, world or World())
+        return cls(questioner(run, index, catalogue), asked.best_by, world or World())
 
     @marked("evaluation")
     def run(self, model: Relevance) -> Verdict:

@@ -7,16 +7,17 @@ Not here: what a step computes (`grounding.fit`), batches (`grounding.questions`
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gigamask.faults import Fault
 from gigamask.grounding.text import MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask
 from gigamask.model.sizes import RelevanceSpec
-from gigamask.seams import Mining, Task
+from gigamask.seams import Evaluator, Mining, Task, Verdict
 from gigamask.train.run import Run, at_least
 
 if TYPE_CHECKING:
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from gigamask.data.queries import Query
     from gigamask.grounding.senses import Senses
     from gigamask.model.relevance import Relevance
+    from gigamask.parallel.world import World
     from gigamask.train.supply import Supply
 
 
 @dataclass(frozen=True)
-class Watching:
+class Watching(Evaluator):
     """How a training is watched on queries it does not train on; see `grounding.progress`."""
 
     data: tuple[str, ...] = ()
@@ -51,10 +53,34 @@ class Watching:
 
         return queries.read(self.queries)
 
+    def check(self) -> None:
+        super().check()
+        at_least(1, **{"evaluation.count": self.count})
+        if bool(self.data) != bool(self.queries):
+            raise Fault("--evaluation.data and --evaluation.queries belong together; give both, or neither to evaluate on what is held out")
+
+    def look_ahead(self) -> None:
+        """Raise `Fault` where the data are not tars or the queries cannot be read."""
+        from gigamask.data.index import tars
+
+        if self.data:
+            tars(self.data)
+        _ = self.queries and self.asked
+
+    def open(self, run: Grounding, world: World) -> Callable[[Any], Verdict] | None:
+        """Return the evaluation of a run, None where it has no queries to evaluate on."""
+        from gigamask.grounding.progress import Progress
+
+        progress = Progress.of(run, world)
+        return None if progress is None else progress.run
+
 
 @dataclass(frozen=True)
 class Grounding(Run):
     """Everything that decides what the training of a relevance network does; its samples are queries, and `batch` and `micro` count these."""
+
+    verb: ClassVar[str] = "ground train"
+    next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
 
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the data's images"""
@@ -75,7 +101,7 @@ class Grounding(Run):
 
     def check(self) -> Grounding:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
-        at_least(1, max_masks=self.max_masks, **{"evaluation.every": self.evaluation.every, "evaluation.count": self.evaluation.count})
+        at_least(1, max_masks=self.max_masks)
         if not self.queries:
             raise Fault(
                 "--queries is empty, training needs texts with their right masks; name a JSONL file, or make one: gigamask synth DIR --queries"
@@ -86,8 +112,6 @@ class Grounding(Run):
             raise Fault(f"--hold-out is {self.hold_out}, a share of the images below 1; give such")
         if not self.alignment_weight >= 0:
             raise Fault(f"--alignment-weight is {self.alignment_weight}, it must be at least 0")
-        if bool(self.evaluation.data) != bool(self.evaluation.queries):
-            raise Fault("--evaluation.data and --evaluation.queries belong together; give both, or neither to evaluate on what is held out")
         if self.parallel != "ddp":
             raise Fault(f"--parallel {self.parallel} shares out an image encoder, here none is trained; leave it out")
         return super().check()
@@ -123,9 +147,10 @@ class Grounding(Run):
         questioner = self.senses.questioner(catalogue, index, self.max_masks)
         return Supply(catalogue.items, catalogue.locate, f"queries {self.max_masks}", lambda pin: questioner)
 
-    def look_ahead(self) -> None:
-        """Raises `Fault` where queries or weights are not where the run says, which would else show once all images are indexed."""
-        _ = self.asked, self.evaluation.queries and self.evaluation.asked
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check, before anything is trained, that data, queries and the segmenter exist."""
+        super().look_ahead(earlier)
+        _ = self.asked
         if not Path(self.segmenter).exists():
             act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             raise Fault(f"--segmenter {self.segmenter}: no such file or folder; {act}")

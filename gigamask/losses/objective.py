@@ -6,14 +6,16 @@ division by the count of all ranks (`train.step`).
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gigamask.faults import Fault, check_range
 from gigamask.seams import Objective
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from gigamask.contracts import Round, Terms, Truth
@@ -91,18 +93,19 @@ class MaskObjective(Objective):
         from gigamask.losses.quality import actual_iou, regression
 
         logits = round.prediction.logits
-        focal_each, dice_each = self._mask_losses(round, truth)
+        terms = self._terms(round, truth)
+        weights = {name: self._weight(name) for name in terms}
         actual = actual_iou(logits, truth.foreground, truth.valid)
         head_each = regression(round.prediction.iou, actual, self.iou_loss)
 
         rows = torch.arange(len(logits), device=logits.device)
-        best = (self.focal_weight * focal_each + self.dice_weight * dice_each).detach().argmin(1)
+        best = _weighted_sum(terms, weights).detach().argmin(1)
         picked = torch.zeros_like(best) if self.supervise == "single" else best
         every = self.supervise == "all"
-        focal_loss, dice_loss = (each.mean(1) if every else each[rows, picked] for each in (focal_each, dice_each))
+        chosen = {name: each.mean(1) if every else each[rows, picked] for name, each in terms.items()}
         head_loss = head_each.mean(1) if self.iou_supervise == "all" else head_each[rows, picked]
-        by_mask = self.focal_weight * focal_loss + self.dice_weight * dice_loss + self.iou_weight * head_loss
-        parts = {"focal": focal_loss, "dice": dice_loss, "iou_head": head_loss, "iou": actual[rows, round.chosen]}
+        by_mask = _weighted_sum(chosen, weights) + self.iou_weight * head_loss
+        parts = {**chosen, "iou_head": head_loss, "iou": actual[rows, round.chosen]}
         return Terms(
             loss=by_mask.sum(),
             count=torch.full((), float(len(logits)), device=logits.device),
@@ -110,9 +113,37 @@ class MaskObjective(Objective):
             by_mask=by_mask,
         )
 
-    def _mask_losses(self, round: Round, truth: Truth) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
-        """Returns the focal and the dice loss of each answer, over all cells or at points."""
+    def mask_losses(
+        self,
+        logits: Float[Tensor, "M K H W"],
+        targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
+        valid: Bool[Tensor, "M H W"],
+    ) -> dict[str, Float[Tensor, "M K"]]:
+        """Return the terms of the mask loss; override it to swap or add terms.
+
+        Args:
+            logits: mask logits of M masks with K answers each, over all cells; with `points`
+                each answer is a mask of its own with one answer and one row of cells.
+            targets: the right masks, or each cell's covered share.
+            valid: false in the padding, which must not count.
+
+        Returns:
+            Each term's loss per mask and answer, by name. The field `NAME_weight` is its weight;
+            a term without such a field has weight 1.
+        """
         from gigamask.losses.mask import dice, focal
+
+        share = 1.0 if self.pixel_share is None else self.pixel_share
+        return {
+            "focal": focal(logits, targets, valid, self.alpha, self.gamma, share, self.pixel_min),
+            "dice": dice(logits, targets, valid, self.smooth),
+        }
+
+    def _weight(self, name: str) -> float:
+        return getattr(self, f"{name}_weight", 1.0)
+
+    def _terms(self, round: Round, truth: Truth) -> dict[str, Float[Tensor, "M K"]]:
+        """Returns the terms of each answer, over all cells or at points."""
         from gigamask.losses.points import sample
 
         logits, masks, valid = round.prediction.logits, truth.masks, truth.valid
@@ -125,6 +156,9 @@ class MaskObjective(Objective):
             places = sample(round.prediction.low, truth, round.index, self.points, self.oversample, self.important)
             # Each answer has places of its own, so it becomes a mask of one answer and one row of cells.
             logits, masks, valid = places.logits.view(-1, 1, 1, self.points), *(each.view(-1, 1, self.points) for each in places[1:])
-        share = 1.0 if self.pixel_share is None else self.pixel_share
-        focal_each = focal(logits, masks, valid, self.alpha, self.gamma, share, self.pixel_min)
-        return focal_each.view(answers), dice(logits, masks, valid, self.smooth).view(answers)
+        return {name: loss.view(answers) for name, loss in self.mask_losses(logits, masks, valid).items()}
+
+
+def _weighted_sum(terms: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
+    """Returns the sum of the terms, each times its weight."""
+    return reduce(operator.add, (weights[name] * term for name, term in terms.items()))

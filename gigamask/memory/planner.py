@@ -20,8 +20,10 @@ from gigamask.parallel.shard import Parallel
 STANDING = ("weights", "gradients", "optimizer")
 GIB = 2**30
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
-PUBLISHED_SAM = {"SAM's own run (68 hours of 256 A100 for 90,000 updates of ViT-H, model card)": 0.0274}
-PUBLISHED_MAE = {"MAE's own run (42 hours of 64 V100 for 800 epochs of ViT-L, PRETRAIN.md)": 0.105}
+PUBLISHED = {
+    "train": {"SAM's own run (68 hours of 256 A100 for 90,000 updates of ViT-H, model card)": 0.0274},
+    "pretrain": {"MAE's own run (42 hours of 64 V100 for 800 epochs of ViT-L, PRETRAIN.md)": 0.105},
+}
 HOPED = {"what .12 s for a step of ViT-H on an H200 would be: aimed at here, not measured": 0.196}
 """Shares of the GPUs' peaks, in FLOPs as they are counted here."""
 

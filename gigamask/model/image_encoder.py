@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gigamask.model.attention import attend, relative
 from gigamask.model.layers import LayerNorm2d, MlpBlock
 from gigamask.model.sizes import SamSpec
-from gigamask.seams import Encoder
+from gigamask.seams import EncoderModule
 
 
 class PatchEmbed(nn.Module):
@@ -86,7 +86,7 @@ class Block(nn.Module):
         return branch * kept[:, None, None, None]
 
 
-class ImageEncoder(nn.Module, Encoder):
+class ImageEncoder(nn.Module, EncoderModule):
     """SAM's image encoder at any size; `blocks` is what recomputing and sharding wrap."""
 
     def __init__(self, spec: SamSpec) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gigamask.contracts import Prompts
 from gigamask.faults import Fault
-from gigamask.model.image_encoder import ImageEncoder
 from gigamask.model.mask_decoder import SEVERAL, SINGLE, MaskDecoder
 from gigamask.model.prompt_encoder import PromptEncoder
 from gigamask.model.sizes import SamSpec
@@ -36,7 +35,7 @@ def normalised(
 
 
 class Sam(nn.Module):
-    """Segment Anything at any size. Any `seams.Encoder` may be assigned to `image_encoder`."""
+    """Segment Anything at any size, with the image encoder that its spec names."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
@@ -44,11 +43,16 @@ class Sam(nn.Module):
     def __init__(self, spec: SamSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.image_encoder = ImageEncoder(spec)
+        self.image_encoder = spec.encoder.build(spec)
         self.prompt_encoder = PromptEncoder(spec)
         self.mask_decoder = MaskDecoder(spec)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
+
+    @property
+    def encoder_blocks(self) -> list[nn.Module]:
+        """The image encoder's blocks, from input to output."""
+        return list(self.spec.encoder.blocks(self.image_encoder))
 
     def encode(
         self,

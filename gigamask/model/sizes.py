@@ -5,15 +5,35 @@ Importable without torch, since recipes hold a spec.
 Not here: the models themselves (`model.sam`, `model.mae`, `model.relevance`), reading a size off a checkpoint (`model.weights`).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gigamask.faults import Fault
+from gigamask.seams import Encoder
+
+if TYPE_CHECKING:
+    from torch import nn
 
 COLOURS = 6
 """Numbers that tell the colours under a mask: mean and deviation of three."""
 PLACES = 8
 """Numbers that tell where a mask lies: its box's centre, width and height, its area's square root and logarithm, the share of its box that it
 fills, and the logarithm of its box's width over its height."""
+
+
+@dataclass(frozen=True)
+class Vit(Encoder):
+    """SAM's vision transformer; its numbers are those of `SamSpec`."""
+
+    def build(self, model: SamSpec) -> nn.Module:
+        from gigamask.model.image_encoder import ImageEncoder
+
+        return ImageEncoder(model)
+
+    def drop_path_blocks(self, model: SamSpec) -> int:
+        return model.depth
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,8 @@ class SamSpec:
     """Hidden width of the head that predicts IoU."""
     informed_start: bool = False
     """Start with what a small model must find out anyway: a prompt's place, colours, and masks that follow likeness (`model.start`)."""
+    encoder: Encoder = Vit()
+    """The image encoder; dim, depth, heads, window, global_blocks and drop_path are SAM's ViT's."""
 
     def __post_init__(self) -> None:
         _check_counts(self, "dim", "depth", "heads", "window", "embedding_dim", "decoder_heads", "decoder_mlp", "iou_hidden")

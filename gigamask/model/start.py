@@ -24,7 +24,7 @@ from gigamask.model.mae import Mae
 from gigamask.model.prompt_encoder import PositionCode
 from gigamask.model.relevance import Relevance
 from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
-from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec
+from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec, Vit
 from gigamask.model.two_way import Attention as CrossAttention
 
 TIE_SCALE = 1.5
@@ -51,6 +51,10 @@ def build(spec: SamSpec | MaeSpec | RelevanceSpec, seed: int, device: torch.devi
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
+    if isinstance(model, Sam) and not isinstance(model.spec.encoder, Vit):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(draw(seed, "image encoder").integers(2**31)))
+            model.image_encoder = model.spec.encoder.build(model.spec)
     initialise(model, seed)
     return model.to(device)
 
@@ -62,15 +66,20 @@ def initialise(model: Sam | Mae | Relevance, seed: int) -> None:
     In a Sam and a Relevance, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and
     relative positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image. A Mae starts as
     its authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
-    0.02.
+    0.02. An image encoder of the user's own keeps the start that it was built with.
     """
+    own = isinstance(model, Sam) and not isinstance(model.spec.encoder, Vit)
+    kept = set(model.get_submodule("image_encoder").modules()) if own else set()
     first = _start_mae if isinstance(model, Mae) else _start
     for path, module in model.named_modules():
+        if module in kept:
+            continue
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             tensor.copy_(first(module, name, tensor, seed, f"{path}.{name}"))
     if isinstance(model, Sam) and model.spec.informed_start:
         tie_cross_attention(model, seed)
-        clear_view(model)
+        if not own:
+            clear_view(model)
         match_content(model, seed)
 
 

@@ -291,7 +291,8 @@ def save(state: State, spec: Spec, path: Path | str) -> None:
     """Writes the weights and the spec as safetensors; the file appears under its name only when it is whole."""
     kind = next(kind for kind, each in KINDS.items() if isinstance(spec, each))
     # One entry: a safetensors file lists several in any order, and equal weights should make equal files.
-    metadata = {"spec": json.dumps({"kind": kind, **asdict(spec)})}
+    numbers = {name: value for name, value in asdict(spec).items() if name != "encoder"}  # which the run folder knows
+    metadata = {"spec": json.dumps({"kind": kind, **numbers})}
     appear(Path(path), lambda partial: save_file(state, partial, metadata=metadata))
 
 

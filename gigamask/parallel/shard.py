@@ -12,7 +12,7 @@ Not here: which parameters are trained (`train.state`), checkpoints, which are w
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeGuard, cast
 
@@ -28,11 +28,23 @@ if TYPE_CHECKING:
 Parallel = Literal["ddp", "fsdp", "hsdp"]
 
 
-def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | None, timeout_s: float) -> None:
-    """Shares out the weights of linear layers in `encoder.blocks`, which are as they are to be already. Alone or with "ddp", all stay whole.
+def shard(
+    encoder: nn.Module,
+    world: World,
+    how: Parallel,
+    half: torch.dtype | None,
+    timeout_s: float,
+    blocks: Sequence[nn.Module] | None = None,
+) -> None:
+    """Share out the weights of the linear layers in an encoder's blocks. Alone or with "ddp", all stay whole.
 
-    With `half` they are gathered in that type, to which autocast rounds them anyway, and their gradients added up in float32. Processes wait for each
-    other for `timeout_s`.
+    Args:
+        encoder: the encoder, its weights as they are to be already.
+        world: the processes that share.
+        how: over which of them.
+        half: the type to gather weights in, to which autocast rounds them anyway; gradients are added up in float32.
+        timeout_s: how long processes wait for each other.
+        blocks: the encoder's blocks; None: the children of `encoder.blocks`.
     """
     if world.size == 1 or how == "ddp":
         return
@@ -40,7 +52,8 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     check(how, world.nodes, world.size // world.nodes)
-    blocks, kind = encoder.get_submodule("blocks"), next(encoder.parameters()).device.type
+    blocks = list(encoder.get_submodule("blocks").children()) if blocks is None else blocks
+    kind = next(encoder.parameters()).device.type
     if how == "fsdp":
         mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
     else:
@@ -49,10 +62,10 @@ def shard(encoder: nn.Module, world: World, how: Parallel, half: torch.dtype | N
         groups = [cast(distributed.ProcessGroup, distributed.new_subgroups_by_enumeration(rows.tolist(), timeout)[0]) for rows in (grid.T, grid)]
         mesh = DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
-    for block in blocks.children():
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=set(block.parameters()) - matrices(block))
     fully_shard(encoder, mesh=mesh, ignored_params={parameter for parameter in encoder.parameters() if not is_shared_out(parameter)})
-    for block in blocks.children():
+    for block in blocks:
         assert isinstance(block, FSDPModule)
         # Sums travel, only the step divides.
         block.set_gradient_divide_factor(1.0)

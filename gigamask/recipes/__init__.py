@@ -1,13 +1,10 @@
 """Recipes: Python functions that return a `Run`; each docstring states command, hardware, hours and the source of each number.
 
-A recipe is chosen by name (`tiny`) or as `file.py:function`, so that one's own lives in one's own file.
+A recipe is chosen by name (`tiny`) or, for one of the user's own, as `file.py:function`, `package.module:function` or an entry point
+(`recipes.user_code`); a configuration class of the user's own, a subclass of `Run` whose fields all have defaults, is a recipe, too.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 
 from gigamask.faults import Fault
 from gigamask.grounding.run import Grounding
@@ -15,6 +12,7 @@ from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
 from gigamask.recipes.tiny import photos, tiny
+from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.recipes.variants import finetune, finetune_vit_h, finetune_vit_l, mixed_prompts, one_gpu
 from gigamask.train.pretraining import Pretraining
 from gigamask.train.run import ImageRun, Run
@@ -27,12 +25,12 @@ SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
 GROUNDINGS: tuple[Callable[[], Grounding], ...] = (ground, ground_tiny)
 BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS, *GROUNDINGS)
-OF_VERB: dict[str, tuple[type[Run], Sequence[Callable[[], Run]]]] = {
-    "train": (Segmentation, SEGMENTATIONS),
-    "pretrain": (Pretraining, PRETRAININGS),
-    "ground train": (Grounding, GROUNDINGS),
+OF_VERB: dict[str, Sequence[Callable[[], Run]]] = {
+    Segmentation.verb: SEGMENTATIONS,
+    Pretraining.verb: PRETRAININGS,
+    Grounding.verb: GROUNDINGS,
 }
-"""What each verb that trains makes, and the recipes it knows."""
+"""The recipes of each command that trains."""
 
 
 def listed(known: Sequence[Callable[[], Run]]) -> str:
@@ -41,16 +39,20 @@ def listed(known: Sequence[Callable[[], Run]]) -> str:
 
 
 def find(name: str) -> Callable[[], Run]:
-    """Returns the recipe of that name, or the function of `file.py:function`."""
+    """Returns the recipe of that name, built-in or of the user's own."""
     known = {recipe.__name__: recipe for recipe in BUILT_IN}
     if name in known:
         return known[name]
     path, colon, function = name.rpartition(":")
     if not colon:
-        raise Fault(f"no recipe is called {name!r}; known are {', '.join(known)}, and file.py:function for your own")
-    recipe = getattr(load_file(path), function, None)
+        installed = entry_points("recipe")
+        if name not in installed:
+            raise Fault(f"no recipe is called {name!r}; known are {', '.join([*known, *installed])}, and file.py:function for your own")
+        recipe = load_entry_point(installed[name])
+    else:
+        recipe = find_object(name)
     if not callable(recipe):
-        raise Fault(f"{path} has no function {function!r}; write one that returns a gigamask.train.segmentation.Segmentation")
+        raise Fault(f"{path or name} has no function {function!r}; write one that returns a gigamask.train.segmentation.Segmentation")
     return recipe
 
 
@@ -64,8 +66,8 @@ def make(name: str) -> Run:
     except Exception as error:
         raise Fault(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(run, Run):
-        kinds = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind, _ in OF_VERB.values())
-        raise Fault(f"{name} returned a {type(run).__name__}; return a {kinds}")
+        wanted = f"{Segmentation.__module__}.{Segmentation.__name__}, or another {Run.__module__}.{Run.__name__}"
+        raise Fault(f"{name} returned a {type(run).__name__}; return a {wanted}")
     return run
 
 
@@ -74,22 +76,3 @@ def imaged(run: Run) -> ImageRun:
     if not isinstance(run, ImageRun):
         raise Fault(f"recipe {run.recipe} trains on queries, here images are wanted; give a recipe of 'gigamask train' or 'gigamask pretrain'")
     return run
-
-
-def load_file(name: str) -> ModuleType:
-    """Imports a file under its stem, once, so that the classes in it are the same for everyone in this process and its workers."""
-    path = Path(name)
-    if path.suffix != ".py" or not path.is_file():
-        raise Fault(f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name")
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise Fault(f"{path}: importing it raised {type(error).__name__}: {error}") from error
-    return module

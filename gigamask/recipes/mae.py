@@ -4,6 +4,7 @@
 from dataclasses import replace
 
 from gigamask.data.augment import RandomResizedCrop
+from gigamask.faults import Fault
 from gigamask.model import sizes
 from gigamask.model.sizes import MaeSpec
 from gigamask.samplers.shards import Streamed
@@ -53,6 +54,8 @@ def mae_vit_h() -> Pretraining:
 
 def pretraining_for(run: Segmentation, steps: int | None = None) -> Pretraining:
     """Returns the pre-training of a run's encoder, on its data: by the numbers of `mae_tiny` where it is narrow, else of `mae_vit_b`."""
+    if type(run.model.encoder) is not sizes.Vit:
+        raise Fault(f"recipe {run.recipe}: masked pre-training is for SAM's ViT, not for {type(run.model.encoder).__name__}; leave out the stage mae")
     recipe, encoder = mae_tiny() if run.model.dim < SMALL else mae_vit_b(), run.model
     side = min(recipe.model.input_side // recipe.model.patch, encoder.embedding_side) * encoder.patch
     model = replace(recipe.model, input_side=side, patch=encoder.patch, dim=encoder.dim, depth=encoder.depth, heads=encoder.heads)

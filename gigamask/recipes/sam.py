@@ -3,6 +3,7 @@ paper leaves open."""
 
 from dataclasses import replace
 
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.model.sizes import SamSpec, vit_b, vit_h, vit_l
 from gigamask.train.optim import AdamW
 from gigamask.train.segmentation import Segmentation
@@ -36,4 +37,6 @@ def _sam(name: str, model: SamSpec, steps: int, batch: int, optimizer: AdamW) ->
     """The numbers the three share, most of them the defaults of the parts: AdamW (.9, .999), weight decay .1, warm-up 250, drops at 2/3 and 26/27,
     64 masks an image, 11 rounds, 20 focal : 1 dice : 1 IoU. One image at a time is the paper's; clipping at 1 is ours, the paper names none.
     The paper's dropout in the decoder is not here (docs/recipes.md)."""
-    return Segmentation(recipe=name, model=model, steps=steps, batch=batch, micro=1, optimizer=optimizer, save_every=1000)
+    return Segmentation(
+        recipe=name, evaluation=ClickEvaluation(), model=model, steps=steps, batch=batch, micro=1, optimizer=optimizer, save_every=1000
+    )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from gigamask.data.augment import Flip, LargeScaleJitter
 from gigamask.data.choose import Filters
 from gigamask.data.colour import ColourJitter
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.losses.objective import MaskObjective
 from gigamask.model import sizes
 from gigamask.prompts.policy import InteractiveSchedule
@@ -22,6 +23,7 @@ def tiny() -> Segmentation:
     begins more slowly; Muon; an informed start with an encoder at half the rate, without which its embedding collapses before the decoder can use it.
     """
     return Segmentation(
+        evaluation=ClickEvaluation(),
         recipe="tiny",
         model=sizes.tiny(),
         steps=1000,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gigamask.data.augment import Flip, ResizedCrop
 from gigamask.data.colour import ColourJitter
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.losses.objective import MaskObjective
 from gigamask.model import sizes
 from gigamask.prompts.mixed import MixedPrompts
@@ -31,6 +32,7 @@ def one_gpu() -> Segmentation:
     planned, hours are not measured: docs/recipes.md.
     """
     return Segmentation(
+        evaluation=ClickEvaluation(),
         recipe="one_gpu",
         model=replace(sizes.vit_b(), drop_path=0.1),
         steps=90_000,
@@ -66,6 +68,7 @@ def finetune_vit_h() -> Segmentation:
 def _finetune(name: str, model: sizes.SamSpec) -> Segmentation:
     """The numbers the three share are ours: a tenth of SAM's learning rate for B and H, the encoder frozen, flips."""
     return Segmentation(
+        evaluation=ClickEvaluation(),
         recipe=name,
         freeze=("image_encoder",),
         model=model,

@@ -4,16 +4,18 @@ Not here: what a step does (`train.step`), where batches come from (`train.feed`
 """
 
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.parallel.precision import choose_device
 from gigamask.parallel.world import World
-from gigamask.seams import Evaluator
+from gigamask.seams import Verdict
 from gigamask.train import checkpoint
 from gigamask.train.feed import Feed, described, keep_data, open_index, refuse_other_data
 from gigamask.train.guard import Guard
@@ -32,20 +34,22 @@ def train(
     world: World | None = None,
     other_order: bool = False,
     begun: Callable[[], object] = lambda: None,
-    watching: Callable[[], Evaluator | None] = lambda: None,
     meters: Callable[[int, torch.device], Sequence[Meter]] = lambda done, device: (),
 ) -> TrainState:
     """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
 
-    `other_order` lets a run go on whose data have changed. Once the run folder is the first process's own, each calls `watching`, for what evaluates
-    the model in between; the first calls `begun` when all is ready. Each calls `meters` with the updates done, where some are left.
+    Args:
+        run: the whole configuration.
+        world: the processes that train together; None: this one alone.
+        other_order: let a run go on whose data have changed.
+        begun: called by the first process when all is ready.
+        meters: called by each process with the updates done and the device, where updates are left.
     """
     world, device = world or World(), choose_device(run.check().device)
     run.sampler.check(run.batch, world.size, world.nodes)
     with ExitStack() as kept:
         told_to_stop = kept.enter_context(stop_signal())
-        # The first process goes ahead: tars that have no index are indexed once.
-        state, feed, evaluator = world.in_turn(lambda: prepare(run, device, other_order, kept if world.first else None, watching))
+        state, feed, evaluate = world.in_turn(lambda: prepare(run, world, device, other_order, kept if world.first else None))
         if world.first:
             begun()
         if feed is None:
@@ -71,12 +75,12 @@ def train(
                 guard.check(state.step, batches, done.skipped and not done.overflow)
                 state.stopping, retry = done.asked
                 last = state.step == run.steps
-                due = evaluator is not None and (last or (state.step % evaluator.every == 0 and not state.stopping))
+                due = evaluate is not None and (last or (state.step % run.evaluation.every == 0 and not state.stopping))
                 if last or state.stopping or due or state.step % run.save_every == 0 or retry:
                     saver.save(state)
-                if evaluator and due:  # behind the save: nothing that befalls an evaluation costs a step
+                if evaluate and due:  # behind the save: nothing that befalls an evaluation costs a step
                     watched(False)
-                    verdict = evaluator.run(state.whole_model())
+                    verdict = evaluate(state.whole_model())
                     if world.first:
                         saver.rate(watch.judge(state.step, verdict), verdict.subject)
                 if last or state.stopping:
@@ -88,9 +92,11 @@ def train(
 
 
 def prepare(
-    run: Run, device: torch.device, other_order: bool, holding: ExitStack | None, watching: Callable[[], Evaluator | None]
-) -> tuple[TrainState, Feed | None, Evaluator | None]:
+    run: Run, world: World, device: torch.device, other_order: bool, holding: ExitStack | None
+) -> tuple[TrainState, Feed | None, Callable[[Any], Verdict] | None]:
     """Returns where a run stands, what is left to train on, and what evaluates it.
+
+    The first process goes ahead, so that tars without an index are indexed once.
 
     `holding`, which the first process has, is given the lock that keeps other trainings out of the run's folder.
     """
@@ -100,7 +106,7 @@ def prepare(
     state = checkpoint.resume(run, device) or TrainState.begin(run, device, checkpoint.locate(run.init) if run.init else None)
     if state.step >= run.steps:
         return state, None, None
-    evaluator = watching()
+    evaluate = run.evaluation.open(run, world)
     index = open_index(run)
     data = described(run, index)
     if not other_order:
@@ -109,12 +115,18 @@ def prepare(
     state.book = feed.book
     if holding is not None:
         keep_data(run, data)
-    return state, feed, evaluator
+    return state, feed, evaluate
 
 
 @contextmanager
 def stop_signal():
-    """Turns SIGINT and SIGTERM into a question the loop asks after each step; a second SIGINT interrupts at once."""
+    """Turns SIGINT and SIGTERM into a question the loop asks after each step; a second SIGINT interrupts at once.
+
+    Outside the main thread, where Python cannot handle signals, nothing asks to stop.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     asked: list[int] = []
 
     def note(number: int, frame) -> None:

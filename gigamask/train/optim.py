@@ -1,4 +1,4 @@
-"""The optimizer: which parameters decay, how the learning rate falls with depth, and AdamW over the resulting groups.
+"""Optimizers: parameter groups (weight decay, layer-wise learning-rate decay), AdamW, 8-bit AdamW and Muon over them.
 
 Imports torch only where an optimizer is built, so that recipes can hold the values.
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.faults import Fault, check_range
+from gigamask.seams import Optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +25,10 @@ if TYPE_CHECKING:
 _NO_DECAY = re.compile(r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed")
 BELOW_ONE = 0.999999999
 """The longest memory of a running mean: with 1 nothing would ever come into it."""
-_BLOCK = re.compile(r"image_encoder\.blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with layer-wise learning-rate decay over the encoder (BEiT; ViTDet's numbering)."""
 
     lr: float = 8e-4
@@ -39,16 +40,11 @@ class AdamW:
     """factor from one encoder block to the one before it; 1 is off"""
     encoder_factor: float = 1.0
     """factor of the image encoder's learning rate"""
-    clip_norm: float | None = 1.0
-    """largest global gradient norm; None is off"""
     shared_out: ClassVar[bool] = True
-    """whether it can do with parts of parameters, as --parallel fsdp and hsdp leave to each process"""
 
     def __post_init__(self) -> None:
-        check_range("lr", self.lr, 0, None)
+        super().__post_init__()
         _check_above("layer_decay", self.layer_decay)
-        if self.clip_norm is not None:
-            _check_above("clip_norm", self.clip_norm)
         check_range("encoder_factor", self.encoder_factor, 0, None)
         check_range("weight_decay", self.weight_decay, 0, None)
         for beta in self.betas:
@@ -66,10 +62,11 @@ class AdamW:
         from gigamask.parallel.shard import is_shared_out
 
         groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
-        depth = 1 + max((layer_of(name, 0) for name, _ in model.named_parameters()), default=0)
+        blocks = getattr(model, "encoder_blocks", [])
+        depth, layers = 1 + len(blocks), layers_of(model, blocks)
         for name, parameter in members.items():
             if parameter.requires_grad:
-                scale = factor * self.layer_decay ** (depth - layer_of(name, depth))
+                scale = factor * self.layer_decay ** (depth - layers[name])
                 if name.startswith("image_encoder."):
                     scale *= self.encoder_factor
                 decay = self.weight_decay if decays(name, parameter.ndim) else 0.0
@@ -96,7 +93,7 @@ class AdamW8bit(AdamW):
         return [bitsandbytes.optim.AdamW8bit(groups, lr=self.lr, betas=self.betas)] if groups else []
 
     def state_bytes(self, numel: int) -> int:
-        """Returns what is kept of a parameter of so many elements: with 8 bits a float32 scale for every 256."""
+        """Returns the bytes kept of a parameter: with 8 bits a float32 scale for every 256 elements."""
         return 8 * numel if numel < 4096 else 2 * (numel + 4 * math.ceil(numel / 256))
 
 
@@ -142,12 +139,12 @@ def decays(name: str, ndim: int) -> bool:
     return ndim > 1 and not _NO_DECAY.search(name)
 
 
-def layer_of(name: str, outside: int) -> int:
-    """Returns a parameter's depth: 0 for the patch embedding and positions, i + 1 for encoder block i, `outside` for all else.
+def layers_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
+    """Return every parameter's depth: 0 for patch embedding and positions, i + 1 for encoder block i.
 
-    The neck counts as outside, as in detectron2's ViTDet, whose numbers SAM's recipe matches.
+    All else, the neck included, is one deeper than the last block, as in detectron2's ViTDet, whose
+    numbers SAM's recipe matches.
     """
-    block = _BLOCK.match(name)
-    if block:
-        return int(block.group(1)) + 1
-    return 0 if name.startswith(("image_encoder.patch_embed", "image_encoder.pos_embed")) else outside
+    of_block = {id(p): index + 1 for index, block in enumerate(blocks) for p in block.parameters()}
+    stem = ("image_encoder.patch_embed", "image_encoder.pos_embed")
+    return {name: of_block.get(id(parameter), 0 if name.startswith(stem) else len(blocks) + 1) for name, parameter in model.named_parameters()}

@@ -8,7 +8,7 @@ Not here: what a step computes (`train.reconstruction`), the model (`model.mae`)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.data.settings import Assembly
 from gigamask.model.sizes import MaeSpec
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Pretraining(ImageRun):
     """Everything that decides what a masked pre-training does; its images need no masks."""
+
+    verb: ClassVar[str] = "pretrain"
+    next_step: ClassVar[str] = "gigamask train RECIPE --data TARS --init mae:{out} --out OUT"
 
     model: MaeSpec = field(default_factory=MaeSpec)
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 import importlib.util
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from gigamask.data.augment import Augment, Plain
 from gigamask.data.colour import ColourJitter
 from gigamask.faults import Fault
 from gigamask.samplers.random import Random
-from gigamask.seams import Sampler, Task
+from gigamask.seams import Evaluator, NoEvaluation, Optimizer, Sampler, Schedule, Task
 from gigamask.train.optim import AdamW
-from gigamask.train.schedule import Schedule, WarmupDrops
+from gigamask.train.schedule import WarmupDrops
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gigamask.data.index import Index
     from gigamask.data.settings import Assembly
     from gigamask.model.weights import Model
+    from gigamask.train.planning_view import PlanningView
     from gigamask.train.supply import Supply
 
 Kind = TypeVar("Kind", bound="Run")
@@ -61,7 +63,13 @@ class ImageLoading:
 class Run(ABC):
     """Everything that decides what a training does, whatever it trains."""
 
-    recipe: str
+    verb: ClassVar[str] = "train"
+    """the command that trains such a run: `gigamask train`, `pretrain` or `ground train`"""
+
+    next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"
+    """the command for the trained model in the run folder `out`"""
+
+    recipe: str = ""
     """the recipe this run was made from"""
     data: tuple[str, ...] = ()
     """tars, folders of tars or of images, globs, or an index"""
@@ -98,8 +106,9 @@ class Run(ABC):
     timeout_s: float = 600.0
     """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
     sampler: Sampler = field(default_factory=Random)
-    optimizer: AdamW = field(default_factory=AdamW)
+    optimizer: Optimizer = field(default_factory=AdamW)
     schedule: Schedule = field(default_factory=WarmupDrops)
+    evaluation: Evaluator = field(default_factory=NoEvaluation)
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -126,6 +135,7 @@ class Run(ABC):
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
+        self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
         if self.parallel != "ddp" and not self.optimizer.shared_out:
@@ -139,6 +149,30 @@ class Run(ABC):
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise Fault(f"--wandb {self.wandb}: the package wandb is not installed; pip install 'gigamask[wandb]', or leave it out")
         return self
+
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check, before anything is trained, that the data, weights and frozen parts exist.
+
+        Args:
+            earlier: run folders that will have been trained by then, for `init`.
+
+        Raises:
+            Fault: where something is missing.
+        """
+        from gigamask.model.weights import MAE
+
+        path = (self.init or "").removeprefix(MAE)
+        if path and path not in earlier and not Path(path).exists():
+            act = "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            raise Fault(f"--init {self.init}: no such file or folder; {act}")
+        self.find_data()
+        self.evaluation.look_ahead()
+
+    def find_data(self) -> None:
+        """Raise `Fault` where the data are not there or not of the right form."""
+        from gigamask.data.index import tars
+
+        tars(self.data)
 
     @property
     def begun(self) -> bool:
@@ -166,6 +200,27 @@ class ImageRun(Run):
     @abstractmethod
     def assembly(self) -> Assembly:
         """How the loader makes samples."""
+
+    @property
+    def planning(self) -> PlanningView:
+        """What `plan` has to know of the run besides its step."""
+        from gigamask.train.planning_view import PlanningView
+
+        return PlanningView(self)
+
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check, before anything is trained, that the data, weights and frozen parts exist."""
+        if self.freeze:
+            from gigamask.train.state import freeze
+
+            freeze(self.build("meta"), self.freeze)
+        super().look_ahead(earlier)
+
+    def find_data(self) -> None:
+        """Raise `Fault` where the data are not there; annotations stand in tars alone."""
+        from gigamask.data.index import shards, tars
+
+        (tars if self.assembly.masks else shards)(self.data)
 
     def supply(self, index: Index) -> Supply:
         """Return the images or masks to train on; raise Fault when there are none.

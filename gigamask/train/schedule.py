@@ -3,20 +3,13 @@
 Not here: the learning rates themselves (`train.optim`).
 """
 
+from __future__ import annotations
+
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gigamask.faults import Fault, check_range
-
-
-@dataclass(frozen=True)
-class Schedule(ABC):
-    """Says by what the learning rate is multiplied."""
-
-    @abstractmethod
-    def factor(self, step: int, steps: int) -> float:
-        """Returns the factor of update number `step` (from 0) in a run of `steps` updates."""
+from gigamask.seams import Schedule
 
 
 @dataclass(frozen=True)
@@ -40,6 +33,9 @@ class WarmupDrops(Schedule):
         drops_taken = sum(step >= int(share * steps) for share in self.drops)
         return _warm(step, self.warmup) * self.drop_factor**drops_taken
 
+    def shortened(self, warmup: int) -> WarmupDrops:
+        return replace(self, warmup=min(self.warmup, warmup))
+
 
 @dataclass(frozen=True)
 class WarmupCosine(Schedule):
@@ -57,6 +53,9 @@ class WarmupCosine(Schedule):
     def factor(self, step: int, steps: int) -> float:
         progress = min(1.0, max(0.0, (step - self.warmup) / max(1, steps - self.warmup)))
         return _warm(step, self.warmup) * (self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2)
+
+    def shortened(self, warmup: int) -> WarmupCosine:
+        return replace(self, warmup=min(self.warmup, warmup))
 
 
 def _check_warmup(warmup: int) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gigamask.contracts import Chance
     from gigamask.model.sam import Sam
+    from gigamask.train.planning_view import MaskPlanningView
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,6 @@ class Loading(ImageLoading):
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a training is watched on data it does not train on; see `evaluate.progress`."""
-
-    data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; none: no evaluation"""
-    every: int = 1000
-    """updates between evaluations"""
-    images: int = 50
-    """images that are looked at, always the same"""
-    min_predicted_iou: float | None = None
-    """only masks whose annotation has at least this predicted_iou"""
-    best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
-    """the score of which the best checkpoint is kept, too"""
-
-
-@dataclass(frozen=True)
 class Segmentation(ImageRun):
     """Everything that decides what SAM's training does."""
 
@@ -72,14 +57,12 @@ class Segmentation(ImageRun):
     policy: Policy = field(default_factory=InteractiveSchedule)
     objective: Objective = field(default_factory=MaskObjective)
     mining: Mining = field(default_factory=EveryMask)
-    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def check(self) -> Segmentation:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
         at_least(1, **{"masks_at_once": self.masks_at_once, "loading.max_masks": self.loading.max_masks})
-        at_least(1, **{"evaluation.every": self.evaluation.every, "evaluation.images": self.evaluation.images})
         at_least(0, recompute=self.recompute)
-        if "image_encoder" in self.freeze and not self.init:
+        if "image_encoder" in self.freeze and not self.init and not self.model.encoder.pretrained:
             raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
         return super().check()
 
@@ -89,7 +72,10 @@ class Segmentation(ImageRun):
         from gigamask.parallel.recompute import recompute_blocks
 
         model = build(self.model, self.seed, device)
-        recompute_blocks(model.image_encoder.blocks, self.recompute)
+        blocks = model.encoder_blocks
+        if self.recompute and not blocks:
+            raise Fault(f"--recompute {self.recompute}: {type(self.model.encoder).__name__} names no blocks of its encoder; leave it out")
+        recompute_blocks(blocks, self.recompute)
         return model
 
     def task(self, device: torch.device) -> Task:
@@ -112,11 +98,18 @@ class Segmentation(ImageRun):
         return self.mining.by_sampler
 
     @property
+    def planning(self) -> MaskPlanningView:
+        """What `plan` has to know of the run besides its step."""
+        from gigamask.train.planning_view import MaskPlanningView
+
+        return MaskPlanningView.of(self)
+
+    @property
     def chance(self) -> Chance:
         """How many random numbers a sample carries."""
         from gigamask.contracts import Chance
 
-        return Chance(seed=self.seed, clicks=self.policy.draws, blocks=self.model.depth, points=self.objective.draws)
+        return Chance(seed=self.seed, clicks=self.policy.draws, blocks=self.model.encoder.drop_path_blocks(self.model), points=self.objective.draws)
 
     @property
     def assembly(self) -> Assembly:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.model.relevance import Relevance
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
 from gigamask.parallel import shard
@@ -64,7 +63,8 @@ class TrainState:
             return
         encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
         precision, tensors = choose_precision(run.precision, next(self.model.parameters()).device), self.optimizer_tensors()
-        shard.shard(encoder, world, run.parallel, HALVES.get(precision), run.timeout_s)
+        blocks = self.model.encoder_blocks if isinstance(self.model, Sam) else None
+        shard.shard(encoder, world, run.parallel, HALVES.get(precision), run.timeout_s, blocks)
         keep_gradients(self.model)
         self.optimizers = run.optimizer.build(self.model)
         if tensors:
@@ -80,9 +80,12 @@ class TrainState:
         if not shard.is_sharded(self.model):
             return self.model
         model = build(self.model.spec, seed=0, device="meta")
-        model.load_state_dict({name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}, assign=True)
-        if not isinstance(model, Relevance) and not isinstance(self.model, Relevance):
-            model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
+        whole = {name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}
+        model.load_state_dict(whole, assign=True)
+        for name, buffer in self.model.named_buffers():
+            if name not in whole:  # not persistent, so still on the meta device
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, buffer)
         return model
 
     def optimizer_tensors(self) -> dict[str, Tensor]:

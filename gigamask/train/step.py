@@ -166,7 +166,7 @@ def step(
     if not skipped:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group["lr_scale"]
+                group["lr"] = rate * group.get("lr_scale", 1.0)
             optimizer.step()
     losses = (totals.losses / totals.terms if mined is None else mined).double().cpu().numpy()
     return Outcome(record, skipped, overflow, losses, tuple(map(bool, wishes)))

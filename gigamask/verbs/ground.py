@@ -41,11 +41,14 @@ class Verb:
     def run(self) -> dict[str, Any]:
         from gigamask.grounding import asking, progress, scores
         from gigamask.grounding.items import open_queries
+        from gigamask.grounding.run import Watching
         from gigamask.verbs.progress import bar
 
         if bool(self.data) != bool(self.queries):
             raise Fault("--data and --queries belong together; give both, or neither for what the training held out")
         folder, run = opened_run(self.weights, self.segmenter, self.device)
+        if not isinstance(run.evaluation, Watching):  # one of the user's own, during training alone
+            run = replace(run, evaluation=Watching())
         if self.data:
             run = replace(run, evaluation=replace(run.evaluation, data=self.data, queries=self.queries))
         elif not run.evaluation.data and not run.hold_out:

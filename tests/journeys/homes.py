@@ -56,7 +56,7 @@ def furnish(home: Path) -> None:
 def _configurations(home: Path) -> None:
     model = {name.replace("_", "-"): value for name, value in asdict(MODEL).items() if name != "informed_start"} | {"global-blocks": [1]}
     loading = {"workers": 0, "max-masks": 4}
-    small = FEW | {"model": model, "micro": 1, "masks-at-once": 8, "loading": loading, "evaluation": {"images": 1}}
+    small = FEW | {"model": model, "micro": 1, "masks-at-once": 8, "loading": loading}
     mae = FEW | {"model": {name.replace("_", "-"): value for name, value in asdict(MAE).items() if name != "normalise_pixels"}, "micro": 2}
     ground = {"device": "cpu", "log-every": 1, "batch": 4, "micro": 4, "model": {"embedding-dim": 16, "dim": 16}, "schedule": {"warmup": 1}}
     for name, content in {substitutions.SMALL: small, substitutions.SMALL_MAE: mae, substitutions.SMALL_GROUND: ground}.items():

@@ -29,7 +29,6 @@ from gigamask.train.loop import train
 from gigamask.train.state import TrainState
 from gigamask.train.step import step
 from gigamask.train.watch import Watch
-from gigamask.training import watcher
 from tests.asked import run_in
 from tests.laws.test_training import same
 from tests.ranks import fork
@@ -113,7 +112,7 @@ def train_losses(out: str) -> list[float]:
 def test_two_ranks_train_what_one_trains(tmp_path, described):
     parts = {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": Watching(every=3, count=12)}
     alone = run_in(tmp_path / "alone", described, steps=6, **parts)
-    state = train(alone, watching=lambda: watcher(alone, None))
+    state = train(alone)
     run = run_in(tmp_path / "both", described, steps=6, **parts)
     fork(2, main, ["ground", "train", "--resume", run.out])
     model, begun = asking.load(run, run.out), run.build()

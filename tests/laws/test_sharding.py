@@ -62,9 +62,12 @@ class Measured(Evaluator):
 
     every: int = 2
 
-    def run(self, model: Sam) -> Verdict:
-        assert not any(map(is_shared_out, model.parameters()))
-        return Verdict({"size": float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))}, "size")
+    def open(self, run, world):
+        def evaluate(model: Sam) -> Verdict:
+            assert not any(map(is_shared_out, model.parameters()))
+            return Verdict({"size": float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))}, "size")
+
+        return evaluate
 
 
 def case(folder: Path, scenes: Path, **changes):
@@ -84,7 +87,7 @@ def by_ranks(folders: list[str]) -> None:
                 here = replace(world, node=world.rank // half, nodes=2)
             sums, add = [], distributed.all_reduce
             distributed.all_reduce = lambda *given, sums=sums, add=add, **named: (sums.append(1), add(*given, **named))[1]
-            state = train(run, here, watching=Measured)
+            state = train(replace(run, evaluation=Measured()), here)
             distributed.all_reduce = add
             shares = [is_shared_out(parameter) for parameter in state.model.parameters()]
             assert any(shares) == (run.parallel != "ddp"), shares
@@ -116,7 +119,7 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     alone = {name: replace(run, out=str(tmp_path / f"{name}_alone")) for name, run in runs.items()}
     for run in alone.values():
         Path(run.out).mkdir()
-        train(run, watching=Measured)
+        train(replace(run, evaluation=Measured()))
     shutil.copytree(Path(alone["fsdp"].out) / "checkpoints" / "step_00000002", Path(on.out) / "checkpoints" / "step_00000002")
     halves = [case(tmp_path / name, scenes, **changes) for name, changes in HALVES.items() if count == 2]
     fork(count, by_ranks, [run.out for run in (*runs.values(), on, *halves)])

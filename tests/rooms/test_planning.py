@@ -35,7 +35,7 @@ def measured(run: Run) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         state = TrainState.begin(run, torch.device("cpu"))
         state.model.train()
-        batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * planning.masks_of(run))
+        batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.planning.masks_per_image)
         for _ in range(2):
             step(run.task(torch.device("cpu")), state, [batch], run.micro, 0.0, run.optimizer.clip_norm)
     return events_peak(profile)

@@ -216,7 +216,7 @@ def test_the_arithmetic_on_the_page():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
-    verb = next(verb for verb, (_, known) in recipes.OF_VERB.items() if recipes.find(name) in known)
+    verb = next(verb for verb, known in recipes.OF_VERB.items() if recipes.find(name) in known)
     assert main([*verb.split(), name, "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert printed.rstrip() == text_of(recipes.find(name)()).rstrip()

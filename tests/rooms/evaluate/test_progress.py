@@ -16,6 +16,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
 from gigamask.evaluate import progress
 from gigamask.evaluate import scenes as looked_at
+from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.evaluate.interactive import Protocol, measure
 from gigamask.evaluate.progress import Progress, worries
 from gigamask.faults import Fault
@@ -23,7 +24,6 @@ from gigamask.model.sam import Sam
 from gigamask.parallel.world import World
 from gigamask.predict.embedding import Embedder
 from gigamask.prepare import synthetic
-from gigamask.train.segmentation import Evaluation
 from tests.little import little
 
 GRID = 32
@@ -84,11 +84,15 @@ def index(scenes, tmp_path_factory):
 
 
 def evaluator(index, rows, best_by="1 click") -> Progress:
-    return Progress(1000, index, tuple(rows), Filters(max_area=None), best_by)
+    return Progress(index, tuple(rows), Filters(max_area=None), best_by)
+
+
+def opened(run) -> Progress | None:
+    return Progress.of(run.evaluation, run.out)
 
 
 def settled(data, out, **asked):
-    return replace(little(), out=str(out), evaluation=Evaluation(data=(str(data),), **asked))
+    return replace(little(), out=str(out), evaluation=ClickEvaluation(data=(str(data),), **asked))
 
 
 def answers(value: float) -> torch.Tensor:
@@ -241,35 +245,33 @@ def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(index, m
     with pytest.raises(Fault, match=r"--evaluation.data: none of the 2 images that are evaluated can be read, the first: .*sa_\d+"):
         evaluator(index, [0, 1]).run(Likeness())
     with pytest.raises(Fault, match=r"none of the 5 images that are evaluated can be read"):
-        Progress.of(settled(index.folder, tmp_path, images=5))
+        opened(settled(index.folder, tmp_path, images=5))
 
 
 def test_one_readable_image_is_enough_to_begin(index, monkeypatch, tmp_path):
-    rows = Progress.of(settled(index.folder, tmp_path, images=3)).rows
+    rows = opened(settled(index.folder, tmp_path, images=3)).rows
     spoil(monkeypatch, index, set(rows[:2]))
-    assert Progress.of(settled(index.folder, tmp_path, images=3)).rows == rows
+    assert opened(settled(index.folder, tmp_path, images=3)).rows == rows
 
 
 def test_a_run_without_data_to_evaluate_on_has_no_evaluator(tmp_path):
-    assert Progress.of(replace(little(), out=str(tmp_path))) is None
+    assert opened(replace(little(), out=str(tmp_path))) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_images_are_chosen_once_and_for_all(index, tmp_path):
-    few, more, every = (Progress.of(settled(index.folder, tmp_path, images=images)).rows for images in (3, 6, 50))
+    few, more, every = (opened(settled(index.folder, tmp_path, images=images)).rows for images in (3, 6, 50))
     assert len(few) == 3
     assert list(few) == sorted(few)
     assert set(few) < set(more) < set(every)
     assert every == tuple(range(12))
-    assert Progress.of(replace(settled(index.folder, tmp_path, images=3), seed=9)).rows == few, (
-        "runs with other seeds are compared on the same images"
-    )
+    assert opened(replace(settled(index.folder, tmp_path, images=3), seed=9)).rows == few, "runs with other seeds are compared on the same images"
 
 
 def test_scores_are_of_a_subject_which_changes_with_what_is_looked_at(index, scenes, tmp_path):
     model, run = Likeness(), settled(index.folder, tmp_path, images=3)
     subjects = [
-        Progress.of(each).run(model).subject
+        opened(each).run(model).subject
         for each in (
             run,
             replace(run, evaluation=replace(run.evaluation, every=7)),
@@ -282,26 +284,26 @@ def test_scores_are_of_a_subject_which_changes_with_what_is_looked_at(index, sce
     assert len(set(subjects)) == 4
     synthetic.write(str(tmp_path / "other"), 4, seed=3, long_side=(96, 128))
     assert index.digest in subjects[0]
-    assert Progress.of(settled(tmp_path / "other", tmp_path, images=3)).run(model).subject not in subjects
+    assert opened(settled(tmp_path / "other", tmp_path, images=3)).run(model).subject not in subjects
 
 
 def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch):
     run = settled(scenes, tmp_path)
-    Progress.of(run)
+    opened(run)
     assert [path.name.split("-")[0] for path in (tmp_path / "evaluation").iterdir()] == ["index"]
     monkeypatch.setattr(indexes, "build", lambda *rest, **more: pytest.fail("built anew"))
-    assert Progress.of(run).rows == tuple(range(12))
+    assert opened(run).rows == tuple(range(12))
 
 
 def test_masks_are_wanted(index, scenes, tmp_path):
     with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; loosen --evaluation.min-predicted-iou"):
-        Progress.of(settled(index.folder, tmp_path, min_predicted_iou=2.0))
+        opened(settled(index.folder, tmp_path, min_predicted_iou=2.0))
     (path,) = scenes.glob("*.tar")
     raw, members = path.read_bytes(), tar.scan(path)
     spans = zip(members.names, members.offsets, members.sizes, strict=True)
     tar.write(tmp_path / "bare.tar", [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")])
     with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; give annotated images"):
-        Progress.of(settled(tmp_path / "bare.tar", tmp_path))
+        opened(settled(tmp_path / "bare.tar", tmp_path))
 
 
 def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(index, monkeypatch):

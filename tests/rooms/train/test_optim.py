@@ -9,7 +9,7 @@ from gigamask.model.sizes import vit_b
 from gigamask.model.start import build
 from gigamask.train.loop import train
 from gigamask.train.muon import Muon, orthogonalise
-from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW, decays, layer_of
+from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW, decays, layers_of
 from gigamask.train.state import freeze
 from tests.laws.test_training import run_in, same
 from tests.little import SPEC
@@ -27,7 +27,7 @@ def test_what_decays():
 
 def test_learning_rate_falls_with_depth_as_in_vitdet():
     model = build(vit_b(), 0, device="meta")
-    optimizer_scale = {name: 0.6 ** (13 - layer_of(name, 13)) for name, _ in model.named_parameters()}
+    optimizer_scale = {name: 0.6 ** (13 - layer) for name, layer in layers_of(model, model.encoder_blocks).items()}
     assert optimizer_scale["image_encoder.pos_embed"] == pytest.approx(0.6**13)
     assert optimizer_scale["image_encoder.patch_embed.proj.weight"] == pytest.approx(0.6**13)
     assert optimizer_scale["image_encoder.blocks.0.attn.rel_pos_h"] == pytest.approx(0.6**12)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -181,28 +182,40 @@ def test_impossible_numbers_are_one_line(change, message):
         replace(little(), **{"data": ("x",), **change}).check()
 
 
+def test_a_training_in_a_thread_is_the_same(tmp_path, scenes):
+    ran = [run_in(tmp_path / name, scenes, steps=2) for name in ("thread", "main")]
+    with ThreadPoolExecutor(1) as pool:
+        state = pool.submit(train, ran[0]).result()
+    here = train(ran[1])
+    assert state.step == here.step == 2
+    assert all(map(torch.equal, state.model.state_dict().values(), here.model.state_dict().values()))
+
+
 @dataclass(frozen=True)
 class Told(Evaluator):
     """Finds what it was told to find, evaluation by evaluation."""
 
     scores: list[float] = field(default_factory=list)
 
-    def run(self, model) -> Verdict:
-        return Verdict({"other": 0.5, "box": self.scores.pop(0)}, "box")
+    def open(self, run, world):
+        return lambda model: Verdict({"other": 0.5, "box": self.scores.pop(0)}, "box")
 
 
 @dataclass(frozen=True)
 class Breaks(Evaluator):
     """Falls over, as with a disk that is gone."""
 
-    def run(self, model) -> Verdict:
-        raise OSError("the disk is gone")
+    def open(self, run, world):
+        def evaluate(model):
+            raise OSError("the disk is gone")
+
+        return evaluate
 
 
 def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt())
     with pytest.raises(OSError, match="gone"):
-        train(run, watching=lambda: Breaks(3))
+        train(replace(run, evaluation=Breaks(3)))
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
@@ -216,18 +229,18 @@ def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes
             yield batch
 
     monkeypatch.setattr(Watch, "waiting", told_to_stop)
-    assert train(run, watching=lambda: Breaks(3)).stopping
+    assert train(replace(run, evaluation=Breaks(3))).stopping
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
 def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, policy=BoxPrompt())
-    train(run, watching=lambda: Told(2, [0.3, 0.8, 0.5]))
+    train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line] == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
     assert [path.name for path in checkpoint.complete(folder)] == ["step_00000004", "step_00000005"]
     assert (folder / "best").readlink() == Path("step_00000004")
-    train(replace(run, steps=6), watching=lambda: Told(2, [0.8]))
+    train(replace(run, steps=6, evaluation=Told(2, [0.8])))
     assert (folder / "best").readlink() == Path("step_00000006")
     assert [path.name for path in checkpoint.complete(folder)] == ["step_00000006"]

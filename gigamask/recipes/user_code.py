@@ -1,0 +1,111 @@
+"""The user's own functions and classes, by name: `file.py:Name`, `package.module:Name`, or an entry point.
+
+An installed package offers its components as entry points of the group `gigamask.components`. An
+entry point's name is the flag without its dashes, a dot, and the word to give to the flag:
+
+    [project.entry-points."gigamask.components"]
+    "sampler.large_first" = "my_package.samplers:LargeFirst"
+    "loading.choice.largest" = "my_package.masks:Largest"
+    "recipe.mine" = "my_package.recipes:mine"
+
+Then `gigamask train mine --sampler large_first --loading.choice largest` knows them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gigamask.faults import Fault
+
+GROUP = "gigamask.components"
+
+
+def find_object(name: str) -> Any:
+    """Return what `file.py:Name` or `package.module:Name` names, None where it does not exist there.
+
+    Raises:
+        Fault: where the file or the module cannot be imported.
+    """
+    module, _, attribute = name.rpartition(":")
+    is_file = module.endswith(".py") or os.sep in module
+    return getattr(load_file(module) if is_file else load_module(module), attribute, None)
+
+
+def name_of_class(kind: type) -> str:
+    """Return the name by which `find_object` finds a class again."""
+    module = sys.modules.get(kind.__module__)
+    found_by_name = module is not None and getattr(module.__spec__, "name", None) == kind.__module__
+    if found_by_name and not getattr(module, "_gigamask_file", False):
+        return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{os.path.abspath(inspect.getfile(kind))}:{kind.__qualname__}"
+
+
+def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
+    """Return the installed components of one kind, a flag such as `sampler`, or `recipe`, by name."""
+    found = metadata.entry_points(group=GROUP)
+    known = {point.name.removeprefix(f"{kind}."): point for point in found}
+    return {name: point for name, point in known.items() if f"{kind}.{name}" == point.name and "." not in name}
+
+
+def load_entry_point(point: metadata.EntryPoint) -> Any:
+    """Return what an entry point names.
+
+    Raises:
+        Fault: where it cannot be imported.
+    """
+    try:
+        return point.load()
+    except Fault:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise Fault(f"entry point {point.name} = {point.value} ({GROUP}) raised {told}; repair the package") from error
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module by its dotted name.
+
+    Raises:
+        Fault: where there is no such module, or importing it raises.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            act = "install its package, set PYTHONPATH, or name a file: file.py:Name"
+            raise Fault(f"{name}: no such module; {act}") from None
+        raise Fault(f"{name}: importing it raised ModuleNotFoundError: {error}") from error
+    except Exception as error:
+        raise Fault(f"{name}: importing it raised {type(error).__name__}: {error}") from error
+
+
+def load_file(name: str) -> ModuleType:
+    """Import a file under its stem, once, so that its classes are the same in this process and its workers.
+
+    Raises:
+        Fault: where there is no such file, or importing it raises.
+    """
+    path = Path(name)
+    if path.suffix != ".py" or not path.is_file():
+        raise Fault(f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name")
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module._gigamask_file = True  # pyrefly: ignore[missing-attribute] (its classes are named by the file)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Fault(f"{path}: importing it raised {type(error).__name__}: {error}") from error
+    return module

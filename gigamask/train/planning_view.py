@@ -1,0 +1,108 @@
+"""What `gigamask plan` has to know of a training besides its step: how many masks, and which flags save memory.
+
+Not here: the plan (`gigamask.planning`), which runs the step without numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from gigamask.losses.mining import EveryMask
+from gigamask.model.sizes import Vit
+from gigamask.seams import Policy
+
+if TYPE_CHECKING:
+    from gigamask.train.run import ImageRun
+    from gigamask.train.segmentation import Segmentation
+
+
+@dataclass(frozen=True)
+class PlanningView:
+    """A training that uses no masks, as `plan` sees it."""
+
+    run: ImageRun
+    masks_per_image: int = 0
+    """masks of an image that are trained on, where it has so many"""
+    masks_per_chunk: int = 0
+    """masks that pass through the decoder at once"""
+    mines: bool = False
+    """whether a forward pass over all masks selects those that are trained on"""
+    recompute: int = 0
+    """every how many-th encoder block is recomputed in the backward pass; 0: none"""
+
+    def measured(self, abridge: Callable[[Policy], Policy], recompute: bool = True) -> ImageRun:
+        """Return the run whose step is measured.
+
+        Args:
+            abridge: returns a prompt schedule that plays only the rounds that hold most memory.
+            recompute: whether encoder blocks are recomputed, as the run says.
+        """
+        return self.run
+
+    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
+        """Return the flags that save memory.
+
+        Args:
+            micro: images in a micro-batch.
+
+        Returns:
+            Families of flags, each from the mildest to the strongest: the flag as it is typed,
+            and the fields that it changes.
+        """
+        return []
+
+    def reduced(self, known: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
+        """Return a smaller run whose measurement suffices to plan this one, if there is one.
+
+        Args:
+            known: a run that has been measured already and differs from this one.
+
+        Returns:
+            The phase that must be measured (the other's figures are those of `known`) and the
+            smaller run; None: this run itself must be measured.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class MaskPlanningView(PlanningView):
+    """A SAM training as `plan` sees it."""
+
+    run: Segmentation
+
+    @classmethod
+    def of(cls, run: Segmentation) -> MaskPlanningView:
+        """Return the view of a run."""
+        masks = 1 if run.items == "mask" else run.loading.max_masks
+        return cls(run, masks, run.masks_at_once, not isinstance(run.mining, EveryMask), run.recompute)
+
+    def measured(self, abridge: Callable[[Policy], Policy], recompute: bool = True) -> Segmentation:
+        """Return the run with abridged rounds, every mask trained on."""
+        every = self.recompute if recompute else 0
+        return replace(self.run, policy=abridge(self.run.policy), mining=EveryMask(), recompute=every)
+
+    def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
+        """Return smaller chunks of masks, and more blocks that are recomputed."""
+        masks = min(self.masks_per_chunk, self.masks_per_image * micro)
+        chunks = [count for count in (32, 16, 4) if count < masks][-2:]
+        learns = "image_encoder" not in self.run.freeze
+        finer = [n for n in (4, 2, 1) if learns and not 0 < self.recompute <= n]
+        return [
+            [(f"--masks-at-once {count}", {"masks_at_once": count}) for count in chunks],
+            [(f"--recompute {n}", {"recompute": n}) for n in finer],
+        ]
+
+    def reduced(self, known: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
+        """Return a run of one mask, or of one encoder block, where only the other part differs."""
+        run, before = self.run, known.planning
+        if not isinstance(before, MaskPlanningView) or run.micro != known.micro:
+            return None
+        if self.masks_per_chunk == before.masks_per_chunk:
+            return "encoder", replace(run, masks_at_once=1, loading=replace(run.loading, max_masks=1))
+        # The rounds' memory does not depend on the encoder's depth.
+        blocks_frozen = any("blocks" in part for part in run.freeze)
+        if self.recompute == before.recompute and type(run.model.encoder) is Vit and not blocks_frozen:
+            return "rounds", replace(run, model=replace(run.model, depth=1, global_blocks=()))
+        return None

@@ -1,0 +1,123 @@
+"""A class of the user's own for every interface, by file, by module and by entry point: it trains, resumes, is planned and evaluated."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gigamask.arguments import load_run, run_of
+from gigamask.cli import main
+from gigamask.train.checkpoint import load_model
+from tests import own_components
+from tests.journeys.runs import records, same
+
+FILE = Path(own_components.__file__)
+ENTRY_POINTS = {f"{part}.mine": f"tests.own_components:{kind.__name__}" for part, kind in own_components.PARTS.items()} | {
+    "recipe.narrow": "tests.own_components:narrow",
+    "recipe.distilled": "tests.own_components:Distilled",
+    "sampler.broken": "tests.own_components:Missing",
+}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that offers the components, as pip would leave it."""
+    info = tmp_path / "site" / "mine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in ENTRY_POINTS.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[gigamask.components]", *lines]) + "\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+
+
+def used(prefix: str) -> set[str]:
+    """What has been used since this was last asked, of the module that was imported under this name."""
+    import sys
+
+    module = sys.modules["own_components" if prefix == "file" else "tests.own_components"]
+    found = set(module.USED)
+    module.USED.clear()
+    return found
+
+
+@pytest.mark.parametrize("how", ["file", "module", "entry point"])
+def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, installed):
+    prefix = {"file": f"{FILE}:", "module": "tests.own_components:", "entry point": ""}[how]
+    recipe = f"{prefix}narrow"
+    words = [word for part, kind in own_components.PARTS.items() for word in (f"--{part}", f"{prefix}{kind.__name__}" if prefix else "mine")]
+    words += ["--data", str(scenes), "--recompute", "1", "--freeze", "image_encoder.colours", "--evaluation.scale", "2", "--steps"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert main(["train", recipe, *words, "2", "--out", str(run)]) == 0
+    assert used(how) == set(own_components.PARTS)
+    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    assert main(["train", recipe, *words, "4", "--out", str(whole)]) == 0
+    assert same(run, whole)
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    named = f"{FILE}:" if how == "file" else "tests.own_components:"
+    assert {part: saved[part] for part in own_components.PARTS} == {part: named + kind.__name__ for part, kind in own_components.PARTS.items()}
+    assert load_run(str(run)).evaluation.scale == 2
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "size" in line.get("evaluation", {})] == [2, 4]
+    assert {"focal", "squared", "iou_head"} <= records(run)[-1].keys()
+    assert "dice" not in records(run)[-1]
+    assert [each["rate"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
+
+
+def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["--model.encoder", f"{FILE}:Pooled", "--data", str(scenes), "--steps", "1"]
+    assert main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)]) == 0
+    assert main(["evaluate", str(run), "--data", str(scenes), "--images", "1"]) == 0
+    model = load_model(str(run), "cpu", run_of)
+    assert type(model.image_encoder).__name__ == "PooledEncoder"
+    capsys.readouterr()
+    assert main(["plan", f"{FILE}:narrow", "--model.encoder", f"{FILE}:Pooled", "--optimizer", f"{FILE}:SGD"]) == 0
+    assert "does not" not in capsys.readouterr().err
+    assert main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder.blocks", "--out", str(tmp_path / "other")]) == 2
+    assert "--freeze names 'image_encoder.blocks'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", [f"{FILE}:Distilled", "tests.own_components:Distilled", "distilled"])
+def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, installed, capsys):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert main(["train", recipe, "--data", str(scenes), "--out", str(run), "--steps", "2"]) == 0
+    assert f"next: gigamask evaluate {run}" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    assert main(["train", recipe, "--data", str(scenes), "--out", str(whole), "--steps", "4"]) == 0
+    assert same(run, whole)
+    distances = [each["distance"] for each in records(run)]
+    assert len(distances) == 4
+    assert distances[-1] < distances[0]
+    assert main(["plan", recipe]) == 0
+    assert main(["pretrain", recipe, "--data", str(scenes), "--out", str(tmp_path / "not")]) == 2
+    assert "give it to 'gigamask train'" in capsys.readouterr().err
+    assert main(["train", recipe, "--data", str(scenes), "--stages", "decoder", "--init", str(run), "--out", str(tmp_path / "not")]) == 2
+    assert "--stages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sampler", "broken"], "Missing"),
+        (["--sampler", "tests.nothing:Backwards"], "tests.nothing"),
+        (["--sampler", "tests.own_components:Nothing"], "Nothing"),
+        (["--optimizer", "tests.own_components:Backwards"], "gigamask.seams.Optimizer"),
+        (["--sampler", "other"], "mine"),
+        (["--recompute", "2", "--model.encoder", "tests.own_components:Blockless"], "--recompute 2"),
+    ],
+)
+def test_what_cannot_be_found_is_one_line(words, told, tmp_path, installed, scenes, capsys, monkeypatch):
+    monkeypatch.setattr(own_components, "Blockless", BLOCKLESS, raising=False)
+    assert main(["train", "narrow", *words, "--data", str(scenes), "--out", str(tmp_path / "run")]) == 2
+    assert told in capsys.readouterr().err
+
+
+class Blockless(own_components.Pooled):
+    """Names no blocks."""
+
+    def blocks(self, encoder):
+        return []
+
+
+BLOCKLESS = Blockless

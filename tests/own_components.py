@@ -1,0 +1,226 @@
+"""One class of the user's own for every interface; `USED` notes which of them have done something."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from gigamask.data.augment import Augment
+from gigamask.data.choose import Choice
+from gigamask.data.settings import Assembly
+from gigamask.geometry.frame import Frame
+from gigamask.losses.objective import MaskObjective
+from gigamask.model.sizes import SamSpec
+from gigamask.prompts.policy import BoxPrompt
+from gigamask.seams import Encoder, Evaluator, Mining, Optimizer, Sampler, Schedule, Task, Verdict
+from gigamask.train.run import ImageRun
+from gigamask.train.segmentation import Segmentation
+from tests.little import SPEC, little
+
+USED: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Backwards(Sampler):
+    """Visits the items from the last to the first."""
+
+    def order(self, items, epoch, ledger):
+        USED.add("sampler")
+        return np.arange(items.count)[::-1]
+
+
+@dataclass(frozen=True)
+class TwoBoxes(BoxPrompt):
+    """Asks for the box twice."""
+
+    def next(self, previous, truth, draws, pause):
+        USED.add("policy")
+        return super().next(None, truth, draws, pause) if previous is None or previous.index == 0 else None
+
+
+@dataclass(frozen=True)
+class SquaredLoss(MaskObjective):
+    """Squared errors of the probabilities in place of dice."""
+
+    squared_weight: float = 3.0
+
+    def mask_losses(self, logits, targets, valid):
+        USED.add("objective")
+        focal = super().mask_losses(logits, targets, valid)["focal"]
+        errors = (logits.sigmoid() - targets[:, None].float()) ** 2
+        return {"focal": focal, "squared": errors.masked_fill(~valid[:, None], 0).mean((2, 3))}
+
+
+@dataclass(frozen=True)
+class Odd(Mining):
+    """Keeps every other mask."""
+
+    def keep(self, losses, strata):
+        import torch
+
+        USED.add("mining")
+        return ~losses.isnan() & (torch.arange(len(losses), device=losses.device) % 2 == 0)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+
+    def build(self, model):
+        import torch
+
+        USED.add("optimizer")
+        learned = [p for p in model.parameters() if p.requires_grad]
+        return [torch.optim.SGD(learned, lr=self.lr, momentum=self.momentum)]
+
+
+@dataclass(frozen=True)
+class Halving(Schedule):
+    """Halves the learning rate at every update."""
+
+    def factor(self, step, steps):
+        USED.add("schedule")
+        return 0.5**step
+
+
+@dataclass(frozen=True)
+class Pooled(Encoder):
+    """Colours of the patches, and two residual blocks."""
+
+    blocks_inside: int = 2
+
+    def build(self, model: SamSpec):
+        from torch import nn
+
+        class Block(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.linear = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                return x + self.linear(x)
+
+        class PooledEncoder(nn.Module):
+            def __init__(self, patch, dim, count):
+                super().__init__()
+                self.pool, self.colours = nn.AvgPool2d(patch), nn.Linear(3, dim)
+                self.layers = nn.ModuleList(Block(dim) for _ in range(count))
+
+            def forward(self, pixels, drop_path):
+                x = self.colours(self.pool(pixels).permute(0, 2, 3, 1))
+                for layer in self.layers:
+                    x = layer(x)
+                return x.permute(0, 3, 1, 2)
+
+        USED.add("model.encoder")
+        return PooledEncoder(model.patch, model.embedding_dim, self.blocks_inside)
+
+    def blocks(self, encoder):
+        return list(encoder.layers)
+
+    @property
+    def pretrained(self):
+        return True
+
+
+@dataclass(frozen=True)
+class LoudEvaluation(Evaluator):
+    """Scores how large the weights are."""
+
+    every: int = 2
+    scale: float = 1.0
+
+    def open(self, run: Any, world: Any) -> Callable[[Any], Verdict]:
+        USED.add("evaluation")
+        return lambda model: Verdict({"size": self.scale * float(sum(p.detach().abs().sum() for p in model.parameters()))}, "size")
+
+
+@dataclass(frozen=True)
+class Mirrored(Augment):
+    """Mirrors every image."""
+
+    def frame(self, original, side, generator):
+        USED.add("loading.augment")
+        return Frame.whole(original, side, flip=True)
+
+
+@dataclass(frozen=True)
+class FirstMasks(Choice):
+    """Takes the first masks of the annotation."""
+
+    def choose(self, candidates, max_masks, generator):
+        USED.add("loading.choice")
+        return np.arange(min(max_masks, len(candidates)))
+
+
+PARTS = {
+    "sampler": Backwards,
+    "policy": TwoBoxes,
+    "objective": SquaredLoss,
+    "mining": Odd,
+    "optimizer": SGD,
+    "schedule": Halving,
+    "model.encoder": Pooled,
+    "evaluation": LoudEvaluation,
+    "loading.augment": Mirrored,
+    "loading.choice": FirstMasks,
+}
+
+
+@dataclass(frozen=True)
+class OneTask(Task):
+    """Pulls the embedding of every image towards 1."""
+
+    def terms(self, model, batch, cut):
+        import torch
+
+        from gigamask.contracts import Terms
+
+        USED.add("task")
+        embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
+        by_image = (embedding - 1).square().mean((1, 2, 3))
+        count = torch.tensor(float(len(by_image)))
+        parts = {"distance": by_image.detach().sum()}
+        image = torch.arange(len(by_image))
+        yield Terms(loss=by_image.sum(), count=count, parts=parts, by_mask=by_image.detach(), first=0, image=image)
+
+
+@dataclass(frozen=True)
+class Distilled(ImageRun):
+    """A training with a task of its own; its images need no masks."""
+
+    model: SamSpec = field(default_factory=lambda: SPEC)
+    save_every: int = 2
+    device: str = "cpu"
+
+    def build(self, device="cpu"):
+        from gigamask.model.start import build
+
+        return build(self.model, self.seed, device)
+
+    def task(self, device):
+        return OneTask()
+
+    @property
+    def items(self):
+        return "image"
+
+    @property
+    def chance(self):
+        from gigamask.contracts import Chance
+
+        return Chance(seed=self.seed, clicks=0, blocks=self.model.depth)
+
+    @property
+    def assembly(self):
+        return Assembly(side=self.model.input_side, grid=1, masks=False)
+
+
+def narrow() -> Segmentation:
+    """The little recipe, as a function of the user's own."""
+    base = little()
+    return Segmentation(**{each.name: getattr(base, each.name) for each in fields(base)})
