@@ -19,7 +19,7 @@ from typing import Any
 from gigamask import recipes
 from gigamask.data import augment, choose
 from gigamask.faults import Fault
-from gigamask.grounding.text import HuggingFace, MiniLm, TextEncoder
+from gigamask.grounding.text_encoders import HuggingFace, MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
 from gigamask.prompts.mixed import MixedPrompts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gigamask import arguments, names, recipes
 from gigamask.data import lock
 from gigamask.faults import Fault
-from gigamask.grounding.run import Grounding
+from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.parser import check_writable
 from gigamask.recipes.mae import pretraining_for
 from gigamask.train.pretraining import Pretraining
@@ -106,10 +106,10 @@ def look_ahead(runs: Sequence[Run]) -> None:
             )
         if isinstance(run, Pretraining):
             shards(run.data)
-        elif isinstance(run, (Segmentation, Grounding)):  # masks stand in tars alone
+        elif isinstance(run, (Segmentation, GroundingTrainConfig)):  # masks stand in tars alone
             for paths in filter(None, (run.data, run.evaluation.data)):
                 tars(paths)
-        if isinstance(run, Grounding):
+        if isinstance(run, GroundingTrainConfig):
             run.look_ahead()
 
 
@@ -130,11 +130,10 @@ def told(done: dict[str, Any], staged: bool, run: Run) -> str:
 def watcher(run: Run, world: World) -> Evaluator | None:
     """Returns what looks at a run's model in between, None where it has nothing to look at."""
     from gigamask.evaluate.progress import Progress
-    from gigamask.grounding import progress
 
     if isinstance(run, Segmentation):
         return Progress.of(run, world)
-    return progress.Progress.of(run, world) if isinstance(run, Grounding) else None
+    return run.evaluator(world) if isinstance(run, GroundingTrainConfig) else None
 
 
 def train_one(run: Run, changed: dict[str, tuple[Any, Any]], world: World, other_order: bool, profile: int | None = None) -> TrainState:

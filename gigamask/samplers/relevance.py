@@ -1,6 +1,6 @@
 """Equal shares for queries of every kind: fine and coarse answers, simple and relational words, one domain and another, in all combinations.
 
-In: the columns `granularity`, `complexity` and `domain`, which queries have (`grounding.items`), an epoch. Out: an order.
+In: the columns `granularity`, `complexity` and `domain`, which queries have (`grounding.data`), an epoch. Out: an order.
 Source: the reference's `RelevanceDiversitySampler` ("Sampling for Relevance Diversity"), which names these three attributes.
 
 Not here: how cells are made and dealt out (`samplers.stratified`).

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
-from gigamask.model.relevance import Relevance
+from gigamask.model.mae import Mae
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
 from gigamask.parallel import shard
@@ -79,10 +79,11 @@ class TrainState:
         """Returns the model, put together where processes have parts of it; each must ask."""
         if not shard.is_sharded(self.model):
             return self.model
+        if not isinstance(self.model, Sam | Mae):
+            raise TypeError(f"gathering a sharded {type(self.model).__name__} is not supported")
         model = build(self.model.spec, seed=0, device="meta")
         model.load_state_dict({name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}, assign=True)
-        if not isinstance(model, Relevance) and not isinstance(self.model, Relevance):
-            model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
+        model.pixel_mean, model.pixel_std = self.model.pixel_mean, self.model.pixel_std
         return model
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
