@@ -48,15 +48,16 @@ class Verb:
 
         import cv2
 
-        from gigamask.grounding.inference import draw_result
-        from gigamask.verbs.ground import load_predictor
+        from gigamask.grounding.inference import GroundingPredictor, draw_result
+        from gigamask.verbs.ground import load_config
 
         if self.top < 1:
             raise Fault(f"--top must be >= 1, got {self.top}")
         if not self.texts:
             raise Fault('TEXT is required, e.g. gigamask ask RUN IMAGE "the red box"')
+        config = load_config(self.weights, self.segmenter, self.device)
         pixels, masks = self._load_image()
-        predictor = load_predictor(self.weights, self.segmenter, self.device)
+        predictor = GroundingPredictor.from_checkpoint(config, self.weights)
         masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks
         answers = []
         for number, result in enumerate(predictor.predict(pixels, masks, self.texts)):

@@ -13,7 +13,6 @@ from gigamask.faults import Fault
 
 if TYPE_CHECKING:
     from gigamask.grounding.config import GroundingTrainConfig
-    from gigamask.grounding.inference import GroundingPredictor
 
 USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN [--section.leaf value ...]
        gigamask ground train --resume RUN
@@ -104,13 +103,6 @@ def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrain
     if not isinstance(config, GroundingTrainConfig):
         raise Fault(f"{path}: not a grounding run; pass the folder of a 'gigamask ground train'")
     return replace(config, out=folder, segmenter=segmenter or config.segmenter, device=device)
-
-
-def load_predictor(path: str, segmenter: str | None, device: str) -> GroundingPredictor:
-    """Load the predictor of a grounding run; arguments as in `load_config`."""
-    from gigamask.grounding.inference import GroundingPredictor
-
-    return GroundingPredictor.from_checkpoint(load_config(path, segmenter, device), path)
 
 
 def parse(words: Sequence[str]) -> Verb:

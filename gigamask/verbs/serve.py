@@ -98,6 +98,8 @@ class Verb:
         return Rooms(studio, shelf, orders, logbook, self.weights or self.words)
 
     def _predictor(self) -> GroundingPredictor:
-        from gigamask.verbs.ground import load_predictor
+        from gigamask.grounding.inference import GroundingPredictor
+        from gigamask.verbs.ground import load_config
 
-        return load_predictor(self.words or "", None, self.device)
+        words = self.words or ""
+        return GroundingPredictor.from_checkpoint(load_config(words, None, self.device), words)

@@ -15,7 +15,7 @@ from gigamask.data.shards import Shards
 from gigamask.faults import Fault
 from gigamask.grounding.config import GroundingEvalConfig
 from gigamask.grounding.data import open_queries
-from gigamask.grounding.evaluation import QueryScores, evaluate, format_table, score_queries
+from gigamask.grounding.evaluation import QueryScores, evaluate, format_table, score_queries, with_image_masks
 from gigamask.grounding.metrics import METRICS, PositionPrior, chance_metrics
 from gigamask.grounding.model import score_batch
 from tests.asked import run_in
