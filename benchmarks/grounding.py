@@ -25,8 +25,8 @@ import torch
 from gigamask.data import index as indexes
 from gigamask.data import queries
 from gigamask.data.index import Index
-from gigamask.grounding.items import Catalogue, open_queries
-from gigamask.grounding.run import Grounding
+from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.grounding.data import QueryDataset, open_queries
 from gigamask.losses.mining import Hardest
 from gigamask.model import weights
 from gigamask.model.sizes import tiny
@@ -55,14 +55,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = prepared(given, Path(folder)).check()
         index = indexes.open_or_build(run.data, run.out)
-        catalogue = open_queries(index, queries.read(run.queries), run.seed)
-        print(f"{len(catalogue.queries)} queries about {len(np.unique(catalogue.rows))} images, batches of {BATCH}")
+        dataset = open_queries(index, queries.read(run.queries), run.seed)
+        print(f"{len(dataset.queries)} queries about {len(np.unique(dataset.rows))} images, batches of {BATCH}")
         show_features(run, index)
-        show_orders(catalogue)
+        show_orders(dataset)
         show_mining(run, index, given.steps)
 
 
-def prepared(given: argparse.Namespace, folder: Path) -> Grounding:
+def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
     """Returns a run over the data that are given, or over scenes made for it; an untrained segmenter where none is."""
     data, asked = tuple(given.data), tuple(given.queries)
     if not data:
@@ -77,25 +77,25 @@ def prepared(given: argparse.Namespace, folder: Path) -> Grounding:
     return replace(ground_tiny(), data=data, queries=asked, segmenter=segmenter, out=str(folder / "run"), batch=BATCH, micro=BATCH)
 
 
-def show_features(run: Grounding, index: Index) -> None:
+def show_features(run: GroundingTrainConfig, index: Index) -> None:
     """Prints what an epoch of batches takes while images are new, when they are in memory, and when another process finds them on disk."""
     print("epoch                 images encoded   wall s    CPU s")
     supply = run.supply(index)
     for name in ("the first", "the next", "of another process"):
         supplied = replace(run).supply(index) if name == "of another process" else supply
         asked = supplied.loader(False)
-        before, wall_s, cpu_s = asked.gallery.encoded, time.perf_counter(), time.process_time()
+        before, wall_s, cpu_s = asked.mask_features.encoded, time.perf_counter(), time.process_time()
         sequence = SampleSequence(run.sampler, supplied.items, None, supplied.locate)
         steps = -(-supplied.items.count // BATCH)
         for _ in asked.batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps)):
             pass
         took = time.perf_counter() - wall_s, time.process_time() - cpu_s
-        print(f"{name:20} {asked.gallery.encoded - before:15} {took[0]:8.2f} {took[1]:8.2f}")
+        print(f"{name:20} {asked.mask_features.encoded - before:15} {took[0]:8.2f} {took[1]:8.2f}")
 
 
-def show_orders(catalogue: Catalogue) -> None:
+def show_orders(dataset: QueryDataset) -> None:
     """Prints what a curriculum and equal exposure change."""
-    items = catalogue.items
+    items = dataset.items
     difficulty = items.columns["difficulty"]
     print(f"\nmean difficulty in epochs 0 to {EPOCHS - 1}")
     for name in ("random", "curriculum"):
@@ -110,7 +110,7 @@ def show_orders(catalogue: Catalogue) -> None:
         print(f"  {name:20}{counts.min():8}{counts.max():8}")
 
 
-def show_mining(run: Grounding, index: Index, steps: int) -> None:
+def show_mining(run: GroundingTrainConfig, index: Index, steps: int) -> None:
     """Prints the losses of the queries that mining keeps, behind a short training without it."""
     supply, state = run.supply(index), TrainState.around(run.build(), run)
     sequence, task = SampleSequence(run.sampler, supply.items, None, supply.locate), run.task(torch.device("cpu"))

@@ -18,8 +18,8 @@ from typing import Any
 from gigamask.data import augment, choose
 from gigamask.evaluate.click_evaluation import ClickEvaluation
 from gigamask.faults import Fault
-from gigamask.grounding.run import Watching
-from gigamask.grounding.text import HuggingFace, MiniLm, TextEncoder
+from gigamask.grounding.config import GroundingEvalConfig
+from gigamask.grounding.text_encoders import HuggingFace, MiniLm, TextEncoder
 from gigamask.losses.mining import EveryMask, Hardest
 from gigamask.losses.objective import MaskObjective
 from gigamask.model.sizes import Vit
@@ -105,7 +105,7 @@ SEAMS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
     "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (Schedule, {"drops": WarmupDrops, "cosine": WarmupCosine}),
     "model.encoder": (Encoder, {"vit": Vit}),
-    "evaluation": (Evaluator, {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": Watching}),
+    "evaluation": (Evaluator, {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": GroundingEvalConfig}),
 }
 """What each part must be, and the names of ours."""
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from gigamask import arguments
-from gigamask.grounding.run import Grounding
-from gigamask.grounding.text import HuggingFace
-from gigamask.model.sizes import RelevanceSpec
+from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.grounding.text_encoders import HuggingFace
+from gigamask.model.sizes import GroundingModelConfig
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import WarmupCosine
 
-SPEC = RelevanceSpec(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
+SPEC = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
 RECIPE = f"{Path(__file__).resolve()}:asking"
 
 
-def asking() -> Grounding:
+def asking() -> GroundingTrainConfig:
     """A network of a few thousand parameters, and a text model that has yet to be named."""
-    return Grounding(
+    return GroundingTrainConfig(
         recipe=RECIPE,
         model=SPEC,
         steps=4,
@@ -32,7 +32,7 @@ def asking() -> Grounding:
     )
 
 
-def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> Grounding:
+def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> GroundingTrainConfig:
     """The run over what the fixture `described` holds, its configuration written down."""
     text = HuggingFace(str(described / "text"), max_tokens=24, lora_rank=lora_rank)
     places = {"data": (str(described / "scenes"),), "queries": (str(described / "scenes" / "queries.jsonl"),), "text": text}
@@ -47,3 +47,11 @@ def flags(described: Path, out: Path) -> list[str]:
     words = ["--data", described / "scenes", "--queries", described / "scenes" / "queries.jsonl", "--segmenter", described / "segmenter.safetensors"]
     words += ["--text.name", described / "text", "--cache", described / "kept", "--out", out]
     return [str(word) for word in words]
+
+
+def untrained(spec: GroundingModelConfig = SPEC, seed: int = 0, device: str = "cpu"):
+    """Return a grounding model without a text model."""
+    from gigamask.grounding.model import GroundingModel
+    from gigamask.model.start import materialize
+
+    return materialize(lambda: GroundingModel(spec), seed, device)

@@ -63,5 +63,5 @@ def write(kind: str, folder: Path, **changes) -> Path:
 
 def sentences(words):
     """Returns one feature a text, as sentence encoders pool: the mean of its tokens', of length 1."""
-    means = (words.features * words.present[..., None]).sum(1) / words.present.sum(1, keepdim=True)
+    means = (words.features * words.attention_mask[..., None]).sum(1) / words.attention_mask.sum(1, keepdim=True)
     return torch.nn.functional.normalize(means)

@@ -4,7 +4,7 @@ A line is an object with `image` (`sa_9.jpg` or `sa_9`), `query` (the words), an
 image's json, from 0) or `mask_indices` (those of all right masks; none where nothing fits). It may have `tar` (as much of its path as tells it from
 others), `kind` (a word of the owner's, scores are told by it) and `domain`; other keys are not read. Empty lines are passed over.
 
-Not here: how hard a query is (`grounding.difficulty`), made-up ones (`prepare.descriptions`).
+Not here: how hard a query is (`grounding.data`), made-up ones (`prepare.descriptions`).
 """
 
 import json

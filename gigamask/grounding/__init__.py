@@ -1,1 +1,1 @@
-"""From words to masks: which of an image's masks a text means."""
+"""Grounding: finding the masks of an image that a text describes."""

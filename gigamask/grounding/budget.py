@@ -12,7 +12,7 @@ import torch
 from gigamask.faults import Fault
 from gigamask.grounding import parts
 from gigamask.grounding.parts import Head
-from gigamask.grounding.text import HuggingFace, require
+from gigamask.grounding.text_encoders import HuggingFace, require
 from gigamask.memory.gpus import GPUS
 from gigamask.memory.planner import GIB
 from gigamask.model.sizes import SamSpec, vit_h

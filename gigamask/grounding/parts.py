@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gigamask.grounding import pretrained
-from gigamask.grounding.text import HuggingFace
+from gigamask.grounding import text_models
+from gigamask.grounding.text_encoders import HuggingFace
 from gigamask.memory.pretence import Device, embody, stage
 from gigamask.memory.sample import held_bytes
 from gigamask.model.sizes import SamSpec
@@ -105,11 +105,11 @@ def language(encoder: HuggingFace) -> Any:
     config = LlamaConfig(**LLAMA_2_7B)
     if encoder.name != "7b":
         folder = encoder.folder()
-        with pretrained.one_line(encoder), pretrained.quiet():
+        with text_models.loading_errors(encoder.name), text_models.quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     config.use_cache = False
-    with pretrained.quiet():
-        return pretrained.without_numbers(config, HALVES.get(encoder.precision, torch.float32)).eval()
+    with text_models.quiet():
+        return text_models.meta_model(config, HALVES.get(encoder.precision, torch.float32)).eval()
 
 
 def matrices(base: Any) -> tuple[list[int], list[int]]:
@@ -120,7 +120,7 @@ def matrices(base: Any) -> tuple[list[int], list[int]]:
 
 def adapters(base: Any, encoder: HuggingFace) -> list[int]:
     """Returns the sizes of the adapters' matrices."""
-    shapes = [base.get_submodule(name).weight.shape for name in pretrained.targets(base, encoder)]
+    shapes = [base.get_submodule(name).weight.shape for name in text_models.lora_targets(base, encoder)]
     return [encoder.lora_rank * side for shape in shapes for side in shape]
 
 
@@ -128,9 +128,9 @@ def prepare(base: Any, encoder: HuggingFace, train_all: bool) -> None:
     """Makes a language model what it is in training: frozen, with adapters, in 4 bits, its blocks computed again; or trained as a whole."""
     base.requires_grad_(train_all)
     if encoder.recompute:
-        pretrained.recompute(base)
+        text_models.enable_checkpointing(base)
     if encoder.lora_rank and not train_all:
-        pretrained.adapt(base, encoder, seed=0)
+        text_models.add_lora(base, encoder, seed=0)
     if encoder.four_bit:
         for module, name, layer in linear(base):
             setattr(module, name, FourBit(layer))

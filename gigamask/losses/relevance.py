@@ -8,7 +8,7 @@ Enters: scores of masks with that of none behind them, and which masks are right
 - `alignment`: each mask's binary cross entropy of scoring above none, the mean over masks, so that a score's distance from none's is the logit of
   the mask being right.
 
-Not here: the scores (`model.relevance`), which queries are trained on (`mining`).
+Not here: the scores (`grounding.model`), which queries are trained on (`mining`).
 """
 
 from typing import NamedTuple

@@ -1,1 +1,1 @@
-"""The models: SAM, the masked autoencoder its encoder may start from, and the relevance network; their sizes, starts and weights."""
+"""The models: SAM and the masked autoencoder its encoder may start from; their sizes, starts and weights."""

@@ -1,8 +1,8 @@
-"""The sizes of the models: what a `Sam`, a `Mae` or a `Relevance` is built from, and those that have a name.
+"""The sizes of the models: what a `Sam`, a `Mae` or a `GroundingModel` is built from, and those that have a name.
 
 Importable without torch, since recipes hold a spec.
 
-Not here: the models themselves (`model.sam`, `model.mae`, `model.relevance`), reading a size off a checkpoint (`model.weights`).
+Not here: the models themselves (`model.sam`, `model.mae`, `grounding.model`), reading a size off a checkpoint (`model.weights`).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class MaeSpec:
 
 
 @dataclass(frozen=True)
-class RelevanceSpec:
+class GroundingModelConfig:
     """Every number that decides the relevance network's shapes, and so what it wants to know of each mask, in this order: the image embedding's mean
     under it; the mean and the deviation of red, green and blue under it; where it lies; its outline, within its box."""
 

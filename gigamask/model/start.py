@@ -4,13 +4,14 @@ A small model trained for minutes from the plain start learns to draw blobs arou
 decoder that has not found its places yet, so the encoder is trained towards a constant embedding, and stays there. The informed start
 gives it what it would have to find out: a prompt's place in the image, an embedding that tells colours apart, and masks that follow likeness.
 
-Enters: a spec and a seed. Leaves: a `Sam`, a `Mae` or a `Relevance`.
+Enters: a spec and a seed. Leaves: a `Sam` or a `Mae`.
 
 Not here: the modules (`model.sam`, `model.mae`), weights from files (`model.weights`).
 """
 
 import math
-from typing import overload
+from collections.abc import Callable
+from typing import TypeVar, overload
 
 import torch
 from jaxtyping import Float
@@ -22,9 +23,8 @@ from gigamask.faults import Fault
 from gigamask.model.image_encoder import Attention, ImageEncoder
 from gigamask.model.mae import Mae
 from gigamask.model.prompt_encoder import PositionCode
-from gigamask.model.relevance import Relevance
 from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, Sam
-from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec, Vit
+from gigamask.model.sizes import MaeSpec, SamSpec, Vit
 from gigamask.model.two_way import Attention as CrossAttention
 
 TIE_SCALE = 1.5
@@ -38,16 +38,31 @@ LIFT, HEAD_LIFT = 1.0, 2.0
 """Biases that lift GELU and ReLU to where they are nearly linear."""
 
 
+Built = TypeVar("Built", bound=nn.Module)
+
+
 @overload
 def build(spec: SamSpec, seed: int, device: torch.device | str = "cpu") -> Sam: ...
 @overload
 def build(spec: MaeSpec, seed: int, device: torch.device | str = "cpu") -> Mae: ...
-@overload
-def build(spec: RelevanceSpec, seed: int, device: torch.device | str = "cpu") -> Relevance: ...
-def build(spec: SamSpec | MaeSpec | RelevanceSpec, seed: int, device: torch.device | str = "cpu") -> Sam | Mae | Relevance:
+def build(spec: SamSpec | MaeSpec, seed: int, device: torch.device | str = "cpu") -> Sam | Mae:
     """Returns the model of this spec that starts from `seed`; on the meta device, one without numbers."""
+    return materialize(lambda: Sam(spec) if isinstance(spec, SamSpec) else Mae(spec), seed, device)
+
+
+def materialize(make: Callable[[], Built], seed: int, device: torch.device | str = "cpu") -> Built:
+    """Make a model and initialise it from a seed.
+
+    Args:
+        make: Makes the model; called on the meta device.
+        seed: Seed of the initial values.
+        device: Device of the model; on the meta device it has no values.
+
+    Returns:
+        The model.
+    """
     with torch.device("meta"):
-        model = Sam(spec) if isinstance(spec, SamSpec) else Mae(spec) if isinstance(spec, MaeSpec) else Relevance(spec)
+        model = make()
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
@@ -60,11 +75,12 @@ def build(spec: SamSpec | MaeSpec | RelevanceSpec, seed: int, device: torch.devi
 
 
 @torch.no_grad()
-def initialise(model: Sam | Mae | Relevance, seed: int) -> None:
+def initialise(model: nn.Module, seed: int) -> None:
     """Fills every parameter and buffer, each from a draw of its own that bears its name, so that sizes and order do not matter.
 
-    In a Sam and a Relevance, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and
-    relative positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image. A Mae starts as
+    In all models but a Mae, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and
+    relative positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image, and
+    the own parameters of a module with `parameter_std` normal with that deviation. A Mae starts as
     its authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
     0.02. An image encoder of the user's own keeps the start that it was built with.
     """
@@ -101,8 +117,8 @@ def _start(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
         return _pixel_scale(name)
-    if isinstance(module, Relevance):
-        return 0.02 * torch.randn(shape, generator=_generator(seed, full))
+    if (std := getattr(module, "parameter_std", None)) is not None:
+        return std * torch.randn(shape, generator=_generator(seed, full))
     if isinstance(module, nn.LayerNorm) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, Attention):

@@ -25,22 +25,21 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gigamask.faults import Fault
 from gigamask.model.mae import Mae
-from gigamask.model.relevance import Relevance
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import MaeSpec, RelevanceSpec, SamSpec
+from gigamask.model.sizes import GroundingModelConfig, MaeSpec, SamSpec
 
 State = dict[str, Tensor]
 
 MAE = "mae:"
 """Before a path: what lies there is a masked autoencoder, of which a Sam's image encoder takes what it has a place for."""
 
-Model = Sam | Mae | Relevance
-Spec = SamSpec | MaeSpec | RelevanceSpec
-KINDS: dict[str, type[Spec]] = {"sam": SamSpec, "mae": MaeSpec, "relevance": RelevanceSpec}
+Model = nn.Module
+Spec = SamSpec | MaeSpec | GroundingModelConfig
+KINDS: dict[str, type[Spec]] = {"sam": SamSpec, "mae": MaeSpec, "relevance": GroundingModelConfig}
 """What a file says it holds, and its spec; a file that says nothing holds a Sam."""
 
 GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
@@ -197,7 +196,7 @@ def start_from(model: Model, path: str) -> None:
         return load(model, state, path)
     path = path.removeprefix(MAE)
     if not isinstance(model, Sam):
-        kind = "masked autoencoder" if isinstance(model, Mae) else "relevance network"
+        kind = "masked autoencoder" if isinstance(model, Mae) else "grounding model"
         raise Fault(f"{MAE}{path}: {MAE} starts a SAM from a masked autoencoder; to go on with the {kind} itself give {path}")
     state, spec = read(path)
     if isinstance(spec, MaeSpec) and spec.heads != model.spec.heads:

@@ -4,7 +4,7 @@ One file an embedding, which begins with its own digest, so that a damaged one i
 their names, and what is used last goes last once all together pass the limit; several processes may share a folder. A folder that cannot be
 written costs nothing but the reuse, and a warning.
 
-Not here: what is embedded (`predict.embedding`), what else is kept so (`grounding.gallery`, `grounding.features`).
+Not here: what is embedded (`predict.embedding`), what else is kept so (`grounding.mask_features`, `grounding.text_features`).
 """
 
 import contextlib

@@ -7,7 +7,7 @@ A recipe is chosen by name (`tiny`) or, for one of the user's own, as `file.py:f
 from collections.abc import Callable, Sequence
 
 from gigamask.faults import Fault
-from gigamask.grounding.run import Grounding
+from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
@@ -23,12 +23,12 @@ SEGMENTATIONS: tuple[Callable[[], Segmentation], ...] = (
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 PRETRAININGS: tuple[Callable[[], Pretraining], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
-GROUNDINGS: tuple[Callable[[], Grounding], ...] = (ground, ground_tiny)
+GROUNDINGS: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
 BUILT_IN: tuple[Callable[[], Run], ...] = (*SEGMENTATIONS, *PRETRAININGS, *GROUNDINGS)
 OF_VERB: dict[str, Sequence[Callable[[], Run]]] = {
     Segmentation.verb: SEGMENTATIONS,
     Pretraining.verb: PRETRAININGS,
-    Grounding.verb: GROUNDINGS,
+    GroundingTrainConfig.verb: GROUNDINGS,
 }
 """The recipes of each command that trains."""
 

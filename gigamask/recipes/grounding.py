@@ -1,21 +1,21 @@
-"""Recipes that train a relevance network over a segmenter that is there already: which of its masks a text means."""
+"""Recipes that train a grounding model on top of a trained segmenter."""
 
 from dataclasses import replace
 
-from gigamask.grounding.run import Grounding
-from gigamask.model.sizes import RelevanceSpec
+from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.model.sizes import GroundingModelConfig
 from gigamask.train.optim import AdamW
 from gigamask.train.schedule import WarmupCosine
 
 
-def ground() -> Grounding:
+def ground() -> GroundingTrainConfig:
     """Texts over a SAM of any size: `gigamask ground train ground --segmenter sam_vit_b_01ec64.pth --data TARS --queries QUERIES --out runs/words`.
 
     One GPU or a CPU: images pass through the segmenter once, afterwards it sees none. The text encoder needs no download;
     `--text huggingface --text.name NAME` takes any other. Numbers: our own, on synthetic scenes (docs/measurements.md); 16 masks a query are the
     write-ups'. Hours: not measured; nobody has trained it over SAM's own weights yet.
     """
-    return Grounding(
+    return GroundingTrainConfig(
         recipe="ground",
         steps=5000,
         batch=32,
@@ -27,9 +27,9 @@ def ground() -> Grounding:
     )
 
 
-def ground_tiny() -> Grounding:
+def ground_tiny() -> GroundingTrainConfig:
     """Texts over `tiny`: `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES --queries SCENES/queries.jsonl --out runs/words`.
 
     One CPU core, some twenty minutes. Numbers as `ground`, for the 64 channels that `tiny` embeds images in.
     """
-    return replace(ground(), recipe="ground_tiny", model=RelevanceSpec(embedding_dim=64))
+    return replace(ground(), recipe="ground_tiny", model=GroundingModelConfig(embedding_dim=64))

@@ -24,7 +24,7 @@ from torch import Tensor
 from gigamask.data import image
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.grounding.asking import Asker
+from gigamask.grounding.inference import GroundingPredictor
 from gigamask.model.decoding import PromptDecoder
 from gigamask.model.sam import Sam
 from gigamask.predict.automatic import AutomaticMasks, stability
@@ -82,7 +82,9 @@ class Picture:
 class Studio:
     """A model, perhaps with a network that knows words, and the pictures it has been shown. The model answers one of several threads at a time."""
 
-    def __init__(self, model: Sam, asker: Asker | None = None, masks: Settings | None = None, cache: EmbeddingCache | None = None) -> None:
+    def __init__(
+        self, model: Sam, asker: GroundingPredictor | None = None, masks: Settings | None = None, cache: EmbeddingCache | None = None
+    ) -> None:
         self.model, self.asker, self._masks, self._cache = model, asker, masks or Settings(), cache
         self._pictures: OrderedDict[str, Picture] = OrderedDict()
         self._shown, self._at_work = threading.Lock(), threading.Lock()
@@ -150,7 +152,7 @@ class Studio:
             masks = masks[np.flatnonzero(masks.areas())]
             if not len(masks):
                 raise Fault("no mask is found in this picture, so there is none to choose from")
-            [found] = self.asker.ask(picture.pixels, masks, [text])
+            [found] = self.asker.predict(picture.pixels, masks, [text])
         best = found.order[: max(found.fitting, 3)]
         told = described(masks[best], {"confidence": found.confidence[: len(best)].tolist()})
         return {"fitting": found.fitting, "candidates": len(masks), "answers": told}

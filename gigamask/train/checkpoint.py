@@ -27,7 +27,7 @@ from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
 from gigamask.model.sam import Sam
-from gigamask.model.sizes import MaeSpec, RelevanceSpec
+from gigamask.model.sizes import GroundingModelConfig, MaeSpec
 from gigamask.model.start import build
 from gigamask.parallel.precision import LossScale, choose_device
 from gigamask.parallel.shard import whole
@@ -62,7 +62,14 @@ class Snapshot:
         ledger = {name: array.copy() for name, array in state.book.arrays().items()} if state.book else None
         ledger_of = state.book.subject if state.book else None
         return cls(
-            state.step, state.cursor.samples, state.model.spec, copies[0], copies[1], ledger, ledger_of, asdict(state.scale) if state.scale else None
+            state.step,
+            state.cursor.samples,
+            cast(weights.Spec, state.model.spec),
+            copies[0],
+            copies[1],
+            ledger,
+            ledger_of,
+            asdict(state.scale) if state.scale else None,
         )
 
 
@@ -199,7 +206,7 @@ def load_model(path: str, device: str = "auto", run_of: Callable[[str], Run | No
     Weights of an image encoder of the user's own are not what their spec says; `run_of(path)` returns the run that builds it, or None.
     """
     tensors, spec = weights.read(locate(path))
-    if isinstance(spec, RelevanceSpec):
+    if isinstance(spec, GroundingModelConfig):
         raise Fault(f"{path}: scores masks by words and makes none; name the segmenter it was trained over, or ask it: gigamask ask {path}")
     if isinstance(spec, MaeSpec):
         raise Fault(f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run")

@@ -1,6 +1,6 @@
 """What a run trains on, as it hands it to the loop.
 
-Not here: how images become such (`train.feed`), queries (`grounding.questions`).
+Not here: how images become such (`train.feed`), queries (`grounding.data`).
 """
 
 from collections.abc import Callable, Iterable, Iterator

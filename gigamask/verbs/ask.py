@@ -1,4 +1,4 @@
-"""`gigamask ask`: which masks of an image a text means."""
+"""`gigamask ask`: find the masks of an image that texts describe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gigamask.geometry.runs import Runs
+    from gigamask.grounding.inference import GroundingResult
     from gigamask.model.sam import Sam
 
 
@@ -47,40 +48,47 @@ class Verb:
 
         import cv2
 
-        from gigamask.grounding import asking
-        from gigamask.verbs.ground import opened_run
+        from gigamask.grounding.inference import GroundingPredictor, draw_result
+        from gigamask.verbs.ground import load_config
 
         if self.top < 1:
-            raise Fault(f"--top is {self.top}, at least one mask can be named; give 1 or more")
+            raise Fault(f"--top must be >= 1, got {self.top}")
         if not self.texts:
-            raise Fault('no text was given; say what to look for: gigamask ask RUN IMAGE "the red box"')
-        folder, run = opened_run(self.weights, self.segmenter, self.device)
-        pixels, masks = self._opened()
-        asker = asking.Asker(run, asking.load(run, self.weights), asking.load_confidence(folder))
-        masks = self._candidates(asker.gallery.model, pixels) if masks is None else masks
-        found = asker.ask(pixels, masks, self.texts)
-        told = []
-        for number, each in enumerate(found):
-            shown = [self._told(masks, each, rank) for rank in range(min(self.top, len(masks)))]
-            print(f"{each.text}: " + ("nothing here fits" if not each.fitting else f"{each.fitting} of {len(masks)} masks fit"))
-            for one in shown[: max(each.fitting, 1)]:
-                place = "x {} to {}, y {} to {}".format(*(one["box"][i] for i in (0, 2, 1, 3)))
-                print(f"  {'' if each.fitting else 'best is '}mask {one['mask']}: {100 * one['confidence']:.0f} % sure, {place}")
-            told.append({"text": each.text, "fitting": each.fitting, "candidates": len(masks), "best": shown})
+            raise Fault('TEXT is required, e.g. gigamask ask RUN IMAGE "the red box"')
+        config = load_config(self.weights, self.segmenter, self.device)
+        pixels, masks = self._load_image()
+        predictor = GroundingPredictor.from_checkpoint(config, self.weights)
+        masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks
+        answers = []
+        for number, result in enumerate(predictor.predict(pixels, masks, self.texts)):
+            best = [self._summary(masks, result, rank) for rank in range(min(self.top, len(masks)))]
+            outcome = f"{result.fitting} of {len(masks)} masks fit" if result.fitting else "no mask fits"
+            print(f"{result.text}: {outcome}")
+            for mask in best[: max(result.fitting, 1)]:
+                x0, y0, x1, y1 = mask["box"]
+                prefix = "" if result.fitting else "best: "
+                confidence = f"{100 * mask['confidence']:.0f} % confidence"
+                print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
+            answers.append({"text": result.text, "fitting": result.fitting, "candidates": len(masks), "best": best})
             if self.pictures:
                 path = Path(self.pictures) / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                cv2.imwrite(str(path), asking.drawn(pixels, masks, each, self.top)[..., ::-1])
+                cv2.imwrite(str(path), draw_result(pixels, masks, result, self.top)[..., ::-1])
                 print(f"  {path}")
-        return {"image": self.image, "answers": told}
+        return {"image": self.image, "answers": answers}
 
-    def _told(self, masks: Runs, found: Any, rank: int) -> dict[str, Any]:
-        number = int(found.order[rank])
-        one = masks[number : number + 1]
-        return {"mask": number, "confidence": float(found.confidence[rank]), "box": one.boxes()[0].tolist(), "area": int(one.areas()[0])}
+    def _summary(self, masks: Runs, result: GroundingResult, rank: int) -> dict[str, Any]:
+        number = int(result.order[rank])
+        mask = masks[number : number + 1]
+        return {
+            "mask": number,
+            "confidence": float(result.confidence[rank]),
+            "box": mask.boxes()[0].tolist(),
+            "area": int(mask.areas()[0]),
+        }
 
-    def _opened(self) -> tuple[np.ndarray, Runs | None]:
-        """Returns the picture and the masks to choose from: those given, or its own in its tar; None where there are neither."""
+    def _load_image(self) -> tuple[np.ndarray, Runs | None]:
+        """Return the image and its candidate masks, from --annotation or from its tar, None if there are none."""
         from pathlib import Path
 
         from gigamask.data.dataset import RawSample, Sa1bDataset
@@ -93,10 +101,10 @@ class Verb:
             with opened_sample(self.image) as (index, row):
                 _, jpg, json = Sa1bDataset(index).read(row)
         else:
-            raise Fault(f"{self.image}: no such file; give a picture, or TAR:IMAGE")
+            raise Fault(f"{self.image}: no such file; pass an image file or TAR:IMAGE")
         if self.annotation:
             if not Path(self.annotation).is_file():
-                raise Fault(f"--annotation {self.annotation}: no such file; give a json in SA-1B's form, or leave it out")
+                raise Fault(f"--annotation {self.annotation}: no such file; pass a json in SA-1B's format")
             json = Path(self.annotation).read_bytes()
         if json is None:
             return RawSample(self.image, jpg, None).pixels(), None
@@ -106,13 +114,13 @@ class Verb:
         return RawSample(self.image, jpg, json).pixels(entry.size), entry.masks
 
     def _candidates(self, model: Sam, pixels: np.ndarray) -> Runs:
-        """Returns all masks that the segmenter finds; an untrained one's may be empty, which nobody means."""
+        """Return the masks that the segmenter generates, without empty ones."""
         import numpy as np
 
         from gigamask.predict.automatic import AutomaticMasks
 
-        found = AutomaticMasks(model, **self.masks.told()).find(pixels).masks
-        masks = found[np.flatnonzero(found.areas())]
+        masks = AutomaticMasks(model, **self.masks.told()).find(pixels).masks
+        masks = masks[np.flatnonzero(masks.areas())]
         if not len(masks):
-            raise Fault(f"{self.image}: there is no mask to choose from; lower --pred-iou-thresh and --stability-score-thresh")
+            raise Fault(f"{self.image}: the segmenter finds no mask; lower --pred-iou-thresh and --stability-score-thresh")
         return masks

@@ -1,4 +1,4 @@
-"""`gigamask ground`: trains what finds masks by words (`ground train`), and scores it (`ground evaluate`)."""
+"""`gigamask ground`: train a grounding model (`ground train`) and evaluate it (`ground evaluate`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gigamask import parser
 from gigamask.faults import Fault
 
 if TYPE_CHECKING:
-    from gigamask.grounding.run import Grounding
+    from gigamask.grounding.config import GroundingTrainConfig
 
 USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN [--section.leaf value ...]
        gigamask ground train --resume RUN
@@ -21,76 +21,98 @@ USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH..
 
 @dataclass(frozen=True)
 class Verb:
-    """trains what finds masks by words (ground train), and scores it beside rules that do not look (ground evaluate)"""
+    """train a model that finds masks by text (ground train), or evaluate one against baselines (ground evaluate)"""
 
     weights: Positional[Annotated[str, arg(metavar="RUN")]]
     """the folder of a 'ground train', or one of its checkpoints"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; by default the images that the training held out or was evaluated on"""
+    """tars, folders of tars, globs, or an index; default: the held-out or evaluation images of the training"""
     queries: tuple[str, ...] = ()
     """JSONL files of queries about them"""
     calibrate: bool = False
-    """keep the confidence that is fitted to these queries in the run folder, where 'gigamask ask' finds it"""
+    """save the confidence fitted to these queries to the run folder, for 'gigamask ask'"""
     segmenter: str | None = None
     """where the segmenter's weights are now, if they have moved"""
     device: str = "auto"
     """auto is cuda when there is one"""
     json: str | None = None
-    """file for the scores, as data"""
+    """write the metrics to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.grounding import asking, progress, scores
-        from gigamask.grounding.items import open_queries
-        from gigamask.grounding.run import Watching
+        from gigamask.grounding.config import GroundingEvalConfig
+        from gigamask.grounding.evaluation import evaluate, format_table, score_queries
+        from gigamask.grounding.inference import load_model
+        from gigamask.grounding.metrics import PositionPrior
         from gigamask.verbs.progress import bar
 
         if bool(self.data) != bool(self.queries):
-            raise Fault("--data and --queries belong together; give both, or neither for what the training held out")
-        folder, run = opened_run(self.weights, self.segmenter, self.device)
-        if not isinstance(run.evaluation, Watching):  # one of the user's own, during training alone
-            run = replace(run, evaluation=Watching())
+            raise Fault("--data and --queries need each other; pass both, or neither for the held-out images")
+        config = load_config(self.weights, self.segmenter, self.device)
+        if not isinstance(config.evaluation, GroundingEvalConfig):  # an evaluator of the user's own
+            config = replace(config, evaluation=GroundingEvalConfig())
         if self.data:
-            run = replace(run, evaluation=replace(run.evaluation, data=self.data, queries=self.queries))
-        elif not run.evaluation.data and not run.hold_out:
-            raise Fault(f"{folder}: its training held nothing out; name tars and their queries: --data PATH... --queries FILE...")
-        model = asking.load(run, self.weights)
-        index, catalogue = progress.held_out(run)
-        asked = progress.questioner(run, index, catalogue)
-        with bar("ask") as shown:
-            answers, bad = scores.ask(model, asked, shown)
-        trained = progress.trained_on(run)
-        prior = scores.Prior.of(open_queries(trained[0], trained[1], run.seed), trained[0]) if trained else None
-        result = scores.judge(answers, catalogue, index, prior, bad)
-        named = run.evaluation if run.evaluation.data else run
-        told = {"data": list(named.data), "query_files": list(named.queries), "hold_out": 0.0 if run.evaluation.data else run.hold_out}
-        summary = result.summary() | {"weights": self.weights, "run": folder, "segmenter": run.segmenter, **told}
-        print(scores.table(summary))
-        for reason in bad:
-            print(f"  left out {reason}")
+            evaluation = replace(config.evaluation, data=self.data, queries=self.queries)
+            config = replace(config, evaluation=evaluation)
+        elif not config.evaluation.data and not config.hold_out:
+            raise Fault(f"{config.out}: the training held out no images; pass --data PATH... --queries FILE...")
+        model = load_model(config, self.weights)
+        index, dataset = config.evaluation_set()
+        loader = config.query_loader(dataset, index)
+        with bar("score queries") as progress:
+            results, rejected = score_queries(model, loader, progress)
+        training = config.training_set()
+        prior = PositionPrior.fit(training[1], training[0]) if training else None
+        report = evaluate(results, dataset, index, prior, rejected)
+        source = config.evaluation if config.evaluation.data else config
+        summary = report.summary() | {
+            "weights": self.weights,
+            "run": config.out,
+            "segmenter": config.segmenter,
+            "data": list(source.data),
+            "query_files": list(source.queries),
+            "hold_out": 0.0 if config.evaluation.data else config.hold_out,
+        }
+        print(format_table(summary))
+        for reason in rejected:
+            print(f"  not read: {reason}")
         if self.calibrate:
-            print(asking.save_confidence(folder, result.confidence))
+            print(report.confidence.save(config.out))
         return summary
 
 
-def opened_run(path: str, segmenter: str | None, device: str) -> tuple[str, Grounding]:
-    """Returns the folder and the configuration of the run that a path means, itself or by one of its checkpoints."""
+def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrainConfig:
+    """Load the config of a grounding run.
+
+    Args:
+        path: Run folder or one of its checkpoints.
+        segmenter: Replaces the segmenter's path, None keeps it.
+        device: Device to run on.
+
+    Returns:
+        The config, whose `out` is the run folder.
+
+    Raises:
+        Fault: The folder is not that of a grounding run.
+    """
     from pathlib import Path
 
     from gigamask import arguments
-    from gigamask.grounding.run import Grounding
+    from gigamask.grounding.config import GroundingTrainConfig
 
-    folder = next((each for each in (Path(path), Path(path).parent.parent) if (each / arguments.CONFIG).is_file()), Path(path))
-    run = arguments.load_run(str(folder))
-    if not isinstance(run, Grounding):
-        raise Fault(f"{path}: was trained by 'gigamask train' and knows no words; give the folder of a 'gigamask ground train'")
-    return str(folder), replace(run, out=str(folder), segmenter=segmenter or run.segmenter, device=device)
+    candidates = (Path(path), Path(path).parent.parent)
+    folders = (folder for folder in candidates if (folder / arguments.CONFIG).is_file())
+    folder = str(next(folders, Path(path)))
+    config = arguments.load_run(folder)
+    if not isinstance(config, GroundingTrainConfig):
+        raise Fault(f"{path}: not a grounding run; pass the folder of a 'gigamask ground train'")
+    return replace(config, out=folder, segmenter=segmenter or config.segmenter, device=device)
 
 
 def parse(words: Sequence[str]) -> Verb:
-    """Returns the verb that the words describe; training is a matter of `gigamask.training`."""
+    """Parse `gigamask ground evaluate`; `gigamask.training` handles `ground train`."""
     if not words or words[0] in ("-h", "--help"):
         print(f"{USAGE}\n\n{Verb.__doc__}\n\n'gigamask ground train --help' lists recipes, 'gigamask ground evaluate --help' flags.")
         raise SystemExit(0)
     if words[0] != "evaluate":
-        raise Fault(f"ground {words[0]!r} is not known, it is train or evaluate; see 'gigamask ground --help'")
+        raise Fault(f"ground {words[0]!r} is not a command, choose train or evaluate; see 'gigamask ground --help'")
     return parser.parse(Verb, words[1:], "gigamask ground evaluate")

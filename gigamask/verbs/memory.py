@@ -173,7 +173,7 @@ class GroundingVerb:
     def run(self) -> dict[str, Any]:
         from gigamask.grounding import budget
         from gigamask.grounding.parts import Head
-        from gigamask.grounding.text import HuggingFace
+        from gigamask.grounding.text_encoders import HuggingFace
         from gigamask.model import sizes
         from gigamask.train.optim import AdamW, AdamW8bit
 

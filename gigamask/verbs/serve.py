@@ -12,7 +12,7 @@ from gigamask.faults import Fault
 from gigamask.predict.settings import Settings
 
 if TYPE_CHECKING:
-    from gigamask.grounding.asking import Asker
+    from gigamask.grounding.inference import GroundingPredictor
     from gigamask.serve.app import Rooms
 
 LEAST_TOKEN = 16
@@ -91,15 +91,15 @@ class Verb:
         logbook = Logbook(Path(self.runs)) if self.runs else None
         index = stack.enter_context(opened(self.data)) if self.data else None
         shelf, orders = (Shelf(index), Orders(index)) if index else (None, None)
-        asker = self._asker() if self.words else None
-        model = load_model(self.weights, self.device, arguments.run_of) if self.weights else asker.gallery.model if asker else None
+        asker = self._predictor() if self.words else None
+        model = load_model(self.weights, self.device, arguments.run_of) if self.weights else asker.mask_features.model if asker else None
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         studio = Studio(model, asker, self.masks, cache) if model else None
         return Rooms(studio, shelf, orders, logbook, self.weights or self.words)
 
-    def _asker(self) -> Asker:
-        from gigamask.grounding import asking
-        from gigamask.verbs.ground import opened_run
+    def _predictor(self) -> GroundingPredictor:
+        from gigamask.grounding.inference import GroundingPredictor
+        from gigamask.verbs.ground import load_config
 
-        folder, run = opened_run(self.words or "", None, self.device)
-        return asking.Asker(run, asking.load(run, self.words or ""), asking.load_confidence(folder))
+        words = self.words or ""
+        return GroundingPredictor.from_checkpoint(load_config(words, None, self.device), words)

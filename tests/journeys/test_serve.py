@@ -25,7 +25,7 @@ from gigamask.model.weights import save, to_official
 from gigamask.train.loop import train
 from tests.asked import run_in
 from tests.little import SPEC, little
-from tests.rooms.grounding.test_asking import saved as saved_run
+from tests.rooms.grounding.test_inference import saved as saved_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDE, NARROW = (1366, 800), (390, 844)

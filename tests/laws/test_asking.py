@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from gigamask.cli import main
 from gigamask.data import queries
 from gigamask.faults import Fault
-from gigamask.grounding import asking
-from gigamask.grounding.gallery import Gallery
-from gigamask.grounding.run import Watching
+from gigamask.grounding.config import GroundingEvalConfig
+from gigamask.grounding.inference import load_model
+from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.losses.mining import Hardest
 from gigamask.samplers.curriculum import Curriculum
 from gigamask.samplers.hard_examples import LossWeighted
@@ -32,8 +32,8 @@ from gigamask.train.watch import Watch
 from tests.asked import run_in
 from tests.laws.test_training import same
 from tests.ranks import fork
-from tests.rooms.grounding.test_fit import questions
-from tests.rooms.grounding.test_progress import spoilt
+from tests.rooms.grounding.test_evaluation import spoilt
+from tests.rooms.grounding.test_model import query_batch
 
 
 def die_after_four(run) -> None:
@@ -71,10 +71,10 @@ def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
 
 def logits(model) -> torch.Tensor:
     """How far masks score above none, for random queries. What moves all scores alike has no gradient but rounding, of which Adam makes steps."""
-    batch = questions(masks=7)
+    batch = query_batch(masks=7)
     with torch.no_grad():
-        scores = model(batch.features, batch.there, batch.words.features, batch.words.present)
-    return (scores[:, :-1] - scores[:, -1:])[batch.there]
+        scores = model(batch.features, batch.mask_valid, batch.text_features.features, batch.text_features.attention_mask)
+    return (scores[:, :-1] - scores[:, -1:])[batch.mask_valid]
 
 
 def steps_of(run, cuts):
@@ -110,12 +110,12 @@ def train_losses(out: str) -> list[float]:
 
 
 def test_two_ranks_train_what_one_trains(tmp_path, described):
-    parts = {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": Watching(every=3, count=12)}
+    parts = {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": GroundingEvalConfig(every=3, count=12)}
     alone = run_in(tmp_path / "alone", described, steps=6, **parts)
     state = train(alone)
     run = run_in(tmp_path / "both", described, steps=6, **parts)
     fork(2, main, ["ground", "train", "--resume", run.out])
-    model, begun = asking.load(run, run.out), run.build()
+    model, begun = load_model(run, run.out), run.build()
     assert torch.allclose(logits(model), logits(state.model), atol=1e-3)
     assert not torch.allclose(logits(begun), logits(state.model), atol=1e-2)
     both, alike = (train_losses(each.out) for each in (run, alone))
@@ -128,30 +128,30 @@ def test_two_ranks_train_what_one_trains(tmp_path, described):
 def test_samplers_of_queries_order_them(tmp_path, described, sampler):
     run = run_in(tmp_path / "run", described, sampler=sampler, batch=8)
     feed = Feed(run, open_index(run))
-    catalogue = run.supply(open_index(run)).loader(False).catalogue
-    texts = {query.text: number for number, query in enumerate(catalogue.queries)}
+    dataset = run.supply(open_index(run)).loader(False).dataset
+    texts = {query.text: number for number, query in enumerate(dataset.queries)}
     seen = [texts[text] for _, batches in zip(range(2), feed.batches(), strict=False) for batch in batches for text in batch.texts]
-    order = sampler.order(catalogue.items, 0, None)
+    order = sampler.order(dataset.items, 0, None)
     wanted = order[np.arange(min(16, len(order)))]
-    assert [catalogue.queries[number].text for number in seen[: len(wanted)]] == [catalogue.queries[number].text for number in wanted.tolist()]
+    assert [dataset.queries[number].text for number in seen[: len(wanted)]] == [dataset.queries[number].text for number in wanted.tolist()]
 
 
 def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
     """Neither in the process that saw them first nor in another, with what is kept on disk."""
     made = []
-    begin = Gallery.__init__
+    begin = MaskFeatureExtractor.__init__
 
     def noted(self, *given, **named):
         begin(self, *given, **named)
         made.append(self)
 
-    monkeypatch.setattr(Gallery, "__init__", noted)
+    monkeypatch.setattr(MaskFeatureExtractor, "__init__", noted)
     run = run_in(tmp_path / "run", described, cache=None, batch=36, micro=36, steps=4)
     train(run)
     assert [each.encoded for each in made] == [6], "two epochs of 72 queries about six images"
     train(replace(run, steps=6))
     assert made[-1].encoded == 0
-    assert len(list(run.senses.kept.glob("*.embedding"))) == 6
+    assert len(list(run.backbones.cache_folder.glob("*.embedding"))) == 6
 
 
 def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gigamask.grounding import parts
-from gigamask.grounding.pretrained import quiet, weights
-from gigamask.grounding.text import HuggingFace
+from gigamask.grounding.text_encoders import HuggingFace
+from gigamask.grounding.text_models import load_weights, quiet
 from gigamask.memory.allocations import Allocations
 from gigamask.memory.sample import held_bytes
 from gigamask.model.sizes import tiny
@@ -43,7 +43,7 @@ def held(base):
 def test_planned_weights_are_those_that_are_loaded(folders, kind, precision, four_bit):
     """In 4 bits: those that bitsandbytes makes."""
     with quiet():
-        real, _ = weights(folders[kind], torch.device("cpu"), HALVES.get(precision, torch.float32), four_bit)
+        real, _ = load_weights(folders[kind], torch.device("cpu"), HALVES.get(precision, torch.float32), four_bit)
     assert parts.standing(prepared(HuggingFace(str(folders[kind]), precision, four_bit))) == held(real)
 
 
@@ -62,7 +62,7 @@ def test_planned_adapters_are_those_that_are_trained(folders, kind):
     planned = [each.numel() for each in parts.trained(base)]
     assert planned == parts.adapters(parts.language(encoder), encoder) == [each.numel() for each in model.parameters()]
     assert parts.standing(base) == held(model.base)
-    words = model(model.tokenise(["a red square"]))
+    words = model(model.tokenize(["a red square"]))
     words.features.sum().backward()
     assert sum(each.nbytes for each in parts.trained(base)) == sum(each.grad.nbytes for each in model.parameters())
     (optimizer,) = AdamW().build(model)

@@ -110,6 +110,6 @@ def read(phrase: str) -> tuple[Look, bool]:
 
 
 def test_the_words_of_places_are_relations():
-    from gigamask.grounding.difficulty import relations
+    from gigamask.grounding.data import count_relations
 
-    assert [relations(way) for ways in RELATIONS.values() for way in ways] == [1] * 9
+    assert [count_relations(way) for ways in RELATIONS.values() for way in ways] == [1] * 9

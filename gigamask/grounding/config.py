@@ -1,0 +1,293 @@
+"""Configuration of grounding training, free of torch so that command-line help stays fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from gigamask.faults import Fault
+from gigamask.grounding.text_encoders import MiniLm, TextEncoder
+from gigamask.losses.mining import EveryMask
+from gigamask.model.sizes import GroundingModelConfig
+from gigamask.seams import Evaluator, Mining, Task, Verdict
+from gigamask.train.run import Run, at_least
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigamask.data.index import Index
+    from gigamask.data.queries import Query
+    from gigamask.grounding.data import QueryDataset, QueryLoader
+    from gigamask.grounding.mask_features import Backbones
+    from gigamask.grounding.model import GroundingModel
+    from gigamask.parallel.world import World
+    from gigamask.train.supply import Supply
+
+
+@dataclass(frozen=True)
+class GroundingEvalConfig(Evaluator):
+    """Evaluation during training."""
+
+    data: tuple[str, ...] = ()
+    """tars, folders of tars, globs, or an index; empty uses the images of --hold-out"""
+    queries: tuple[str, ...] = ()
+    """JSONL files of queries about them"""
+    every: int = 500
+    """updates between evaluations"""
+    count: int = 500
+    """number of queries, the same ones each time"""
+    best_by: Literal["top 1", "top 3", "IoU", "answered"] = "answered"
+    """score by which the best checkpoint is kept"""
+
+    @cached_property
+    def loaded_queries(self) -> list[Query]:
+        """The queries of the files, read once."""
+        from gigamask.data import queries
+
+        return queries.read(self.queries)
+
+    def check(self) -> None:
+        """Raise `Fault` if a value is invalid."""
+        super().check()
+        at_least(1, **{"evaluation.count": self.count})
+        if bool(self.data) != bool(self.queries):
+            raise Fault("--evaluation.data and --evaluation.queries need each other; pass both, or neither to evaluate on the images of --hold-out")
+
+    def look_ahead(self) -> None:
+        """Raise `Fault` if the data are not tars or the queries cannot be read."""
+        from gigamask.data.index import tars
+
+        if self.data:
+            tars(self.data)
+        _ = self.queries and self.loaded_queries
+
+    def open(self, run: GroundingTrainConfig, world: World) -> Callable[[Any], Verdict] | None:
+        """Return the evaluation of a training, None if it has no evaluation data.
+
+        Args:
+            run: The training.
+            world: The processes.
+
+        Returns:
+            A function of the model that evaluates a fixed subset of `count` queries.
+        """
+        from gigamask.draws import draw
+        from gigamask.grounding.data import open_queries
+        from gigamask.grounding.evaluation import GroundingEvaluator
+
+        if not self.data and not run.hold_out:
+            return None
+        index, dataset = run.evaluation_set()
+        order = draw(0, "evaluation").permutation(len(dataset.queries))
+        if self.count < len(order):
+            numbers = sorted(order[: self.count].tolist())
+            dataset = open_queries(index, [dataset.queries[number] for number in numbers], run.seed)
+        return GroundingEvaluator(run.query_loader(dataset, index), self.best_by, world).run
+
+
+@dataclass(frozen=True)
+class GroundingTrainConfig(Run):
+    """Configuration of a grounding training; samples are queries, counted by `batch` and `micro`."""
+
+    verb: ClassVar[str] = "ground train"
+    next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
+
+    queries: tuple[str, ...] = ()
+    """JSONL files of queries about the images of --data"""
+    segmenter: str = ""
+    """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder"""
+    hold_out: float = 0.0
+    """share of the images whose queries are held out for evaluation"""
+    max_masks: int = 16
+    """most candidate masks of a query in training; evaluation uses all masks of the image"""
+    alignment_weight: float = 1.0
+    """weight of the binary loss of each mask relative to the contrastive loss"""
+    cache: str | None = None
+    """folder of computed image and text features; None is OUT/features"""
+    text: TextEncoder = field(default_factory=MiniLm)
+    model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
+    mining: Mining = field(default_factory=EveryMask)
+    evaluation: GroundingEvalConfig = field(default_factory=GroundingEvalConfig)
+
+    def check(self) -> GroundingTrainConfig:
+        """Return the config itself.
+
+        Raises:
+            Fault: A value is invalid.
+        """
+        at_least(1, max_masks=self.max_masks)
+        if not self.queries:
+            raise Fault("--queries is required: JSONL files of texts with their target masks; make synthetic ones: gigamask synth DIR --queries")
+        if not self.segmenter:
+            raise Fault("--segmenter is required: the weights of a trained segmenter")
+        if not 0 <= self.hold_out < 1:
+            raise Fault(f"--hold-out must be in [0, 1), got {self.hold_out}")
+        if not self.alignment_weight >= 0:
+            raise Fault(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
+        if self.parallel != "ddp":
+            raise Fault(f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder that could be sharded")
+        return super().check()
+
+    def build(self, device: str = "cpu") -> GroundingModel:
+        """Return the untrained model, with its text model if that is trained.
+
+        The text model is loaded on the run's device, since 4-bit and half-precision weights cannot be
+        moved there from the CPU.
+        """
+        from gigamask.grounding.model import GroundingModel
+        from gigamask.model.start import materialize
+        from gigamask.parallel.precision import choose_device
+
+        model = materialize(lambda: GroundingModel(self.model), self.seed, device)
+        if self.text.trainable:
+            text_device = device if device == "meta" else choose_device(self.device)
+            model.text = self.backbones.load_text_model(text_device)
+        return model
+
+    def task(self, device: torch.device) -> Task:
+        """Return the training task."""
+        from gigamask.grounding.model import GroundingTask
+        from gigamask.parallel.precision import choose_precision
+
+        mining = None if isinstance(self.mining, EveryMask) else self.mining
+        precision = choose_precision(self.precision, device)
+        return GroundingTask(self.alignment_weight, precision, mining)
+
+    def supply(self, index: Index) -> Supply:
+        """Return the queries about the images that are not held out."""
+        from gigamask.grounding.data import open_queries
+        from gigamask.train.supply import Supply
+
+        kept, _ = self.split_queries(self.loaded_queries, index)
+        dataset = open_queries(index, kept, self.seed)
+        loader = self.query_loader(dataset, index, self.max_masks)
+        return Supply(dataset.items, dataset.locate, f"queries {self.max_masks}", lambda pin: loader)
+
+    def query_loader(self, dataset: QueryDataset, index: Index, max_masks: int | None = None) -> QueryLoader:
+        """Return a loader of queries.
+
+        Args:
+            dataset: The queries.
+            index: Index of their images.
+            max_masks: Most candidates of a query; None is all masks of its image.
+
+        Returns:
+            The loader, with the features of all texts computed.
+        """
+        from gigamask.grounding.data import QueryLoader
+
+        if max_masks is None:
+            max_masks = max(int(index.images["masks"].max()), 1) if len(index) else 1
+        texts = [query.text for query in dataset.queries]
+        return QueryLoader(
+            dataset=dataset,
+            index=index,
+            mask_features=self.backbones.mask_features,
+            text_features=self.backbones.text_features(texts),
+            max_masks=max_masks,
+            seed=self.seed,
+        )
+
+    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+        """Check that data, queries and weights exist, before images are indexed.
+
+        Args:
+            earlier: Run folders of earlier stages, which need not exist yet.
+
+        Raises:
+            Fault: A file is missing or invalid.
+        """
+        super().look_ahead(earlier)
+        _ = self.loaded_queries
+        if not Path(self.segmenter).exists():
+            raise Fault(
+                f"--segmenter {self.segmenter}: no such file or folder; pass a run folder, "
+                "a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            )
+
+    @cached_property
+    def loaded_queries(self) -> list[Query]:
+        """The queries of the files, read once."""
+        from gigamask.data import queries
+
+        return queries.read(self.queries)
+
+    @cached_property
+    def backbones(self) -> Backbones:
+        """The segmenter and the text encoder, loaded once for training and evaluation."""
+        from gigamask.grounding.mask_features import Backbones
+
+        cache = Path(self.cache or Path(self.out) / "features")
+        return Backbones(self.segmenter, self.text, self.model, self.device, self.seed, cache)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The files of queries."""
+        return self.queries
+
+    @property
+    def strata(self) -> bool:
+        """Whether mining uses the sampler's strata."""
+        return self.mining.by_sampler
+
+    def split_queries(self, queries: list[Query], index: Index) -> tuple[list[Query], list[Query]]:
+        """Split queries by image into training and held-out ones.
+
+        An image is held out by its name and the seed, whatever else is indexed.
+
+        Args:
+            queries: The queries.
+            index: Index of their images.
+
+        Returns:
+            Training queries and held-out queries, in their order.
+
+        Raises:
+            Fault: No training query is left.
+        """
+        from gigamask.data.queries import locate
+        from gigamask.draws import draw
+
+        if not self.hold_out:
+            return queries, []
+        rows = locate(queries, index).tolist()
+        names = [index.entry_name(row).rpartition("/")[2] for row in rows]
+        held_out = {name: float(draw(self.seed, f"hold out {name}").random()) < self.hold_out for name in set(names)}
+        pairs = list(zip(queries, names, strict=True))
+        kept = [query for query, name in pairs if not held_out[name]]
+        if not kept:
+            raise Fault(f"--hold-out {self.hold_out} leaves no training query; hold out fewer images")
+        return kept, [query for query, name in pairs if held_out[name]]
+
+    def evaluation_set(self) -> tuple[Index, QueryDataset]:
+        """Return the index and the queries to evaluate on: those of `evaluation`, else the held-out ones.
+
+        Raises:
+            Fault: No image is held out.
+        """
+        from gigamask.data import index as indexes
+        from gigamask.grounding.data import open_queries
+
+        if self.evaluation.data:
+            index = indexes.open_or_build(self.evaluation.data, f"{self.out}/evaluation")
+            return index, open_queries(index, self.evaluation.loaded_queries, self.seed)
+        index = indexes.open_or_build(self.data, self.out)
+        kept, held_out = self.split_queries(self.loaded_queries, index)
+        if not held_out:
+            raise Fault(f"--hold-out {self.hold_out} holds out no image of {len(kept)} queries; hold out more images, or pass --evaluation.data")
+        return index, open_queries(index, held_out, self.seed)
+
+    def training_set(self) -> tuple[Index, QueryDataset] | None:
+        """Return the index and the queries of the training, None if its data no longer exist."""
+        from gigamask.data import index as indexes
+        from gigamask.grounding.data import open_queries
+
+        with suppress(Fault):
+            index = indexes.open_or_build(self.data, self.out)
+            kept, _ = self.split_queries(self.loaded_queries, index)
+            return index, open_queries(index, kept, self.seed)
+        return None

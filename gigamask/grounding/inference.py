@@ -1,0 +1,181 @@
+"""Inference: the masks of one image that texts describe."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64, UInt8
+from safetensors.torch import load_file
+
+from gigamask.faults import Fault
+from gigamask.geometry.runs import Runs
+from gigamask.grounding.calibration import Confidence
+from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.grounding.model import GroundingModel
+from gigamask.model import weights
+from gigamask.parallel.precision import choose_device
+from gigamask.train import checkpoint, manifest
+
+FONT, FONT_SCALE, LINE_PX = cv2.FONT_HERSHEY_SIMPLEX, 0.45, 18
+FITS_RGB, OTHER_RGB = (0, 158, 115), (213, 94, 0)
+"""Colours of masks that fit the text, and of the best mask if none fits."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroundingResult:
+    """Ranking of an image's masks for a text.
+
+    Attributes:
+        text: The text.
+        order: Numbers of the masks, best first.
+        confidence: Probability of each mask in `order` to be right.
+        fitting: How many masks, the first ones in `order`, fit the text.
+    """
+
+    text: str
+    order: Int64[np.ndarray, "m"]
+    confidence: Float64[np.ndarray, "m"]
+    fitting: int
+
+
+def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
+    """Load a trained model on the config's device, in evaluation mode.
+
+    Args:
+        config: Config of the run.
+        path: Run folder, whose newest valid checkpoint is loaded, or a checkpoint.
+
+    Returns:
+        The model.
+
+    Raises:
+        Fault: There is no checkpoint, or it is damaged.
+    """
+    folder = checkpoint.newest(Path(path))
+    if folder is None:
+        folder = Path(path)
+        if not (folder / checkpoint.MODEL).is_file():
+            raise Fault(f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out {path}")
+        manifest.verify(folder)
+    model = config.build()
+    weights.load(model, load_file(folder / checkpoint.MODEL), str(folder))
+    return model.to(choose_device(config.device)).eval()
+
+
+class GroundingPredictor:
+    """Finds masks by text with a trained model.
+
+    Attributes:
+        model: The grounding model.
+        confidence: Its calibration.
+        mask_features: Features of masks, with the segmenter as `mask_features.model`.
+    """
+
+    def __init__(self, config: GroundingTrainConfig, model: GroundingModel, confidence: Confidence) -> None:
+        self.model, self.confidence = model, confidence
+        self.mask_features = config.backbones.mask_features
+        self._text_features = config.backbones.text_features()
+
+    @classmethod
+    def from_checkpoint(cls, config: GroundingTrainConfig, path: str) -> "GroundingPredictor":
+        """Load a predictor.
+
+        Args:
+            config: Config of the run; its `out` contains the fitted confidence, if any.
+            path: Run folder or checkpoint.
+
+        Returns:
+            The predictor.
+
+        Raises:
+            Fault: There is no checkpoint, or a file is damaged.
+        """
+        return cls(config, load_model(config, path), Confidence.load(config.out))
+
+    @torch.inference_mode()
+    def predict(self, pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, texts: Sequence[str]) -> list[GroundingResult]:
+        """Rank the masks of an image for each text.
+
+        Args:
+            pixels: RGB image.
+            masks: Its candidate masks.
+            texts: What to find.
+
+        Returns:
+            One result per text.
+
+        Raises:
+            Fault: A text is empty.
+        """
+        if any(not text.strip() for text in texts):
+            raise Fault(f"the text must not be empty, got {list(texts)}")
+        device = next(self.model.parameters()).device
+        features = self.mask_features.extract(pixels, masks).to(device)
+        if self._text_features:
+            text = self._text_features(texts).to(device)
+        else:
+            text = self.model.text(self.model.text.tokenize(texts).to(device)).to(device)
+        valid = torch.ones(len(texts), len(masks), dtype=torch.bool, device=device)
+        features = features.expand(len(texts), -1, -1)
+        scores = self.model(features, valid, text.features, text.attention_mask)
+        rows = scores.double().cpu().numpy()
+        return [self._result(text, row) for text, row in zip(texts, rows, strict=True)]
+
+    def _result(self, text: str, scores: Float64[np.ndarray, "m1"]) -> GroundingResult:
+        logits = scores[:-1] - scores[-1]
+        order = np.argsort(-logits, kind="stable")
+        fitting = int((logits > self.confidence.least).sum())
+        return GroundingResult(text, order, self.confidence(logits)[order], fitting)
+
+
+def draw_result(pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, result: GroundingResult, limit: int) -> UInt8[np.ndarray, "h W 3"]:
+    """Draw the masks that fit, numbered by rank, or the outline of the best mask if none fits.
+
+    Args:
+        pixels: RGB image.
+        masks: Its candidate masks.
+        result: Ranking of the masks.
+        limit: Most masks to draw.
+
+    Returns:
+        The image above a caption with the text.
+    """
+    canvas, colour = pixels.copy(), FITS_RGB if result.fitting else OTHER_RGB
+    count = min(limit, result.fitting) or 1
+    for rank, number in reversed(list(enumerate(result.order[:count].tolist()))):
+        mask = masks[number : number + 1]
+        dense = mask.to_dense()[0]
+        if result.fitting:
+            opacity = 0.3 if rank else 0.55
+            blend = (1 - opacity) * canvas[dense] + opacity * np.array(colour)
+            canvas[dense] = blend.astype(np.uint8)
+        outline, _ = cv2.findContours(dense.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(canvas, outline, -1, (255, 255, 255), 3)
+        cv2.drawContours(canvas, outline, -1, colour, 1)
+        x0, y0, _, _ = mask.boxes()[0].tolist()
+        label = f"{rank + 1}: {100 * result.confidence[rank]:.0f}%"
+        for thickness, shade in ((3, (255, 255, 255)), (1, (0, 0, 0))):
+            position = (x0, max(y0, 14))
+            cv2.putText(canvas, label, position, FONT, FONT_SCALE, shade, thickness, cv2.LINE_AA)
+    text = result.text if result.fitting else f"{result.text}: no mask fits"
+    return np.concatenate([canvas, _caption(text, canvas.shape[1])])
+
+
+def _caption(text: str, width: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Return a strip of the given width with the wrapped text; a longer word is cut off."""
+    lines = [""]
+    for word in text.split():
+        extended = f"{lines[-1]} {word}".strip()
+        (extended_width, _), _ = cv2.getTextSize(extended, FONT, FONT_SCALE, 1)
+        if lines[-1] and extended_width > width - 8:
+            lines.append(word)
+        else:
+            lines[-1] = extended
+    strip = np.full((LINE_PX * len(lines) + 6, width, 3), 255, np.uint8)
+    for number, line in enumerate(lines, 1):
+        position = (4, LINE_PX * number)
+        cv2.putText(strip, line, position, FONT, FONT_SCALE, (0, 0, 0), 1, cv2.LINE_AA)
+    return strip

@@ -1,0 +1,293 @@
+"""Features of an image's masks, computed once per image, and the frozen backbones of a grounding run.
+
+The features of a mask are, in the order of `GroundingModelConfig.parts`: the mean of the segmenter's
+embedding under the mask, cells weighted by the share that the mask covers; mean and deviation of the
+colours under it; its geometry; the mask itself, resized from its box to a small square.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, UInt8
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+from torch.nn import functional
+
+from gigamask.data import annotation, image
+from gigamask.data.index import Index
+from gigamask.data.shards import Shards
+from gigamask.faults import BadSample, Fault
+from gigamask.geometry.frame import Frame
+from gigamask.geometry.runs import Runs
+from gigamask.grounding.text_encoders import TextEncoder
+from gigamask.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
+from gigamask.model.sam import Sam
+from gigamask.model.sizes import GroundingModelConfig
+from gigamask.parallel.precision import choose_device
+from gigamask.predict.cache import EmbeddingCache
+from gigamask.predict.embedding import Embedder
+from gigamask.train.checkpoint import load_model
+
+COLOUR_GRID = 128
+"""Side of the grid on which colours are averaged, or the input side if that is smaller."""
+MEMORY_BYTES = 2**30
+"""Limit of the features in memory; 100 masks with a 256-channel embedding take 0.2 MB."""
+
+
+class MaskFeatureExtractor:
+    """Computes the features of masks with a segmenter, and keeps them in memory and on disk.
+
+    Attributes:
+        width: Features of a mask, F.
+        encoded: Images that went through the encoder.
+    """
+
+    def __init__(
+        self,
+        model: Sam,
+        config: GroundingModelConfig,
+        cache: EmbeddingCache | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        """Use a segmenter.
+
+        Args:
+            model: The segmenter.
+            config: Sizes of the features.
+            cache: Features on disk; None keeps them in memory only.
+            memory_bytes: Limit of the features in memory.
+
+        Raises:
+            Fault: The segmenter's embedding has another width than the config.
+        """
+        if model.spec.embedding_dim != config.embedding_dim:
+            raise Fault(
+                f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding has "
+                f"{model.spec.embedding_dim} channels; pass {model.spec.embedding_dim}"
+            )
+        self.model, self.config, self.encoded, self.width = model, config, 0, sum(config.parts)
+        self._embedder, self._cache, self._free_bytes = Embedder(model, None), cache, memory_bytes
+        self._memory: OrderedDict[str, Float[Tensor, "n F"]] = OrderedDict()
+
+    def extract(self, pixels: UInt8[np.ndarray, "H W 3"], masks: Runs) -> Float[Tensor, "n F"]:
+        """Compute the features of an image's masks.
+
+        Args:
+            pixels: RGB image.
+            masks: Its masks, n.
+
+        Returns:
+            Features [n, F] on the CPU.
+        """
+        frame = Frame.whole(masks.size, self.model.spec.input_side)
+        resized = frame.image(pixels)
+        [embedding] = self._embedder.embed([resized[None]])
+        self.encoded += 1
+        coverage = torch.from_numpy(frame.soft_masks(masks, embedding.shape[-1]))
+        parts = [
+            masked_mean(embedding[0].float().cpu(), coverage),
+            colours(resized, masks, frame),
+            torch.from_numpy(geometry(masks)),
+            torch.from_numpy(outlines(masks, self.config.crop_side)).flatten(1),
+        ]
+        return torch.cat(parts, 1)
+
+    def extract_rows(self, index: Index, shards: Shards, rows: Sequence[int]) -> list[Float[Tensor, "n F"] | BadSample]:
+        """Return the features of the masks of indexed images, in the order of their annotations.
+
+        Args:
+            index: Index of the images.
+            shards: Its tars.
+            rows: Rows of the index.
+
+        Returns:
+            For each row the features [n, F], or why the image cannot be read.
+        """
+        return [self._extract_row(index, shards, row) for row in rows]
+
+    def _extract_row(self, index: Index, shards: Shards, row: int) -> Float[Tensor, "n F"] | BadSample:
+        name = index.entry_name(row)
+        if name in self._memory:
+            self._memory.move_to_end(name)
+            return self._memory[name]
+        try:
+            features = self._load_or_extract(index, shards, row, name)
+        except BadSample as error:
+            return error
+        self._memory[name] = features
+        self._free_bytes -= features.nbytes
+        while self._free_bytes < 0 and len(self._memory) > 1:
+            self._free_bytes += self._memory.popitem(last=False)[1].nbytes
+        return features
+
+    def _load_or_extract(self, index: Index, shards: Shards, row: int, name: str) -> Float[Tensor, "n F"]:
+        jpg, json = shards.read_entry(index, row)
+        if json is None:
+            raise BadSample(f"{name}: has no json with masks to choose from; remove its queries")
+        key = self._cache_key(jpg, json) if self._cache else ""
+        if self._cache and (cached := self._cache.get(key)) is not None:
+            return cached
+        entry = annotation.parse(json, name)
+        features = self.extract(image.decode(jpg, name, entry.size), entry.masks)
+        if self._cache:
+            self._cache.put(key, features)
+        return features
+
+    def _cache_key(self, jpg: bytes, json: bytes) -> str:
+        header = f"{self._embedder.weights()} {self.config.parts}\0{len(jpg)}\0"
+        digest = blake2b(header.encode(), digest_size=16)
+        digest.update(jpg)
+        digest.update(json)
+        return digest.hexdigest()
+
+
+def masked_mean(image: Float[Tensor, "C h w"], coverage: Float[Tensor, "n h w"]) -> Float[Tensor, "n C"]:
+    """Average an image's channels under each mask.
+
+    Args:
+        image: Channels on a grid.
+        coverage: Share of each cell that each mask covers.
+
+    Returns:
+        Means [n, C]; 0 for an empty mask.
+    """
+    weights = coverage.flatten(1)
+    return weights @ image.flatten(1).T / weights.sum(1, keepdim=True).clamp(min=1e-9)
+
+
+def colours(resized: UInt8[Tensor, "3 h w"], masks: Runs, frame: Frame) -> Float[Tensor, "n K"]:
+    """Compute mean and standard deviation of red, green and blue under each mask.
+
+    Args:
+        resized: The image in the input frame.
+        masks: Masks of the original image, n.
+        frame: Transform from the original image to the input.
+
+    Returns:
+        Means in [-1, 1] and deviations in [0, 1], [n, 6].
+    """
+    grid, (_, height, width) = min(COLOUR_GRID, frame.side), resized.shape
+    padding = (0, frame.side - width, 0, frame.side - height)
+    square = functional.pad(resized.float() / 127.5 - 1, padding)
+    cells = functional.adaptive_avg_pool2d(square, grid)
+    coverage = torch.from_numpy(frame.soft_masks(masks, grid))
+    mean = masked_mean(cells, coverage)
+    variance = masked_mean(cells.square(), coverage) - mean.square()
+    return torch.cat([mean, variance.clamp(min=0).sqrt()], 1)
+
+
+def geometry(masks: Runs) -> Float32[np.ndarray, "n P"]:
+    """Describe the position, size and shape of masks.
+
+    Lengths are relative to the image's long side. An empty mask gets the numbers of a mask of one
+    pixel in the corner.
+
+    Args:
+        masks: Masks of one image, n.
+
+    Returns:
+        Centre x and y from the image's centre, width, height, square root and scaled logarithm of the
+        area share, share of the box that is covered, log aspect ratio; [n, 8].
+    """
+    height, width = masks.size
+    boxes, areas = masks.boxes().astype(np.float64), np.maximum(masks.areas(), 1)
+    sizes = np.maximum(boxes[:, 2:] - boxes[:, :2] + 1, 1)
+    centres = boxes[:, :2] + (sizes - (width, height)) / 2
+    share = areas / (height * width)
+    columns = [
+        centres / max(masks.size),
+        sizes / max(masks.size),
+        np.sqrt(share),
+        np.log(share) / 8,
+        areas / sizes.prod(1),
+        np.log(sizes[:, 0] / sizes[:, 1]),
+    ]
+    return np.column_stack(columns).astype(np.float32)
+
+
+def outlines(masks: Runs, side: int) -> Float32[np.ndarray, "n side side"]:
+    """Resize each mask from its box to a square.
+
+    Args:
+        masks: Masks of one image, n.
+        side: Cells along a side.
+
+    Returns:
+        Share of each cell that the mask covers, [n, side, side]; 0 for an empty mask.
+    """
+    coverage = np.zeros((len(masks), side, side), np.float32)
+    boxes = masks.boxes().tolist()
+    for number in np.flatnonzero(masks.areas()).tolist():
+        x0, y0, x1, y1 = boxes[number]
+        rows, columns = np.linspace(y0, y1 + 1, side + 1), np.linspace(x0, x1 + 1, side + 1)
+        coverage[number] = masks[number : number + 1].average(rows, columns)[0]
+    return coverage
+
+
+@dataclass(frozen=True, eq=False)
+class Backbones:
+    """The frozen segmenter and the text encoder of a run, loaded once and shared."""
+
+    segmenter: str
+    text: TextEncoder
+    config: GroundingModelConfig
+    device: str
+    seed: int
+    cache_folder: Path
+
+    @cached_property
+    def mask_features(self) -> MaskFeatureExtractor:
+        """The segmenter's mask features, with their cache on disk."""
+        model = load_model(self.segmenter, self.device)
+        return MaskFeatureExtractor(model, self.config, EmbeddingCache(self.cache_folder, None))
+
+    def text_features(self, texts: Sequence[str] = ()) -> Callable[[Sequence[str]], TextFeatures] | None:
+        """Return the function that computes features of texts.
+
+        Args:
+            texts: Texts whose features are computed now and stored on disk; without any, nothing is
+                stored.
+
+        Returns:
+            The function, or None if the text model is trained as part of the network.
+        """
+        if self.text.trainable:
+            return None
+        store = self._store if texts else TextFeatureStore(self._frozen_text_model)
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("text features", total=None)
+            store.fill(texts, lambda done, of: progress.update(bar, completed=done, total=of))
+        return store.get
+
+    def load_text_model(self, device: torch.device | str) -> TextModel:
+        """Load the text model.
+
+        Args:
+            device: Device of the model.
+
+        Returns:
+            A model that nothing else uses.
+
+        Raises:
+            Fault: Its features have another width than the config.
+        """
+        text = self.text.build(device, self.seed)
+        if text.dim != self.config.text_dim:
+            raise Fault(f"--model.text-dim is {self.config.text_dim}, but the text model's features have {text.dim} channels; pass {text.dim}")
+        return text
+
+    @cached_property
+    def _store(self) -> TextFeatureStore:
+        return TextFeatureStore(self._frozen_text_model, self.cache_folder)
+
+    @cached_property
+    def _frozen_text_model(self) -> TextModel:
+        return self.load_text_model(choose_device(self.device))
