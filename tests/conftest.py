@@ -1,42 +1,20 @@
 """Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test processes do not fight."""
 
 import dataclasses
-import importlib
 import os
-import pkgutil
-import typing
 from pathlib import Path
 
-import beartype  # noqa: F401
-import fastapi.testclient  # noqa: F401
 import hypothesis
 import jaxtyping
-import msgspec  # noqa: F401
 import pytest
-import rich.progress  # noqa: F401
-import safetensors.torch  # noqa: F401
 import torch
-import torch.distributed.fsdp
-import torch.utils.tensorboard
-import tyro  # noqa: F401
-import uvicorn  # noqa: F401
-import yaml  # noqa: F401
-from jaxtyping import install_import_hook
+
+from tests import shape_checks
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("untimed", deadline=None)  # what a busy machine takes longer for is not wrong
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is slow, not wrong
 hypothesis.settings.load_profile("untimed")
-
-# Modules that a recipe is made of import torch for annotations only, under TYPE_CHECKING; here those imports happen, so that beartype can check them.
-# Other packages are imported above, before the flag is set: theirs are not meant to happen.
-typing.TYPE_CHECKING = True
-with install_import_hook("gigamask", "beartype.beartype"):
-    import gigamask
-
-    for module in pkgutil.walk_packages(gigamask.__path__, "gigamask."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-typing.TYPE_CHECKING = False
+shape_checks.install()
 
 
 @pytest.fixture(scope="session")
