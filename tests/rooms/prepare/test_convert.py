@@ -174,9 +174,7 @@ def test_annotations_that_belong_to_no_image(case):
 
 def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     case.put("1.jpg", jpeg())
-    with pytest.raises(
-        Fault, match=r"instances.json: 2 of its 3 masks are unusable, at most half may be; mend them first \(the first: 1.jpg: its ann"
-    ):
+    with pytest.raises(Fault, match=r"instances.json.*2 of its 3 masks.*1.jpg"):
         case.coco([row()], [thing(), thing(segmentation=[]), thing(segmentation=[])])
     assert list(case.out.iterdir()) == []
 
@@ -341,7 +339,7 @@ def test_pictures_and_labels_in_one_folder(case):
     assert case.labels()["masks"] == 2
     (case.pictures / "1.jpg").unlink()
     case.out = case.out.with_name("none")
-    with pytest.raises(Fault, match=r"1 of its 1 images are unusable.*no picture is called 1 with .jpg, .jpeg"):
+    with pytest.raises(Fault, match=r"1 of its 1 images.*\.jpg"):
         case.labels()
 
 
@@ -387,31 +385,31 @@ def test_a_picture_that_vanishes(case, monkeypatch):
 
 def test_faults(case, monkeypatch):
     case.put("1.jpg", jpeg())
-    with pytest.raises(Fault, match="0 images a shard: at least one has to be"):
+    with pytest.raises(Fault, match="0 images"):
         case.coco([row()], [thing()], shard_images=0)
-    with pytest.raises(Fault, match=r"--images .*nowhere: no such folder"):
+    with pytest.raises(Fault, match=r"--images .*nowhere"):
         convert(case.folder / "instances.json", case.folder / "nowhere", case.out, Options())
-    with pytest.raises(Fault, match=r"instances.json: lists no image"):
+    with pytest.raises(Fault, match=r"instances.json"):
         case.coco([], [])
-    with pytest.raises(Fault, match=r"2 of its 3 images are unusable, at most half may be; mend them first .the first: 2.jpg: there is no"):
+    with pytest.raises(Fault, match=r"2 of its 3 images.*2.jpg"):
         case.coco([row(), row(2), row(3)], [thing()])
-    with pytest.raises(Fault, match="no folder of label images, which --split-components and --ignore are for"):
+    with pytest.raises(Fault, match=r"--split-components.*--ignore"):
         case.coco([row()], [thing()], split_components=True)
-    with pytest.raises(Fault, match="is a folder of label images, which have no crowds"):
+    with pytest.raises(Fault, match="crowds"):
         convert(case.pictures, case.pictures, case.out, Options(keep_crowds=True))
-    with pytest.raises(Fault, match=r"pictures: the folder holds no .png; give"):
+    with pytest.raises(Fault, match=r"pictures.*\.png"):
         convert(case.pictures, case.pictures, case.out, Options())
-    with pytest.raises(Fault, match=r"no.json: cannot be read .No such file"):
+    with pytest.raises(Fault, match=r"no.json.*No such file"):
         convert(case.folder / "no.json", case.pictures, case.out, Options())
     for text in ("[]", '{"images": []}', "\xff"):
         (case.folder / "no.json").write_text(text)
-        with pytest.raises(Fault, match=r"no.json: is no COCO instances json .*it needs the lists 'images' and 'annotations'"):
+        with pytest.raises(Fault, match=r"no.json.*COCO.*'images'.*'annotations'"):
             convert(case.folder / "no.json", case.pictures, case.out, Options())
     case.coco([row()], [thing()])
-    with pytest.raises(Fault, match=r"--out .*out: holds 1 tars such as sa_000000.tar, which new ones would mix with"):
+    with pytest.raises(Fault, match=r"--out.*1.*sa_000000.tar"):
         case.coco([row()], [thing()])
     case.out = case.put("file", b"") / "out"
-    with pytest.raises(Fault, match=r"file/out: cannot be written \(Not a directory\); give a folder that can"):
+    with pytest.raises(Fault, match=r"file/out.*Not a directory"):
         case.coco([row()], [thing()])
     case.out = case.folder / "full"
 
@@ -420,7 +418,7 @@ def test_faults(case, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gigamask.data.tar.write", full)
-    with pytest.raises(Fault, match=r"000000.tar: cannot be written .No space left on device.; free space"):
+    with pytest.raises(Fault, match=r"000000.tar.*No space left on device"):
         case.coco([row()], [thing()])
 
 
@@ -435,5 +433,5 @@ def test_names_that_lead_elsewhere_are_left_out(case, name):
 
 def test_a_second_convert_into_the_folder_is_refused(case):
     case.put("1.jpg", jpeg())
-    with locked(case.out, PARTIAL), pytest.raises(Fault, match=r"out: another process is writing into it; let it end, or give another folder"):
+    with locked(case.out, PARTIAL), pytest.raises(Fault, match=r"another process"):
         case.coco([row()], [thing()])

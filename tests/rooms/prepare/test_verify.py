@@ -60,7 +60,7 @@ def test_findings_lie_where_they_say(folder):
 
 def test_verify_names_all_where_the_index_names_the_first(folder):
     path, _, _ = folder
-    with pytest.raises(Fault, match=r"(\d+) of its \d+ entries are unusable, at most half may be; .*the first: samples.tar:sa_13: "):
+    with pytest.raises(Fault, match=r"\d+ of its \d+ entries.*samples.tar:sa_13"):
         index_tar(str(path / "samples.tar"))
     assert len(verification.check_tar(str(path / "samples.tar"), {}, decode=False).bad_samples) > 20
 
