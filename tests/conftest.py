@@ -16,6 +16,17 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine
 hypothesis.settings.load_profile("untimed")
 shape_checks.install()
 
+SLOW = ("laws", "journeys", "parity")
+"""Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make quick` leaves out."""
+    for item in items:
+        quick = item.path.stem == "test_code_rules"
+        if item.path.parent.name in SLOW and not quick:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
