@@ -83,7 +83,7 @@ def test_a_disk_error_behind_a_preview_leaves_that_image_out(scenes_tar, monkeyp
     monkeypatch.setattr(os, "pread", pread)
     [rejected] = index_tar(str(scenes_tar)).left_out.rejected
     assert rejected.name == "a.tar:sa_9"
-    assert "cannot be read (Input/output error); check the disk" in rejected.reason
+    assert "Input/output error" in rejected.reason
 
 
 def test_a_servers_error_stops_rather_than_leaves_out(scenes_tar, monkeypatch):

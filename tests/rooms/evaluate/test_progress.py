@@ -190,7 +190,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
     """Logits of 0.5 lie between the two cuts: nothing above 1, everything above -1. Empty masks are not stable."""
     verdict = evaluator(index, [0, 1]).run(Constant(answers(logit), iou))
     assert verdict.scores["automatic"] == share
-    assert any("no automatic mask passes predicted IoU 0.88 and stability 0.95" in worry for worry in verdict.worries) == (share == 0)
+    assert any("IoU 0.88 and stability 0.95" in worry for worry in verdict.worries) == (share == 0)
 
 
 def test_small_groups_give_the_same(index, monkeypatch):
@@ -231,7 +231,7 @@ def test_unreadable_images_are_left_out_and_told_of(index, monkeypatch):
     spoil(monkeypatch, index, {1, 4})
     verdict = evaluator(index, [0, 1, 2, 3, 4]).run(Likeness())
     assert verdict.scores == sound.scores
-    assert len([worry for worry in verdict.worries if "2 of 5 images cannot be read: " in worry and "sa_1" in worry]) == 1
+    assert len([worry for worry in verdict.worries if "2 of 5 images" in worry and "sa_1" in worry]) == 1
 
 
 def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(index, monkeypatch, tmp_path):
