@@ -76,6 +76,7 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
     assert (done.skipped, done.overflow) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(tmp_path, scenes, monkeypatch):
     """More overflows in a row than bad steps are borne; the scale is kept with the weights."""
     monkeypatch.setattr(LossScale, "__init__", lambda self, value=2.0**30, good=0: self.__dict__.update(value=value, good=good))
