@@ -376,6 +376,7 @@ def content(index: Index) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in index.folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_index_does_not_depend_on_order_or_processes(many, tmp_path):
     paths = sorted(map(str, many.iterdir()))
     whole = content(build(many, tmp_path / "whole"))
@@ -540,6 +541,7 @@ def test_an_unsound_index_gives_no_rows(many, tmp_path):
         extend(tmp_path / "index", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
     here = build(many, tmp_path / "here")

@@ -117,6 +117,7 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
     assert not list((tmp_path / "store").glob(".*"))
 
 
+@pytest.mark.slow
 def test_processes_build_the_same_bytes(opened, built, tmp_path):
     mask_store.build(opened, tmp_path / "store", GRID, SIDE, mirrored=True, workers=2)
     for path in built.folder.iterdir():
@@ -189,6 +190,7 @@ def test_a_piece_of_another_tar_is_found(copied, opened):
         MaskStore.open(copied, opened)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of some damage numpy says more
 def test_a_damaged_header_is_one_line_at_opening(copied, opened):
     path = next(copied.glob("a-*.rows.npy"))

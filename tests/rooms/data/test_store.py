@@ -208,6 +208,7 @@ def test_tars_of_remote_folders_and_globs(served):
     assert store.find_tars("memory://listed") == ["memory://listed/a.tar"]
 
 
+@pytest.mark.slow
 def test_s3(objects, served):
     url = objects.put(served / "a.tar", "deep/a.tar")
     other = objects.put(served / "b.tar", "deep/b.tar")
@@ -237,6 +238,7 @@ def test_s3(objects, served):
         store.read(url, 10**7, 2)
 
 
+@pytest.mark.slow
 def test_s3_without_credentials_and_without_server(objects, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
@@ -269,6 +271,7 @@ def test_a_forked_process_opens_servers_anew(served):
         assert store.read(url, 9, 3) == DATA[9:12]
 
 
+@pytest.mark.slow
 def test_nothing_remote_is_imported_for_local_files(tmp_path):
     code = (
         "import sys; from pathlib import Path; from gigamask.data import store, index, shards\n"
