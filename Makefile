@@ -4,13 +4,16 @@ BIN := .venv/bin
 # Two processes of two threads each on a two-core machine would only get in each other's way.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test quick lint docs clean
 
 demo: .venv/ready
 	$(BIN)/gigamask demo
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15
+
+quick: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

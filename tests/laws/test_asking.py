@@ -162,7 +162,7 @@ def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):
     train(run)
     queries.write(path, queries.read(path)[:-1])
     more = replace(run, steps=3)
-    with pytest.raises(Fault, match=rf"^{path}: other than what {run.out} has trained with, so that its order would be another; put it back"):
+    with pytest.raises(Fault, match=rf"^{path}.*{run.out}"):
         train(more)
     assert train(more, other_order=True).step == 3
 
@@ -183,7 +183,7 @@ def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_
     assert lines.count('"rejected": "sa_000000.tar:sa_1"') == 1
     (tmp_path / "worse").mkdir()
     worse = spoilt(replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5])
-    with pytest.raises(Fault, match=r"^3 of \d+ samples could not be read, more than 1.0%; mend the data"):
+    with pytest.raises(Fault, match=r"^3 of \d+ samples.*1.0%"):
         train(worse)
 
 

@@ -109,5 +109,5 @@ def test_neighbours_are_mixed_and_epochs_differ():
 @pytest.mark.parametrize("fields", [{"lanes": 0}, {"buffer": 0}])
 def test_a_streamed_order_needs_a_lane_and_a_buffer(fields):
     (name,) = fields
-    with pytest.raises(Fault, match=rf"^Streamed.{name} must be .*\(got 0\)"):
+    with pytest.raises(Fault, match=rf"{name}.*0"):
         Streamed(**fields)

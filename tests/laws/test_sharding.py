@@ -138,14 +138,12 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
 @pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
-    with pytest.raises(
-        Fault, match=rf"^--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp$"
-    ):
+    with pytest.raises(Fault, match=rf"^--parallel hsdp.*{nodes}.*{each}"):
         shard(encoder, World(0, size, 0, nodes), "hsdp", half=None, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])
 def test_some_optimizers_want_whole_parameters(optimizer):
     name = type(optimizer).__name__
-    with pytest.raises(Fault, match=rf"^--parallel hsdp shares parameters out, {name} wants whole ones; give --parallel ddp, or --optimizer adamw$"):
+    with pytest.raises(Fault, match=rf"^--parallel hsdp.*{name}.*--parallel ddp"):
         replace(little(), optimizer=optimizer, parallel="hsdp").check()

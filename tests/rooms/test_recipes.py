@@ -38,15 +38,15 @@ def test_ones_own_file(tmp_path):
     file = tmp_path / "own_recipe.py"
     file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")
     assert recipes.find(f"{file}:mine")() == recipes.tiny()
-    with pytest.raises(Fault, match=r"own_recipe.py has no function 'broken'"):
+    with pytest.raises(Fault, match=r"own_recipe.py.*'broken'"):
         recipes.find(f"{file}:broken")
     (tmp_path / "recipe.txt").write_text("def mine(): ...")
-    with pytest.raises(Fault, match=r"recipe.txt: no such file of Python's; name one"):
+    with pytest.raises(Fault, match=r"recipe.txt"):
         recipes.find(f"{tmp_path}/recipe.txt:mine")
-    with pytest.raises(Fault, match=r"gone.py: no such file of Python's; name one of your own"):
+    with pytest.raises(Fault, match=r"gone.py"):
         recipes.find(f"{tmp_path}/gone.py:mine")
     (tmp_path / "raising.py").write_text("1 / 0")
-    with pytest.raises(Fault, match=r"raising.py: importing it raised ZeroDivisionError: division by zero"):
+    with pytest.raises(Fault, match=r"raising.py.*ZeroDivisionError"):
         recipes.find(f"{tmp_path}/raising.py:mine")
 
 
@@ -62,7 +62,7 @@ def test_recipes_and_flags_import_no_torch():
 def test_what_ones_own_function_may_do_wrong(tmp_path):
     file = tmp_path / "wrong_recipe.py"
     file.write_text("from gigamask.train.run import Run\n\ndef bare():\n    return Run('bare')\n\ndef nothing():\n    pass\n")
-    with pytest.raises(Fault, match=r"wrong_recipe.py:bare raised TypeError: Can't instantiate abstract class Run"):
+    with pytest.raises(Fault, match=r"wrong_recipe.py:bare.*TypeError"):
         recipes.make(f"{file}:bare")
-    with pytest.raises(Fault, match=r"nothing returned a NoneType; return a gigamask.train.segmentation.Segmentation, or"):
+    with pytest.raises(Fault, match=r"NoneType.*gigamask.train.segmentation.Segmentation.*gigamask.train.pretraining"):
         recipes.make(f"{file}:nothing")

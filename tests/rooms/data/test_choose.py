@@ -34,7 +34,7 @@ def test_filters_take_the_masks_of_many_images():
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01, 90.0])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(Fault, match=rf"max_area is {share}, a share of the image lies in \(0, 1\]"):
+    with pytest.raises(Fault, match=rf"max_area.*{share}"):
         Filters(max_area=share)
 
 

@@ -72,5 +72,5 @@ def test_the_order_of_changes_is_drawn(pixels):
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
 @pytest.mark.parametrize("amount", [-0.1, float("inf"), float("nan")])
 def test_an_amount_that_is_none_is_refused(name, amount):
-    with pytest.raises(Fault, match=rf"the colour's {name} may change by {amount}, amounts are 0 \(off\) or more"):
+    with pytest.raises(Fault, match=rf"{name}.*{amount}"):
         ColourJitter(**{name: amount})

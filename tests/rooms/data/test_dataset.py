@@ -219,5 +219,5 @@ def test_half_scale_follows_odd_sizes():
 
 
 def test_a_photograph_of_another_size_than_its_annotation_is_refused(entry):
-    with pytest.raises(BadSample, match=r"sa_000000.tar:sa_7: the JPEG has 100 x 200 pixels, its annotation says"):
+    with pytest.raises(BadSample, match=r"sa_000000.tar:sa_7.*JPEG.*100 x 200"):
         build_sample(flat_jpg((100, 200)), entry, Visit(0, 0, 0), PLAIN, CHANCE)

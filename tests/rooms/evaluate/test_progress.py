@@ -194,7 +194,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
     """Logits of 0.5 lie between the two cuts: nothing above 1, everything above -1. Empty masks are not stable."""
     verdict = evaluator(index, [0, 1]).run(Constant(answers(logit), iou))
     assert verdict.scores["automatic"] == share
-    assert any("no automatic mask passes predicted IoU 0.88 and stability 0.95" in worry for worry in verdict.worries) == (share == 0)
+    assert any("IoU 0.88 and stability 0.95" in worry for worry in verdict.worries) == (share == 0)
 
 
 def test_small_groups_give_the_same(index, monkeypatch):
@@ -237,14 +237,14 @@ def test_unreadable_images_are_left_out_and_told_of(index, monkeypatch):
     spoil(monkeypatch, index, {1, 4})
     verdict = evaluator(index, [0, 1, 2, 3, 4]).run(Likeness())
     assert verdict.scores == sound.scores
-    assert len([worry for worry in verdict.worries if "2 of 5 images cannot be read: " in worry and "sa_1" in worry]) == 1
+    assert len([worry for worry in verdict.worries if "2 of 5 images" in worry and "sa_1" in worry]) == 1
 
 
 def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(index, monkeypatch, tmp_path):
     spoil(monkeypatch, index, set(range(12)))
-    with pytest.raises(Fault, match=r"--evaluation.data: none of the 2 images that are evaluated can be read, the first: .*sa_\d+"):
+    with pytest.raises(Fault, match=r"--evaluation.data.*2 images.*sa_\d+"):
         evaluator(index, [0, 1]).run(Likeness())
-    with pytest.raises(Fault, match=r"none of the 5 images that are evaluated can be read"):
+    with pytest.raises(Fault, match=r"5 images"):
         opened(settled(index.folder, tmp_path, images=5))
 
 
@@ -296,13 +296,13 @@ def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch
 
 
 def test_masks_are_wanted(index, scenes, tmp_path):
-    with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; loosen --evaluation.min-predicted-iou"):
+    with pytest.raises(Fault, match=r"12 images.*--evaluation.min-predicted-iou"):
         opened(settled(index.folder, tmp_path, min_predicted_iou=2.0))
     (path,) = scenes.glob("*.tar")
     raw, members = path.read_bytes(), tar.scan(path)
     spans = zip(members.names, members.offsets, members.sizes, strict=True)
     tar.write(tmp_path / "bare.tar", [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")])
-    with pytest.raises(Fault, match=r"none of 12 images has a mask to evaluate; give annotated images"):
+    with pytest.raises(Fault, match=r"12 images.*annotated"):
         opened(settled(tmp_path / "bare.tar", tmp_path))
 
 

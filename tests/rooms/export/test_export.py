@@ -50,7 +50,7 @@ def test_a_safetensors_tells_its_sizes(model, tmp_path):
 def test_a_file_that_is_not_what_was_written_is_named(model, tmp_path, monkeypatch):
     state = weights.to_official(model)
     monkeypatch.setattr(weights, "read", lambda path: (state | {"mask_decoder.iou_token.weight": torch.zeros(1)}, None))
-    with pytest.raises(Fault, match=r"model.pth: mask_decoder.iou_token.weight is not what was written; the disk may be failing"):
+    with pytest.raises(Fault, match=r"model.pth: mask_decoder.iou_token.weight"):
         official.write_pth(model, tmp_path / "model.pth")
 
 
@@ -103,20 +103,18 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
 def test_what_differs_is_said():
     ours = {"iou": torch.tensor([1.0, 2.0])}
     assert compare(ours, {"iou": torch.tensor([1.0, 2.0002])}, "it") == pytest.approx(1e-4, rel=0.1)
-    with pytest.raises(
-        Fault, match=r"^it answers with iou that differs by 0\.05 of its largest number, 0\.001 at most; what was written is no copy$"
-    ):
+    with pytest.raises(Fault, match=r"iou.*0\.05.*0\.001"):
         compare(ours, {"iou": torch.tensor([1.1, 2.0])}, "it")
     with pytest.raises(Fault, match="differs by nan"):
         compare(ours, {"iou": torch.tensor([torch.nan, 2.0])}, "it")
-    with pytest.raises(Fault, match=r"^it answers with iou of \(3,\), the model with \(2,\)"):
+    with pytest.raises(Fault, match=r"iou.*\(3,\).*\(2,\)"):
         compare(ours, {"iou": torch.zeros(3)}, "it")
 
 
 @pytest.mark.parametrize(("write", "package"), [(huggingface.write_folder, "transformers"), (onnx.write_pair, "onnx and onnxruntime")])
 def test_packages_that_are_missing_are_named(model, write, package, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Fault, match=rf"wants {package}, which is not installed; run pip install 'gigamask\["):
+    with pytest.raises(Fault, match=rf"{package}.*gigamask\["):
         write(model, tmp_path / "out")
 
 
@@ -149,7 +147,7 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
-        with pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '") as full:
+        with pytest.raises(OSError, match=rf"{errno.EFBIG}.*File too large") as full:
             write(model, tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -50,7 +50,7 @@ def test_boxes_without_area_stay():
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
 def test_a_threshold_is_a_share(threshold):
-    with pytest.raises(Fault, match=r"^boxes are thinned out above an IoU of .*; it is a share and must lie in \[0, 1\]$"):
+    with pytest.raises(Fault, match=r"IoU.*\[0, 1\]"):
         suppress(np.zeros((1, 4)), np.zeros(1), threshold)
 
 

@@ -55,12 +55,12 @@ def test_malformed_counts_are_refused_by_name(name, company):
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (-3, 5)])
 def test_a_grid_without_pixels_is_refused(size):
-    with pytest.raises(Fault, match=f"size {size[0]} x {size[1]}: a mask needs at least one pixel"):
+    with pytest.raises(Fault, match=rf"{size[0]} x {size[1]}"):
         read_counts([b"0"], size)
 
 
 def test_a_grid_that_is_too_large_is_refused():
-    with pytest.raises(Fault, match=f"size 100000 x 100000: masks may have {PIXEL_LIMIT} pixels at most"):
+    with pytest.raises(Fault, match=rf"100000 x 100000.*{PIXEL_LIMIT}"):
         read_counts([[10**10]], (100_000, 100_000))
 
 

@@ -95,5 +95,5 @@ def test_logits_go_back_as_sam_does():
 
 @pytest.mark.parametrize("frame", [Frame.whole((30, 45), 64, flip=True), Frame((30, 45), (0, 0, 30, 30), (64, 64), 64)])
 def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(frame):
-    with pytest.raises(ValueError, match=r"logits go back to whole, unmirrored images only, this frame shows crop \(0, 0, 30, .* with flip="):
+    with pytest.raises(ValueError, match=r"\(0, 0, 30, .*flip="):
         frame.logits_to_original(torch.zeros(1, 1, 16, 16))

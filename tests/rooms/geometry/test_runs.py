@@ -54,12 +54,12 @@ def test_overlaps_in_small_blocks_are_the_same(masks, monkeypatch):
 
 
 def test_masks_of_two_sizes_have_no_overlap(masks):
-    with pytest.raises(ValueError, match=r"masks of size \(6, 5\) cannot be laid over masks of size \(5, 5\)"):
+    with pytest.raises(ValueError, match=r"\(6, 5\).*\(5, 5\)"):
         Runs.from_dense(masks).iou(Runs.from_dense(masks[:, :5]))
 
 
 def test_an_empty_mask_has_no_points(masks):
-    with pytest.raises(Fault, match="mask 1 is empty: it has no foreground point; leave this mask out"):
+    with pytest.raises(Fault, match="mask 1"):
         Runs.from_dense(masks).points(np.zeros((4, 1)))
 
 
@@ -76,7 +76,7 @@ def test_masks_of_one_size_are_joined(masks):
     runs = Runs.from_dense(masks)
     joined = Runs.concatenate([runs[2:], runs[:0], runs])
     assert np.array_equal(joined.to_dense(), np.concatenate([masks[2:], masks]))
-    with pytest.raises(ValueError, match=r"masks of one size are needed to concatenate, got \[\(5, 5\), \(6, 5\)\]"):
+    with pytest.raises(ValueError, match=r"\(5, 5\).*\(6, 5\)"):
         Runs.concatenate([runs, Runs.from_dense(masks[:, :5])])
     with pytest.raises(ValueError, match=r"got \[\]"):
         Runs.concatenate([])
@@ -84,14 +84,14 @@ def test_masks_of_one_size_are_joined(masks):
 
 @pytest.mark.parametrize("rows", [[2, 1], [0, 6], [0, -1, 1], [-2, -1, 0, -1, 3]])
 def test_rows_that_fall_or_leave_the_grid_are_refused(masks, rows):
-    with pytest.raises(ValueError, match="rows must not decrease and must stay below 6; -1 only before the first or after the last of them"):
+    with pytest.raises(ValueError, match=r"rows.*6"):
         Runs.from_dense(masks).resample(np.array(rows), np.arange(5))
-    with pytest.raises(ValueError, match="columns must not decrease and must stay below 5"):
+    with pytest.raises(ValueError, match=r"columns.*5"):
         Runs.from_dense(masks).resample(np.arange(6), np.array([4, 5]))
 
 
 def test_a_target_that_is_too_large_is_refused(masks):
-    with pytest.raises(Fault, match="size 32769 x 32768: masks may have 1073741824 pixels at most"):
+    with pytest.raises(Fault, match=r"32769 x 32768.*1073741824"):
         Runs.from_dense(masks).resample(np.zeros(32769, np.int64), np.zeros(32768, np.int64))
 
 
@@ -103,9 +103,9 @@ def test_a_view_of_nothing_is_background(masks):
 
 @pytest.mark.parametrize("edges", [[0.0, 2.0, 2.0], [0.0], [3.0, 1.0]])
 def test_edges_that_do_not_increase_are_refused(masks, edges):
-    with pytest.raises(ValueError, match="row edges must increase strictly and be two at least"):
+    with pytest.raises(ValueError, match="row edges"):
         Runs.from_dense(masks).average(np.array(edges), np.arange(6.0))
-    with pytest.raises(ValueError, match="column edges must increase strictly and be two at least"):
+    with pytest.raises(ValueError, match="column edges"):
         Runs.from_dense(masks).average(np.arange(7.0), np.array(edges))
 
 

@@ -127,9 +127,9 @@ def test_an_image_of_fewer_patches_than_are_seen_has_nothing_to_guess(model):
 
 
 def test_images_of_another_side_and_numbers_of_other_patches_are_refused(model):
-    with pytest.raises(Fault, match="images have side 16, the model takes 32; build it with input_side=16"):
+    with pytest.raises(Fault, match=r"16.*32.*input_side=16"):
         model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1, 2), 16), uniforms_of(1))
-    with pytest.raises(Fault, match=r"samples carry numbers for 5 patches, the model has 64; set Chance\.patches to that"):
+    with pytest.raises(Fault, match=r"5.*64.*Chance\.patches"):
         model(images_of(1), whole(1), torch.zeros(1, 5))
 
 

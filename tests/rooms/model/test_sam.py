@@ -69,7 +69,7 @@ def test_sine_positions_tell_every_token_apart():
 def test_what_has_no_rule_says_so():
     model = build(tiny(), 0)
     model.image_encoder = nn.PReLU()
-    with pytest.raises(Fault, match=r"image_encoder\.weight: nothing says how a PReLU starts; load weights into it, or start it yourself"):
+    with pytest.raises(Fault, match=r"image_encoder\.weight"):
         initialise(model, 0)
 
 
@@ -96,7 +96,7 @@ def test_what_lies_in_the_padding_does_not_matter():
 
 
 def test_another_side_is_refused():
-    with pytest.raises(Fault, match="images have side 64, the model takes 128; build it with input_side=64"):
+    with pytest.raises(Fault, match=r"64.*128.*input_side=64"):
         build(tiny(), 0).encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]]))
 
 

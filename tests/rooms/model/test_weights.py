@@ -112,51 +112,51 @@ def test_loading_is_strict(model):
     target = build(tiny(), 0)
     before = to_official(target)
     lacking = {name: value for name, value in state.items() if not name.startswith("mask_decoder.iou_token")}
-    with pytest.raises(Fault, match=r"w\.pth: lacks 1 \(mask_decoder\.iou_token\.weight\); the model wants 202 tensors"):
+    with pytest.raises(Fault, match=r"w\.pth.*1.*mask_decoder\.iou_token\.weight"):
         load(target, lacking, "w.pth")
-    with pytest.raises(Fault, match=r"w\.pth: has unknown 4 \(a, b, c, \.\.\.\)"):
+    with pytest.raises(Fault, match=r"w\.pth.*4.*a, b, c"):
         load(target, {**state, **dict.fromkeys("abcd", torch.zeros(1))}, "w.pth")
-    with pytest.raises(Fault, match=r"w\.pth: 1 \(mask_decoder\.iou_token\.weight\) of another shape: \(1, 32\), the model's is \(1, 64\)"):
+    with pytest.raises(Fault, match=r"w\.pth.*mask_decoder\.iou_token\.weight.*\(1, 32\).*\(1, 64\)"):
         load(target, {**state, "mask_decoder.iou_token.weight": torch.zeros(1, 32)}, "w.pth")
     assert_same(before, to_official(target))
 
 
 def test_paths_that_hold_no_weights_are_named(tmp_path):
-    with pytest.raises(Fault, match=r"nowhere\.pth: no such file; give a \.pth"):
+    with pytest.raises(Fault, match=r"nowhere\.pth"):
         read(tmp_path / "nowhere.pth")
-    with pytest.raises(Fault, match=r"holds no model\.safetensors; give a folder that does"):
+    with pytest.raises(Fault, match=r"model\.safetensors"):
         read(tmp_path)
     (tmp_path / "short.safetensors").write_bytes(b"\x00\x01")
-    with pytest.raises(Fault, match=r"short\.safetensors: cannot be read as safetensors \(.*\); fetch or write it again"):
+    with pytest.raises(Fault, match=r"short\.safetensors"):
         read(tmp_path / "short.safetensors")
     (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(Fault, match=r"text\.pth: cannot be read as weights alone \(.*\); save its state dict"):
+    with pytest.raises(Fault, match=r"text\.pth"):
         read(tmp_path / "text.pth")
     for junk in (b"hello", b"", b"\x80\x02q", b"\x80\x02cos\nsystem\n", b"\xff\xd8\xff\xe0 a picture", b"(lp0\n."):
         (tmp_path / "junk.pth").write_bytes(junk)
-        with pytest.raises(Fault, match=r"junk\.pth: (cannot be read as weights alone \(.+\)|holds no state dict of tensors); save "):
+        with pytest.raises(Fault, match=r"junk\.pth"):
             read(tmp_path / "junk.pth")
     torch.save({"epoch": 3}, tmp_path / "number.pth")
-    with pytest.raises(Fault, match=r"number\.pth: holds no state dict of tensors; save the model's state_dict\(\)"):
+    with pytest.raises(Fault, match=r"number\.pth.*state_dict"):
         read(tmp_path / "number.pth")
 
 
 def test_specs_that_cannot_be_used_are_named(model, tmp_path):
     save_file(to_official(model), tmp_path / "odd.safetensors", metadata={"spec": '{"global_blocks": [1], "colour": "red"}'})
-    with pytest.raises(Fault, match=r"odd\.safetensors: its spec cannot be used \(.*colour.*\); it was written by another version"):
+    with pytest.raises(Fault, match=r"odd\.safetensors.*colour"):
         read(tmp_path / "odd.safetensors")
     save_file(to_official(model), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(Fault, match=r"config\.json: is not the config of a SamModel \(.*\); export the folder again"):
+    with pytest.raises(Fault, match=r"config\.json.*SamModel"):
         read(tmp_path)
 
 
 def test_weights_of_another_kind_are_refused():
-    with pytest.raises(Fault, match=r"the weights are not a SAM's: 'image_encoder.pos_embed' is missing"):
+    with pytest.raises(Fault, match=r"SAM.*'image_encoder.pos_embed'"):
         infer_spec({"layer.weight": torch.zeros(1)})
-    with pytest.raises(Fault, match=r"fc\.weight: not the name of a tensor of a SAM; take it out"):
+    with pytest.raises(Fault, match=r"fc\.weight.*SAM"):
         to_huggingface({"fc.weight": torch.zeros(1)})
-    with pytest.raises(Fault, match=r"fc\.weight: not the name of a tensor of a SamModel"):
+    with pytest.raises(Fault, match=r"fc\.weight.*SamModel"):
         from_huggingface({"fc.weight": torch.zeros(1)})
 
 
@@ -172,7 +172,7 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
     other = build(spec, 0)
     start_from(other, str(tmp_path))
     assert_same(mae.state_dict(), other.state_dict())
-    with pytest.raises(Fault, match=r"w: lacks 1 \(cls_token\); the model wants 86 tensors"):
+    with pytest.raises(Fault, match=r"1.*cls_token"):
         load(other, {name: value for name, value in state.items() if name != "cls_token"}, "w")
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
     spec = read(tmp_path / "old.safetensors")[1]
     assert (type(spec), spec.depth) == (type(tiny()), 4)
     save_file(to_official(model), tmp_path / "odd.safetensors", metadata={"spec": json.dumps({"kind": "bird", **fields})})
-    with pytest.raises(Fault, match=r"odd\.safetensors: its spec cannot be used \('bird'\)"):
+    with pytest.raises(Fault, match=r"odd\.safetensors.*'bird'"):
         read(tmp_path / "odd.safetensors")
 
 
@@ -242,30 +242,30 @@ def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
 def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     state = to_official(mae)
     deeper, wider = replace(tiny(), depth=6), replace(tiny(), dim=48)
-    with pytest.raises(Fault, match=r"w: has 4 blocks of width 96, the model 6 of 96; build the model with depth=4 and dim=96"):
+    with pytest.raises(Fault, match=r"4.*96.*6.*96.*depth=4.*dim=96"):
         from_mae(state, deeper, "w")
-    with pytest.raises(Fault, match=r"w: has 4 blocks of width 96, the model 4 of 48"):
+    with pytest.raises(Fault, match=r"4.*blocks.*96.*4.*48"):
         from_mae(state, wider, "w")
-    with pytest.raises(Fault, match=r"w: not the weights of a masked autoencoder, it lacks 1 \(blocks\.3\.mlp\.fc1\.bias\)"):
+    with pytest.raises(Fault, match=r"1.*blocks\.3\.mlp\.fc1\.bias"):
         from_mae({name: value for name, value in state.items() if name != "blocks.3.mlp.fc1.bias"}, tiny(), "w")
-    with pytest.raises(Fault, match=r"w: has positions for 255 patches, which are no square of them"):
+    with pytest.raises(Fault, match=r"255 patches"):
         from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
     fewer = build(replace(mae_tiny(), heads=2), 0)
     save(to_official(fewer), fewer.spec, tmp_path / "heads.safetensors")
-    with pytest.raises(Fault, match=r"heads\.safetensors: has 2 attention heads, the model 3; build the model with heads=2"):
+    with pytest.raises(Fault, match=r"heads\.safetensors.*2.*3.*heads=2"):
         start_from(build(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 
 def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
     save(to_official(mae), mae.spec, tmp_path / "mae.safetensors")
     save(to_official(model), model.spec, tmp_path / "sam.safetensors")
-    with pytest.raises(Fault, match=r"mae\.safetensors: holds a masked autoencoder; give mae:.*mae\.safetensors to start the image encoder from it"):
+    with pytest.raises(Fault, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):
         start_from(build(tiny(), 0), str(tmp_path / "mae.safetensors"))
-    with pytest.raises(Fault, match=r"sam\.safetensors: not the weights of a masked autoencoder, it lacks 3 \(pos_embed, patch_embed"):
+    with pytest.raises(Fault, match=r"sam\.safetensors.*3.*pos_embed.*patch_embed"):
         start_from(build(tiny(), 0), f"mae:{tmp_path / 'sam.safetensors'}")
-    with pytest.raises(Fault, match=r"mae:w\.pth: mae: starts a SAM from a masked autoencoder; to go on with .* itself give w\.pth"):
+    with pytest.raises(Fault, match=r"mae:w\.pth.*w\.pth"):
         start_from(mae, "mae:w.pth")
-    with pytest.raises(Fault, match=r"the weights are not a SAM's: 'image_encoder\.pos_embed' is missing; put mae: before the path"):
+    with pytest.raises(Fault, match=r"'image_encoder\.pos_embed'.*mae:"):
         infer_spec(to_official(mae))
     other = build(tiny(), 0)
     start_from(other, str(tmp_path / "sam.safetensors"))

@@ -76,6 +76,7 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
     assert (done.skipped, done.overflow) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(tmp_path, scenes, monkeypatch):
     """More overflows in a row than bad steps are borne; the scale is kept with the weights."""
     monkeypatch.setattr(LossScale, "__init__", lambda self, value=2.0**30, good=0: self.__dict__.update(value=value, good=good))
@@ -92,7 +93,7 @@ def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(tmp_path
 def test_devices_that_are_not_there_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert [choose_device(name) for name in ("cpu", "cuda", "cuda:0")] == [torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 0)]
-    with pytest.raises(Fault, match=r"--device is 'gpu', known are auto, cpu, cuda and cuda:N"):
+    with pytest.raises(Fault, match=r"--device.*'gpu'"):
         choose_device("gpu")
-    with pytest.raises(Fault, match=r"--device is 'cuda:1', torch .* sees 1 GPUs here; leave it out, or give cpu"):
+    with pytest.raises(Fault, match=r"--device.*'cuda:1'.*1 GPU"):
         choose_device("cuda:1")

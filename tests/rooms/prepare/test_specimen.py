@@ -32,9 +32,9 @@ def test_any_size_has_as_many_masks_as_asked(size):
 
 
 def test_what_no_sample_can_be_is_refused():
-    with pytest.raises(Fault, match=r"^0 x 9 pixels: a sample has sides of 1 to 65535 and at most 67108864 pixels; give such$"):
+    with pytest.raises(Fault, match=r"^0 x 9 .*65535.*67108864"):
         specimen.make((0, 9), 1)
     with pytest.raises(Fault, match=r"^60000 x 60000 pixels: "):
         specimen.make((60000, 60000), 1)
-    with pytest.raises(Fault, match=r"^10001 masks: a sample has 0 to 10000; give such$"):
+    with pytest.raises(Fault, match=r"^10001 .*10000"):
         specimen.make((9, 9), 10001)

@@ -118,13 +118,13 @@ def test_progress_counts_the_images(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"images": 0}, {"images": 1, "shard_images": 0}, {"images": 1, "first": -1}])
 def test_counts_that_are_none_are_refused(tmp_path, wrong):
-    with pytest.raises(Fault, match="counts start at 1 and numbers at 0; give such"):
+    with pytest.raises(Fault, match=r"counts.*1.*numbers.*0"):
         write(tmp_path, **wrong)
 
 
 @pytest.mark.parametrize("long_side", [(8, 20), (300, 200), (100, 9000)])
 def test_sizes_out_of_bounds_are_refused(tmp_path, long_side):
-    with pytest.raises(Fault, match=rf"long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192"):
+    with pytest.raises(Fault, match=rf"{long_side[0]}.*{long_side[1]}.*32.*8192"):
         write(tmp_path, 1, long_side=long_side)
 
 
@@ -141,7 +141,7 @@ def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
 
 
 def test_a_share_of_crowded_scenes_that_is_none_is_refused(tmp_path):
-    with pytest.raises(Fault, match=r"1.5 of the scenes are to be crowded, a share is from 0 to 1; give such$"):
+    with pytest.raises(Fault, match=r"1.5.*crowded"):
         write(tmp_path, 1, crowded=1.5)
 
 
@@ -149,9 +149,9 @@ def test_a_tar_of_other_images_is_not_overwritten(tmp_path):
     write(tmp_path, 4, seed=0, shard_images=2)
     before = [path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))]
     (tmp_path / "sa_000001.tar").write_bytes(b"photographs")
-    with pytest.raises(Fault, match=r"sa_000001\.tar: exists and holds other images"):
+    with pytest.raises(Fault, match=r"sa_000001\.tar"):
         write(tmp_path, 4, seed=0, shard_images=2)
     (tmp_path / "sa_000001.tar").unlink()
     assert [path.read_bytes() for path in write(tmp_path, 4, seed=0, shard_images=2)] == before
-    with pytest.raises(Fault, match=r"sa_000000\.tar: exists and holds other images"):
+    with pytest.raises(Fault, match=r"sa_000000\.tar"):
         write(tmp_path, 4, seed=1, shard_images=2)

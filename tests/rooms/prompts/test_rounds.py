@@ -33,7 +33,11 @@ def test_an_earlier_round_is_gone_before_the_next_is_decoded(make_truth, make_dr
         return Prediction(logits, logits.mean((2, 3)), logits)
 
     rounds = play(decode, make_truth(MASKS), InteractiveSchedule(), make_draws(2), 0.0)
-    for _ in range(11):
-        next(rounds).prediction.logits.sum().backward()
+    gc.freeze()  # collecting passes over what was there before
+    try:
+        for _ in range(11):
+            next(rounds).prediction.logits.sum().backward()
+    finally:
+        gc.unfreeze()
     assert len(alive) == 11
     assert weight.grad == 2 * 64 * (3 + 10)

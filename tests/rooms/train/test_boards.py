@@ -45,7 +45,7 @@ def test_without_packages_there_are_no_boards_and_asking_for_one_is_a_fault(tmp_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run = replace(little(), out=str(tmp_path), data=("x",))
     assert boards.boards(run) == []
-    with pytest.raises(Fault, match=r"^--wandb sam: the package wandb is not installed; pip install 'gigamask\[wandb\]', or leave it out$"):
+    with pytest.raises(Fault, match=r"^--wandb sam.*'gigamask\[wandb\]"):
         replace(run, wandb="sam").check()
 
 
@@ -54,6 +54,7 @@ def test_a_run_may_go_on_with_another_board():
     assert check_resume(run, replace(run, wandb="sam"), False) == {"wandb": (None, "sam")}
 
 
+@pytest.mark.slow
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path):
     """In processes of their own: it starts others, and warns of what is none of ours."""
     pytest.importorskip("wandb")
@@ -77,5 +78,5 @@ def test_weights_and_biases_that_cannot_begin_is_a_fault(tmp_path, monkeypatch):
 
     fake = types.SimpleNamespace(Error=RefusedError, init=init, Settings=lambda **given: given)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    with pytest.raises(Fault, match=r"^--wandb sam: No API key configured. Use `wandb login`; log in with 'wandb login', set WANDB_MODE=offline"):
+    with pytest.raises(Fault, match=r"^--wandb sam.*API.*WANDB_MODE=offline"):
         boards.WeightsAndBiases(replace(little(), out=str(tmp_path), wandb="sam"))

@@ -35,7 +35,7 @@ def test_a_bad_sample_is_said_once_and_counted(guard, tmp_path):
 
 
 def test_too_many_bad_samples_stop_the_run(guard):
-    with pytest.raises(Fault, match=r"3 of 3 samples could not be read, more than 2.0%; mend the data, or raise --max-bad-share"):
+    with pytest.raises(Fault, match=r"3.*3.*2.0%.*--max-bad-share"):
         guard.check(1, [batch_with("1", "2", "3")], skipped=False)
 
 
@@ -45,5 +45,5 @@ def test_skipped_steps_in_a_row_stop_the_run(guard):
     guard.check(50, [batch_with()], skipped=False)
     for step in range(MAX_SKIPPED_IN_A_ROW - 1):
         guard.check(step, [batch_with()], skipped=True)
-    with pytest.raises(Fault, match=r"10 steps in a row were skipped, the last with no readable sample; lower --optimizer.lr"):
+    with pytest.raises(Fault, match=r"10.*--optimizer.lr"):
         guard.check(99, [batch_with()], skipped=True)

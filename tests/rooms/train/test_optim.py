@@ -144,7 +144,7 @@ def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
 
 def test_eight_bits_want_bitsandbytes(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Fault, match=r"^--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask\[quant\]', or"):
+    with pytest.raises(Fault, match=r"^--optimizer adamw8bit.*gigamask\[quant\]"):
         AdamW8bit().build(build(SPEC, 0))
 
 

@@ -55,10 +55,10 @@ def test_resume_reports_what_may_change_and_refuses_what_may_not():
     run = replace(little(), data=("x",))
     longer = replace(run, steps=9, optimizer=replace(run.optimizer, lr=1e-4))
     assert check_resume(run, longer, False) == {"steps": (4, 9), "optimizer.lr": (1e-3, 1e-4)}
-    with pytest.raises(Fault, match=r"--model.dim was 16 .* and is 32 now: weights of another shape cannot be resumed; give another --out"):
+    with pytest.raises(Fault, match=r"--model.dim.*16.*32.*--out"):
         check_resume(run, replace(run, model=replace(run.model, dim=32)), True)
     other = replace(run, loading=replace(run.loading, filters=Filters(min_area=9)))
-    with pytest.raises(Fault, match=r"--loading.filters.min-area was None .* and is 9 now.*--allow-other-order"):
+    with pytest.raises(Fault, match=r"--loading.filters.min-area.*None.*9.*--allow-other-order"):
         check_resume(run, other, False)
     assert check_resume(run, other, True) == differences(run, other)
 
@@ -106,7 +106,7 @@ def test_every_setting_reaches_the_loader():
 def test_what_samples_are_may_not_change_on_resume(change, name):
     run = Segmentation("r")
     other = replace(run, loading=replace(run.loading, **change))
-    with pytest.raises(Fault, match=rf"--{name} was .* and is .* now, which changes the data or its order; give --allow-other-order"):
+    with pytest.raises(Fault, match=rf"--{name}.*--allow-other-order"):
         check_resume(run, other, False)
     assert name in check_resume(run, other, True)
 

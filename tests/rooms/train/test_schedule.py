@@ -26,7 +26,7 @@ def test_cosine_starts_after_the_warm_up_and_ends_at_final():
 
 @pytest.mark.parametrize("schedule", [WarmupDrops, WarmupCosine])
 def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
-    with pytest.raises(Fault, match=r"^warmup is -5, it counts updates and must be at least 0; give another value$"):
+    with pytest.raises(Fault, match=r"^warmup.*-5"):
         schedule(warmup=-5)
 
 
@@ -35,9 +35,9 @@ def test_no_warm_up():
 
 
 def test_factors_and_shares_lie_between_nothing_and_all():
-    with pytest.raises(Fault, match=r"^final is 2.0, it must be between 0 and 1; give another value$"):
+    with pytest.raises(Fault, match=r"^final.*2.0"):
         WarmupCosine(final=2.0)
-    with pytest.raises(Fault, match=r"^drop_factor is -0.1, it must be between 0 and 1"):
+    with pytest.raises(Fault, match=r"^drop_factor.*-0.1"):
         WarmupDrops(drop_factor=-0.1)
-    with pytest.raises(Fault, match=r"^drops is 60000.0, it must be between 0 and 1"):
+    with pytest.raises(Fault, match=r"^drops.*60000.0"):
         WarmupDrops(drops=(0.5, 60000.0))

@@ -105,13 +105,13 @@ def test_a_frozen_encoder_is_not_thinned(batch, parts):
 def test_unknown_parts_and_nothing_left_are_told():
     run = little()
     known = "image_encoder, prompt_encoder, mask_decoder, or what they hold, such as image_encoder.pos_embed"
-    with pytest.raises(Fault, match=rf"^--freeze names 'encoder', which is no part of the model; name {known}$"):
+    with pytest.raises(Fault, match=rf"^--freeze.*'encoder'.*{known}"):
         freeze(run.build(), ("mask_decoder", "encoder"))
-    with pytest.raises(Fault, match=r"^--freeze names 'image_encoder.block', which is no part of the model"):
+    with pytest.raises(Fault, match=r"^--freeze.*'image_encoder.block'"):
         freeze(run.build(), ("image_encoder.block",))
-    with pytest.raises(Fault, match=r"^--freeze image_encoder mask_decoder prompt_encoder leaves nothing to train; leave one out$"):
+    with pytest.raises(Fault, match=r"^--freeze image_encoder mask_decoder prompt_encoder"):
         freeze(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
-    with pytest.raises(Fault, match=r"^--freeze image_encoder keeps an encoder that has not learned anything; give --init"):
+    with pytest.raises(Fault, match=r"^--freeze image_encoder.*--init"):
         replace(run, data=("x",), freeze=("image_encoder",)).check()
 
 
@@ -134,10 +134,10 @@ def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):
     state, _ = after_steps(run, batch, steps=1)
     folder = checkpoint.save(state, run)
     other = replace(run, freeze=now)
-    with pytest.raises(Fault, match=r"^--freeze was .* and is .* now, which the optimizer's state does not fit; start anew from its weights: --init"):
+    with pytest.raises(Fault, match=r"^--freeze.*--init"):
         check_resume(run, other, allow_other_order=True)
     act = rf"give --freeze and --optimizer as they were, or start anew from its weights: --init {folder} and another --out"
-    with pytest.raises(Fault, match=rf"^{folder}: \d+ optimizer entries are missing or unknown, the first is exp_avg/.*; {act}$"):
+    with pytest.raises(Fault, match=rf"^{folder}.*exp_avg.*{act}"):
         checkpoint.resume(other, CPU)
     started = TrainState.begin(other, CPU, str(folder))
     assert all(torch.equal(tensor, started.model.state_dict()[name]) for name, tensor in state.model.state_dict().items()), "as it tells"

@@ -130,5 +130,5 @@ def test_a_loss_that_is_no_number_is_its_own_samples_alone():
 def test_more_parts_than_are_exchanged_are_refused(state):
     found = Totals.zero(1, torch.zeros(()))
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
-    with pytest.raises(Fault, match=r"^the loss has 17 parts, at most 16 can be logged; let the objective name fewer$"):
+    with pytest.raises(Fault, match=r"17 parts.*16"):
         found.share(World())

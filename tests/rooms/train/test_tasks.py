@@ -53,7 +53,7 @@ def test_padding_is_not_valid(index):
 def test_a_grid_that_does_not_divide_is_refused(index):
     run = little()
     batch = first_batch(replace(run, loading=replace(run.loading, target="area")), index)
-    with pytest.raises(Fault, match="masks on a grid of 64 cannot be averaged to 24"):
+    with pytest.raises(Fault, match=r"grid.*64.*24"):
         truth_of(batch, slice(0, 1), 24)
 
 

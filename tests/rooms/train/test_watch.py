@@ -180,7 +180,7 @@ def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, c
         assert kept.size == (50, 30)
         assert kept.getpixel((45, 15))[0] > 240
         assert max(kept.getpixel((5, 15))) < 15
-    assert "the picture of step 30 is not saved" in capsys.readouterr().err
+    assert "step 30 is not saved" in capsys.readouterr().err
     assert board.pictures == [("predictions", (30, 50, 3), 10), ("predictions", (30, 50, 3), 30)]
     assert [step for step, _ in board.numbers] == [10, 10, 20, 30]
     assert board.numbers[0][1].keys() >= {"loss", "images_per_s"}
