@@ -30,8 +30,6 @@ MAX_WORDS, MAX_OBJECTS, MAX_RELATIONS = 50, 20, 5
 """Counts at which each part of the difficulty saturates."""
 
 GRANULARITIES = ("fine", "medium", "coarse", "absent")
-ABSENT = 3
-"""Granularity of a query without target masks."""
 COMPLEXITIES = ("simple", "compound", "relational")
 
 RELATIONS = (
@@ -159,7 +157,7 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
             "tar": lambda _: index.images["shard"][rows],
             "masks": lambda _: index.images["masks"][rows],
             "area_share": lambda _: _target_area_shares(index, queries, rows),
-            "granularity": lambda known: np.where(has_target, granularity(known["area_share"]), np.int32(ABSENT)),
+            "granularity": lambda known: np.where(has_target, granularity(known["area_share"]), np.int32(GRANULARITIES.index("absent"))),
             "length": lambda _: text_column(lambda text: len(words(text))),
             "relations": lambda _: text_column(count_relations),
             "complexity": lambda _: text_column(complexity),
@@ -354,9 +352,6 @@ def pad(rows: Sequence[Tensor], empty: Tensor) -> Tensor:
 
     Args:
         rows: Tensors that differ in their first dimension only.
-        empty: Result without any tensor.
-
-    Returns:
-        Stack [len(rows), longest, ...].
+        empty: Returned if there are none.
     """
     return pad_sequence(list(rows), batch_first=True) if rows else empty

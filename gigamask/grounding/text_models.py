@@ -131,14 +131,7 @@ class HuggingFaceTextModel(TextModel):
         return TextFeatures(features.float(), tokens.attention_mask)
 
     def _token_ids(self, texts: Sequence[str], limit: int) -> list[list[int]]:
-        output = self._tokenizer(
-            list(texts),
-            padding=False,
-            truncation=True,
-            max_length=limit,
-            return_attention_mask=False,
-        )
-        return output["input_ids"]
+        return self._tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
 
     def _check_ids(self, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
         vocabulary = self.base.get_input_embeddings().num_embeddings
