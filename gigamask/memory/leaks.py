@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory.sample import in_bytes
 
 BLOCKS = 8
@@ -113,10 +113,10 @@ class Leaks:
 
     def _held(self) -> dict[tuple[str, int], int]:
         """Returns the bytes that are held now, by what holds them."""
-        held = {("this process", 0): footprint.in_use(), ("the GPU", 0): None}
+        held = {("this process", 0): process_memory.in_use_bytes(), ("the GPU", 0): None}
         if self._device.type == "cuda":
             held["the GPU", 0] = torch.cuda.memory_allocated(self._device)
-        held |= {("a loader process", pid): size for pid, size in footprint.written_by_children().items()}
+        held |= {("a loader process", pid): size for pid, size in process_memory.workers_allocated_bytes().items()}
         return {what: size for what, size in held.items() if size is not None}
 
     @staticmethod

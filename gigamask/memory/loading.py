@@ -3,7 +3,7 @@
 After each batch every process is looked at; it is somewhere in its work then, so many looks find its peak. What is counted is what a process has
 written above one that was started alike and does nothing: imports, and whatever else was there before, are not the loader's.
 
-Not here: how a process's memory is read (`data.footprint`), the loader (`data.loader`).
+Not here: how a process's memory is read (`data.process_memory`), the loader (`data.loader`).
 """
 
 import multiprocessing
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from gigamask.contracts import Batch, Portion
-from gigamask.data import crew, footprint
-from gigamask.data.footprint import Footprint
+from gigamask.data import crew, process_memory
+from gigamask.data.process_memory import ProcessMemory
 from gigamask.faults import Fault
 from gigamask.memory.sample import held_bytes, in_bytes
 
@@ -31,13 +31,13 @@ def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, pro
     if count < LEAST_BATCHES:
         raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")
     idle = idle_bytes()
-    looks: dict[int, list[Footprint]] = {}
+    looks: dict[int, list[ProcessMemory]] = {}
     images, most_batch, masks, most_masks = 0, 0, 0, 0.0
     assert isinstance(steps, Generator)  # closing it ends the processes
     with closing(steps):
         for number, batch in enumerate(islice((batch for step in steps for batch in step), count)):
             assert isinstance(batch, Batch)
-            for pid, seen in footprint.of_children().items():
+            for pid, seen in process_memory.workers_memory().items():
                 looks.setdefault(pid, []).append(seen)
             images += len(batch.names)
             most_batch = max(most_batch, held_bytes(batch))
@@ -60,15 +60,15 @@ def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, pro
     }
 
 
-def worker(pid: int, seen: list[Footprint], idle: int) -> dict[str, Any]:
+def worker(pid: int, seen: list[ProcessMemory], idle: int) -> dict[str, Any]:
     """Returns what was seen of one process: the most it held, and whether it grew between the first and the last third of the looks."""
-    above = np.array([look.written for look in seen]) - idle
+    above = np.array([look.allocated for look in seen]) - idle
     third = max(len(above) // 3, 1)
     first, last = (float(np.median(part)) for part in (above[:third], above[-third:]))
     return {
         "pid": pid,
-        "resident_bytes": max(look.resident for look in seen),
-        "proportional_bytes": max(look.proportional for look in seen),
+        "resident_bytes": max(look.rss for look in seen),
+        "proportional_bytes": max(look.pss for look in seen),
         "above_imports_bytes": int(above.max()),
         "first_third_bytes": round(first),
         "last_third_bytes": round(last),
@@ -84,8 +84,8 @@ def idle_bytes() -> int:
     process.start()
     try:
         here.recv()
-        found = footprint.of(process.pid) if process.pid else None
-        return found.written if found else 0
+        found = process_memory.memory_of(process.pid) if process.pid else None
+        return found.allocated if found else 0
     finally:
         here.send(None)
         process.join()

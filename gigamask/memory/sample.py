@@ -17,7 +17,7 @@ import simplejpeg
 from torch import Tensor
 
 from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample, Visit
-from gigamask.data import annotation, footprint
+from gigamask.data import annotation, process_memory
 from gigamask.data.assemble import assemble
 from gigamask.data.loader import collate
 from gigamask.data.settings import Assembly
@@ -95,10 +95,10 @@ def _rise(jpg: bytes, json: bytes, name: str) -> int:
     about, mask = {"image_id": 0, "width": 8, "height": 8}, {"size": (8, 8), "counts": [0, 64]}
     little = {"image": about, "annotations": [{"segmentation": mask, "predicted_iou": 1, "stability_score": 1}]}
     made(simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), msgspec.json.encode(little), "little")
-    footprint.forget_high_water()
-    before = footprint.resident()
+    process_memory.reset_peak_rss()
+    before = process_memory.rss_bytes()
     made(jpg, json, name)
-    return footprint.high_water() - before
+    return process_memory.peak_rss_bytes() - before
 
 
 def held_bytes(value: Any) -> int:

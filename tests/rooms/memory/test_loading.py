@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask.data import footprint, loader
-from gigamask.data.footprint import Footprint
+from gigamask.data import loader, process_memory
+from gigamask.data.process_memory import ProcessMemory
 from gigamask.faults import Fault
 from gigamask.memory import loading
 from gigamask.memory.sample import held_bytes
 from gigamask.train import feed
 from tests.little import little
 
-pytestmark = pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 MB = 10**6
 
 
@@ -49,10 +49,10 @@ def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
 
 @pytest.mark.parametrize(("step_mb", "grew"), [(0, False), (0.2, False), (1, True)])
 def test_growth_is_flagged(step_mb, grew):
-    looks = [Footprint(200 * MB, 100 * MB, int((150 + 20 * (number % 2) + step_mb * number) * MB)) for number in range(30)]
+    looks = [ProcessMemory(200 * MB, 100 * MB, int((150 + 20 * (number % 2) + step_mb * number) * MB)) for number in range(30)]
     found = loading.worker(7, looks, idle=120 * MB)
     assert found["grew"] is grew
-    assert found["above_imports_bytes"] == max(look.written for look in looks) - 120 * MB
+    assert found["above_imports_bytes"] == max(look.allocated for look in looks) - 120 * MB
     assert (found["resident_bytes"], found["proportional_bytes"]) == (200 * MB, 100 * MB)
     told = {"images": 30, "batches": 30, "workers": [found], "batch_bytes": 1, "mask_bytes_per_sample": 1}
     told |= {"mask_bytes_per_sample_most": 1, "prefetch": 2, "waiting_bytes_limit": 2}
