@@ -42,7 +42,7 @@ def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
         assert each["above_imports_bytes"] < 60 * MB
         assert not each["grew"]
     text = loading.table(found)
-    assert text.splitlines()[0] == "18 images in 12 batches from 2 processes; the most seen of each"
+    assert text.splitlines()[0] == "18 images in 12 batches from 2 processes; peak of each"
     assert "GROWS" not in text
     assert f"at most 2 processes x {loader.PREFETCH} x " in text
 
@@ -57,18 +57,18 @@ def test_growth_is_flagged(step_mb, grew):
     told = {"images": 30, "batches": 30, "workers": [found], "batch_bytes": 1, "mask_bytes_per_sample": 1}
     told |= {"mask_bytes_per_sample_most": 1, "prefetch": 2, "waiting_bytes_limit": 2}
     assert ("GROWS" in loading.table(told)) is grew
-    assert ("a process that grows may hold on" in loading.table(told)) is grew
+    assert ("a process that grows may keep" in loading.table(told)) is grew
 
 
 def test_too_few_batches_show_no_growth(scenes, tmp_path):
-    with pytest.raises(Fault, match=r"^8 batches: growth is seen from 9 on; give at least so many$"):
+    with pytest.raises(Fault, match=r"^--batches must be at least 9 .*, got 8$"):
         loading.measure(iter(()), 8, 2, print)
 
 
 def test_a_loader_without_processes_has_none_to_look_at(scenes, tmp_path):
     wanted = run(scenes, tmp_path, 0)
     steps = feed.Feed(wanted, feed.open_index(wanted)).batches()
-    with pytest.raises(Fault, match=r"^no loader process could be looked at; give at least one worker, on a system with Linux's /proc$"):
+    with pytest.raises(Fault, match=r"^no loader process could be measured; use at least one worker$"):
         loading.measure(steps, 9, 2, lambda *_: None)
 
 

@@ -40,7 +40,7 @@ def test_what_is_measured_is_what_is_held():
     lines = sample.table(found).splitlines()
     assert lines[0] == "specimen: 600 x 900, 80 masks"
     assert lines[2].split()[:6] == ["image,", "uint8", "1.6", "MB", "2.1", "MB"]
-    assert lines[-1].startswith("decoded, it would hold ")
+    assert lines[-1].startswith("decoded, it would take ")
     assert max(map(len, lines)) < 120
 
 
