@@ -27,6 +27,7 @@ PURPOSES = {
     "jaxtyping": "shapes in signatures",
     "fsspec": "object stores and web servers",
     "urllib3": "downloads by ranges that are resumed, proxies",
+    "psutil": "memory of processes",
     "faster-coco-eval": "COCO's average precision and compressed run lengths",
     "filelock": "one writer at a time: locks of run folders, indexes and outputs",
     "tensorboard": "event files of a training",

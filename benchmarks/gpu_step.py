@@ -242,7 +242,7 @@ def main() -> None:
     )
     batch = batch_in_memory(run, given.masks).to(device)
     side, peak = matmul_peak(device, precision)
-    work = planning.multiplied(run).total / 1e12
+    work = planning.count_flops(run).total / 1e12
 
     print(f"`python -m benchmarks.gpu_step {' '.join(sys.argv[1:])}`\n")
     print(

@@ -26,10 +26,9 @@ import torch
 
 from benchmarks.levers import EACH, pulled
 from gigamask import planning
-from gigamask.memory import planner
-from gigamask.memory.allocations import Allocations
-from gigamask.memory.planner import Fleet
-from gigamask.memory.rehearsal import Rehearsal, Watched, WatchedBatches, blank_batch
+from gigamask.memory import memory_plan
+from gigamask.memory.dry_run import AllocationTracker, PhaseBatches, PhasePeaks, PhaseTask, blank_batch
+from gigamask.memory.memory_plan import Cluster
 from gigamask.parallel.precision import choose_device, choose_precision
 from gigamask.parallel.world import World, join, leave
 from gigamask.prompts.policy import InteractiveSchedule
@@ -43,15 +42,15 @@ RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
 MIB = 2**20
 
 
-class CudaBook:
-    """What CUDA's allocator says it holds, in the words of `Allocations`."""
+class CudaCounter:
+    """What CUDA's allocator says it holds, with the interface of `AllocationTracker`."""
 
     @property
-    def now(self) -> int:
+    def current(self) -> int:
         return torch.cuda.memory_allocated()
 
-    def since(self) -> int:
-        """Returns the most that was held since this was last asked, and begins anew."""
+    def take_peak(self) -> int:
+        """Return the peak since the last call and reset it."""
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return peak
@@ -62,11 +61,11 @@ def measure(run: Segmentation, device: torch.device, world: World) -> dict[str, 
     gc.collect()
     with contextlib.ExitStack() as looking:
         profile = None
-        book = CudaBook()
+        counter = CudaCounter()
         if device.type == "cpu":
             profile = looking.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True))
-            book = looking.enter_context(Allocations())
-        before = book.now
+            counter = looking.enter_context(AllocationTracker())
+        before = counter.current
         state = TrainState.begin(run, device)
         state.share_out(run, world)
         state.model.train()
@@ -75,12 +74,12 @@ def measure(run: Segmentation, device: torch.device, world: World) -> dict[str, 
         micro = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.loading.max_masks).to(device)
         firsts = range(world.rank * run.micro, run.batch, world.size * run.micro)
         for _ in range(2):
-            seen, standing, began = Rehearsal(book), book.now, seconds(device)
-            batches = WatchedBatches([replace(micro, places=micro.places + first) for first in firsts])
-            batches.mark = seen.mark
-            seen.begin()
-            step(Watched(run.task(device), seen.mark), state, batches, run.batch, 0.0, run.optimizer.clip_norm, world)
-            seen.mark("update")
+            seen, standing, began = PhasePeaks(counter), counter.current, seconds(device)
+            batches = PhaseBatches([replace(micro, places=micro.places + first) for first in firsts])
+            batches.enter = seen.enter
+            seen.start()
+            step(PhaseTask(run.task(device), seen.enter), state, batches, run.batch, 0.0, run.optimizer.clip_norm, world)
+            seen.enter("update")
             taken = seconds(device) - began
     phases = {phase: standing + peak - before for phase, peak in seen.peaks.items()}
     return {**phases, "peak": max(phases.values()) if profile is None else events_peak(profile), "seconds": taken}
@@ -108,10 +107,10 @@ def events_peak(profile: torch.profiler.profile) -> int:
 def predict(run: Segmentation, world: World) -> dict[str, float]:
     """Returns what `gigamask plan` says, by the same names."""
     began = time.process_time()
-    asked = planning.Ask(fleet=Fleet(world.nodes, world.size // world.nodes))
-    held = planning.planned(run, asked, planning.rehearse(run, planning.device_of(run), run.micro))
+    hardware = planning.Hardware(cluster=Cluster(world.nodes, world.size // world.nodes))
+    held = planning.bytes_by_phase(run, hardware, planning.dry_run(run, planning.device_of(run), run.micro))
     phases = {phase: sum(kinds.values()) for phase, kinds in held.items()}
-    return {**phases, "peak": planner.peak_of(held)[1], "seconds": time.process_time() - began}
+    return {**phases, "peak": memory_plan.peak_phase(held)[1], "seconds": time.process_time() - began}
 
 
 def base(size: str, given: argparse.Namespace, device: torch.device, world: World) -> Segmentation:

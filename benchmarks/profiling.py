@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory import timeline
 from gigamask.memory.leaks import MOST_LOOKS, Leaks
 from gigamask.memory.profiler import WARM_UP, Profile
@@ -95,14 +95,14 @@ def tables(folder: Path, ours: bool) -> None:
         run_in(folder, f"tables_{ours}", WARM_UP + 4),
         meters=lambda done, device: [lambda done, over: () if over else starts.get(done, tuple)() or ()],
     )
-    footprint.forget_high_water()
-    before, start = footprint.resident(), time.process_time()
+    process_memory.reset_peak_rss()
+    before, start = process_memory.rss_bytes(), time.process_time()
     if ours:
         recorder.export_chrome_trace(str(folder / "trace.json"))
         _, rows = timeline.read((folder / "trace.json").read_bytes(), 3)
     else:
         rows = recorder.key_averages()
-    took, more = time.process_time() - start, footprint.high_water() - before
+    took, more = time.process_time() - start, process_memory.peak_rss_bytes() - before
     print(f"tables of three steps, {'ours' if ours else 'torch'}: {took:.1f} s, {more / 1e6:.0f} MB more at most, {len(rows)} operators")
 
 

@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.draws import draw
 from gigamask.names import SEAMS
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
@@ -47,13 +47,13 @@ def items_of(count: int) -> Items:
 
 def held_mb() -> float:
     """Returns the memory that this process holds, and counts its peak from here on."""
-    footprint.forget_high_water()
-    return footprint.resident() / 1e6
+    process_memory.reset_peak_rss()
+    return process_memory.rss_bytes() / 1e6
 
 
 def peak_mb() -> float:
     """Returns the most memory that this process has held since."""
-    return footprint.high_water() / 1e6
+    return process_memory.peak_rss_bytes() / 1e6
 
 
 def measure(name: str, count: int) -> dict[str, float]:

@@ -1,8 +1,6 @@
-"""What a run will take, before it begins: a run and a fleet of GPUs enter, bytes, FLOPs, hours and what to change leave, as data.
+"""Plan a training before it runs: bytes of each process, FLOPs, hours, and changes that make it fit.
 
-Joins the trainer, whose own step is rehearsed without numbers, and the arithmetic about it.
-
-Not here: the rehearsal and the arithmetic (`memory`), the words on the command line (`verbs.plan`).
+The trainer's own step runs once with fake tensors; the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -16,12 +14,22 @@ import torch
 from torch import nn
 
 from gigamask.faults import Fault
-from gigamask.memory import planner
-from gigamask.memory.flops import Meter, Products
+from gigamask.memory import memory_plan
+from gigamask.memory.dry_run import (
+    Device,
+    FakeScalars,
+    PhaseBatches,
+    PhasePeaks,
+    PhaseTask,
+    ShortSchedule,
+    blank_batch,
+    fake_tensors,
+    to_fake,
+    use_gathered_weights,
+)
+from gigamask.memory.flops import FlopMeter, StepFlops
 from gigamask.memory.gpus import Gpu
-from gigamask.memory.planner import Fleet, Share, Standing
-from gigamask.memory.pretence import Device, Pretence, embody, gather, stage
-from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
+from gigamask.memory.memory_plan import BatchSplit, Cluster, StateBytes
 from gigamask.memory.sample import held_bytes
 from gigamask.model.sam import Sam
 from gigamask.parallel import shard
@@ -34,229 +42,326 @@ from gigamask.train.step import Totals, accumulate, step
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a run is planned for: `spare_gib` of the GPU stay free, an hour of one GPU costs `price` dollars, `efficiency` is a share of its peak."""
+class Hardware:
+    """The GPUs that a run is planned for.
+
+    `efficiency` is a share of a GPU's peak FLOP/s, `price` is in dollars per GPU hour, and
+    `spare_gib` of every GPU are kept free.
+    """
 
     gpu: Gpu | None = None
-    fleet: Fleet = field(default_factory=lambda: Fleet(1, 1))
+    cluster: Cluster = field(default_factory=lambda: Cluster(1, 1))
     efficiency: float | None = None
     price: float | None = None
     spare_gib: float = 1.5
 
     @property
-    def room(self) -> float:
-        """The bytes that a training finds, endless where no GPU is named."""
-        return math.inf if self.gpu is None else (self.gpu.gib - self.spare_gib) * planner.GIB
+    def available_bytes(self) -> float:
+        """Bytes that a training may use of a GPU; infinite where no GPU is named."""
+        if self.gpu is None:
+            return math.inf
+        return (self.gpu.gib - self.spare_gib) * memory_plan.GIB
 
 
-def plan(run: ImageRun, ask: Ask) -> dict[str, Any]:
-    """Returns what a run takes on such GPUs, and, where that does not fit, what would; raises `Fault` for numbers that cannot be trained with."""
-    run = settled(run, ask)
-    share, products = Share.of(run.batch, run.micro, ask.fleet.size), multiplied(run)
-    rehearsed = rehearse(run, device_of(run), share.micro)
-    phases = planned(run, ask, rehearsed)
-    phase, peak = planner.peak_of(phases)
-    again, mined = products.again(recomputed(run, rehearsed)), products.forward if run.planning.mines else 0.0
-    flops = {"encoder": sum(products.encoder), "rounds": sum(products.masks), "computed_again": again, "mining": mined}
-    image = sum(flops.values())
+@dataclass(frozen=True)
+class DryRun:
+    """Memory of a step with one micro-batch of `images` images.
+
+    `peaks` are the bytes of each phase above `state`; `activation_bytes` is what the encoder keeps
+    for its backward pass; `parameters` is the number of all and of the trained ones.
+    """
+
+    images: int
+    peaks: dict[str, int]
+    activation_bytes: int
+    state: StateBytes
+    parameters: tuple[int, int]
+
+    def with_rounds_of(self, other: DryRun) -> DryRun:
+        """Return this one with another's rounds, which do not depend on what the encoder keeps."""
+        rounds = self.activation_bytes + other.peaks["rounds"] - other.activation_bytes
+        return replace(self, peaks=self.peaks | {"rounds": rounds})
+
+
+def plan(run: ImageRun, hardware: Hardware) -> dict[str, Any]:
+    """Plan a run, and search for changes where it does not fit.
+
+    Args:
+        run: the run; data, weights and a folder are not needed.
+        hardware: the GPUs it is to run on.
+
+    Returns:
+        The plan as JSON-compatible data; `memory_plan.table` formats it.
+
+    Raises:
+        Fault: if the run cannot be trained with these numbers.
+    """
+    run = resolve(run, hardware)
+    split = BatchSplit.of(run.batch, run.micro, hardware.cluster.size)
+    step_flops = count_flops(run)
+    result = dry_run(run, device_of(run), split.micro_batch_size)
+    phases = bytes_by_phase(run, hardware, result)
+    peak_phase, peak_bytes = memory_plan.peak_phase(phases)
+    flops = {
+        "encoder": sum(step_flops.encoder),
+        "rounds": sum(step_flops.masks),
+        "recomputed": step_flops.recomputed(recompute_interval(run, result)),
+        "mining": step_flops.forward if run.planning.mines else 0.0,
+    }
+    image_flops, masks = sum(flops.values()), run.planning.masks_per_image
     found: dict[str, Any] = {
         "recipe": run.recipe,
         "device": device_of(run),
         "precision": run.precision,
-        "gpu": ask.gpu and asdict(ask.gpu),
-        "world": asdict(ask.fleet),
+        "gpu": hardware.gpu and asdict(hardware.gpu),
+        "world": asdict(hardware.cluster),
         "parallel": run.parallel,
         "batch": run.batch,
-        "share": asdict(share),
-        "masks": run.planning.masks_per_image,
-        "masks_at_once": min(run.planning.masks_per_image * share.micro, run.planning.masks_per_chunk),
-        "rounds": products.rounds,
-        "parameters": rehearsed.parameters[0],
-        "trained": rehearsed.parameters[1],
+        "batch_split": asdict(split),
+        "masks": masks,
+        "masks_at_once": min(masks * split.micro_batch_size, run.planning.masks_per_chunk),
+        "rounds": step_flops.rounds,
+        "parameters": result.parameters[0],
+        "trained": result.parameters[1],
         "phases": phases,
-        "peak_phase": phase,
-        "peak_bytes": peak,
+        "peak_phase": peak_phase,
+        "peak_bytes": peak_bytes,
         "flops_an_image": flops,
-        "flops_a_step": image * run.batch,
+        "flops_a_step": image_flops * run.batch,
         "steps": run.steps,
     }
-    if ask.gpu is not None:
-        found |= {"room_bytes": ask.room, "spare_gib": ask.spare_gib, "fits": peak <= ask.room}
-        efficiencies = {**planner.PUBLISHED.get(run.verb, {}), **planner.HOPED} if ask.efficiency is None else {"as given": ask.efficiency}
-        found["time"] = planner.time(image * share.images, run.steps, ask.gpu, run.precision, ask.fleet, efficiencies, ask.price)
-        found["changes"] = [] if found["fits"] else changes(run, ask, products, rehearsed)
+    if hardware.gpu is not None:
+        fits = peak_bytes <= hardware.available_bytes
+        found |= {
+            "available_bytes": hardware.available_bytes,
+            "spare_gib": hardware.spare_gib,
+            "fits": fits,
+            "time": training_hours(run, hardware, image_flops * split.images),
+            "changes": [] if fits else suggest_changes(run, hardware, step_flops, result),
+        }
     return found
 
 
-def settled(run: ImageRun, ask: Ask) -> ImageRun:
-    """Returns the run with its precision chosen, checked; what a training needs and a plan does not, data and weights, may be missing."""
+def training_hours(run: ImageRun, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
+    """Return the hours of a run at the given efficiency, or else at published ones."""
+    assert hardware.gpu is not None
+    efficiencies = memory_plan.PUBLISHED.get(run.verb, {}) | memory_plan.TARGET
+    if hardware.efficiency is not None:
+        efficiencies = {"as given": hardware.efficiency}
+    return memory_plan.training_hours(
+        flops,
+        run.steps,
+        hardware.gpu,
+        run.precision,
+        hardware.cluster,
+        efficiencies,
+        hardware.price,
+    )
+
+
+def resolve(run: ImageRun, hardware: Hardware) -> ImageRun:
+    """Return the run with its precision chosen, checked against the hardware."""
+    cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(run.precision, torch.device(device_of(run)))
     checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
-    checked.sampler.check(run.batch, ask.fleet.size, ask.fleet.nodes)
-    if ask.gpu is not None and device_of(run) == "cpu":
-        raise Fault(f"--gpu {ask.gpu.name} with --device cpu: a plan is for one of them; leave one out")
-    if run.parallel != "ddp" and ask.fleet.size == 1:
-        raise Fault(f"--parallel {run.parallel} shares out over several GPUs, --world has one; give more, or leave it out")
-    shard.check(run.parallel, ask.fleet.nodes, ask.fleet.each)
-    if ask.gpu is not None:
-        ask.gpu.peak(precision)
+    checked.sampler.check(run.batch, cluster.size, cluster.nodes)
+    if gpu is not None and device_of(run) == "cpu":
+        raise Fault(f"--gpu {gpu.name} with --device cpu: a plan is for one of them; remove one")
+    if run.parallel != "ddp" and cluster.size == 1:
+        raise Fault(f"--parallel {run.parallel} shards over several GPUs, but --world has one; give a larger --world, or remove --parallel")
+    shard.check(run.parallel, cluster.nodes, cluster.gpus_per_node)
+    if gpu is not None:
+        gpu.peak(precision)
     return replace(run, precision=precision)
 
 
 def device_of(run: ImageRun) -> Device:
-    """Returns what a plan is for: a GPU, unless the run says otherwise."""
+    """Return the device that is planned: a GPU, unless the run says `cpu`."""
     return "cpu" if run.device == "cpu" else "cuda"
 
 
-def planned(run: ImageRun, ask: Ask, rehearsed: Rehearsed) -> dict[str, dict[str, int]]:
-    """Returns the bytes of each kind that the busiest process holds in each phase of a step."""
-    images = Share.of(run.batch, run.micro, ask.fleet.size).images
+def bytes_by_phase(run: ImageRun, hardware: Hardware, result: DryRun) -> dict[str, dict[str, int]]:
+    """Return the bytes of each kind that the busiest process holds in each phase of a step."""
+    images = BatchSplit.of(run.batch, run.micro, hardware.cluster.size).images
     with torch.device("meta"):
-        batch = held_bytes(blank_batch(run.assembly, run.chance, images, images * run.planning.masks_per_image))
-    half = 0.5 if run.precision in HALVES else 1.0
-    return planner.held(rehearsed.standing, rehearsed.peaks, rehearsed.kept, batch, run.parallel, ask.fleet, half)
+        batch = blank_batch(run.assembly, run.chance, images, images * run.planning.masks_per_image)
+    return memory_plan.bytes_by_phase(
+        result.state,
+        result.peaks,
+        result.activation_bytes,
+        held_bytes(batch),
+        run.parallel,
+        hardware.cluster,
+        gathered=0.5 if run.precision in HALVES else 1.0,
+    )
 
 
-def changes(run: ImageRun, ask: Ask, products: Products, rehearsed: Rehearsed) -> list[dict[str, Any]]:
-    """Returns what changes make of the peak and of the FLOPs: of each kind from the mildest on until one makes the run fit, and all kinds together
-    where none does alone.
+def suggest_changes(run: ImageRun, hardware: Hardware, step_flops: StepFlops, result: DryRun) -> list[dict[str, Any]]:
+    """Return the peak and the extra FLOPs of changes that lower memory.
+
+    Each kind of change is tried from the mildest one until the run fits; if no kind is enough
+    alone, the strongest of all kinds are tried together.
     """
     found: list[dict[str, Any]] = []
 
-    def fits(flags: str, leaves: dict[str, Any]) -> bool:
-        other = replace(run, **leaves)
-        held = altered(run, other, rehearsed)
-        peak = planner.peak_of(planned(other, ask, held))[1]
-        more = products.again(recomputed(other, held)) / products.total
-        found.append({"flags": flags, "peak_bytes": peak, "fits": peak <= ask.room, "more_flops": more})
-        return found[-1]["fits"]
+    def fits(flags: str, fields: dict[str, Any]) -> bool:
+        changed = replace(run, **fields)
+        changed_result = dry_run_change(run, changed, result)
+        phases = bytes_by_phase(changed, hardware, changed_result)
+        peak = memory_plan.peak_phase(phases)[1]
+        extra = step_flops.recomputed(recompute_interval(changed, changed_result))
+        enough = peak <= hardware.available_bytes
+        more = extra / step_flops.total
+        found.append({"flags": flags, "peak_bytes": peak, "fits": enough, "more_flops": more})
+        return enough
 
-    families = levers(run, ask)
+    families = memory_options(run, hardware)
     for family in families:
-        for flag, leaves in family:
-            if fits(flag, leaves):
+        for flag, fields in family:
+            if fits(flag, fields):
                 break
-    if len(families) > 1 and not any(each["fits"] for each in found):
+    if len(families) > 1 and not any(change["fits"] for change in found):
         strongest = [family[-1] for family in families]
-        fits(" ".join(flag for flag, _ in strongest), {name: value for _, leaves in strongest for name, value in leaves.items()})
+        fields = {name: value for _, each in strongest for name, value in each.items()}
+        fits(" ".join(flag for flag, _ in strongest), fields)
     return found
 
 
-def altered(run: ImageRun, other: ImageRun, rehearsed: Rehearsed) -> Rehearsed:
-    """Returns the rehearsal of a run of which another has been rehearsed, playing what differs alone: rounds know nothing of the encoder's depth, nor
-    does the encoder of the masks.
+def dry_run_change(run: ImageRun, changed: ImageRun, result: DryRun) -> DryRun:
+    """Dry-run a changed run, reusing the parts of `result` that the change does not affect.
+
+    The rounds do not depend on the encoder's depth, nor the encoder on the masks.
     """
-    if other is run:
-        return rehearsed
-    device, images = device_of(other), min(other.micro, rehearsed.images)
-    reduced = other.planning.reduced(run)
+    if changed is run:
+        return result
+    device, images = device_of(changed), min(changed.micro, result.images)
+    reduced = changed.planning.reduced(run)
     if reduced is None:
-        return rehearse(other, device, images)
+        return dry_run(changed, device, images)
     phase, smaller = reduced
-    found = rehearse(smaller, device, images)
-    return found.with_rounds(rehearsed) if phase == "encoder" else rehearsed.with_rounds(found)
+    measured = dry_run(smaller, device, images)
+    return measured.with_rounds_of(result) if phase == "encoder" else result.with_rounds_of(measured)
 
 
-def levers(run: ImageRun, ask: Ask) -> list[list[tuple[str, dict[str, Any]]]]:
-    """Returns the flags that lower a run's peak, those of one kind together from the mildest on, each with what it changes."""
-    micro = Share.of(run.batch, run.micro, ask.fleet.size).micro
+def memory_options(run: ImageRun, hardware: Hardware) -> list[list[tuple[str, dict[str, Any]]]]:
+    """Return the flags that lower a run's peak: for each kind, from the mildest to the strongest.
+
+    Each option is the flag and the fields of the run that it changes.
+    """
+    cluster = hardware.cluster
+    micro = BatchSplit.of(run.batch, run.micro, cluster.size).micro_batch_size
     found = run.planning.memory_flags(micro)
-    found.append([(f"--micro {count}", {"micro": count}) for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro])
-    if run.parallel == "ddp" and ask.fleet.size > 1 and run.optimizer.shared_out:
+    smaller = [count for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro]
+    found.append([(f"--micro {count}", {"micro": count}) for count in smaller])
+    if run.parallel == "ddp" and cluster.size > 1 and run.optimizer.shared_out:
         found.append([("--parallel fsdp", {"parallel": "fsdp"})])
     elif run.parallel == "ddp" and type(run.optimizer) is AdamW:
         found.append([("--optimizer adamw8bit", {"optimizer": AdamW8bit()})])
     return [family for family in found if family]
 
 
-@dataclass(frozen=True)
-class Rehearsed:
-    """What a step of one micro-batch of so many images held: most in each phase above what stands, what the encoder kept, and what stands."""
+def dry_run(run: ImageRun, device: Device, images: int) -> DryRun:
+    """Make one update of a run with fake tensors, from one micro-batch.
 
-    images: int
-    peaks: dict[str, int]
-    kept: int
-    standing: Standing
-    parameters: tuple[int, int]
+    Args:
+        run: the run, resolved.
+        device: the device that is planned, `cuda` or `cpu`.
+        images: images in the micro-batch.
 
-    def with_rounds(self, other: Rehearsed) -> Rehearsed:
-        """Returns this one with another's rounds, which hold the same whatever the encoder has kept."""
-        return replace(self, peaks=self.peaks | {"rounds": self.kept + other.peaks["rounds"] - other.kept})
-
-
-def rehearse(run: ImageRun, device: Device, images: int) -> Rehearsed:
-    """Makes one update of a run from a micro-batch of so many images, without numbers, on a device of that kind."""
+    Returns:
+        The bytes that the step holds.
+    """
     optimizer = run.optimizer
-    by_rule = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
-    if by_rule is not None:  # its kernels want real memory
+    state_bytes = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
+    if state_bytes is not None:  # its kernels need real memory
         run = replace(run, optimizer=AdamW(clip_norm=optimizer.clip_norm))
     masks = images * run.planning.masks_per_image
-    played = run.planning.measured(Abridged)
+    shortened = run.planning.measured(ShortSchedule)
     at_once = min(masks, run.planning.masks_per_chunk)
-    model = played.build("meta")
-    with stage(device) as book:
-        state = TrainState.around(embody(model, device), played)
+    model = shortened.build("meta")
+    with fake_tensors(device) as tracker:
+        state = TrainState.around(to_fake(model, device), shortened)
         state.model.train()
-        for each in state.optimizers:  # it keeps nothing before its first step
+        for each in state.optimizers:  # creates the optimizer state
             each.step()
-        seen = Rehearsal(book)
-        batches = WatchedBatches([blank_batch(run.assembly, run.chance, images, at_once)])
-        batches.mark = seen.mark
-        standing, parameters = standing_of(state, by_rule), list(model.parameters())
-        counts = sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
+        phase_peaks = PhasePeaks(tracker)
+        batches = PhaseBatches([blank_batch(run.assembly, run.chance, images, at_once)])
+        batches.enter = phase_peaks.enter
+        held, parameters = bytes_of_state(state, state_bytes), list(model.parameters())
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
         if run.parallel != "ddp" and run.precision in HALVES:
-            gather(blocks_of(model), HALVES[run.precision])
-        task = Watched(played.task(torch.device("cpu")), seen.mark, masks > at_once)
-        seen.begin()
+            use_gathered_weights(blocks_of(model), HALVES[run.precision])
+        inner = shortened.task(torch.device("cpu"))
+        task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
+        phase_peaks.start()
         step(task, state, batches, images, 0.0, run.optimizer.clip_norm)
-        seen.mark("update")
-        return Rehearsed(images, seen.peaks, seen.kept, standing, counts)
+        phase_peaks.enter("update")
+        counts = sum(each.numel() for each in parameters), trained
+        return DryRun(images, phase_peaks.peaks, phase_peaks.activation_bytes, held, counts)
 
 
-def multiplied(run: ImageRun) -> Products:
-    """Returns what the step multiplies for an image with the masks of the recipe."""
-    policies: list[Abridged] = []
+def count_flops(run: ImageRun) -> StepFlops:
+    """Count the FLOPs of one image with the masks of the recipe."""
+    schedules: list[ShortSchedule] = []
 
-    def abridge(policy: Policy) -> Abridged:
-        policies.append(Abridged(policy))
-        return policies[-1]
+    def shorten(schedule: Policy) -> ShortSchedule:
+        schedules.append(ShortSchedule(schedule))
+        return schedules[-1]
 
     def rounds() -> int:
-        return max(policies[0].played) if policies else 0
+        return max(schedules[0].round_counts) if schedules else 0
 
-    played, masks = replace(run.planning.measured(abridge, recompute=False), precision="fp32"), run.planning.masks_per_image
+    shortened = replace(run.planning.measured(shorten, recompute=False), precision="fp32")
+    masks = run.planning.masks_per_image
     at_once = min(masks, run.planning.masks_per_chunk)
-    model, meter = played.build("meta"), Meter()
-    freeze(model, played.freeze)
+    model, meter = shortened.build("meta"), FlopMeter()
+    freeze(model, shortened.freeze)
     meter.watch(blocks_of(model))
     batch = blank_batch(run.assembly, run.chance, 1, at_once).to("meta")
-    task, totals = Watched(played.task(torch.device("meta")), meter.mark), Totals.zero(1, torch.empty(0, device="meta"))
-    with Pretence("cpu"):
-        return meter.products(lambda: accumulate(task, model, batch, totals), rounds, masks / max(at_once, 1))
+    task = PhaseTask(shortened.task(torch.device("meta")), meter.enter)
+    totals = Totals.zero(1, torch.empty(0, device="meta"))
+    with FakeScalars():
+        return meter.measure(
+            lambda: accumulate(task, model, batch, totals),
+            rounds,
+            masks / max(at_once, 1),
+        )
 
 
-def recomputed(run: ImageRun, rehearsed: Rehearsed) -> int:
-    """Returns which blocks of the encoder are recomputed, every so many-th; 0 where none is, nor would be for being frozen."""
-    return run.planning.recompute if rehearsed.standing.inside["gradients"] else 0
+def recompute_interval(run: ImageRun, result: DryRun) -> int:
+    """Return the run's `recompute`, or 0 where the encoder is frozen."""
+    return run.planning.recompute if result.state.sharded["gradients"] else 0
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the blocks of a model's encoder, which recomputing and sharding go by."""
+    """Return the blocks of a model's encoder, the units of recomputation and sharding."""
     return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
 
 
-def standing_of(state: TrainState, by_rule: Callable[[int], int | None] | None) -> Standing:
-    """Returns the bytes of weights, gradients and optimizer state, the last by rule where there is one."""
-    of_block = {parameter: index for index, block in enumerate(blocks_of(state.model)) for parameter in shard.matrices(block)}
-    kept = {parameter: entry for optimizer in state.optimizers for parameter, entry in optimizer.state.items()}
-    inside, outside = (dict.fromkeys(planner.STANDING, 0.0) for _ in range(2))
-    by_block = [dict.fromkeys(planner.STANDING, 0.0) for _ in range(1 + max(of_block.values(), default=0))]
+def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) -> StateBytes:
+    """Return the bytes of weights, gradients and optimizer state.
+
+    Args:
+        state: the training state after a step of its optimizers.
+        rule: bytes of optimizer state for a number of parameters, or None to read the state.
+
+    Returns:
+        The bytes by kind.
+    """
+    blocks = blocks_of(state.model)
+    block_of = {parameter: index for index, block in enumerate(blocks) for parameter in shard.matrices(block)}
+    entries = {parameter: entry for optimizer in state.optimizers for parameter, entry in optimizer.state.items()}
+    sharded, replicated = (dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(2))
+    count = 1 + max(block_of.values(), default=0)
+    by_block = [dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(count)]
     for parameter in state.model.parameters():
-        sums = [inside, by_block[of_block[parameter]]] if parameter in of_block else [outside]
+        in_block = parameter in block_of
+        sums = [sharded, by_block[block_of[parameter]]] if in_block else [replicated]
         for each in sums:
             each["weights"] += parameter.nbytes
             if parameter.grad is not None:
+                held = held_bytes(tuple(entries[parameter].values()))
                 each["gradients"] += parameter.grad.nbytes
-                each["optimizer"] += (by_rule(parameter.numel()) or 0) if by_rule else held_bytes(tuple(kept[parameter].values()))
-    outside["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
-    return Standing(inside, outside, max(by_block, key=lambda each: each["weights"]))
+                each["optimizer"] += (rule(parameter.numel()) or 0) if rule else held
+    replicated["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
+    return StateBytes(sharded, replicated, max(by_block, key=lambda each: each["weights"]))

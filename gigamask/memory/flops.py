@@ -1,9 +1,7 @@
-"""What a step multiplies: the trainer's own passes run on the meta device under torch's counter; products leave, in FLOPs.
+"""FLOPs of a training step: the trainer's own passes on the meta device, with torch's counter.
 
-Counted are matrix products and convolutions, as the code makes them: attention by its definition, without the channels that a GPU's form pads.
-What recomputed blocks do twice is told apart.
-
-Not here: what a chip does in a second (`memory.gpus`), the phases of a step (`memory.rehearsal`).
+Matrix products and convolutions count as the code makes them: attention by its definition, without
+the channels that a GPU's kernel pads. What recomputed blocks do twice is counted separately.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True)
-class Products:
-    """FLOPs of an image, forward and backward: of the encoder (of everything where there are no rounds), and of so many `rounds` on its masks.
-    `blocks` are the forward passes of the encoder's blocks."""
+class StepFlops:
+    """Forward and backward FLOPs of one image: of the encoder, and of its masks in all rounds.
+
+    `blocks` are the forward passes of the encoder's blocks. Without rounds everything is `encoder`.
+    """
 
     encoder: tuple[float, float]
     masks: tuple[float, float]
@@ -36,51 +36,64 @@ class Products:
         """Forward alone."""
         return self.encoder[0] + self.masks[0]
 
-    def again(self, every: int) -> float:
-        """Returns what is computed twice when every `every`-th block is recomputed; 0 is off."""
+    def recomputed(self, every: int) -> float:
+        """Return the FLOPs of recomputing every `every`-th block; 0 disables recomputation."""
         return sum(self.blocks[::every], 0.0) if every else 0.0
 
 
-class Meter:
-    """Counts products while the gradients of an image are computed, and notes how many there were whenever a phase begins or goes on."""
+class FlopMeter:
+    """Count the FLOPs of one image's gradients, and those at the start of every phase."""
 
     def __init__(self) -> None:
         self._counter = FlopCounterMode(display=False)
-        self._moments: list[tuple[str, int]] = []
+        self._marks: list[tuple[str, int]] = []
         self._blocks: list[int] = []
 
-    def mark(self, phase: str) -> None:
-        """Notes that a phase begins, or goes on."""
-        self._moments.append((phase, self._counter.get_total_flops()))
+    def enter(self, phase: str) -> None:
+        """Record that a phase begins or continues."""
+        self._marks.append((phase, self._counter.get_total_flops()))
 
     def watch(self, blocks: Iterable[nn.Module]) -> None:
-        """Counts the forward passes of these blocks apart."""
+        """Count the forward passes of these blocks separately."""
         for index, block in enumerate(blocks):
             self._blocks.append(0)
             block.forward = partial(self._forward, index, block.forward)
 
-    def _forward(self, index: int, forward: Callable[..., Any], *arguments: Any) -> Any:
+    def _forward(self, index: int, forward: Callable[..., Any], *args: Any) -> Any:
         before = self._counter.get_total_flops()
-        answer = forward(*arguments)
+        result = forward(*args)
         self._blocks[index] += self._counter.get_total_flops() - before
-        return answer
+        return result
 
-    def products(self, act: Callable[[], None], rounds: Callable[[], int], share: float) -> Products:
-        """Returns what `act` multiplies, which plays the first two rounds and the last one, of as many as `rounds` then says, on one of `share` equal
-        parts of the image's masks.
+    def measure(self, run: Callable[[], None], rounds: Callable[[], int], chunks: float) -> StepFlops:
+        """Count one image's gradients.
+
+        Args:
+            run: computes them on one chunk of masks, in the first two rounds and the last one.
+            rounds: returns the number of rounds of the whole schedule, after `run`.
+            chunks: number of equal chunks that the image's masks are split into.
+
+        Returns:
+            The FLOPs of the image with all its masks in all rounds.
         """
         with self._counter:
-            act()
-        played = rounds()
-        total, encoded = self._counter.get_total_flops(), self._moments[0][1]
-        # Marks stand before the first round, and before and after each one's backward pass.
-        ends = [flops for phase, flops in self._moments if phase == "rounds"]
-        there = [after - before for before, after in zip(ends[:-1:2], ends[1::2], strict=True)]
-        whole = [after - before for before, after in pairwise(ends[::2])]
-        forward, both = (share * _all(each, played) for each in (there, whole))
-        return Products((float(encoded), float(total - encoded - sum(whole))), (forward, both - forward), tuple(map(float, self._blocks)), played)
+            run()
+        total, encoded = self._counter.get_total_flops(), self._marks[0][1]
+        # Marks stand before the first round, and before and after each round's backward pass.
+        marks = [flops for phase, flops in self._marks if phase == "rounds"]
+        forward = [after - start for start, after in zip(marks[:-1:2], marks[1::2], strict=True)]
+        both = [after - start for start, after in pairwise(marks[::2])]
+        count = rounds()
+        masks_forward, masks_both = (chunks * _all_rounds(each, count) for each in (forward, both))
+        return StepFlops(
+            (float(encoded), float(total - encoded - sum(both))),
+            (masks_forward, masks_both - masks_forward),
+            tuple(map(float, self._blocks)),
+            count,
+        )
 
 
-def _all(played: Sequence[int], rounds: int) -> float:
-    """Returns the sum over all rounds: those between the second and the last cost what these two do in the mean."""
-    return float(sum(played[:1]) + (rounds - 1) * sum(played[1:]) / max(len(played) - 1, 1))
+def _all_rounds(measured: Sequence[int], rounds: int) -> float:
+    """Extrapolate to all rounds: those in the middle cost the mean of the second and the last."""
+    later = sum(measured[1:]) / max(len(measured) - 1, 1)
+    return float(sum(measured[:1]) + (rounds - 1) * later)

@@ -1,10 +1,9 @@
-"""GPUs by name: how much memory a training finds on one, and how fast it multiplies matrices at most.
+"""Memory and peak FLOP/s of GPUs, by name.
 
-Memory is what torch reports as a device's total capacity, the least of what is seen of a kind, and so less than the number on the box. Peaks are
-the data sheets' for dense matrices, half precisions with sums in float32. For float32 they are those without TF32, which torch does not use for
-matrix products unless it is told to (`torch.backends.cuda.matmul`).
-
-Not here: what a training takes (`memory.planner`).
+Memory is the total capacity that torch reports, the least seen of a kind, which is less than the
+number on the box. Peaks are the data sheets' for dense matrices, half precisions with float32
+accumulation; float32 is without TF32, which torch does not use for matrix products by default
+(`torch.backends.cuda.matmul`).
 """
 
 import difflib
@@ -17,7 +16,7 @@ from gigamask.faults import Fault
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU. `tflops` has a peak for each precision that it computes in."""
+    """One kind of GPU; `tflops` has the peak of each precision it supports."""
 
     name: str
     gib: float
@@ -25,7 +24,7 @@ class Gpu:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Returns the FLOP/s of a precision at most; raises `Fault` for one that it has no units for."""
+        """Return the peak FLOP/s of a precision; raise `Fault` if the GPU does not support it."""
         if precision not in self.tflops:
             raise Fault(f"--gpu {self.name} has no units for {precision}; give --precision {' or '.join(self.tflops)}")
         return self.tflops[precision] * 1e12
@@ -53,14 +52,14 @@ GPUS = (
 
 
 def find(name: str) -> Gpu:
-    """Returns the GPU of that name, or the one that `NAME=GIB,TFLOPS` describes: its memory, and its peak in the precision it is used in."""
+    """Return a GPU by name, or the one described by `NAME=GIB,TFLOPS` (TFLOP/s in the precision used)."""
     known = {gpu.name: gpu for gpu in GPUS}
     own, equals, numbers = name.partition("=")
     if equals:
         try:
             gib, tflops = map(float, numbers.split(","))
         except ValueError:
-            raise Fault(f"--gpu {name}: two numbers belong behind the =, its GiB and its dense TFLOP/s, such as {own}=24,165") from None
+            raise Fault(f"--gpu {name}: expected NAME=GIB,TFLOPS, such as {own}=24,165") from None
         if not (0 < gib < math.inf and 0 < tflops < math.inf):
             raise Fault(f"--gpu {name}: GiB and TFLOP/s must be above 0, such as {own}=24,165")
         return _gpu(own, gib, tflops, tflops, "as given")

@@ -1,21 +1,21 @@
-"""Memory that grows for as long as a training runs: what this process, the GPU and the loader's processes hold enters, a warning leaves.
+"""Leak detection: warn when the memory of this process, of the GPU or of loader processes keeps growing.
 
-Of this process counts what is in use, not what its allocator keeps: a heap grows and shrinks by 100 MB of which nothing is held, and hides a leak of
-that size (docs/measurements.md). What grows without bound is told by its shape from what fills up. Looks are taken every so many updates. The first
-`DROPPED` of them are left out, when caches fill: a share, so that a slow start is outgrown. The others are cut into `BLOCKS` of one length, and of
-each its median counts, which no single look moves. Memory is suspected when, over `LEAST_STEPS` updates and `LEAST_LOOKS` looks or more,
+For this process the bytes in use count, without what malloc keeps: a heap grows and shrinks by
+100 MB that nothing holds, which would hide a leak of that size (docs/measurements.md). Memory is
+sampled at a fixed interval of updates. The first `DROPPED` share of samples, when caches fill, is
+ignored. The rest is cut into `BLOCKS` of equal length, and the median of each is used. A leak is
+suspected when, over at least `LEAST_STEPS` updates and `LEAST_LOOKS` samples,
 
-- the last block lies above the first by `LEAST_BYTES` and `LEAST_SHARE`: less has done no harm yet, and a leak gets there. Quiet trainings
-  moved by 15 MB at most, single looks at a loader's process by 20 (`memory.loading`);
-- that is `LEAST_BYTES_A_STEP` or more: a page with every update is 0.7 GB in SAM's 180,000;
-- each block lies above the one before it: behind a jump, however large, they are level;
-- the later half grew at least `STEADY` times as much as the earlier: of a leak that is 1, the more exactly the longer it goes on, of a square root of
-  time 0.65, of a logarithm, as which a heap fragments, 0.4, of what levels off ever less.
+- the last block exceeds the first by `LEAST_BYTES` and `LEAST_SHARE`. Quiet trainings moved by at
+  most 15 MB, single samples of a loader's process by 20 (`memory.loading`);
+- the growth is at least `LEAST_BYTES_A_STEP`: a page with every update is 0.7 GB in SAM's 180,000;
+- every block exceeds the one before it, which a single jump does not;
+- the later half grew at least `STEADY` times as much as the earlier half. A leak has a ratio of 1,
+  a square root of time 0.65, a logarithm (a fragmenting heap) 0.4, a filling cache less and less.
 
-It is a leak when all that holds again once the training has gone on for as long once more; before, nothing is said. A false alarm is worse than a
-late one. What fills steadily through hundreds of updates, by a tenth of all memory, and only then stops would be called a leak too early.
-
-Not here: the loader's processes on their own (`memory.loading`), what it is that grows (`memory.profiler`).
+The warning comes when all of this holds again after the training has run for as long once more. A
+false alarm is worse than a late one. Memory that grows steadily for hundreds of updates, by a tenth
+of the total, and then stops, would be reported wrongly.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory.sample import in_bytes
 
 BLOCKS = 8
@@ -35,12 +35,12 @@ LEAST_BYTES, LEAST_SHARE = 32e6, 0.1
 LEAST_BYTES_A_STEP = 4096
 STEADY = 0.8
 MOST_LOOKS = 1024
-"""When so many are kept, every second one goes, and from there on of the looks to come."""
+"""When this many samples are kept, every second one is dropped, then and from there on."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A leak: the update that it is seen from, the bytes held now, the bytes that each update adds."""
+    """A leak: the first update it is visible in, the current bytes, and the bytes added per update."""
 
     since: int
     held: int
@@ -48,7 +48,7 @@ class Growth:
 
 
 def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
-    """Returns how memory grows that was `sizes` bytes behind the updates `steps`, if it does for good."""
+    """Return the growth of `sizes` bytes sampled after the updates `steps`, or None if it is no leak."""
     kept = slice(int(len(steps) * DROPPED), None)
     steps, sizes = steps[kept], sizes[kept]
     if len(steps) < LEAST_LOOKS or steps[-1] - steps[0] < LEAST_STEPS:
@@ -65,7 +65,7 @@ def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
 
 @dataclass
 class Series:
-    """The looks at one thing, at most `MOST_LOOKS` of them however long it is looked at."""
+    """Samples of one thing's memory, at most `MOST_LOOKS` however long the training is."""
 
     steps: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Series:
     suspected: bool = False
 
     def add(self, step: int, size: int) -> Growth | None:
-        """Takes a look; returns how memory grows when it is time to ask and it has grown for good before."""
+        """Add a sample; return the growth when it has been found twice."""
         self.seen += 1
         if self.seen % self.stride:
             return None
@@ -92,16 +92,16 @@ class Series:
 
 
 class Leaks:
-    """Looks at a training's memory every so many updates, and warns once of each kind that grows for good."""
+    """Sample a training's memory every `every` updates, and warn once of each kind of leak."""
 
     def __init__(self, every: int, last: int, device: torch.device) -> None:
-        """`last` is the training's last update."""
+        """Set the interval, the training's last update and its device."""
         self._every, self._last, self._device = every, last, device
         self._series: dict[tuple[str, int], Series] = {}
         self._told: set[str] = set()
 
     def look(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields a line, and what is to be noted with it, for each leak that shows behind update `done`."""
+        """Yield a line and its metrics for each leak found after update `done`."""
         if over or not done or done % self._every:
             return
         for (what, number), held in self._held().items():
@@ -112,11 +112,11 @@ class Leaks:
             yield self._line(what, found, self._last - done), noted
 
     def _held(self) -> dict[tuple[str, int], int]:
-        """Returns the bytes that are held now, by what holds them."""
-        held = {("this process", 0): footprint.in_use(), ("the GPU", 0): None}
+        """Return the current bytes by holder."""
+        held = {("this process", 0): process_memory.in_use_bytes(), ("the GPU", 0): None}
         if self._device.type == "cuda":
             held["the GPU", 0] = torch.cuda.memory_allocated(self._device)
-        held |= {("a loader process", pid): size for pid, size in footprint.written_by_children().items()}
+        held |= {("a loader process", pid): size for pid, size in process_memory.workers_allocated_bytes().items()}
         return {what: size for what, size in held.items() if size is not None}
 
     @staticmethod

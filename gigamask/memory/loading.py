@@ -1,9 +1,8 @@
-"""What the processes of a loader hold: its batches enter, the memory of each process and the bytes of a batch leave.
+"""Memory of the loader's worker processes while they make batches.
 
-After each batch every process is looked at; it is somewhere in its work then, so many looks find its peak. What is counted is what a process has
-written above one that was started alike and does nothing: imports, and whatever else was there before, are not the loader's.
-
-Not here: how a process's memory is read (`data.footprint`), the loader (`data.loader`).
+Every process is measured after each batch, at a random point of its work, so that many samples
+find its peak. The figure is what it has allocated above an idle process that was started the same
+way, so that imports do not count.
 """
 
 import multiprocessing
@@ -16,28 +15,44 @@ from typing import Any
 import numpy as np
 
 from gigamask.contracts import Batch, Portion
-from gigamask.data import footprint, worker_pool
-from gigamask.data.footprint import Footprint
+from gigamask.data import process_memory, worker_pool
+from gigamask.data.process_memory import ProcessMemory
 from gigamask.faults import Fault
 from gigamask.memory.sample import held_bytes, in_bytes
 
 LEAST_BATCHES = 9
 GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
-"""A process has grown when its last third of looks lies above its first by more than both; decoding alone moves single looks by 20 MB."""
+"""A process has grown if the median of its last third of samples exceeds that of its first third by
+both; decoding alone moves single samples by 20 MB."""
 
 
-def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: worker_pool.Progress) -> dict[str, Any]:
-    """Takes `count` batches from a loader that has not begun, whose processes are `prefetch` batches ahead each; returns bytes."""
+def measure(
+    steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: worker_pool.Progress
+) -> dict[str, Any]:
+    """Take batches from a loader and measure its processes.
+
+    Args:
+        steps: the loader's steps, not started.
+        count: batches to take.
+        prefetch: batches that each process prepares ahead.
+        progress: called with the batches taken and `count`.
+
+    Returns:
+        Bytes of each worker, of a batch, and of its masks.
+
+    Raises:
+        Fault: if there are too few batches, or no worker processes.
+    """
     if count < LEAST_BATCHES:
-        raise Fault(f"{count} batches: growth is seen from {LEAST_BATCHES} on; give at least so many")
+        raise Fault(f"--batches must be at least {LEAST_BATCHES} to see growth, got {count}")
     idle = idle_bytes()
-    looks: dict[int, list[Footprint]] = {}
+    looks: dict[int, list[ProcessMemory]] = {}
     images, most_batch, masks, most_masks = 0, 0, 0, 0.0
     assert isinstance(steps, Generator)  # closing it ends the processes
     with closing(steps):
         for number, batch in enumerate(islice((batch for step in steps for batch in step), count)):
             assert isinstance(batch, Batch)
-            for pid, seen in footprint.of_children().items():
+            for pid, seen in process_memory.workers_memory().items():
                 looks.setdefault(pid, []).append(seen)
             images += len(batch.names)
             most_batch = max(most_batch, held_bytes(batch))
@@ -46,7 +61,7 @@ def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, pro
             most_masks = max(most_masks, held / max(len(batch.names), 1))
             progress(number + 1, count)
     if not looks:
-        raise Fault("no loader process could be looked at; give at least one worker, on a system with Linux's /proc")
+        raise Fault("no loader process could be measured; use at least one worker")
     return {
         "batches": count,
         "images": images,
@@ -60,15 +75,15 @@ def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, pro
     }
 
 
-def worker(pid: int, seen: list[Footprint], idle: int) -> dict[str, Any]:
-    """Returns what was seen of one process: the most it held, and whether it grew between the first and the last third of the looks."""
-    above = np.array([look.written for look in seen]) - idle
+def worker(pid: int, seen: list[ProcessMemory], idle: int) -> dict[str, Any]:
+    """Return the peak of one process, and whether it grew between the first and the last third."""
+    above = np.array([look.allocated for look in seen]) - idle
     third = max(len(above) // 3, 1)
     first, last = (float(np.median(part)) for part in (above[:third], above[-third:]))
     return {
         "pid": pid,
-        "resident_bytes": max(look.resident for look in seen),
-        "proportional_bytes": max(look.proportional for look in seen),
+        "resident_bytes": max(look.rss for look in seen),
+        "proportional_bytes": max(look.pss for look in seen),
         "above_imports_bytes": int(above.max()),
         "first_third_bytes": round(first),
         "last_third_bytes": round(last),
@@ -77,33 +92,33 @@ def worker(pid: int, seen: list[Footprint], idle: int) -> dict[str, Any]:
 
 
 def idle_bytes() -> int:
-    """Returns what a process has written that was started as a loader's are, has imported what they import, and does nothing."""
+    """Return the allocated bytes of an idle process started and with imports as a worker."""
     context = multiprocessing.get_context()
     here, there = context.Pipe()
     process = context.Process(target=_wait, args=(there,), daemon=True)
     process.start()
     try:
         here.recv()
-        found = footprint.of(process.pid) if process.pid else None
-        return found.written if found else 0
+        found = process_memory.memory_of(process.pid) if process.pid else None
+        return found.allocated if found else 0
     finally:
         here.send(None)
         process.join()
 
 
 def _wait(connection: Connection) -> None:
-    from gigamask.data import loader  # noqa: F401 (what a loader's process imports)
+    from gigamask.data import loader  # noqa: F401 (a worker's imports)
 
     connection.send(None)
     connection.recv()
 
 
 def table(found: dict[str, Any]) -> str:
-    """Returns what `measure` found as plain text."""
+    """Format the result of `measure` as plain text."""
     workers = found["workers"]
     heads = ("worker", "resident", "PSS", "above imports", "first third", "last third")
     lines = [
-        f"{found['images']} images in {found['batches']} batches from {len(workers)} processes; the most seen of each",
+        f"{found['images']} images in {found['batches']} batches from {len(workers)} processes; peak of each",
         "".join(f"{head:>{width}}" for head, width in zip(heads, (10, 12, 12, 16, 14, 14), strict=True)),
     ]
     for each in workers:
@@ -119,5 +134,5 @@ def table(found: dict[str, Any]) -> str:
         f" = {in_bytes(found['waiting_bytes_limit'])}",
     ]
     if any(each["grew"] for each in workers):
-        lines.append("a process that grows may hold on to what it has read: run again with more --batches, and report it if it goes on growing")
+        lines.append("a process that grows may keep what it has read: run again with more --batches, and report it if it keeps growing")
     return "\n".join(lines)

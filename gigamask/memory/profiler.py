@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, supported_activities
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory import timeline
 from gigamask.memory.sample import in_bytes
 from gigamask.memory.timeline import Spent
@@ -164,7 +164,7 @@ class Profile:
 
 def held(device: torch.device) -> dict[str, int]:
     """Returns the bytes that are held now, by what holds them."""
-    written = footprint.written()
+    written = process_memory.allocated_bytes()
     found = {} if written is None else {"this process": written}
     if device.type == "cuda":
         found |= {"GPU, allocated": torch.cuda.memory_allocated(device), "GPU, the most so far": torch.cuda.max_memory_allocated(device)}

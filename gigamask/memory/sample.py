@@ -1,9 +1,6 @@
-"""What one sample costs: the bytes of a jpg and a json enter; what it takes decoded, and what it takes here at each step, leave.
+"""Memory of one sample: decoded to dense masks (arithmetic), and as gigamask makes it (measured).
 
-Decoded figures are arithmetic. Ours are measured on the sample itself, made as training makes it; the peak is the high water of the resident
-memory of a fresh process (VmHWM) while it makes the sample, above what its imports take.
-
-Not here: a sample to measure (`prepare.specimen`), the processes of a whole loader (`memory.loading`).
+The peak is the largest RSS of a fresh process (VmHWM) while it makes the sample, above its imports.
 """
 
 import multiprocessing
@@ -16,14 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from gigamask.contracts import Batch, Chance, Cursor, Entry, Sample, Visit
-from gigamask.data import annotation, footprint
+from gigamask.data import annotation, process_memory
 from gigamask.data.dataset import build_sample
 from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
 from gigamask.data.settings import Assembly
 
 ANNOTATION_BYTES = 500
-"""Of one mask's annotation in json, rounded: the figure that SA-1B's budget is usually stated with."""
+"""JSON of one mask, rounded: the figure usually given for SA-1B."""
 GRIDS = (256, 1024)
 SETTINGS = Assembly(side=1024, grid=GRIDS[0])
 CHANCE = Chance(seed=0, clicks=12, blocks=12)
@@ -31,7 +28,7 @@ VISIT = Visit(0, 0, 0)
 
 
 def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
-    """Returns the bytes of a sample whose masks are pixels of the original size."""
+    """Return the bytes of a sample with dense masks at the original size `(H, W)`."""
     pixels = size[0] * size[1]
     annotations = ANNOTATION_BYTES * masks
     return {
@@ -44,7 +41,19 @@ def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
 
 
 def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
-    """Returns the decoded figures and the measured ones, in bytes; raises BadSample for a sample that cannot be used."""
+    """Return decoded and measured bytes of a sample.
+
+    Args:
+        jpg: the encoded image.
+        json: its annotations in SA-1B's format.
+        name: the sample's name in errors and in the table.
+
+    Returns:
+        JSON-compatible data.
+
+    Raises:
+        BadSample: if the sample cannot be used.
+    """
     record = annotation.read(json, name)
     entry = annotation.check(record, name)
     runs = {grid: build_sample(jpg, entry, VISIT, replace(SETTINGS, grid=grid), CHANCE).masks for grid in GRIDS}
@@ -72,7 +81,7 @@ def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
 
 
 def coco_text_bytes(record: annotation.Record, entry: Entry) -> int:
-    """Returns the length of all masks' counts, of plain lists as the strings they would be."""
+    """Return the length of all masks' compressed COCO counts; plain lists are compressed first."""
     return sum(
         len(each.segmentation.counts) if isinstance(each.segmentation.counts, str) else len(entry.masks[number : number + 1].to_coco()[0])
         for number, each in enumerate(record.annotations)
@@ -80,13 +89,13 @@ def coco_text_bytes(record: annotation.Record, entry: Entry) -> int:
 
 
 def made(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
-    """Returns the sample and a batch of it alone, as a loader process makes them."""
+    """Return the sample and a batch of only this sample, as a loader process makes them."""
     sample = build_sample(jpg, annotation.parse(json, name), VISIT, SETTINGS, CHANCE)
     return sample, collate([sample], (), SETTINGS, CHANCE, 0.5, Cursor(1))
 
 
 def peak(jpg: bytes, json: bytes, name: str) -> int:
-    """Returns by how many bytes making the sample raises the resident memory of a fresh process, which has made a little one before."""
+    """Return by how many bytes making the sample raises the peak RSS of a warmed-up fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_rise, jpg, json, name).result()
 
@@ -95,14 +104,14 @@ def _rise(jpg: bytes, json: bytes, name: str) -> int:
     about, mask = {"image_id": 0, "width": 8, "height": 8}, {"size": (8, 8), "counts": [0, 64]}
     little = {"image": about, "annotations": [{"segmentation": mask, "predicted_iou": 1, "stability_score": 1}]}
     made(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 85, "444"), msgspec.json.encode(little), "little")
-    footprint.forget_high_water()
-    before = footprint.resident()
+    process_memory.reset_peak_rss()
+    before = process_memory.rss_bytes()
     made(jpg, json, name)
-    return footprint.high_water() - before
+    return process_memory.peak_rss_bytes() - before
 
 
 def held_bytes(value: Any) -> int:
-    """Returns the bytes of the tensors, arrays and byte strings that a value holds."""
+    """Return the bytes of all tensors, arrays and byte strings in a value."""
     if isinstance(value, Tensor | np.ndarray):
         return value.nbytes
     if isinstance(value, bytes):
@@ -115,7 +124,7 @@ def held_bytes(value: Any) -> int:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Returns what `measure` found as plain text."""
+    """Format the result of `measure` as plain text."""
     decoded, ours = found["decoded"], found["measured"]
     taken, side = found["masks_taken"], SETTINGS.side
     rows = [
@@ -126,17 +135,17 @@ def table(found: dict[str, Any]) -> str:
         ("", None, ours["runs_1024"], f"{taken} of them as runs of a 1024 grid"),
         ("annotations", decoded["annotations"], ours["json"], "the json"),
         ("in all, uint8", decoded["total_uint8"], ours["sample"], "the sample: image, runs of a 256 grid, boxes, its random numbers"),
-        ("", None, ours["batch_share"], f"its share of a batch, which leaves the worker (padded to {side} x {side})"),
+        ("", None, ours["batch_share"], f"its share of a batch, as sent by the worker (padded to {side} x {side})"),
         ("", None, ours["batch_share_masks"], "  of which masks"),
-        ("", None, ours["peak"], "most that making it takes above imports (VmHWM of a fresh process)"),
+        ("", None, ours["peak"], "peak while making it, above imports (VmHWM of a fresh process)"),
     ]
     lines = [f"{found['name']}: {found['height']} x {found['width']}, {found['masks']} masks", f"{'':16}{'decoded':>10}{'gigamask':>12}"]
     lines += [f"{what:16}{'' if plain is None else in_bytes(plain):>10}{in_bytes(measured):>12}  {how}" for what, plain, measured, how in rows]
-    return "\n".join([*lines, f"decoded, it would hold {decoded['total_uint8'] / ours['batch_share']:.3g} times what leaves the worker"])
+    return "\n".join([*lines, f"decoded, it would take {decoded['total_uint8'] / ours['batch_share']:.3g} times what the worker sends"])
 
 
 def in_bytes(count: int | float) -> str:
-    """Returns bytes as people write them: 10.1 MB, 1.35 GB."""
+    """Format bytes for people: 10.1 MB, 1.35 GB."""
     for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
         if count < 1000:
             return f"{count:.{digits}f} {unit}"

@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.parallel.ranges import marked
 from gigamask.seams import Verdict
@@ -101,7 +101,7 @@ class Watch:
         self._progress.update(self._bar, completed=step, figures=figures)
         if step % self._run.log_every and step != self._run.steps:
             return
-        if loaders := footprint.written_by_children():
+        if loaders := process_memory.workers_allocated_bytes():
             record["loader_mb"] = max(loaders.values()) / 1e6
         self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
         self._show(lambda board: board.scalars(record, step))

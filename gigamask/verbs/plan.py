@@ -1,4 +1,4 @@
-"""`gigamask plan`: what a training takes, before it begins."""
+"""`gigamask plan`: memory, FLOPs and hours of a training before it runs."""
 
 from __future__ import annotations
 
@@ -17,47 +17,49 @@ USAGE = "gigamask plan RECIPE [--gpu h200] [--world 32x8] [--parallel fsdp] [--s
 
 @dataclass(frozen=True)
 class Verb:
-    """plans a training on the meta device: bytes of a process by kind, FLOPs, hours, whether it fits a GPU and what to change"""
+    """plan a training without a GPU: bytes of each process by kind, FLOPs, hours, whether it fits a GPU, and what to change"""
 
     run_planned: Annotated[Run, arg(name="")]
     gpu: str | None = None
-    """the GPU it is to run on, by name, or your own as NAME=GIB,TFLOPS; without one nothing is said of fit and hours"""
+    """GPU to run on: a name, or your own as NAME=GIB,TFLOPS; without one neither fit nor hours are printed"""
     world: str = "1"
     """machines x GPUs on each, such as 32x8, or the number of GPUs of one machine"""
     efficiency: float | None = None
-    """share of the GPU's peak that the training reaches; without one, those that are known"""
+    """share of the GPU's peak FLOP/s that the training reaches; default: published values"""
     dollars_per_gpu_hour: float | None = None
-    """what an hour of one GPU costs"""
+    """price of one GPU for an hour"""
     spare_gib: float = 1.5
-    """GiB of the GPU to keep free for CUDA itself, its libraries, and gaps that the allocator cannot use; the default is a guess"""
+    """GiB of the GPU to keep free for the CUDA context, library workspaces and fragmentation; the default is a guess"""
     config: tuple[str, ...] = ()
-    """YAML files of flags, taken before those on the command line"""
+    """YAML files of flags; the command line overrides them"""
     json: str | None = None
     """file for what was printed, as data"""
 
     def run(self) -> dict[str, Any]:
-        """Plans and prints."""
-        from gigamask.memory import gpus, planner
-        from gigamask.planning import Ask, plan
+        """Plan and print."""
+        from gigamask.memory import gpus, memory_plan
+        from gigamask.planning import Hardware, plan
 
         given = {"--efficiency": self.efficiency, "--dollars-per-gpu-hour": self.dollars_per_gpu_hour}
         for flag, value in given.items():
             if value is not None and self.gpu is None:
-                raise Fault(f"{flag} tells of a GPU, but none is named; give --gpu")
+                raise Fault(f"{flag} needs a GPU; give --gpu")
             if value is not None and not value > 0:
-                raise Fault(f"{flag} is {value}, it must be above 0")
+                raise Fault(f"{flag} must be > 0, got {value}")
         if self.efficiency is not None and self.efficiency > 1:
-            raise Fault(f"--efficiency is {self.efficiency}, a share of the GPU's peak; give at most 1")
+            raise Fault(f"--efficiency must be at most 1, a share of the GPU's peak, got {self.efficiency}")
         if not self.spare_gib >= 0:
-            raise Fault(f"--spare-gib is {self.spare_gib}, it must be at least 0")
-        gpu, fleet = gpus.find(self.gpu) if self.gpu is not None else None, planner.Fleet.parse(self.world)
-        found = plan(recipes.imaged(self.run_planned), Ask(gpu, fleet, self.efficiency, self.dollars_per_gpu_hour, self.spare_gib))
-        print(planner.table(found))
+            raise Fault(f"--spare-gib must be >= 0, got {self.spare_gib}")
+        gpu = gpus.find(self.gpu) if self.gpu is not None else None
+        cluster = memory_plan.Cluster.parse(self.world)
+        hardware = Hardware(gpu, cluster, self.efficiency, self.dollars_per_gpu_hour, self.spare_gib)
+        found = plan(recipes.imaged(self.run_planned), hardware)
+        print(memory_plan.table(found))
         return found
 
 
 def parse(words: Sequence[str]) -> Verb:
-    """Returns the verb that the words describe: a recipe with the flags of its training, and those of the plan."""
+    """Parse a recipe with the flags of its training, and those of the plan."""
     if words and words[0] in ("-h", "--help"):
         known = recipes.listed(recipes.BUILT_IN)
         print(f"usage: {USAGE}\n\n{Verb.__doc__}\n\nrecipes:\n{known}\n  file.py:function  your own\n")

@@ -17,9 +17,9 @@ from gigamask import arguments, planning
 from gigamask.contracts import Batch, Draws
 from gigamask.geometry.runs import Runs, dense
 from gigamask.memory import timeline
-from gigamask.memory.planner import peak_of
+from gigamask.memory.dry_run import blank_batch
+from gigamask.memory.memory_plan import peak_phase
 from gigamask.memory.profiler import Profile
-from gigamask.memory.rehearsal import blank_batch
 from gigamask.model import sizes
 from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
 from gigamask.model.sizes import SamSpec
@@ -247,8 +247,8 @@ def test_a_plan_is_what_the_device_holds(run, changes):
     spec = replace(sizes.vit_b(), depth=4, global_blocks=(1, 3))
     run = replace(run, model=spec, precision="bf16", masks_at_once=16, batch=2, micro=2, loading=replace(run.loading, max_masks=8), **changes)
     device = torch.device("cuda")
-    asked = planning.Ask()
-    predicted = peak_of(planning.planned(run, asked, planning.rehearse(run, "cuda", run.micro)))[1]
+    hardware = planning.Hardware()
+    predicted = peak_phase(planning.bytes_by_phase(run, hardware, planning.dry_run(run, "cuda", run.micro)))[1]
     gc.collect()
     before = torch.cuda.memory_allocated()
     state = TrainState.begin(run, device)

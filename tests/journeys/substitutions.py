@@ -43,7 +43,6 @@ ADDED = [
     (r"^evaluate .*--(automatic|edges)", "", "--points-per-side 4", "16 points"),
     (r"^memory sample", "", "--height 150 --width 225 --masks 10", "a tenth of the side"),
     (r"^memory loader", "", "--batches 9 --workers 1 --recipe small.py:small", "nine batches, the fewest that show growth, of one loader process"),
-    (r"^memory plan", "", "--recipe small.py:small --masks 4", "SAM's sizes take ten seconds"),
     (r"^memory grounding", "", "--language language --vision none", "Llama's shapes take twenty seconds; tests/rooms/memory has them"),
     (r"^demo", "", "--train-images 4 --test-images 1 --steps 2", "two updates on four scenes"),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),

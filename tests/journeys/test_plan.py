@@ -1,4 +1,4 @@
-"""`gigamask plan` and `gigamask memory plan` as a user types them."""
+"""`gigamask plan` as a user types it."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     words = ["plan", LITTLE, "--device", "auto", "--gpu", "h200", "--world", "2x3", "--micro", "1", "--policy.clicks", "0", "--policy.no-pauses"]
     assert main([*words, "--config", str(config), "--dollars-per-gpu-hour", "3", "--efficiency", "0.4", "--json", str(told)]) == 0
     found, text = json.loads(told.read_text()), capsys.readouterr().out
-    assert found["world"] == {"nodes": 2, "each": 3}
-    assert (found["share"]["images"], found["share"]["busy"], found["masks_at_once"], found["rounds"]) == (1, 3, 2, 1)
+    assert found["world"] == {"nodes": 2, "gpus_per_node": 3}
+    assert (found["batch_split"]["images"], found["batch_split"]["busiest"], found["masks_at_once"], found["rounds"]) == (1, 3, 2, 1)
     assert found["fits"]
     assert found["gpu"]["name"] == "h200"
     assert found["time"][0]["dollars"] == pytest.approx(3 * found["time"][0]["gpu_hours"])
@@ -34,15 +34,6 @@ def test_a_pre_training_is_planned_too(capsys):
     assert text.startswith("mae_tiny: 0.6 M parameters")
     assert "an image" in text
     assert "hours" not in text
-
-
-def test_the_estimate_that_is_often_written(capsys, tmp_path):
-    words = ["memory", "plan", "--recipe", LITTLE, "--images", "2", "--masks", "3", "--json", str(tmp_path / "found.json")]
-    assert main(words) == 0
-    text, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
-    assert "the write-ups' own formula" in text
-    assert found["written"]["activations"] == 10e9
-    assert found["planned"]["in all"] < 1e9
 
 
 def test_help(capsys):
@@ -67,17 +58,15 @@ def test_help(capsys):
         (["plan", "sam_vit_x"], "no recipe is called 'sam_vit_x'"),
         (["plan", "tiny", "--gpus", "h200"], "Unrecognized options: --gpus, h200; perhaps you meant --gpu"),
         (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
-        (["plan", "tiny", "--world", "8by8"], "--world is '8by8'"),
+        (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
         (["plan", "tiny", "--batch", "0"], "--batch is 0, it must be at least 1"),
-        (["plan", "tiny", "--efficiency", "0.3"], "--efficiency tells of a GPU, but none is named; give --gpu"),
-        (["plan", "tiny", "--gpu", "h200", "--efficiency", "0"], "--efficiency is 0.0, it must be above 0"),
-        (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency is 30.0, a share of the GPU's peak; give at most 1"),
-        (["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"], "--dollars-per-gpu-hour is -1.0, it must be above 0"),
-        (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib is -1.0, it must be at least 0"),
+        (["plan", "tiny", "--efficiency", "0.3"], "--efficiency needs a GPU; give --gpu"),
+        (["plan", "tiny", "--gpu", "h200", "--efficiency", "0"], "--efficiency must be > 0, got 0.0"),
+        (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency must be at most 1, a share of the GPU's peak, got 30.0"),
+        (["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"], "--dollars-per-gpu-hour must be > 0, got -1.0"),
+        (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib must be >= 0, got -1.0"),
         (["plan", "tiny", "--parallel", "tp"], "invalid choice 'tp' for argument '--parallel'"),
         (["plan", "tiny", "--json", "nowhere/plan.json"], "--json nowhere/plan.json: cannot be written"),
-        (["memory", "plan", "--recipe", "mae_tiny"], "--recipe mae_tiny trains without masks"),
-        (["memory", "plan", "--images", "0"], "--images is 0, it must be at least 1"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, message, capsys):

@@ -10,12 +10,12 @@ from benchmarks.plan import events_peak
 from gigamask import planning
 from gigamask.faults import Fault
 from gigamask.losses.mining import Hardest
-from gigamask.memory.flops import Products
+from gigamask.memory.dry_run import blank_batch
+from gigamask.memory.flops import StepFlops
 from gigamask.memory.gpus import find
-from gigamask.memory.planner import Fleet, Standing, peak_of
-from gigamask.memory.rehearsal import blank_batch
+from gigamask.memory.memory_plan import Cluster, StateBytes, peak_phase
 from gigamask.parallel.shard import matrices
-from gigamask.planning import Ask, Rehearsed, altered, levers, plan, planned, rehearse, settled
+from gigamask.planning import DryRun, Hardware, bytes_by_phase, dry_run, dry_run_change, memory_options, plan, resolve
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import mae_tiny, mae_vit_l, sam_vit_h, tiny
 from gigamask.recipes.variants import finetune
@@ -42,12 +42,12 @@ def measured(run: Run) -> int:
 
 
 @cache
-def base() -> Rehearsed:
-    return rehearse(BASE, "cpu", 2)
+def base() -> DryRun:
+    return dry_run(BASE, "cpu", 2)
 
 
-def total(run: Run, rehearsed: Rehearsed) -> int:
-    return peak_of(planned(replace(run, batch=run.micro), Ask(), rehearsed))[1]
+def total(run: Run, result: DryRun) -> int:
+    return peak_phase(bytes_by_phase(replace(run, batch=run.micro), Hardware(), result))[1]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def total(run: Run, rehearsed: Rehearsed) -> int:
 )
 def test_the_predicted_peak_is_the_measured_one(name, run):
     """Within a hundredth; 10 % is what is promised."""
-    assert total(run, rehearse(run, "cpu", run.micro)) == pytest.approx(measured(run), rel=0.01)
+    assert total(run, dry_run(run, "cpu", run.micro)) == pytest.approx(measured(run), rel=0.01)
 
 
 def test_what_stands_is_counted_part_by_part():
@@ -69,69 +69,69 @@ def test_what_stands_is_counted_part_by_part():
     blocks = 4 * sum(parameter.numel() for block in model.image_encoder.blocks for parameter in matrices(block))
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
-    standing = found.standing
-    assert standing.inside["weights"] == standing.inside["gradients"] == blocks
-    assert standing.outside == pytest.approx(
+    state = found.state
+    assert state.sharded["weights"] == state.sharded["gradients"] == blocks
+    assert state.replicated == pytest.approx(
         {"weights": whole - blocks + buffers, "gradients": whole - blocks, "optimizer": 2 * (whole - blocks)}, rel=0.1
     )
-    assert standing.inside["optimizer"] == pytest.approx(2 * blocks, rel=0.02)
-    assert standing.largest["weights"] < standing.inside["weights"]
+    assert state.sharded["optimizer"] == pytest.approx(2 * blocks, rel=0.02)
+    assert state.largest_block["weights"] < state.sharded["weights"]
     assert found.parameters == (whole // 4, whole // 4)
 
 
-def test_a_gpu_is_rehearsed_with_its_own_attention():
+def test_a_gpu_is_planned_with_its_own_attention():
     """Its keys and queries carry a channel for each row and column, so that more is kept here."""
-    found = rehearse(BASE, "cuda", 2)
-    assert found.kept > base().kept
-    assert found.standing == base().standing
+    found = dry_run(BASE, "cuda", 2)
+    assert found.activation_bytes > base().activation_bytes
+    assert found.state == base().state
 
 
 @pytest.mark.parametrize("change", [{"masks_at_once": 2}, {"recompute": 1}])
-def test_changes_are_rehearsed_in_part_as_they_would_be_as_a_whole(change):
+def test_partial_dry_runs_of_changes_equal_whole_ones(change):
     other = replace(BASE, **change)
-    part, whole = altered(BASE, other, base()), rehearse(other, "cpu", other.micro)
+    part, whole = dry_run_change(BASE, other, base()), dry_run(other, "cpu", other.micro)
     assert total(other, part) == pytest.approx(total(other, whole), rel=0.002)
-    assert part.kept == whole.kept
+    assert part.activation_bytes == whole.activation_bytes
 
 
-def test_what_is_rehearsed_of_a_change(monkeypatch):
-    played = []
+def test_which_part_of_a_change_is_run(monkeypatch):
+    dry_runs = []
 
     def noted(run, device, images):
-        played.append((run.model.depth, run.masks_at_once, run.loading.max_masks, images))
+        dry_runs.append((run.model.depth, run.masks_at_once, run.loading.max_masks, images))
         return base()
 
     base()
-    monkeypatch.setattr(planning, "rehearse", noted)
+    monkeypatch.setattr(planning, "dry_run", noted)
     frozen = replace(BASE, freeze=("image_encoder.blocks.1",))
-    assert altered(BASE, BASE, base()) is base()
-    altered(BASE, replace(BASE, masks_at_once=2), base())
-    altered(BASE, replace(BASE, recompute=1), base())
-    altered(BASE, replace(BASE, micro=1), base())
-    altered(BASE, replace(BASE, recompute=1, masks_at_once=2), base())
-    altered(frozen, replace(frozen, masks_at_once=2), base())
-    assert played == [(1, 2, 4, 2), (2, 1, 1, 2), (2, 5, 4, 1), (2, 2, 4, 2), (2, 2, 4, 2)]
+    assert dry_run_change(BASE, BASE, base()) is base()
+    dry_run_change(BASE, replace(BASE, masks_at_once=2), base())
+    dry_run_change(BASE, replace(BASE, recompute=1), base())
+    dry_run_change(BASE, replace(BASE, micro=1), base())
+    dry_run_change(BASE, replace(BASE, recompute=1, masks_at_once=2), base())
+    dry_run_change(frozen, replace(frozen, masks_at_once=2), base())
+    assert dry_runs == [(1, 2, 4, 2), (2, 1, 1, 2), (2, 5, 4, 1), (2, 2, 4, 2), (2, 2, 4, 2)]
 
 
 def test_an_optimizer_may_say_what_it_keeps():
     wide = replace(BASE, model=replace(BASE.model, dim=64))
-    found = rehearse(replace(wide, optimizer=AdamW8bit()), "cpu", 2)
+    found = dry_run(replace(wide, optimizer=AdamW8bit()), "cpu", 2)
     whole = sum(AdamW8bit().state_bytes(parameter.numel()) for parameter in wide.build("meta").parameters())
-    assert found.standing.inside["optimizer"] + found.standing.outside["optimizer"] == whole
-    assert found.standing.largest["optimizer"] < 0.8 * found.standing.largest["weights"]
-    assert found.peaks == rehearse(wide, "cpu", 2).peaks
+    assert found.state.sharded["optimizer"] + found.state.replicated["optimizer"] == whole
+    assert found.state.largest_block["optimizer"] < 0.8 * found.state.largest_block["weights"]
+    assert found.peaks == dry_run(wide, "cpu", 2).peaks
 
 
 def test_sharded_blocks_in_half_precision_keep_no_copies_of_their_weights():
     half = replace(BASE, precision="bf16")
-    whole, shared = (rehearse(replace(half, parallel=parallel), "cpu", 2) for parallel in ("ddp", "fsdp"))
-    assert whole.kept - shared.kept == pytest.approx(whole.standing.inside["weights"] / 2, rel=0.1)
-    assert shared.standing == whole.standing
+    whole, shared = (dry_run(replace(half, parallel=parallel), "cpu", 2) for parallel in ("ddp", "fsdp"))
+    assert whole.activation_bytes - shared.activation_bytes == pytest.approx(whole.state.sharded["weights"] / 2, rel=0.1)
+    assert shared.state == whole.state
 
 
-def test_levers_are_those_that_are_left():
-    def flags(run: Run, ask: Ask = Ask()) -> list[list[str]]:  # noqa: B008
-        return [[flag for flag, _ in family] for family in levers(run, ask)]
+def test_only_flags_that_can_lower_the_peak_are_options():
+    def flags(run: Run, hardware: Hardware = Hardware()) -> list[list[str]]:  # noqa: B008
+        return [[flag for flag, _ in family] for family in memory_options(run, hardware)]
 
     big = replace(BASE, masks_at_once=64, micro=8, batch=8, loading=Loading(max_masks=64))
     assert flags(big) == [
@@ -141,7 +141,7 @@ def test_levers_are_those_that_are_left():
         ["--optimizer adamw8bit"],
     ]
     assert flags(replace(big, recompute=2, masks_at_once=8, micro=2))[:-1] == [["--masks-at-once 4"], ["--recompute 1"], ["--micro 1"]]
-    two, small = Ask(fleet=Fleet(1, 2)), replace(big, masks_at_once=4, recompute=1, micro=1)
+    two, small = Hardware(cluster=Cluster(1, 2)), replace(big, masks_at_once=4, recompute=1, micro=1)
     assert flags(replace(big, freeze=("image_encoder",), masks_at_once=4, micro=1), two) == [["--parallel fsdp"]]
     assert flags(replace(mae_tiny(), micro=8)) == [["--micro 2", "--micro 1"], ["--optimizer adamw8bit"]]
     assert flags(small) == [["--optimizer adamw8bit"]]
@@ -153,15 +153,15 @@ def test_levers_are_those_that_are_left():
 @pytest.fixture
 def quick(monkeypatch):
     """Rehearsals that hold 1000 bytes an image, of which a recomputed block forgets half, and ten a mask at once; nothing else."""
-    standing = Standing(*(dict.fromkeys(("weights", "gradients", "optimizer"), held) for held in (80.0, 20.0, 10.0)))
+    state = StateBytes(*(dict.fromkeys(("weights", "gradients", "optimizer"), held) for held in (80.0, 20.0, 10.0)))
 
-    def rehearsed(run: Run, device: str, images: int) -> Rehearsed:
+    def fake(run: Run, device: str, images: int) -> DryRun:
         kept = round(1000 * images * (1 - 0.5 / run.recompute if run.recompute else 1))
-        return Rehearsed(images, {"forward": kept, "rounds": kept + 10 * run.masks_at_once, "backward": kept, "update": 0}, kept, standing, (25, 25))
+        return DryRun(images, {"forward": kept, "rounds": kept + 10 * run.masks_at_once, "backward": kept, "update": 0}, kept, state, (25, 25))
 
-    monkeypatch.setattr(planning, "rehearse", rehearsed)
-    monkeypatch.setattr(planning, "multiplied", lambda run: Products((100.0, 200.0), (30.0, 60.0), (50.0, 50.0), 11))
-    monkeypatch.setattr(planning, "altered", lambda run, other, rehearsed: planning.rehearse(other, "cuda", min(other.micro, rehearsed.images)))
+    monkeypatch.setattr(planning, "dry_run", fake)
+    monkeypatch.setattr(planning, "count_flops", lambda run: StepFlops((100.0, 200.0), (30.0, 60.0), (50.0, 50.0), 11))
+    monkeypatch.setattr(planning, "dry_run_change", lambda run, other, result: planning.dry_run(other, "cuda", min(other.micro, result.images)))
 
 
 @pytest.mark.parametrize(
@@ -191,19 +191,19 @@ def test_all_together_is_tried_where_nothing_alone_is_enough(quick):
 def tried(less: int) -> tuple[int, list[dict]]:
     """Returns the peak of a run, and what to change on a GPU that has so many bytes less."""
     run = replace(BASE, micro=8, batch=16, masks_at_once=64, loading=Loading(max_masks=64), device="cuda")
-    asked = Ask(fleet=Fleet(1, 2), spare_gib=0.0)
-    most = plan(run, asked)["peak_bytes"]
-    return most, plan(run, replace(asked, gpu=find(f"mine={(most - less) / 2**30!r},1")))["changes"]
+    hardware = Hardware(cluster=Cluster(1, 2), spare_gib=0.0)
+    most = plan(run, hardware)["peak_bytes"]
+    return most, plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))["changes"]
 
 
 def test_a_plan(quick):
-    asked = Ask(find("h200"), Fleet(2, 4), efficiency=0.5, price=2.0)
-    found = plan(replace(little(), batch=12, recompute=1, device="auto", parallel="hsdp"), asked)
+    hardware = Hardware(find("h200"), Cluster(2, 4), efficiency=0.5, price=2.0)
+    found = plan(replace(little(), batch=12, recompute=1, device="auto", parallel="hsdp"), hardware)
     assert (found["precision"], found["device"], found["fits"], found["changes"]) == ("bf16", "cuda", True, [])
-    assert found["share"] == {"images": 2, "busy": 4, "micros": 1, "micro": 2}
+    assert found["batch_split"] == {"images": 2, "busiest": 4, "micro_batches": 1, "micro_batch_size": 2}
     assert (found["masks"], found["masks_at_once"], found["rounds"]) == (4, 5, 11)
     assert found["peak_bytes"] == sum(found["phases"][found["peak_phase"]].values())
-    assert found["flops_an_image"] == {"encoder": 300, "rounds": 90, "computed_again": 100, "mining": 0}
+    assert found["flops_an_image"] == {"encoder": 300, "rounds": 90, "recomputed": 100, "mining": 0}
     assert found["flops_a_step"] == 12 * 490
     (row,) = found["time"]
     assert row["hours"] == pytest.approx(4 * 2 * 490 / 989e12 / 0.5 / 3600)
@@ -212,7 +212,7 @@ def test_a_plan(quick):
 
 def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
     run = replace(little(), mining=Hardest(), loading=Loading(items="mask"))
-    found = plan(run, Ask())
+    found = plan(run, Hardware())
     assert (found["precision"], found["device"], found["gpu"], found["masks"]) == ("fp32", "cpu", None, 1)
     assert found["flops_an_image"]["mining"] == 130
     assert "time" not in found
@@ -221,24 +221,28 @@ def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
 
 def test_hours_are_told_at_what_was_reached_elsewhere(quick, monkeypatch):
     """SAM's 68 hours come out of its FLOPs, 256 A100, and the share of their peak that they imply."""
-    monkeypatch.setattr(planning, "multiplied", lambda run: Products((16.99e12, 0.0), (6.287e12, 0.0), (), 11))
-    published, hoped = plan(sam_vit_h(), Ask(find("a100"), Fleet(32, 8)))["time"]
+    monkeypatch.setattr(planning, "count_flops", lambda run: StepFlops((16.99e12, 0.0), (6.287e12, 0.0), (), 11))
+    published, hoped = plan(sam_vit_h(), Hardware(find("a100"), Cluster(32, 8)))["time"]
     assert published["source"].startswith("SAM's own run")
     assert published["hours"] == pytest.approx(68, rel=0.01)
     assert "not measured" in hoped["source"]
-    monkeypatch.setattr(planning, "rehearse", lambda *run: base())
-    assert plan(mae_vit_l(), Ask(find("a100")))["time"][0]["source"].startswith("MAE's own run")
+    monkeypatch.setattr(planning, "dry_run", lambda *run: base())
+    assert plan(mae_vit_l(), Hardware(find("a100")))["time"][0]["source"].startswith("MAE's own run")
 
 
 def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
-    assert settled(finetune(), Ask()).precision == "bf16"
-    for run, ask, message in (
-        (replace(little(), batch=0), Ask(), r"^--batch is 0, it must be at least 1$"),
-        (replace(little(), sampler=Sharded(), batch=3), Ask(fleet=Fleet(2, 1)), r"^--sampler.nodes must be a multiple of the 2 nodes"),
-        (little(), Ask(find("h200")), r"^--gpu h200 with --device cpu: a plan is for one of them; leave one out$"),
-        (replace(little(), device="cuda", parallel="fsdp"), Ask(), r"^--parallel fsdp shares out over several GPUs, --world has one; give more, or"),
-        (replace(little(), device="cuda", parallel="hsdp"), Ask(fleet=Fleet(1, 8)), r"^--parallel hsdp wants several machines with several"),
-        (replace(little(), device="cuda"), Ask(find("v100")), r"^--gpu v100 has no units for bf16"),
+    assert resolve(finetune(), Hardware()).precision == "bf16"
+    for run, hardware, message in (
+        (replace(little(), batch=0), Hardware(), r"^--batch is 0, it must be at least 1$"),
+        (replace(little(), sampler=Sharded(), batch=3), Hardware(cluster=Cluster(2, 1)), r"^--sampler.nodes.*2 nodes"),
+        (little(), Hardware(find("h200")), r"^--gpu h200 with --device cpu: a plan is for one of them; remove one$"),
+        (
+            replace(little(), device="cuda", parallel="fsdp"),
+            Hardware(),
+            r"^--parallel fsdp shards over several GPUs, but --world has one",
+        ),
+        (replace(little(), device="cuda", parallel="hsdp"), Hardware(cluster=Cluster(1, 8)), r"^--parallel hsdp wants several machines with several"),
+        (replace(little(), device="cuda"), Hardware(find("v100")), r"^--gpu v100 has no units for bf16"),
     ):
         with pytest.raises(Fault, match=message):
-            settled(run, ask)
+            resolve(run, hardware)

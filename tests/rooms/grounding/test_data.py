@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from gigamask.samplers.sequence import Sequence
 from gigamask.samplers.uniform import Uniform
 
 from gigamask.contracts import Cursor, Group, Visit
@@ -19,6 +18,7 @@ from gigamask.grounding.data import RELATIONS, QueryLoader, complexity, count_re
 from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.grounding.text_features import TextFeatures
 from gigamask.model.start import build
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.curriculum import Curriculum
 from gigamask.samplers.stratified import MultiAttribute
 from tests import little
@@ -264,7 +264,7 @@ def test_an_unknown_column_is_told_with_those_there_are(tiny_index):
 @pytest.mark.parametrize("sampler", [Uniform(), Curriculum(), MultiAttribute(("granularity", "complexity", "domain"))])
 def test_samplers_order_queries(tiny_index, sampler):
     found = open_queries(tiny_index, ASKED)
-    sequence = Sequence(sampler, found.items, locate=found.locate)
+    sequence = SampleSequence(sampler, found.items, locate=found.locate)
     visits = sequence.visits(np.arange(sequence.per_epoch), 0)
     assert {visit.mask for visit in visits} == {-1}
     assert {visit.row for visit in visits} <= set(range(5))

@@ -1,4 +1,4 @@
-"""Products of a step, against counting by hand and against all rounds."""
+"""StepFlops of a step, against counting by hand and against all rounds."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gigamask import planning
-from gigamask.memory.flops import Meter
-from gigamask.memory.rehearsal import blank_batch
+from gigamask.memory.dry_run import blank_batch
+from gigamask.memory.flops import FlopMeter
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.recipes import mae_tiny, sam_vit_b
 from gigamask.train.step import Totals, accumulate
@@ -18,24 +18,24 @@ from tests.little import little
 
 def test_rounds_between_cost_what_their_neighbours_do():
     """An encoder of 3 products, then rounds of 2, 4 and 6, with backward passes of as many again: for 5 rounds, on half of the masks."""
-    meter, square = Meter(), torch.ones(10, 10, device="meta")
+    meter, square = FlopMeter(), torch.ones(10, 10, device="meta")
 
     def multiply(times: int) -> None:
         for _ in range(times):
             square @ square
 
-    def act() -> None:
+    def run() -> None:
         multiply(3)
-        meter.mark("rounds")
+        meter.enter("rounds")
         for products in (2, 4, 6):
             multiply(products)
-            meter.mark("rounds")
+            meter.enter("rounds")
             multiply(products)
-            meter.mark("rounds")
-        meter.mark("backward")
+            meter.enter("rounds")
+        meter.enter("backward")
         multiply(7)
 
-    found = meter.products(act, lambda: 5, 2.0)
+    found = meter.measure(run, lambda: 5, 2.0)
     one = 2 * 10**3
     assert found.encoder == (3 * one, 7 * one)
     assert found.masks == (2 * one * (2 + 4 * 5), 2 * one * (2 + 4 * 5))
@@ -43,25 +43,25 @@ def test_rounds_between_cost_what_their_neighbours_do():
 
 
 def test_blocks_are_counted_apart_and_every_nth_is_computed_again():
-    meter, blocks = Meter(), [nn.Linear(2, 3, device="meta"), nn.Linear(3, 5, device="meta"), nn.Linear(5, 1, device="meta")]
+    meter, blocks = FlopMeter(), [nn.Linear(2, 3, device="meta"), nn.Linear(3, 5, device="meta"), nn.Linear(5, 1, device="meta")]
     meter.watch(blocks)
 
-    def act() -> None:
+    def run() -> None:
         x = torch.ones(7, 2, device="meta")
         for block in blocks:
             x = block(x)
-        meter.mark("backward")
+        meter.enter("backward")
 
-    found = meter.products(act, lambda: 0, 1.0)
+    found = meter.measure(run, lambda: 0, 1.0)
     assert found.blocks == (2 * 7 * 2 * 3, 2 * 7 * 3 * 5, 2 * 7 * 5 * 1)
-    assert [found.again(every) for every in (0, 1, 2, 3)] == [0, sum(found.blocks), found.blocks[0] + found.blocks[2], found.blocks[0]]
+    assert [found.recomputed(every) for every in (0, 1, 2, 3)] == [0, sum(found.blocks), found.blocks[0] + found.blocks[2], found.blocks[0]]
     assert found.masks == (0, 0)
 
 
 def test_all_rounds_cost_what_three_of_them_say():
     """Tokens are a tenth of what this little model attends to, of SAM's four thousandths."""
     run = replace(little(), policy=InteractiveSchedule(clicks=2))
-    found, model = planning.multiplied(run), run.build("meta")
+    found, model = planning.count_flops(run), run.build("meta")
     batch = blank_batch(run.assembly, run.chance, 1, 4).to("meta")
     with FlopCounterMode(display=False) as counter:
         accumulate(run.task(torch.device("meta")), model, batch, Totals.zero(1, torch.empty(0, device="meta")))
@@ -71,7 +71,7 @@ def test_all_rounds_cost_what_three_of_them_say():
 
 def test_vit_b_costs_what_was_counted_by_hand():
     """Less than the 0.972 TFLOP of the published form, which projects the padding of windows, too."""
-    found = planning.multiplied(replace(sam_vit_b(), policy=InteractiveSchedule(clicks=0, pauses=False)))
+    found = planning.count_flops(replace(sam_vit_b(), policy=InteractiveSchedule(clicks=0, pauses=False)))
     tokens, dim = 64 * 64, 768
     linear = 12 * 2 * tokens * 12 * dim**2
     windowed = 8 * 25 * 196**2 * dim * 4 + 8 * 25 * 196 * 2 * 14 * dim * 2
@@ -83,10 +83,10 @@ def test_vit_b_costs_what_was_counted_by_hand():
 
 
 def test_what_is_frozen_has_no_backward_pass_and_pre_training_has_no_rounds():
-    frozen = planning.multiplied(replace(little(), freeze=("image_encoder",), init="x"))
+    frozen = planning.count_flops(replace(little(), freeze=("image_encoder",), init="x"))
     assert frozen.encoder[1] == 0
     assert frozen.masks[1] > frozen.masks[0]
-    found = planning.multiplied(mae_tiny())
+    found = planning.count_flops(mae_tiny())
     assert found.masks == (0, 0)
     assert found.rounds == 0
     assert found.encoder[1] == pytest.approx(2 * found.encoder[0], rel=0.05)

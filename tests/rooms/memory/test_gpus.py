@@ -30,8 +30,8 @@ def test_ones_own():
     [
         ("h20", r"^no GPU is called 'h20'; known are b200, h200, .*, t4, and NAME=GIB,TFLOPS for your own; perhaps you meant h200$"),
         ("zzz", r"^no GPU is called 'zzz'; known are .* for your own$"),
-        ("mine=24", r"^--gpu mine=24: two numbers belong behind the =, its GiB and its dense TFLOP/s, such as mine=24,165$"),
-        ("mine=a,b", r"^--gpu mine=a,b: two numbers belong behind the ="),
+        ("mine=24", r"^--gpu mine=24: expected NAME=GIB,TFLOPS, such as mine=24,165$"),
+        ("mine=a,b", r"^--gpu mine=a,b: expected NAME=GIB,TFLOPS"),
         ("mine=0,5", r"^--gpu mine=0,5: GiB and TFLOP/s must be above 0, such as mine=24,165$"),
         ("mine=nan,5", r"must be above 0"),
     ],

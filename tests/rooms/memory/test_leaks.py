@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory import leaks
 from gigamask.memory.leaks import Leaks, Series
 
@@ -89,8 +89,8 @@ def test_looks_are_few_however_long_a_training_is():
 def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
     """Returns the lines and notes of a training of which `sizes(step)` tells this process's bytes, the GPU's and those of loader processes."""
     looks, now, told = Counter(), {}, []
-    monkeypatch.setattr(footprint, "in_use", lambda: looks.update(["all"]) or now.get("this process"))
-    monkeypatch.setattr(footprint, "written_by_children", lambda: {pid: size for pid, size in now.items() if isinstance(pid, int)})
+    monkeypatch.setattr(process_memory, "in_use_bytes", lambda: looks.update(["all"]) or now.get("this process"))
+    monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: {pid: size for pid, size in now.items() if isinstance(pid, int)})
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: now["the GPU"])
     meter = Leaks(every, last, device)
     for step in range(steps + 1):
@@ -128,7 +128,7 @@ def test_a_system_that_says_nothing_has_no_leaks(monkeypatch):
     assert watched(monkeypatch, lambda step: {}) == []
 
 
-@pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+@pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 def test_a_task_that_keeps_its_embeddings_is_found_and_the_same_task_without_is_not(scenes, tmp_path):
     """In a process of its own: one full of tests takes from memory it has."""
     here = Path(__file__).resolve()

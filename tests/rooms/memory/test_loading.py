@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask.data import footprint, loader
-from gigamask.data.footprint import Footprint
+from gigamask.data import loader, process_memory
+from gigamask.data.process_memory import ProcessMemory
 from gigamask.faults import Fault
 from gigamask.memory import loading
 from gigamask.memory.sample import held_bytes
 from gigamask.train import feed
 from tests.little import little
 
-pytestmark = pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 MB = 10**6
 
 
@@ -42,33 +42,33 @@ def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
         assert each["above_imports_bytes"] < 60 * MB
         assert not each["grew"]
     text = loading.table(found)
-    assert text.splitlines()[0] == "18 images in 12 batches from 2 processes; the most seen of each"
+    assert text.splitlines()[0] == "18 images in 12 batches from 2 processes; peak of each"
     assert "GROWS" not in text
     assert f"at most 2 processes x {loader.PREFETCH} x " in text
 
 
 @pytest.mark.parametrize(("step_mb", "grew"), [(0, False), (0.2, False), (1, True)])
 def test_growth_is_flagged(step_mb, grew):
-    looks = [Footprint(200 * MB, 100 * MB, int((150 + 20 * (number % 2) + step_mb * number) * MB)) for number in range(30)]
+    looks = [ProcessMemory(200 * MB, 100 * MB, int((150 + 20 * (number % 2) + step_mb * number) * MB)) for number in range(30)]
     found = loading.worker(7, looks, idle=120 * MB)
     assert found["grew"] is grew
-    assert found["above_imports_bytes"] == max(look.written for look in looks) - 120 * MB
+    assert found["above_imports_bytes"] == max(look.allocated for look in looks) - 120 * MB
     assert (found["resident_bytes"], found["proportional_bytes"]) == (200 * MB, 100 * MB)
     told = {"images": 30, "batches": 30, "workers": [found], "batch_bytes": 1, "mask_bytes_per_sample": 1}
     told |= {"mask_bytes_per_sample_most": 1, "prefetch": 2, "waiting_bytes_limit": 2}
     assert ("GROWS" in loading.table(told)) is grew
-    assert ("a process that grows may hold on" in loading.table(told)) is grew
+    assert ("a process that grows may keep" in loading.table(told)) is grew
 
 
 def test_too_few_batches_show_no_growth(scenes, tmp_path):
-    with pytest.raises(Fault, match=r"^8 batches: growth is seen from 9 on; give at least so many$"):
+    with pytest.raises(Fault, match=r"^--batches must be at least 9 .*, got 8$"):
         loading.measure(iter(()), 8, 2, print)
 
 
 def test_a_loader_without_processes_has_none_to_look_at(scenes, tmp_path):
     wanted = run(scenes, tmp_path, 0)
     steps = feed.Feed(wanted, feed.open_index(wanted)).batches()
-    with pytest.raises(Fault, match=r"^no loader process could be looked at; give at least one worker, on a system with Linux's /proc$"):
+    with pytest.raises(Fault, match=r"^no loader process could be measured; use at least one worker$"):
         loading.measure(steps, 9, 2, lambda *_: None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.memory.profiler import Profile
 from gigamask.parallel.ranges import marked
 
@@ -156,6 +156,6 @@ def test_an_allocator_without_history_ends_the_profile_and_not_the_training(tmp_
 
 
 def test_a_system_that_does_not_say_what_a_process_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(footprint, "written", lambda: None)
+    monkeypatch.setattr(process_memory, "allocated_bytes", lambda: None)
     goes_by(Profile(tmp_path, 1, 0, 9, CPU), 0, 9)
     assert "| step | ms |\n|---|---|\n| 4 | " in (tmp_path / "profile.md").read_text()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gigamask.contracts import Cursor
-from gigamask.data import annotation, footprint
+from gigamask.data import annotation, process_memory
 from gigamask.data.loader import collate
 from gigamask.faults import BadSample
 from gigamask.memory import sample
@@ -18,7 +18,7 @@ def test_decoded_figures_are_sa1bs():
     assert shown == ["10.1 MB", "337.5 MB", "1.35 GB", "50.0 KB", "347.7 MB"]
 
 
-@pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+@pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 def test_what_is_measured_is_what_is_held():
     jpg, raw = specimen.make((600, 900), 80)
     found = sample.measure(jpg, raw, "specimen")
@@ -40,7 +40,7 @@ def test_what_is_measured_is_what_is_held():
     lines = sample.table(found).splitlines()
     assert lines[0] == "specimen: 600 x 900, 80 masks"
     assert lines[2].split()[:6] == ["image,", "uint8", "1.6", "MB", "2.1", "MB"]
-    assert lines[-1].startswith("decoded, it would hold ")
+    assert lines[-1].startswith("decoded, it would take ")
     assert max(map(len, lines)) < 120
 
 

@@ -11,7 +11,7 @@ from gigamask.data import index as indexes
 from gigamask.data.choose import Filters
 from gigamask.data.items import open_items
 from gigamask.faults import Fault
-from gigamask.grounding.items import open_queries
+from gigamask.grounding.data import open_queries
 from gigamask.prepare import describable
 from gigamask.samplers.stratified import MAX_STRATA, RELEVANCE, InterleavedStrata, Stratified
 from gigamask.seams import Items

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.seams import Verdict
 from gigamask.train import watch as watching
 from gigamask.train.watch import Watch, jpeg
@@ -17,7 +17,7 @@ from tests.little import little
 
 
 def records(tmp_path, seen, monkeypatch):
-    monkeypatch.setattr(footprint, "written_by_children", lambda: seen)
+    monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
     with Watch(replace(little(), out=str(tmp_path), log_every=2), 0, torch.device("cpu")) as watch:
         for step in range(1, 5):
             watch.record(step, 3, {"loss": 0.5})

@@ -3,11 +3,11 @@
 import pytest
 
 from gigamask import parser
-from gigamask.data import footprint
+from gigamask.data import process_memory
 from gigamask.faults import Fault
 from gigamask.verbs.memory import Verb
 
-pytestmark = pytest.mark.skipif(not footprint.PROC.is_dir(), reason="this system has no /proc")
+pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 
 
 def parse(*words: str) -> Verb:
@@ -38,7 +38,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"^Expected one of \{sample, loader, plan, grounding\}; see 'gigamask memory --help'$"),
+        ([], r"^Expected one of \{sample, loader, grounding\}; see 'gigamask memory --help'$"),
         (["smaple"], r"^Unrecognized options: smaple; see 'gigamask memory --help'$"),
         (["sample", "--heigth", "3"], r"^Unrecognized options: --heigth, 3; perhaps you meant --height; "),
         (["loader"], r"^Missing from gigamask memory loader: --data "),
@@ -54,7 +54,7 @@ def test_what_cannot_be_measured_is_named(scenes, tmp_path):
     for words, message in (
         (["sample", "photograph.jpg"], r"^'photograph.jpg' names no sample; write TAR:IMAGE, such as photograph.jpg:0$"),
         (["sample", "--masks", "-1"], r"^-1 masks: "),
-        (["loader", "--data", str(scenes), "--workers", "0"], r"^--workers is 0, memory is measured of loader processes; give at least 1$"),
+        (["loader", "--data", str(scenes), "--workers", "0"], r"^--workers must be at least 1, got 0: "),
     ):
         with pytest.raises(Fault, match=message):
             parse(*words).run()

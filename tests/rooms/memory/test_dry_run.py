@@ -1,4 +1,4 @@
-"""The rounds that hold most, the phases of a step, and a batch without contents."""
+"""The rounds and phases of a dry run, and its blank batch."""
 
 from dataclasses import fields, replace
 
@@ -7,7 +7,7 @@ import torch
 
 from gigamask.contracts import Batch, Draws, Prediction, Round
 from gigamask.data.loader import collate
-from gigamask.memory.rehearsal import Abridged, Rehearsal, Watched, WatchedBatches, blank_batch
+from gigamask.memory.dry_run import PhaseBatches, PhasePeaks, PhaseTask, ShortSchedule, blank_batch
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.policy import InteractiveSchedule
 from gigamask.prompts.rounds import play
@@ -18,18 +18,18 @@ from gigamask.train.tasks import draws_of, truth_of
 from tests.little import little
 
 
-class Ledger:
-    """Says that it holds what it is told."""
+class Counter:
+    """Reports the bytes it was given."""
 
-    now = 0
+    current = 0
     most = 0
 
-    def since(self) -> int:
-        peak, self.most = self.most, self.now
+    def take_peak(self) -> int:
+        peak, self.most = self.most, self.current
         return peak
 
     def hold(self, bytes_held: int) -> None:
-        self.now = bytes_held
+        self.current = bytes_held
         self.most = max(self.most, bytes_held)
 
 
@@ -56,11 +56,11 @@ def rounds(policy) -> list[Round]:
         MixedPrompts(),
     ],
 )
-def test_the_first_two_rounds_and_the_last_are_played(policy):
-    abridged = Abridged(policy)
-    whole, some = rounds(policy), rounds(abridged)
-    assert max(abridged.played) == len(whole) == policy.rounds
-    assert abridged.draws == policy.draws
+def test_the_first_two_rounds_and_the_last_are_run(policy):
+    short = ShortSchedule(policy)
+    whole, some = rounds(policy), rounds(short)
+    assert max(short.round_counts) == len(whole) == policy.rounds
+    assert short.draws == policy.draws
     chosen = [whole[0], whole[1], whole[-1]] if len(whole) > 2 else whole
     assert len(some) == len(chosen)
     for ours, theirs in zip(some, chosen, strict=True):
@@ -69,29 +69,29 @@ def test_the_first_two_rounds_and_the_last_are_played(policy):
         assert ours.prompts.several == theirs.prompts.several
 
 
-def test_phases_have_their_peaks():
-    ledger = Ledger()
-    ledger.hold(100)
-    seen = Rehearsal(ledger)
-    ledger.hold(900)
-    ledger.hold(100)
-    seen.begin()  # what was before does not count
-    ledger.hold(150)
-    ledger.hold(130)
-    seen.mark("rounds")
-    ledger.hold(180)
-    ledger.hold(130)
-    seen.mark("rounds")
-    ledger.hold(170)
-    seen.mark("backward")
-    ledger.hold(101)
-    seen.mark("update")
-    seen.mark("update")
+def test_each_phase_has_its_peak():
+    counter = Counter()
+    counter.hold(100)
+    seen = PhasePeaks(counter)
+    counter.hold(900)
+    counter.hold(100)
+    seen.start()  # earlier peaks do not count
+    counter.hold(150)
+    counter.hold(130)
+    seen.enter("rounds")
+    counter.hold(180)
+    counter.hold(130)
+    seen.enter("rounds")
+    counter.hold(170)
+    seen.enter("backward")
+    counter.hold(101)
+    seen.enter("update")
+    seen.enter("update")
     assert seen.peaks == {"forward": 50, "rounds": 80, "backward": 70, "update": 1}
-    assert seen.kept == 30
+    assert seen.activation_bytes == 30
 
 
-def test_a_batch_is_like_the_loaders():
+def test_a_blank_batch_has_the_loaders_shapes():
     run = little()
     batch = blank_batch(run.assembly, run.chance, 3, 4)
     real = collate([], (), run.assembly, run.chance, 0.0, batch.cursor)
@@ -106,17 +106,17 @@ def test_a_batch_is_like_the_loaders():
     assert len(blank_batch(run.assembly, run.chance, 2, 0).mask_image) == 0
 
 
-def test_a_watched_step_is_the_step_and_says_its_phases():
+def test_reporting_phases_does_not_change_the_step():
     run = replace(little(), data=("x",))
     gradients = []
     for watched in (False, True):
         state, marks = TrainState.begin(run, torch.device("cpu")), []
-        batches = WatchedBatches([blank_batch(run.assembly, run.chance, 2, 7)])
-        batches.mark = marks.append
+        batches = PhaseBatches([blank_batch(run.assembly, run.chance, 2, 7)])
+        batches.enter = marks.append
         task = run.task(torch.device("cpu"))
         for batch in batches:
             totals = Totals.zero(2, torch.zeros(()))
-            accumulate(Watched(task, marks.append, crowded=True) if watched else task, state.model, batch, totals)
+            accumulate(PhaseTask(task, marks.append, accumulated=True) if watched else task, state.model, batch, totals)
         gradients.append([parameter.grad for parameter in state.model.parameters()])
     assert all(torch.equal(here, there) for here, there in zip(*gradients, strict=True))
     # Seven masks, five at a time, four rounds each, each marked before and after its backward pass.

@@ -1,0 +1,328 @@
+"""Memory that training a grounding model takes on one GPU, part by part.
+
+Weights, gradients and optimizer state are counted on models of the meta device. Activations come
+from a dry run of the real step with fake tensors: transformers' own model with peft's adapters,
+the head, and the frozen image encoder without gradients. A 4-bit matrix is widened for each matrix
+product, forward and backward, and the wide copy is not kept.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gigamask.faults import Fault
+from gigamask.grounding import text_models
+from gigamask.grounding.text_encoders import HuggingFace, require
+from gigamask.memory.dry_run import Device, fake_tensors, to_fake
+from gigamask.memory.gpus import GPUS
+from gigamask.memory.memory_plan import GIB
+from gigamask.memory.sample import held_bytes
+from gigamask.model.sizes import SamSpec, vit_h
+from gigamask.model.start import build
+from gigamask.parallel.precision import HALVES
+from gigamask.train.optim import AdamW
+from gigamask.train.run import at_least
+
+LLAMA_2_7B = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
+"""Shapes of Llama 2 7B, from the config.json of meta-llama/Llama-2-7b-hf."""
+EMBEDDING_DIM = 256
+HEAD_CHANNELS = 64
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Shape of the cross-modal head: width and number of transformer decoder blocks."""
+
+    dim: int = 256
+    layers: int = 2
+
+    def build(self, text_dim: int) -> "CrossModalHead":
+        """Build the head on the meta device, for texts of `text_dim` channels."""
+        with torch.device("meta"):
+            return CrossModalHead(text_dim, self)
+
+
+class CrossModalHead(nn.Module):
+    """Score every mask for every token; masks attend to each other and to the tokens."""
+
+    def __init__(self, text_dim: int, shape: HeadShape) -> None:
+        super().__init__()
+        self.masks = nn.Linear(EMBEDDING_DIM, shape.dim)
+        self.words = nn.Linear(text_dim, shape.dim)
+        heads, width = max(1, shape.dim // HEAD_CHANNELS), 4 * shape.dim
+        self.blocks = nn.ModuleList(nn.TransformerDecoderLayer(shape.dim, heads, width, dropout=0.0, batch_first=True) for _ in range(shape.layers))
+
+    def forward(self, masks: Tensor, words: Tensor) -> Tensor:
+        """Return scores `[B, M, T]` of masks `[B, M, 256]` for words `[B, T, C]`."""
+        masks, words = self.masks(masks), self.words(words)
+        for block in self.blocks:
+            masks = block(masks, words)
+        return torch.einsum("bmd,btd->bmt", masks, words)
+
+
+@dataclass(frozen=True)
+class GroundingSetup:
+    """A grounding training: a head and the text model's adapters, on `queries` texts per image.
+
+    With `vision=None` image embeddings are read from disk.
+    """
+
+    text: HuggingFace = field(default_factory=lambda: HuggingFace("7b", "bf16", four_bit=True, lora_rank=16, recompute=True))
+    vision: SamSpec | None = field(default_factory=vit_h)
+    images: int = 1
+    queries: int = 1
+    masks: int = 16
+    head: HeadShape = field(default_factory=HeadShape)
+    optimizer: AdamW = field(default_factory=AdamW)
+
+    def check(self) -> None:
+        """Raise `Fault` for sizes that cannot be trained with."""
+        at_least(
+            1,
+            tokens=self.text.max_tokens,
+            images=self.images,
+            queries=self.queries,
+            masks=self.masks,
+        )
+        if self.head.dim < HEAD_CHANNELS or self.head.dim % HEAD_CHANNELS or self.head.layers < 0:
+            raise Fault(f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, got {self.head.dim} and {self.head.layers}")
+
+
+def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
+    """Return the bytes of each part, and the GPUs that have room for all of them.
+
+    Args:
+        setup: what is trained.
+        spare_gib: GiB of a GPU that stay free.
+
+    Returns:
+        JSON-compatible data; `activations` is the most that a step holds beside the other parts.
+    """
+    setup.check()
+    require("transformers", "the plan of a language model", "grounding")
+    text, vision, optimizer = setup.text, setup.vision, setup.optimizer
+    base = text_model(text)
+    parameters = sum(each.numel() for each in base.parameters())
+    prepare(base, text)
+    head = setup.head.build(base.config.hidden_size)
+    adapters, head_parameters = trained(base), trained(head)
+    half = HALVES.get(text.precision, torch.float32)
+    image_bytes, image_peak = dry_run_images(vision, half, setup.images) if vision else (0, 0)
+    side = vision.input_side if vision else 1024
+    held = {
+        "vision encoder": image_bytes,
+        "language model": model_bytes(base),
+        "gradients": sum(each.nbytes for each in adapters),
+        "optimizer": optimizer_bytes(optimizer, adapters),
+        "cross-modal head": 2 * model_bytes(head) + optimizer_bytes(optimizer, head_parameters),
+        "masks": 2 * setup.images * setup.masks * side**2,
+    }
+    counts = {
+        "images": setup.images,
+        "queries": setup.queries,
+        "tokens": text.max_tokens,
+        "masks": setup.masks,
+    }
+    text_peak = dry_run_texts(base, head, counts)
+    held["activations"] = max(image_peak, text_peak)
+    total = sum(held.values())
+    return {
+        **counts,
+        "precision": text.precision,
+        "four_bit": text.four_bit,
+        "lora_rank": text.lora_rank,
+        "parameters": {
+            "vision encoder": parameters_of(vision),
+            "language model": parameters,
+            "adapters": sum(each.numel() for each in adapters),
+            "cross-modal head": sum(each.numel() for each in head_parameters),
+        },
+        "bytes": held,
+        "total_bytes": total,
+        "peak_bytes": {"images": image_peak, "texts and head": text_peak},
+        "spare_gib": spare_gib,
+        "gpus": {gpu.name: fit(text.precision, gpu.tflops, total, (gpu.gib - spare_gib) * GIB) for gpu in GPUS},
+    }
+
+
+def fit(precision: str, tflops: Mapping[str, float], total: int, room: float) -> str:
+    """Return `fits`, `too small`, or that the GPU lacks the precision."""
+    if precision not in tflops:
+        return f"no {precision}"
+    return "fits" if total <= room else "too small"
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Format a plan as plain text, in GB."""
+    parameters = found["parameters"]
+    bits = "4-bit" if found["four_bit"] else found["precision"]
+    lines = [
+        f"language model of {parameters['language model'] / 1e6:,.1f} M parameters without its "
+        f"head, {bits}; adapters of rank {found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} M",
+        f"{found['images']} images, {found['queries']} queries each, {found['tokens']} tokens, {found['masks']} masks an image; {found['precision']}",
+        "",
+    ]
+    lines += [f"{part:18}{held / 1e9:9.2f} GB" for part, held in found["bytes"].items()]
+    lines += [f"{'total':18}{found['total_bytes'] / 1e9:9.2f} GB", ""]
+    lines.append(f"with {found['spare_gib']:g} GiB kept free:")
+    gpus = found["gpus"]
+    for verdict in dict.fromkeys(gpus.values()):
+        names = ", ".join(name for name, each in gpus.items() if each == verdict)
+        lines.append(f"  {verdict:10}{names}")
+    return "\n".join(lines)
+
+
+class FourBitLinear(nn.Module):
+    """Stand-in for bitsandbytes' layer: packed weights, widened for each matrix product."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        shape = layer.weight.shape
+        size = nf4_bytes(layer.weight.numel())
+        packed = torch.empty(size, dtype=torch.uint8, device="meta")
+        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
+        self._shape = shape if isinstance(layer, nn.Linear) else shape[::-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply with the widened weights."""
+        return _WidenedProduct.apply(x, self.bias, self._shape)
+
+
+class _WidenedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
+        ctx.shape = shape
+        return functional.linear(x, torch.empty(shape, dtype=x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] @ torch.empty(ctx.shape, dtype=gradients[0].dtype), None, None
+
+
+def nf4_bytes(elements: int) -> int:
+    """Return the bytes of a matrix in bitsandbytes' NF4 with double quantisation.
+
+    Half a byte an element; an 8-bit scale for 64 elements; a 32-bit scale for 256 of those; their
+    mean, and the two code tables that every matrix has.
+    """
+    scales = math.ceil(elements / 64)
+    return math.ceil(elements / 2) + scales + 4 * math.ceil(scales / 256) + 4 + 4 * 16 + 4 * 256
+
+
+def text_model(encoder: HuggingFace) -> Any:
+    """Return the text part of a language model on the meta device; `7b` is Llama 2's shapes."""
+    from transformers import AutoConfig, LlamaConfig
+
+    config = LlamaConfig(**LLAMA_2_7B)
+    if encoder.name != "7b":
+        folder = encoder.folder()
+        with text_models.loading_errors(encoder.name), text_models.quiet():
+            found = AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = found.get_text_config()
+    config.use_cache = False
+    with text_models.quiet():
+        half = HALVES.get(encoder.precision, torch.float32)
+        return text_models.meta_model(config, half).eval()
+
+
+def prepare(base: Any, encoder: HuggingFace) -> None:
+    """Freeze a language model and give it adapters, 4-bit layers and checkpointing, in place."""
+    base.requires_grad_(False)
+    if encoder.recompute:
+        text_models.enable_checkpointing(base)
+    if encoder.lora_rank:
+        text_models.add_lora(base, encoder, seed=0)
+    if encoder.four_bit:
+        for module, name, layer in four_bit_layers(base):
+            setattr(module, name, FourBitLinear(layer))
+
+
+def four_bit_layers(base: Any) -> list[tuple[nn.Module, str, Any]]:
+    """Return the linear layers stored in 4 bits, as parent module, name and layer.
+
+    Adapters and what transformers keeps in float32 are left out.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    kept = set(base._keep_in_fp32_modules or ())
+    return [
+        (module, name, layer)
+        for path, module in base.named_modules()
+        if not path.endswith((".lora_A", ".lora_B"))
+        for name, layer in module.named_children()
+        if isinstance(layer, nn.Linear | Conv1D) and name not in kept
+    ]
+
+
+def parameters_of(spec: SamSpec | None) -> int:
+    """Return the number of parameters of an image encoder."""
+    if spec is None:
+        return 0
+    return sum(each.numel() for each in build(spec, 0, "meta").image_encoder.parameters())
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that have gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Return the bytes of parameters and buffers."""
+    return held_bytes((*model.parameters(), *model.buffers()))
+
+
+def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
+    """Return the optimizer state of parameters: two moments and a step count, or its own rule."""
+    rule = getattr(optimizer, "state_bytes", None)
+    return sum(rule(each.numel()) if rule else 2 * each.nbytes + 4 for each in parameters)
+
+
+def dry_run_images(spec: SamSpec, dtype: torch.dtype, images: int, device: Device = "cuda") -> tuple[int, int]:
+    """Return the bytes of an image encoder, and its peak above them while it embeds images."""
+    with fake_tensors(device) as tracker:
+        encoder = to_fake(build(spec, 0, "meta").image_encoder.to(dtype), device)
+        before, _ = tracker.current, tracker.take_peak()
+        with torch.no_grad():
+            encoder(torch.zeros(images, 3, spec.input_side, spec.input_side, dtype=dtype), None)
+        return model_bytes(encoder), tracker.take_peak() - before
+
+
+def dry_run_texts(base: Any, head: CrossModalHead, counts: Mapping[str, int], device: Device = "cuda") -> int:
+    """Return the peak of a step of text model and head, above their weights and gradients.
+
+    Args:
+        base: the prepared text model, on the meta device.
+        head: the head, on the meta device.
+        counts: `images`, `queries` of each, `tokens` of a text and `masks` of an image.
+        device: the device that is planned.
+
+    Returns:
+        Bytes.
+    """
+    texts = counts["images"] * counts["queries"]
+    with fake_tensors(device) as tracker:
+        for model in (base, head):
+            to_fake(model, device)
+            for parameter in trained(model):
+                parameter.grad = torch.zeros_like(parameter)
+        before, _ = tracker.current, tracker.take_peak()
+        ids = torch.zeros(texts, counts["tokens"], dtype=torch.int64)
+        pooled = torch.zeros(texts, counts["masks"], EMBEDDING_DIM)
+        with torch.set_grad_enabled(bool(trained(base))):
+            out = base(input_ids=ids, attention_mask=torch.ones_like(ids))
+            words = out.last_hidden_state.float()
+        head(pooled, words).sum().backward()
+        return tracker.take_peak() - before
