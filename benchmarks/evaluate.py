@@ -5,7 +5,7 @@ transform of the whole padded picture (RITM's `Clicker`), and IoU counted by num
 measures the two alternately in one process, prints medians of wall and CPU time, and how far the scores are apart; the predictor resizes pixels by
 Pillow's filter and moves points as the reference code does, evaluation as training does.
 
-Run: python -m benchmarks.evaluate [--weights RUN | --size tiny] [--data TARS] [--images 8] [--min-predicted-iou 0.75] [--batch 4] [--repeats 3]
+Run: python -m benchmarks.evaluate [--weights RUN | --size tiny] [--data TARS] [--images 8] [--min-predicted-iou 0.75] [--batch-size 4] [--repeats 3]
 """
 
 import os
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", help="tars or an index; synthetic scenes where none are given")
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--min-predicted-iou", type=float)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
@@ -152,7 +152,7 @@ def main() -> None:
             synthetic.write(f"{folder}/scenes", asked.images, seed=1)
         index = indexes.open_or_build(asked.data or [f"{folder}/scenes"], f"{folder}/index")
         filters = Filters(max_area=None, min_predicted_iou=asked.min_predicted_iou)
-        compare(model, index, filters, range(min(asked.images, len(index))), asked.batch, asked.repeats)
+        compare(model, index, filters, range(min(asked.images, len(index))), asked.batch_size, asked.repeats)
 
 
 if __name__ == "__main__":

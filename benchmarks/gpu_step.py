@@ -225,7 +225,7 @@ def main() -> None:
     options.add_argument("--size", choices=RECIPES, default="h")
     options.add_argument("--masks", type=int, default=64)
     options.add_argument(
-        "--levers", nargs="+", default=[f"masks_at_once={count}" for count in (16, 32, 64)], help="rows: name=value,name=value, or none"
+        "--levers", nargs="+", default=[f"masks_per_chunk={count}" for count in (16, 32, 64)], help="rows: name=value,name=value, or none"
     )
     options.add_argument("--compile", action="store_true", help="compile the encoder's blocks")
     options.add_argument("--repeats", type=int, default=10)

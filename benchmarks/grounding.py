@@ -74,7 +74,7 @@ def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
         segmenter = str(folder / "tiny.safetensors")
         model = build(tiny(), 0)
         weights.save(model.state_dict(), model.spec, segmenter)
-    return replace(ground_tiny(), data=data, queries=asked, segmenter=segmenter, out=str(folder / "run"), batch=BATCH, micro=BATCH)
+    return replace(ground_tiny(), data=data, queries=asked, segmenter=segmenter, out=str(folder / "run"), batch_size=BATCH, micro_batch_size=BATCH)
 
 
 def show_features(run: GroundingTrainConfig, index: Index) -> None:

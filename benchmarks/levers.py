@@ -7,7 +7,17 @@ from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.train.run import Run
 
 Kind = TypeVar("Kind", bound=Run)
-EACH = ("none", "recompute=4", "recompute=2", "recompute=1", "masks_at_once=4", "micro=1", "optimizer=adamw8bit", "precision=bf16", "precision=fp16")
+EACH = (
+    "none",
+    "recompute=4",
+    "recompute=2",
+    "recompute=1",
+    "masks_per_chunk=4",
+    "micro_batch_size=1",
+    "optimizer=adamw8bit",
+    "precision=bf16",
+    "precision=fp16",
+)
 OPTIMIZERS = {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}
 
 

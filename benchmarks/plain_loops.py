@@ -203,10 +203,10 @@ def main() -> None:
     run = replace(
         find(RECIPES[given.size])(),
         policy=InteractiveSchedule(clicks=given.rounds - 3),
-        masks_at_once=given.masks,
+        masks_per_chunk=given.masks,
         recompute=0,
-        batch=1,
-        micro=1,
+        batch_size=1,
+        micro_batch_size=1,
         precision=choose_precision("auto", device),
         device=device.type,
     )

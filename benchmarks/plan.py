@@ -5,10 +5,10 @@ nothing. On a CPU the peak is the largest running sum of torch's own allocation 
 phases are looked at in the same step. Levers are pulled one at a time; what they save and cost is told against the first row of their size, time as
 the process's own on a CPU. Prints Markdown.
 
-Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro 2] [--masks 4] [--masks-at-once 4] [--clicks 1] [--levers none recompute=1]
-All levers: python -m benchmarks.plan --sizes b --masks 16 --masks-at-once 32 --levers all
+Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro-batch-size 2] [--masks 4] [--masks-per-chunk 4] [--clicks 1] [--levers none recompute=1]
+All levers: python -m benchmarks.plan --sizes b --masks 16 --masks-per-chunk 32 --levers all
 Two processes: torchrun --nproc-per-node 2 -m benchmarks.plan --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
-On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-at-once 64 --clicks 8 --levers all
+On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-per-chunk 64 --clicks 8 --levers all
 """
 
 import os
@@ -71,14 +71,14 @@ def measure(run: Segmentation, device: torch.device, world: World) -> dict[str, 
         state.model.train()
         if state.scale:  # none of its first steps is to be left out
             state.scale.value = 1.0
-        micro = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.loading.max_masks).to(device)
-        firsts = range(world.rank * run.micro, run.batch, world.size * run.micro)
+        micro = blank_batch(run.assembly, run.chance, run.micro_batch_size, run.micro_batch_size * run.loading.max_masks).to(device)
+        firsts = range(world.rank * run.micro_batch_size, run.batch_size, world.size * run.micro_batch_size)
         for _ in range(2):
             seen, standing, began = PhasePeaks(counter), counter.current, seconds(device)
             batches = PhaseBatches([replace(micro, places=micro.places + first) for first in firsts])
             batches.enter = seen.enter
             seen.start()
-            step(PhaseTask(run.task(device), seen.enter), state, batches, run.batch, 0.0, run.optimizer.clip_norm, world)
+            step(PhaseTask(run.task(device), seen.enter), state, batches, run.batch_size, 0.0, run.optimizer.clip_norm, world)
             seen.enter("update")
             taken = seconds(device) - began
     phases = {phase: standing + peak - before for phase, peak in seen.peaks.items()}
@@ -108,7 +108,7 @@ def predict(run: Segmentation, world: World) -> dict[str, float]:
     """Returns what `gigamask plan` says, by the same names."""
     began = time.process_time()
     hardware = planning.Hardware(cluster=Cluster(world.nodes, world.size // world.nodes))
-    held = planning.bytes_by_phase(run, hardware, planning.dry_run(run, planning.device_of(run), run.micro))
+    held = planning.bytes_by_phase(run, hardware, planning.dry_run(run, planning.device_of(run), run.micro_batch_size))
     phases = {phase: sum(kinds.values()) for phase, kinds in held.items()}
     return {**phases, "peak": memory_plan.peak_phase(held)[1], "seconds": time.process_time() - began}
 
@@ -121,9 +121,9 @@ def base(size: str, given: argparse.Namespace, device: torch.device, world: Worl
     return replace(
         run,
         model=replace(run.model, input_side=side),
-        batch=given.micro * world.size,
-        micro=given.micro,
-        masks_at_once=given.masks_at_once,
+        batch_size=given.micro_batch_size * world.size,
+        micro_batch_size=given.micro_batch_size,
+        masks_per_chunk=given.masks_per_chunk,
         recompute=0,
         policy=InteractiveSchedule(clicks=given.clicks),
         loading=replace(run.loading, max_masks=given.masks),
@@ -147,9 +147,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", choices=RECIPES, nargs="+", default=["tiny", "b"])
     options.add_argument("--side", type=int, help="input side in pixels; by default 512 on a CPU for all but tiny, else the recipe's")
-    options.add_argument("--micro", type=int, default=2)
+    options.add_argument("--micro-batch-size", type=int, default=2)
     options.add_argument("--masks", type=int, default=4, help="of an image")
-    options.add_argument("--masks-at-once", type=int, default=4)
+    options.add_argument("--masks-per-chunk", type=int, default=4)
     options.add_argument("--clicks", type=int, default=1, help="rounds with a click, after the first and before the two without")
     options.add_argument(
         "--levers", nargs="+", default=["none", "recompute=1"], help="rows: none, or leaves of the run as name=value,name=value; all"
@@ -161,8 +161,8 @@ def main() -> None:
     world = join(os.environ, device)
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     with contextlib.nullcontext() if world.first else contextlib.redirect_stdout(None):
-        print(f"{chip}, torch {torch.__version__}, {world.size} process(es), {given.micro} images each, {given.masks} masks an image,")
-        print(f"{given.masks_at_once} at once, {given.clicks + 3} rounds; predicted / measured MiB\n")
+        print(f"{chip}, torch {torch.__version__}, {world.size} process(es), {given.micro_batch_size} images each, {given.masks} masks an image,")
+        print(f"{given.masks_per_chunk} at once, {given.clicks + 3} rounds; predicted / measured MiB\n")
         print("| size | lever | forward | rounds | backward | update | peak | ratio | step s | saved | longer |\n|" + 11 * "---|")
         for size in given.sizes:
             first = None

@@ -2,7 +2,7 @@
 
 The server is on this machine and waits before each answer, as an object store does; each of its connections is a thread. Images have SA-1B's size.
 
-Run: python benchmarks/remote.py [--delay 0.03] [--images 192] [--workers 2] [--micro 4]
+Run: python benchmarks/remote.py [--delay 0.03] [--images 192] [--workers 2] [--micro-batch-size 4]
 """
 
 import os
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.03, help="seconds before each answer")
     parser.add_argument("--images", type=int, default=192)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--micro", type=int, default=4)
+    parser.add_argument("--micro-batch-size", type=int, default=4)
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -82,7 +82,7 @@ def main() -> None:
         print(f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} ms")
         print(f"index: {time.perf_counter() - started:.1f} s, {here.recv()[0]} requests")
         local = indexes.build(folder / "tars", folder / "local")
-        streamed = Streamed(lanes=max(flags.workers, 1) * flags.micro, buffer=1)
+        streamed = Streamed(lanes=max(flags.workers, 1) * flags.micro_batch_size, buffer=1)
         print(f"{'':32}{'images/s':>10}{'requests':>10}{'MB':>8}")
         for name, index, sampler, ahead in (
             ("local, random", local, Random(), 0),
@@ -90,7 +90,7 @@ def main() -> None:
             ("remote, streamed", remote, streamed, 0),
             ("remote, streamed, 8 MiB ahead", remote, streamed, 2**23),
         ):
-            elapsed_s = epoch(index, sampler, flags.workers, flags.micro, ahead)
+            elapsed_s = epoch(index, sampler, flags.workers, flags.micro_batch_size, ahead)
             here.send(True)
             asked, sent = here.recv()
             print(f"{name:32}{len(index) / elapsed_s:>10.1f}{asked:>10}{sent / 1e6:>8.0f}")

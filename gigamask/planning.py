@@ -97,7 +97,7 @@ def plan(run: ImageRun, hardware: Hardware) -> dict[str, Any]:
         Fault: if the run cannot be trained with these numbers.
     """
     run = resolve(run, hardware)
-    split = BatchSplit.of(run.batch, run.micro, hardware.cluster.size)
+    split = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size)
     step_flops = count_flops(run)
     result = dry_run(run, device_of(run), split.micro_batch_size)
     phases = bytes_by_phase(run, hardware, result)
@@ -116,10 +116,10 @@ def plan(run: ImageRun, hardware: Hardware) -> dict[str, Any]:
         "gpu": hardware.gpu and asdict(hardware.gpu),
         "world": asdict(hardware.cluster),
         "parallel": run.parallel,
-        "batch": run.batch,
+        "batch": run.batch_size,
         "batch_split": asdict(split),
         "masks": masks,
-        "masks_at_once": min(masks * split.micro_batch_size, run.planning.masks_per_chunk),
+        "masks_per_chunk": min(masks * split.micro_batch_size, run.planning.masks_per_chunk),
         "rounds": step_flops.rounds,
         "parameters": result.parameters[0],
         "trained": result.parameters[1],
@@ -127,7 +127,7 @@ def plan(run: ImageRun, hardware: Hardware) -> dict[str, Any]:
         "peak_phase": peak_phase,
         "peak_bytes": peak_bytes,
         "flops_an_image": flops,
-        "flops_a_step": image_flops * run.batch,
+        "flops_a_step": image_flops * run.batch_size,
         "steps": run.steps,
     }
     if hardware.gpu is not None:
@@ -164,7 +164,7 @@ def resolve(run: ImageRun, hardware: Hardware) -> ImageRun:
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(run.precision, torch.device(device_of(run)))
     checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
-    checked.sampler.check(run.batch, cluster.size, cluster.nodes)
+    checked.sampler.check(run.batch_size, cluster.size, cluster.nodes)
     if gpu is not None and device_of(run) == "cpu":
         raise Fault(f"--gpu {gpu.name} with --device cpu: a plan is for one of them; remove one")
     if run.parallel != "ddp" and cluster.size == 1:
@@ -182,7 +182,7 @@ def device_of(run: ImageRun) -> Device:
 
 def bytes_by_phase(run: ImageRun, hardware: Hardware, result: DryRun) -> dict[str, dict[str, int]]:
     """Return the bytes of each kind that the busiest process holds in each phase of a step."""
-    images = BatchSplit.of(run.batch, run.micro, hardware.cluster.size).images
+    images = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size).images
     with torch.device("meta"):
         batch = blank_batch(run.assembly, run.chance, images, images * run.planning.masks_per_image)
     return memory_plan.bytes_by_phase(
@@ -234,7 +234,7 @@ def dry_run_change(run: ImageRun, changed: ImageRun, result: DryRun) -> DryRun:
     """
     if changed is run:
         return result
-    device, images = device_of(changed), min(changed.micro, result.images)
+    device, images = device_of(changed), min(changed.micro_batch_size, result.images)
     reduced = changed.planning.reduced(run)
     if reduced is None:
         return dry_run(changed, device, images)
@@ -249,10 +249,10 @@ def memory_options(run: ImageRun, hardware: Hardware) -> list[list[tuple[str, di
     Each option is the flag and the fields of the run that it changes.
     """
     cluster = hardware.cluster
-    micro = BatchSplit.of(run.batch, run.micro, cluster.size).micro_batch_size
+    micro = BatchSplit.of(run.batch_size, run.micro_batch_size, cluster.size).micro_batch_size
     found = run.planning.memory_flags(micro)
     smaller = [count for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro]
-    found.append([(f"--micro {count}", {"micro": count}) for count in smaller])
+    found.append([(f"--micro-batch-size {count}", {"micro_batch_size": count}) for count in smaller])
     if run.parallel == "ddp" and cluster.size > 1 and run.optimizer.shared_out:
         found.append([("--parallel fsdp", {"parallel": "fsdp"})])
     elif run.parallel == "ddp" and type(run.optimizer) is AdamW:

@@ -47,7 +47,15 @@ def leaky() -> Leaky:
     run = little()
     plain = {each.name: getattr(run, each.name) for each in fields(run)}
     return Leaky(
-        **{**plain, "recipe": f"{Path(__file__).resolve()}:leaky", "batch": 1, "micro": 1, "steps": STEPS, "save_every": STEPS, "log_every": 4}
+        **{
+            **plain,
+            "recipe": f"{Path(__file__).resolve()}:leaky",
+            "batch_size": 1,
+            "micro_batch_size": 1,
+            "steps": STEPS,
+            "save_every": STEPS,
+            "log_every": 4,
+        }
     )
 
 

@@ -26,9 +26,7 @@ GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
 both; decoding alone moves single samples by 20 MB."""
 
 
-def measure(
-    steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: worker_pool.Progress
-) -> dict[str, Any]:
+def measure(steps: Iterator[tuple[Portion, ...]], count: int, prefetch: int, progress: worker_pool.Progress) -> dict[str, Any]:
     """Take batches from a loader and measure its processes.
 
     Args:

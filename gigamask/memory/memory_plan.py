@@ -188,10 +188,10 @@ def _heading(plan: Mapping[str, Any]) -> list[str]:
     ]
     if plan["masks"]:
         rounds = _count(plan["rounds"], "round", "rounds")
-        lines.append(f"{plan['masks']} masks an image, {plan['masks_at_once']} at once, {rounds}")
+        lines.append(f"{plan['masks']} masks an image, {plan['masks_per_chunk']} at once, {rounds}")
     idle = processes - split.busiest
     if idle and split.images == 1:
-        lines.append(f"{idle:,} processes have no image in any step: use a larger --batch, or fewer GPUs")
+        lines.append(f"{idle:,} processes have no image in any step: use a larger --batch-size, or fewer GPUs")
     return lines
 
 

@@ -18,8 +18,8 @@ def ground() -> GroundingTrainConfig:
     return GroundingTrainConfig(
         recipe="ground",
         steps=5000,
-        batch=32,
-        micro=32,
+        batch_size=32,
+        micro_batch_size=32,
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05),
         schedule=WarmupCosine(warmup=100, final=0.01),
         save_every=1000,

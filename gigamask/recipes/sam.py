@@ -14,7 +14,7 @@ def sam_vit_b() -> Segmentation:
 
     Paper: 128 GPUs with one image each, 180k updates of 128 images, lr 8e-4, layer decay .6, drop path .6; it names no hours.
     """
-    return _sam("sam_vit_b", replace(vit_b(), drop_path=0.6), steps=180_000, batch=128, optimizer=AdamW(lr=8e-4, layer_decay=0.6))
+    return _sam("sam_vit_b", replace(vit_b(), drop_path=0.6), steps=180_000, batch_size=128, optimizer=AdamW(lr=8e-4, layer_decay=0.6))
 
 
 def sam_vit_l() -> Segmentation:
@@ -22,7 +22,7 @@ def sam_vit_l() -> Segmentation:
 
     Paper: 128 GPUs with one image each, 180k updates of 128 images, lr 4e-4, layer decay .8, drop path .4; it names no hours.
     """
-    return _sam("sam_vit_l", replace(vit_l(), drop_path=0.4), steps=180_000, batch=128, optimizer=AdamW(lr=4e-4, layer_decay=0.8))
+    return _sam("sam_vit_l", replace(vit_l(), drop_path=0.4), steps=180_000, batch_size=128, optimizer=AdamW(lr=4e-4, layer_decay=0.8))
 
 
 def sam_vit_h() -> Segmentation:
@@ -30,13 +30,20 @@ def sam_vit_h() -> Segmentation:
 
     Paper: 256 A100 with one image each, 90k updates of 256 images, lr 8e-4, layer decay .8, drop path .4; 68 hours (model card).
     """
-    return _sam("sam_vit_h", replace(vit_h(), drop_path=0.4), steps=90_000, batch=256, optimizer=AdamW(lr=8e-4, layer_decay=0.8))
+    return _sam("sam_vit_h", replace(vit_h(), drop_path=0.4), steps=90_000, batch_size=256, optimizer=AdamW(lr=8e-4, layer_decay=0.8))
 
 
-def _sam(name: str, model: SamSpec, steps: int, batch: int, optimizer: AdamW) -> Segmentation:
+def _sam(name: str, model: SamSpec, steps: int, batch_size: int, optimizer: AdamW) -> Segmentation:
     """The numbers the three share, most of them the defaults of the parts: AdamW (.9, .999), weight decay .1, warm-up 250, drops at 2/3 and 26/27,
     64 masks an image, 11 rounds, 20 focal : 1 dice : 1 IoU. One image at a time is the paper's; clipping at 1 is ours, the paper names none.
     The paper's dropout in the decoder is not here (docs/recipes.md)."""
     return Segmentation(
-        recipe=name, evaluation=ClickEvaluation(), model=model, steps=steps, batch=batch, micro=1, optimizer=optimizer, save_every=1000
+        recipe=name,
+        evaluation=ClickEvaluation(),
+        model=model,
+        steps=steps,
+        batch_size=batch_size,
+        micro_batch_size=1,
+        optimizer=optimizer,
+        save_every=1000,
     )

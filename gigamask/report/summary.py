@@ -46,7 +46,7 @@ def _text(value: Any) -> str | None:
 
 def waiting(run: History) -> list[float | None]:
     """Returns, of each record, the share of its update's time that was spent waiting for data."""
-    batch = int(told) if (told := str(run.config.get("batch", ""))).isdigit() else 0
+    batch = int(told) if (told := str(run.config.get("batch-size", ""))).isdigit() else 0
     pairs = zip(run.records.get("waited_s", ()), run.records.get("images_per_s", ()), strict=False)
     return [min(waited * speed / batch, 1.0) if batch and waited is not None and speed else None for waited, speed in pairs]
 
@@ -55,7 +55,7 @@ def throughput(run: History) -> dict[str, float | None]:
     """Returns medians and the slow and fast end of speed, in images a second, the waiting share, and about how long training and evaluating took."""
     speeds, shares = _known(run.records.get("images_per_s", [])), _known(waiting(run))
     slow, median, fast = np.quantile(speeds, [0.05, 0.5, 0.95]).tolist() if speeds else (None, None, None)
-    step_s = int(run.config["batch"]) / median if median and str(run.config.get("batch", "")).isdigit() else None
+    step_s = int(run.config["batch-size"]) / median if median and str(run.config.get("batch-size", "")).isdigit() else None
     trained = step_s * run.records["step"][-1] if step_s is not None else None
     evaluated = _known([each["seconds"] for each in run.evaluations])
     return {

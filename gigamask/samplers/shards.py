@@ -158,7 +158,7 @@ class Sharded(Sampler):
             Fault: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
         """
         if batch % self.nodes:
-            raise Fault(f"--batch must be a multiple of --sampler.nodes {self.nodes} (got {batch})")
+            raise Fault(f"--batch-size must be a multiple of --sampler.nodes {self.nodes} (got {batch})")
         if self.nodes % nodes:
             raise Fault(f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})")
 

@@ -106,7 +106,7 @@ class InterleavedStrata(Sampler):
         if self.ranks == 1 and self.ratio is not None:
             return
         if batch % self.ranks:
-            raise Fault(f"--batch must be a multiple of --sampler.ranks {self.ranks} (got {batch})")
+            raise Fault(f"--batch-size must be a multiple of --sampler.ranks {self.ranks} (got {batch})")
         if self.ranks % processes:
             raise Fault(f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})")
 

@@ -73,7 +73,7 @@ class Feed:
         run, world = self._run, world or World()
         made = self._supply.loader(pin)
         try:
-            for leg in iter_segments(self._sequence, self._start, run.batch, run.micro, world.place, world.size):
+            for leg in iter_segments(self._sequence, self._start, run.batch_size, run.micro_batch_size, world.place, world.size):
                 yield from made.batches(leg)
         finally:
             made.close()

@@ -46,7 +46,7 @@ def train(
         meters: called by each process with the updates done and the device, where updates are left.
     """
     world, device = world or World(), choose_device(run.check().device)
-    run.sampler.check(run.batch, world.size, world.nodes)
+    run.sampler.check(run.batch_size, world.size, world.nodes)
     with ExitStack() as kept:
         told_to_stop = kept.enter_context(stop_signal())
         state, feed, evaluate = world.in_turn(lambda: prepare(run, world, device, other_order, kept if world.first else None))
@@ -68,10 +68,10 @@ def train(
             for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
                 rate, start = run.optimizer.lr * run.schedule.factor(state.step, run.steps), state.cursor.samples
                 asked = told_to_stop(), saver.overdue
-                done = step(task, state, [batch.to(device) for batch in batches], run.batch, rate, run.optimizer.clip_norm, world, asked)
+                done = step(task, state, [batch.to(device) for batch in batches], run.batch_size, rate, run.optimizer.clip_norm, world, asked)
                 state.advance(batches[-1].cursor)
                 feed.note(start, done.losses)
-                watch.record(state.step, run.batch, done.record)
+                watch.record(state.step, run.batch_size, done.record)
                 guard.check(state.step, batches, done.skipped and not done.overflow)
                 state.stopping, retry = done.asked
                 last = state.step == run.steps

@@ -76,7 +76,7 @@ class MaskPlanningView(PlanningView):
     def of(cls, run: Segmentation) -> MaskPlanningView:
         """Return the view of a run."""
         masks = 1 if run.items == "mask" else run.loading.max_masks
-        return cls(run, masks, run.masks_at_once, not isinstance(run.mining, EveryMask), run.recompute)
+        return cls(run, masks, run.masks_per_chunk, not isinstance(run.mining, EveryMask), run.recompute)
 
     def measured(self, abridge: Callable[[Policy], Policy], recompute: bool = True) -> Segmentation:
         """Return the run with abridged rounds, every mask trained on."""
@@ -90,17 +90,17 @@ class MaskPlanningView(PlanningView):
         learns = "image_encoder" not in self.run.freeze
         finer = [n for n in (4, 2, 1) if learns and not 0 < self.recompute <= n]
         return [
-            [(f"--masks-at-once {count}", {"masks_at_once": count}) for count in chunks],
+            [(f"--masks-per-chunk {count}", {"masks_per_chunk": count}) for count in chunks],
             [(f"--recompute {n}", {"recompute": n}) for n in finer],
         ]
 
     def reduced(self, known: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
         """Return a run of one mask, or of one encoder block, where only the other part differs."""
         run, before = self.run, known.planning
-        if not isinstance(before, MaskPlanningView) or run.micro != known.micro:
+        if not isinstance(before, MaskPlanningView) or run.micro_batch_size != known.micro_batch_size:
             return None
         if self.masks_per_chunk == before.masks_per_chunk:
-            return "encoder", replace(run, masks_at_once=1, loading=replace(run.loading, max_masks=1))
+            return "encoder", replace(run, masks_per_chunk=1, loading=replace(run.loading, max_masks=1))
         # The rounds' memory does not depend on the encoder's depth.
         blocks_frozen = any("blocks" in part for part in run.freeze)
         if self.recompute == before.recompute and type(run.model.encoder) is Vit and not blocks_frozen:

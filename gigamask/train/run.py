@@ -53,7 +53,7 @@ class ImageLoading:
     workers: int = 2
     """loader processes; 0 loads in the training process"""
     read_ahead_mb: int = 0
-    """size of the blocks that remote tars are fetched in, of which each process holds two x micro; for --sampler streamed"""
+    """size of the blocks that remote tars are fetched in, of which each process holds two x --micro-batch-size; for --sampler streamed"""
 
     def __post_init__(self) -> None:
         at_least(0, **{"loading.workers": self.workers, "loading.read_ahead_mb": self.read_ahead_mb})
@@ -81,9 +81,9 @@ class Run(ABC):
     """parts of the model that stay as they are, such as image_encoder; no gradient of theirs is computed"""
     steps: int = 1000
     """updates of the whole run"""
-    batch: int = 4
+    batch_size: int = 4
     """images per update, over all processes"""
-    micro: int = 4
+    micro_batch_size: int = 4
     """images that pass through the encoder at once; a batch is accumulated exactly from such groups"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 on a GPU and fp32 on a CPU; fp16, whose loss is scaled, is for GPUs without bf16"""
@@ -134,14 +134,22 @@ class Run(ABC):
 
     def check(self: Kind) -> Kind:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
-        at_least(1, steps=self.steps, batch=self.batch, micro=self.micro, save_every=self.save_every, keep=self.keep, log_every=self.log_every)
+        at_least(
+            1,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            save_every=self.save_every,
+            keep=self.keep,
+            log_every=self.log_every,
+        )
         self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise Fault(f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes")
         if self.parallel != "ddp" and not self.optimizer.shared_out:
             name = type(self.optimizer).__name__
             raise Fault(f"--parallel {self.parallel} shares parameters out, {name} wants whole ones; give --parallel ddp, or --optimizer adamw")
-        self.sampler.check(self.batch, processes=1, nodes=1)
+        self.sampler.check(self.batch_size, processes=1, nodes=1)
         if not self.data:
             raise Fault("--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
@@ -245,7 +253,7 @@ class ImageRun(Run):
             MaskStore.open(assembly.mask_store, index).check(assembly)
         # A worker reads as many samples as a micro-batch has at a time; each may span two blocks.
         read_ahead = loading.read_ahead_mb * 2**20
-        source = loader.Source(str(index.folder), assembly, self.chance, read_ahead, 2 * self.micro)
+        source = loader.Source(str(index.folder), assembly, self.chance, read_ahead, 2 * self.micro_batch_size)
         told = f"{self.items} {assembly.filters!r}"
         return Supply(found.items, found.locate, told, lambda pin: loader.Loader(source, loading.workers, pin))
 
@@ -292,7 +300,7 @@ def differences(ours: Run, theirs: Run) -> dict[str, tuple[Any, Any]]:
 # the json bit for bit.
 SHAPES = ("model.",)
 MOMENTS = ("freeze", "optimizer")
-DATA_ORDER = ("data", "queries", "segmenter", "text", "hold-out", "max-masks", "batch", "seed", "sampler", "loading.", "policy")
+DATA_ORDER = ("data", "queries", "segmenter", "text", "hold-out", "max-masks", "batch-size", "seed", "sampler", "loading.", "policy")
 SAME_SAMPLES = ("loading.workers", "loading.read-ahead-mb", "loading.mask-store")
 
 

@@ -48,7 +48,7 @@ class Loading(ImageLoading):
 class Segmentation(ImageRun):
     """Everything that decides what SAM's training does."""
 
-    masks_at_once: int = 64
+    masks_per_chunk: int = 64
     """masks that pass through the decoder at once; gradients do not depend on it, memory does"""
     recompute: int = 0
     """every n-th block of the encoder forgets its activations and computes them again in the backward pass; 0 is off"""
@@ -60,7 +60,7 @@ class Segmentation(ImageRun):
 
     def check(self) -> Segmentation:
         """Returns the run itself when its numbers can be trained with; raises `Fault` otherwise."""
-        at_least(1, **{"masks_at_once": self.masks_at_once, "loading.max_masks": self.loading.max_masks})
+        at_least(1, **{"masks_per_chunk": self.masks_per_chunk, "loading.max_masks": self.loading.max_masks})
         at_least(0, recompute=self.recompute)
         if "image_encoder" in self.freeze and not self.init and not self.model.encoder.pretrained:
             raise Fault("--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from")
@@ -85,7 +85,7 @@ class Segmentation(ImageRun):
 
         mining = None if isinstance(self.mining, EveryMask) else self.mining
         precision, full = choose_precision(self.precision, device), self.loading.target == "full"
-        return SamTask(self.policy, self.objective, self.masks_at_once, precision, full, mining)
+        return SamTask(self.policy, self.objective, self.masks_per_chunk, precision, full, mining)
 
     @property
     def items(self) -> Literal["image", "mask"]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gigamask.contracts import Cursor
 from gigamask.faults import Fault
 from gigamask.model import weights
+from gigamask.model.mae import Mae
 from gigamask.model.sam import Sam
 from gigamask.model.start import build
 from gigamask.parallel import shard
@@ -79,6 +80,7 @@ class TrainState:
         """Returns the model, put together where processes have parts of it; each must ask."""
         if not shard.is_sharded(self.model):
             return self.model
+        assert isinstance(self.model, (Sam, Mae))  # other models are not sharded
         model = build(self.model.spec, seed=0, device="meta")
         whole = {name: shard.whole(tensor) for name, tensor in self.model.state_dict().items()}
         model.load_state_dict(whole, assign=True)

@@ -34,7 +34,7 @@ class SamTask(Task):
 
     policy: Policy
     objective: Objective
-    masks_at_once: int
+    masks_per_chunk: int
     precision: Precision = "fp32"
     full: bool = False
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
@@ -52,8 +52,8 @@ class SamTask(Task):
     def _rounds(self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]) -> Iterator[Terms]:
         """Yields the terms of one round after the other, a few masks at a time."""
         masks = len(batch.mask_image)
-        for start in range(0, masks, self.masks_at_once):
-            part = slice(start, min(start + self.masks_at_once, masks))
+        for start in range(0, masks, self.masks_per_chunk):
+            part = slice(start, min(start + self.masks_per_chunk, masks))
             image, (truth, draws) = batch.mask_image[part], self.pose(batch, part, model.spec.grid)
             decode, weights = make_decoder(model, embedding, image, self.precision, truth.masks.shape[-1]), batch.weights[image]
             for played in play(decode, truth, self.policy, draws, batch.pause):

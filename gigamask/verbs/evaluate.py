@@ -34,7 +34,7 @@ class Verb:
     """only the first so many images"""
     feed_mask: bool = True
     """feed the previous answer back with each further click"""
-    batch: int = 4
+    batch_size: int = 4
     """images that are embedded at once; a matter of speed and memory alone"""
     device: str = "auto"
     """auto is cuda when there is one"""
@@ -79,7 +79,7 @@ class Verb:
             protocol = interactive.Protocol(feed_mask=self.feed_mask, boundaries=self.boundaries)
             seen = track(world.part(count), "evaluate", transient=True, disable=not world.first)
             also = [search.look] if self.automatic else []
-            found = world.each(lambda: interactive.measure(model, index, filters, protocol, seen, self.batch, also))
+            found = world.each(lambda: interactive.measure(model, index, filters, protocol, seen, self.batch_size, also))
             result, search = interactive.Result.joined(world.gather(found)), automatic.Search.joined(world.gather(search))
             return self._told(model, index, result, search) if world.first else None
 

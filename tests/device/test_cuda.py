@@ -63,7 +63,7 @@ def first_batch(run, pin=False) -> Batch:
 
 
 def task_of(run, precision: Literal["fp32", "bf16"] = "fp32") -> SamTask:
-    return SamTask(run.policy, run.objective, run.masks_at_once, precision)
+    return SamTask(run.policy, run.objective, run.masks_per_chunk, precision)
 
 
 def attention_leaves(batch, heads, height, width, dim, dtype=torch.float64):
@@ -194,7 +194,7 @@ def test_rounds_never_wait_for_the_device(run, precision):
 
 
 def test_peak_memory_does_not_grow_with_the_rounds(run):
-    run = replace(run, model=OFFICIAL_DECODER, policy=InteractiveSchedule(), batch=1, micro=1)
+    run = replace(run, model=OFFICIAL_DECODER, policy=InteractiveSchedule(), batch_size=1, micro_batch_size=1)
     batch = first_batch(run).to("cuda")
     model = TrainState.begin(run, torch.device("cuda")).model
     peaks = {}
@@ -241,22 +241,24 @@ def test_a_run_is_resumed_on_the_device(run, precision, optimizer):
     assert all(tensor.isfinite().all() for tensor in state.model.state_dict().values())
 
 
-@pytest.mark.parametrize("changes", [{}, {"recompute": 1}, {"precision": "fp32"}, {"optimizer": AdamW8bit()}, {"masks_at_once": 4}])
+@pytest.mark.parametrize("changes", [{}, {"recompute": 1}, {"precision": "fp32"}, {"optimizer": AdamW8bit()}, {"masks_per_chunk": 4}])
 def test_a_plan_is_what_the_device_holds(run, changes):
     """Within a tenth; libraries have claimed what they keep by the second step."""
     spec = replace(sizes.vit_b(), depth=4, global_blocks=(1, 3))
-    run = replace(run, model=spec, precision="bf16", masks_at_once=16, batch=2, micro=2, loading=replace(run.loading, max_masks=8), **changes)
+    run = replace(
+        run, model=spec, precision="bf16", masks_per_chunk=16, batch_size=2, micro_batch_size=2, loading=replace(run.loading, max_masks=8), **changes
+    )
     device = torch.device("cuda")
     hardware = planning.Hardware()
-    predicted = peak_phase(planning.bytes_by_phase(run, hardware, planning.dry_run(run, "cuda", run.micro)))[1]
+    predicted = peak_phase(planning.bytes_by_phase(run, hardware, planning.dry_run(run, "cuda", run.micro_batch_size)))[1]
     gc.collect()
     before = torch.cuda.memory_allocated()
     state = TrainState.begin(run, device)
     state.model.train()
-    batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.loading.max_masks).to(device)
+    batch = blank_batch(run.assembly, run.chance, run.micro_batch_size, run.micro_batch_size * run.loading.max_masks).to(device)
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
-        step(run.task(device), state, [batch], run.micro, 0.0, run.optimizer.clip_norm)
+        step(run.task(device), state, [batch], run.micro_batch_size, 0.0, run.optimizer.clip_norm)
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(predicted, rel=0.1)
 
 

@@ -28,7 +28,7 @@ from tests.little import SPEC
 # As SAM's recipes have it: eight heads in the decoder, which shapes do not tell.
 MODEL = replace(SPEC, decoder_heads=8, drop_path=0.0)
 MAE = MaeSpec(input_side=64, patch=8, dim=16, depth=2, heads=2, decoder_dim=16, decoder_depth=1, decoder_heads=2)
-FEW = {"device": "cpu", "log-every": 1, "batch": 2, "loading": {"workers": 0}, "schedule": {"warmup": 1}}
+FEW = {"device": "cpu", "log-every": 1, "batch-size": 2, "loading": {"workers": 0}, "schedule": {"warmup": 1}}
 
 
 def furnish(home: Path) -> None:
@@ -56,7 +56,7 @@ def furnish(home: Path) -> None:
 def _configurations(home: Path) -> None:
     model = {name.replace("_", "-"): value for name, value in asdict(MODEL).items() if name != "informed_start"} | {"global-blocks": [1]}
     loading = {"workers": 0, "max-masks": 4}
-    small = FEW | {"model": model, "micro": 1, "masks-at-once": 8, "loading": loading}
+    small = FEW | {"model": model, "micro": 1, "masks-per-chunk": 8, "loading": loading}
     mae = FEW | {"model": {name.replace("_", "-"): value for name, value in asdict(MAE).items() if name != "normalise_pixels"}, "micro": 2}
     ground = {"device": "cpu", "log-every": 1, "batch": 4, "micro": 4, "model": {"embedding-dim": 16, "dim": 16}, "schedule": {"warmup": 1}}
     for name, content in {substitutions.SMALL: small, substitutions.SMALL_MAE: mae, substitutions.SMALL_GROUND: ground}.items():

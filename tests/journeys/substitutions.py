@@ -33,7 +33,7 @@ ADDED = [
     (r"^(train|pretrain) --resume", "", "--steps 4", "two updates more"),
     (r"^pretrain mae_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two updates"),
     (r"^plan (?!mae_)", f"--config {SMALL}", "", "SAM's sizes take ten seconds each; tests/journeys/test_plan.py plans one"),
-    (r"^plan (?!mae_)", "", "--batch 1 --policy.clicks 1 --policy.no-pauses", "one image and two rounds to rehearse"),
+    (r"^plan (?!mae_)", "", "--batch-size 1 --policy.clicks 1 --policy.no-pauses", "one image and two rounds to rehearse"),
     (r"^plan .*--gpu", "", "--device auto", "the small model is a CPU's, the plan is of a GPU"),
     (r"^plan mae_", f"--config {SMALL_MAE}", "", "as SAM's"),
     (r"^ground train", f"--config {SMALL_GROUND}", "--steps 2", "the small segmenter's width, and two updates"),

@@ -11,7 +11,7 @@ LINES = [
     "plain_loops --size tiny --masks 2 --rounds 4 --repeats 1",
     "plan --sizes tiny --masks 1",
     "attention --tokens 4 --heads 1 --dim 8 --repeats 1",
-    "evaluate --images 1 --repeats 1 --batch 2",
+    "evaluate --images 1 --repeats 1 --batch-size 2",
     "grounding --scenes 3 --steps 2",
     "decoder_round --masks 1 --side 2 --repeats 1 --float32",
     "dependencies",

@@ -40,7 +40,7 @@ def test_the_line_for_one_machine(scenes, tmp_path):
 
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself told to stop, they save, and the same command goes on. Bit for bit."""
-    words = ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--batch", "4", "--micro", "2"]
+    words = ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--batch-size", "4", "--micro-batch-size", "2"]
     words += ["--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--no-python", "gigamask", *words, "--steps", "100000"]
     patient = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -118,7 +118,22 @@ def both(*words: str) -> list[subprocess.Popen]:
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     """The other says what befell it, both where they stand; the same command alone ends as if nothing had been, up to rounding."""
-    words = ["train", LITTLE, "--data", str(scenes), "--steps", "6", "--save-every", "1", "--timeout-s", "6", "--batch", "4", "--micro", "2"]
+    words = [
+        "train",
+        LITTLE,
+        "--data",
+        str(scenes),
+        "--steps",
+        "6",
+        "--save-every",
+        "1",
+        "--timeout-s",
+        "6",
+        "--batch-size",
+        "4",
+        "--micro-batch-size",
+        "2",
+    ]
     hanging = both(sys.executable, "-c", HANGING, *words, "--out", str(tmp_path / "run"))
     try:
         said = hanging[0].communicate(timeout=60)[1]

@@ -31,7 +31,7 @@ def scenes(tmp_path_factory) -> str:
 
 def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
-    words = ["evaluate", model, "--data", scenes, "--images", "3", "--batch", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
+    words = ["evaluate", model, "--data", scenes, "--images", "3", "--batch-size", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
     fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
@@ -63,7 +63,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
     [
         (["evaluate", "gone.pth"], "gone.pth", (2, 2)),
         (["--points-per-side", "0", "--automatic"], "points_per_side is 0", (2, 2)),
-        (["--batch", "0"], "0 images at once", (2, 2)),
+        (["--batch-size", "0"], "0 images at once", (2, 2)),
         (["--min-predicted-iou", "3"], "no mask to evaluate", (2, 0)),
     ],
 )

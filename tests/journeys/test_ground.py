@@ -55,7 +55,22 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
     given = ["--data", "scenes", "--queries", "scenes/queries.jsonl", "--segmenter", str(described / "segmenter.safetensors"), "--out", "runs/words"]
-    few = ["--steps", "2", "--batch", "4", "--micro", "4", "--model.embedding-dim", "16", "--model.dim", "16", "--hold-out", "0.6", "--device", "cpu"]
+    few = [
+        "--steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--micro-batch-size",
+        "4",
+        "--model.embedding-dim",
+        "16",
+        "--model.dim",
+        "16",
+        "--hold-out",
+        "0.6",
+        "--device",
+        "cpu",
+    ]
     assert main(["ground", "train", "ground_tiny", *given, *few, "--json", "told.json"]) == 0
     told = json.loads(Path("told.json").read_text())
     assert (told["step"], told["samples"]) == (2, 8)

@@ -13,12 +13,26 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
     """The recipe's flags are those of `train`, in a file as well; no data, no weights, no folder are needed."""
     config, told = tmp_path / "mine.yaml", tmp_path / "plan.json"
-    config.write_text("masks-at-once: 2\noptimizer: muon\n")
-    words = ["plan", LITTLE, "--device", "auto", "--gpu", "h200", "--world", "2x3", "--micro", "1", "--policy.clicks", "0", "--policy.no-pauses"]
+    config.write_text("masks-per-chunk: 2\noptimizer: muon\n")
+    words = [
+        "plan",
+        LITTLE,
+        "--device",
+        "auto",
+        "--gpu",
+        "h200",
+        "--world",
+        "2x3",
+        "--micro-batch-size",
+        "1",
+        "--policy.clicks",
+        "0",
+        "--policy.no-pauses",
+    ]
     assert main([*words, "--config", str(config), "--dollars-per-gpu-hour", "3", "--efficiency", "0.4", "--json", str(told)]) == 0
     found, text = json.loads(told.read_text()), capsys.readouterr().out
     assert found["world"] == {"nodes": 2, "gpus_per_node": 3}
-    assert (found["batch_split"]["images"], found["batch_split"]["busiest"], found["masks_at_once"], found["rounds"]) == (1, 3, 2, 1)
+    assert (found["batch_split"]["images"], found["batch_split"]["busiest"], found["masks_per_chunk"], found["rounds"]) == (1, 3, 2, 1)
     assert found["fits"]
     assert found["gpu"]["name"] == "h200"
     assert found["time"][0]["dollars"] == pytest.approx(3 * found["time"][0]["gpu_hours"])
@@ -29,7 +43,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
 
 
 def test_a_pre_training_is_planned_too(capsys):
-    assert main(["plan", "mae_tiny", "--micro", "2"]) == 0
+    assert main(["plan", "mae_tiny", "--micro-batch-size", "2"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("mae_tiny: 0.6 M parameters")
     assert "an image" in text
@@ -59,7 +73,7 @@ def test_help(capsys):
         (["plan", "tiny", "--gpus", "h200"], "Unrecognized options: --gpus, h200; perhaps you meant --gpu"),
         (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
         (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
-        (["plan", "tiny", "--batch", "0"], "--batch is 0, it must be at least 1"),
+        (["plan", "tiny", "--batch-size", "0"], "--batch-size is 0, it must be at least 1"),
         (["plan", "tiny", "--efficiency", "0.3"], "--efficiency needs a GPU; give --gpu"),
         (["plan", "tiny", "--gpu", "h200", "--efficiency", "0"], "--efficiency must be > 0, got 0.0"),
         (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency must be at most 1, a share of the GPU's peak, got 30.0"),

@@ -22,7 +22,7 @@ from tests.journeys.runs import records
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
-SHORT = [*SMALL, "--batch", "3", "--micro", "2", "--loading.workers", "0", "--device", "cpu", "--log-every", "1"]
+SHORT = [*SMALL, "--batch-size", "3", "--micro-batch-size", "2", "--loading.workers", "0", "--device", "cpu", "--log-every", "1"]
 
 
 def pretrain(*words: object) -> int:
@@ -195,7 +195,7 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(words, told, mae, 
 
 
 def test_a_begun_run_keeps_its_shapes_and_its_order(mae, capsys):
-    for words, told in {("--model.dim", "24"): "weights of another shape cannot be resumed", ("--batch", "4"): "--batch was 3"}.items():
+    for words, told in {("--model.dim", "24"): "weights of another shape cannot be resumed", ("--batch-size", "4"): "--batch-size was 3"}.items():
         assert main(["pretrain", "--resume", str(mae), *words]) == 2
         error = capsys.readouterr().err
         assert told in error

@@ -12,12 +12,12 @@ from tests.journeys.runs import same
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
-SHORT = [*SMALL, "--batch", "3", "--micro", "2", "--loading.workers", "0", "--device", "cpu", "--log-every", "1"]
+SHORT = [*SMALL, "--batch-size", "3", "--micro-batch-size", "2", "--loading.workers", "0", "--device", "cpu", "--log-every", "1"]
 FILES = ["profile.md", "trace.json.gz"]
 
 
 def train(*words: object) -> int:
-    return main(["train", LITTLE, "--batch", "1", "--micro", "1", "--loading.max-masks", "2", *map(str, words)])
+    return main(["train", LITTLE, "--batch-size", "1", "--micro-batch-size", "1", "--loading.max-masks", "2", *map(str, words)])
 
 
 def ranges(run: Path) -> set[str]:

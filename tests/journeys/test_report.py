@@ -128,7 +128,9 @@ def test_of_a_run_that_is_still_written_to(runs, tmp_path):
 
 def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
     staged = ["--stages", "mae,joint", "--mae-steps", "2", "--steps", "2", "--log-every", "1", "--loading.workers", "0"]
-    assert main(["train", "tiny", "--data", str(scenes), "--out", str(tmp_path / "runs"), "--batch", "2", "--micro", "2", *staged]) == 0
+    assert (
+        main(["train", "tiny", "--data", str(scenes), "--out", str(tmp_path / "runs"), "--batch-size", "2", "--micro-batch-size", "2", *staged]) == 0
+    )
     assert report(tmp_path / "runs" / "mae") == 0
     page = Page((tmp_path / "runs" / "mae" / "report.html").read_text())
     assert "mse" in page.data["runs"][0]["records"]

@@ -42,7 +42,7 @@ def test_every_name_trains_and_goes_on(built, tmp_path, name):
     index = indexes.Index.open(built)
     queried = "".join(f"{index.entry_name(row)},{row % 3},{row % 2}\n" for row in range(len(index)))
     (tmp_path / "queried.csv").write_text(f"name,complexity,domain\n{queried}")
-    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--batch", "6", "--micro", "3"]
+    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--batch-size", "6", "--micro-batch-size", "3"]
     command += ["--sampler.ratio", "0", "1", "1"] * (name == "multi_level")  # the scenes have no fine ones
     command += ["--loading.attributes", str(tmp_path / "queried.csv")] * (name == "relevance_diversity")  # images have no words
     assert main([*command, "--steps", "3"]) == 0
@@ -59,7 +59,7 @@ def test_masks_may_be_what_is_sampled(built, tmp_path, name):
 
 
 def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
-    run = replace(little(), data=(str(built),), batch=1, micro=1, loading=Loading(items="mask", workers=0))
+    run = replace(little(), data=(str(built),), batch_size=1, micro_batch_size=1, loading=Loading(items="mask", workers=0))
     index = indexes.Index.open(built)
     feed = Feed(run, index)
     met = []
@@ -125,13 +125,13 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch must be a multiple of .*got 3"),
-        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch must be a multiple of .*got 3"),
+        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch-size must be a multiple of .*got 3"),
+        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch-size must be a multiple of .*got 3"),
         (["--sampler", "multi_attribute", "--sampler.attributes", "region"], r"no column 'region'; choose one of tar, masks, .*"),
         (["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"], r"attribute 'difficulty' .*got float32"),
         (["--sampler", "curriculum", "--sampler.start", "1.5"], r"start .*1\.5"),
         (["--sampler", "curriculum", "--sampler.stat", "0.5"], r"--sampler\.stat"),
-        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch", "6"], r"node 1 of 3 has no items"),
+        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch-size", "6"], r"node 1 of 3 has no items"),
         (["--loading.attributes", "nowhere.csv"], r"nowhere\.csv"),
         (["--loading.items", "pixel"], r"invalid choice 'pixel' for argument '--loading.items'"),
     ],

@@ -152,7 +152,7 @@ def test_print_config_prints_each_stages(tmp_path, capsys):
     assert [each["steps"] for each in (mae, decoder, joint)] == ["1500", "50", "900"]
     assert [each["schedule.warmup"] for each in (mae, decoder, joint)] == ["100", "5", "60"], "of a short stage, at most a tenth"
     assert {each["seed"] for each in (mae, decoder, joint)} == {"5"}
-    assert (mae["recipe"], mae["model.dim"], mae["model.depth"], mae["batch"]) == ("mae_tiny", "16", "2", "32")
+    assert (mae["recipe"], mae["model.dim"], mae["model.depth"], mae["batch-size"]) == ("mae_tiny", "16", "2", "32")
     assert not [name for name in mae if name.startswith(("policy", "evaluation"))]
     assert not out.exists()
     assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0

@@ -77,7 +77,7 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
         real_data = request.getfixturevalue("real_data")
         train_on, test_on = real_data / "bsds_train", real_data / "bsds_val"
     run, told = tmp_path / "photos", tmp_path / "scores.json"
-    few = ["--steps", "1", "--batch", "2", "--loading.max-masks", "2"]
+    few = ["--steps", "1", "--batch-size", "2", "--loading.max-masks", "2"]
     assert main(["train", "photos", "--data", str(train_on), "--out", str(run), *few]) == 0
     assert main(["evaluate", str(run), "--data", str(test_on), "--images", "1", "--min-predicted-iou", "0.75", "--json", str(told)]) == 0
     assert json.loads(told.read_text())["masks"] > 0

@@ -81,11 +81,11 @@ def steps_of(run, cuts):
     """Two updates at these sizes of micro-batches: the state, the outcome of the second and the gradient of the first."""
     states = []
     for micro in cuts:
-        cut = replace(run, micro=micro)
+        cut = replace(run, micro_batch_size=micro)
         state = TrainState.begin(cut, torch.device("cpu"))
         made = Feed(cut, open_index(cut)).batches()
         for _ in range(2):
-            done = step(cut.task(torch.device("cpu")), state, next(made), run.batch, 1e-3, 1.0)
+            done = step(cut.task(torch.device("cpu")), state, next(made), run.batch_size, 1e-3, 1.0)
             assert not done.skipped
             if state.step == 0:
                 gradient = torch.cat([parameter.grad.flatten() for parameter in state.model.parameters()])
@@ -96,7 +96,7 @@ def steps_of(run, cuts):
 
 @pytest.mark.parametrize("parts", [{"lora_rank": 2}, {"mining": Hardest(share=0.4), "sampler": LossWeighted(per_epoch=20, importance=True)}])
 def test_micro_batches_make_the_step_of_the_batch(tmp_path, described, parts):
-    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch=9, **parts), (9, 2))
+    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch_size=9, **parts), (9, 2))
     for state, done, other in others:
         assert (other - gradient).abs().max() < 1e-5 * gradient.abs().max()
         assert done.losses == pytest.approx(told.losses, rel=1e-4)
@@ -126,7 +126,7 @@ def test_two_ranks_train_what_one_trains(tmp_path, described):
 
 @pytest.mark.parametrize("sampler", [Curriculum(), Stratified(RELEVANCE, epoch_length="data")])
 def test_samplers_of_queries_order_them(tmp_path, described, sampler):
-    run = run_in(tmp_path / "run", described, sampler=sampler, batch=8)
+    run = run_in(tmp_path / "run", described, sampler=sampler, batch_size=8)
     feed = Feed(run, open_index(run))
     dataset = run.supply(open_index(run)).loader(False).dataset
     texts = {query.text: number for number, query in enumerate(dataset.queries)}
@@ -146,7 +146,7 @@ def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
         made.append(self)
 
     monkeypatch.setattr(MaskFeatureExtractor, "__init__", noted)
-    run = run_in(tmp_path / "run", described, cache=None, batch=36, micro=36, steps=4)
+    run = run_in(tmp_path / "run", described, cache=None, batch_size=36, micro_batch_size=36, steps=4)
     train(run)
     assert [each.encoded for each in made] == [6], "two epochs of 72 queries about six images"
     train(replace(run, steps=6))
@@ -176,7 +176,7 @@ def test_a_trained_network_starts_another(tmp_path, described):
 
 
 def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_path, described):
-    run = spoilt(run_in(tmp_path / "run", described, batch=36, micro=36, steps=4), tmp_path, [1])
+    run = spoilt(run_in(tmp_path / "run", described, batch_size=36, micro_batch_size=36, steps=4), tmp_path, [1])
     state = train(run)
     assert state.step == 4
     lines = (Path(run.out) / "metrics.jsonl").read_text()
@@ -189,7 +189,7 @@ def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_
 
 def test_it_learns(tmp_path, described):
     """Twenty-four queries by heart: the loss of the last steps is a fraction of the first."""
-    run = run_in(tmp_path / "run", described, batch=24, micro=24, steps=40)
+    run = run_in(tmp_path / "run", described, batch_size=24, micro_batch_size=24, steps=40)
     state, task = TrainState.begin(run, torch.device("cpu")), run.task(torch.device("cpu"))
     made = Feed(run, open_index(run)).batches()
     batches = next(made)

@@ -106,7 +106,7 @@ def book_after(history: LossHistory, sequence: SampleSequence) -> None:
     count=st.integers(1, 9),
     per_epoch=st.integers(1, 13),
     batch=st.integers(1, 9),
-    micro=st.integers(1, 4),
+    micro_batch=st.integers(1, 4),
     worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     stop=st.integers(0, 9),
 )
@@ -147,7 +147,7 @@ def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
 def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     """What the ledger holds is each sample's mean loss over masks and rounds, and the epochs after it are what the sampler makes of it."""
     sampler = LossWeighted(per_epoch=6, ema=0.5, temperature=0.1)
-    run = run_in(tmp_path / "run", scenes, sampler=sampler, batch=3, steps=2)
+    run = run_in(tmp_path / "run", scenes, sampler=sampler, batch_size=3, steps=2)
     state = train(run)
     items, history, index = Items(len(state.book.losses), {}), state.book, open_index(run)
     first = sampler.order(items, 0, Ledger.empty(items.count))[np.arange(6)]
@@ -160,7 +160,7 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
 
 
 def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, batch=2, micro=2)
+    run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
     (batch,) = next(Feed(run, open_index(run)).batches())
     state = TrainState.begin(run, torch.device("cpu"))
     task = SamTask(run.policy, run.objective, 3)
@@ -174,7 +174,7 @@ def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
 
 
 def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, batch=2, micro=2)
+    run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
     (batch,) = next(Feed(run, open_index(run)).batches())
     task, gradients, losses = SamTask(run.policy, run.objective, 3), [], []
     for weights in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [2.0, 0.5]):
@@ -200,7 +200,7 @@ def gradient(run, state, source, visit) -> np.ndarray:
 
 def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
     """Steps of weighted samples have in the mean the gradient of steps over all items alike, which unweighted ones miss."""
-    run = run_in(tmp_path / "run", scenes, batch=1, micro=1)
+    run = run_in(tmp_path / "run", scenes, batch_size=1, micro_batch_size=1)
     source = Source(str(open_index(run).folder), run.assembly, Chance(0, run.policy.draws, run.model.depth))
     state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
     count = len(source.index)
@@ -228,8 +228,8 @@ def ledger_in(out: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("sampler", [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)])
 def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(tmp_path, scenes, sampler):
     """Two processes train as one does: the same samples in every step, the same ledger, to rounding."""
-    alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch=4))
-    run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch=4, save_every=4)
+    alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch_size=4))
+    run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch_size=4, save_every=4)
     fork(2, main, ["train", "--resume", run.out])
     weights = load_file(Path(run.out) / "checkpoints" / "step_00000008" / "model.safetensors")
     assert all(np.allclose(tensor.numpy(), weights[name], atol=2e-4) for name, tensor in alone.model.state_dict().items())

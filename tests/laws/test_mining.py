@@ -38,7 +38,7 @@ def mining_run(folder: Path, scenes: Path, mining: Mining, **changes):
     """A step of five images, fifteen masks, two rounds."""
     sampler = Stratified(per_stratum=4) if mining.by_sampler else little().sampler
     loading, policy = replace(little().loading, max_masks=3), InteractiveSchedule(clicks=1, pauses=False)
-    return run_in(folder, scenes, mining=mining, sampler=sampler, batch=5, loading=loading, **{"policy": policy, **changes})
+    return run_in(folder, scenes, mining=mining, sampler=sampler, batch_size=5, loading=loading, **{"policy": policy, **changes})
 
 
 def fresh(run) -> TrainState:
@@ -57,7 +57,7 @@ def after(run, world: World | None = None, weigh=lambda place: 1.0) -> tuple[tor
     state = fresh(run)
     start, batches = flat(state), next(Feed(run, open_index(run)).batches(world))
     batches = [replace(batch, weights=torch.tensor([weigh(place) for place in batch.places.tolist()])) for batch in batches]
-    done = step(run.task(CPU), state, batches, run.batch, 1.0, None, world)
+    done = step(run.task(CPU), state, batches, run.batch_size, 1.0, None, world)
     return flat(state) - start, done
 
 
@@ -69,7 +69,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
     """The same by the definition: one graph of everything, the mean over rounds of the masks that a sort keeps. Also how many of each place."""
     state = fresh(run)
     start, model = flat(state), state.model
-    (batch,) = next(Feed(replace(run, micro=run.batch), open_index(run)).batches())
+    (batch,) = next(Feed(replace(run, micro_batch_size=run.batch_size), open_index(run)).batches())
     every = slice(0, len(batch.mask_image))
     embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
     decode = make_decoder(model, embedding, batch.mask_image, "fp32")
@@ -88,7 +88,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
     for parameter in model.parameters():
         parameter.data -= parameter.grad
     places = batch.places[batch.mask_image].tolist()
-    means = [np.mean([loss / len(losses) for loss, at in zip(told, places, strict=True) if at == place] or np.nan) for place in range(run.batch)]
+    means = [np.mean([loss / len(losses) for loss, at in zip(told, places, strict=True) if at == place] or np.nan) for place in range(run.batch_size)]
     return flat(state) - start, np.array(means), Counter(places[mask] for mask in kept)
 
 
@@ -99,9 +99,9 @@ def test_however_a_batch_is_cut_its_step_is_that_of_the_definition(tmp_path, sce
     expected, losses, _ = plainly(run)
     everything, _ = after(replace(run, mining=EveryMask()))
     assert float((everything - expected).abs().max()) > 1e-2 * float(expected.abs().max()), "what is kept is not everything"
-    for micro, masks_at_once in ((5, 1000), (2, 3)):
-        found, done = after(replace(run, micro=micro, masks_at_once=masks_at_once))
-        assert same(expected, found), (micro, masks_at_once)
+    for micro, masks_per_chunk in ((5, 1000), (2, 3)):
+        found, done = after(replace(run, micro_batch_size=micro, masks_per_chunk=masks_per_chunk))
+        assert same(expected, found), (micro, masks_per_chunk)
         assert np.isfinite(done.losses).all()
         assert done.losses == pytest.approx(losses, rel=1e-9)
 
@@ -111,7 +111,7 @@ def test_an_image_may_lose_all_its_masks_and_is_in_the_ledger_all_the_same(tmp_p
     expected, losses, kept = plainly(run)
     assert sum(kept.values()) == 2
     for micro in (5, 1):
-        found, done = after(replace(run, micro=micro))
+        found, done = after(replace(run, micro_batch_size=micro))
         assert same(expected, found)
         assert done.losses == pytest.approx(losses, rel=1e-9)
         assert done.record["loss"] > np.nanmean(losses), "the log's loss is that of what is trained on"
@@ -127,7 +127,7 @@ def test_a_minimum_beyond_the_batch_is_no_mining(tmp_path, scenes):
 
 def test_weights_and_other_policies_are_cut_alike(tmp_path, scenes):
     run = mining_run(tmp_path / "run", scenes, Hardest(0.5), policy=TwoSidedCorrection(corrections=1))
-    (whole, _), (cut, _) = (after(replace(run, micro=micro, masks_at_once=3), weigh=lambda place: 0.5 + place) for micro in (5, 2))
+    (whole, _), (cut, _) = (after(replace(run, micro_batch_size=micro, masks_per_chunk=3), weigh=lambda place: 0.5 + place) for micro in (5, 2))
     assert same(whole, cut)
     assert not same(whole, after(run)[0])
 
@@ -172,7 +172,7 @@ def spoil(monkeypatch, bad: set[str], bare: set[str]) -> None:
 
 
 def names_of(run) -> list[str]:
-    (batch,) = next(Feed(replace(run, micro=run.batch), open_index(run)).batches())
+    (batch,) = next(Feed(replace(run, micro_batch_size=run.batch_size), open_index(run)).batches())
     return list(batch.names)
 
 
@@ -184,7 +184,7 @@ def test_unreadable_images_and_images_without_masks_are_not_there(tmp_path, scen
     expected, losses, _ = plainly(run)
     assert np.isnan(losses).tolist() == [False, True, False, True, False]
     for micro in (5, 1):
-        found, done = after(replace(run, micro=micro))
+        found, done = after(replace(run, micro_batch_size=micro))
         assert same(expected, found)
         assert done.losses == pytest.approx(losses, rel=1e-9, nan_ok=True)
 
@@ -216,7 +216,7 @@ class Broken(Objective):
 def test_a_loss_that_is_no_number_is_not_mined_away(tmp_path, scenes, mining):
     """One such mask makes the step be skipped as it would be without mining, and so does a model that is broken everywhere."""
     run = mining_run(tmp_path / "run", scenes, mining)
-    (batch,) = next(Feed(replace(run, micro=5), open_index(run)).batches())
+    (batch,) = next(Feed(replace(run, micro_batch_size=5), open_index(run)).batches())
     lefts = batch.boxes_input[:, 0].sort().values
     one, every = float(lefts[0] + lefts[lefts > lefts[0]][0]) / 2, 1e9
     for x in (one, every):

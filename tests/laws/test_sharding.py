@@ -40,7 +40,9 @@ class Exact(Segmentation):
 def exact() -> Exact:
     """A batch of five in micro-batches of one: of two processes one has three images, of four one has two and the others an empty turn."""
     run = little()
-    return Exact(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"recipe": f"{__file__}:exact", "batch": 5, "micro": 1})
+    return Exact(
+        **{name: getattr(run, name) for name in run.__dataclass_fields__} | {"recipe": f"{__file__}:exact", "batch_size": 5, "micro_batch_size": 1}
+    )
 
 
 CASES = {

@@ -19,7 +19,7 @@ MOST_S = 120
 def test_thirty_kills_at_any_moment(tmp_path, scenes):
     """Also while it loads, saves or prunes: checkpoints are written after every update, and each process is killed soon after its first."""
     steps, chance = 90, random.Random(0)
-    parts = {"steps": steps, "save_every": 1, "log_every": 100, "batch": 1, "sampler": LossWeighted(per_epoch=8)}
+    parts = {"steps": steps, "save_every": 1, "log_every": 100, "batch_size": 1, "sampler": LossWeighted(per_epoch=8)}
     whole = train(run_in(tmp_path / "whole", scenes, **parts))
     run = run_in(tmp_path / "killed", scenes, **parts)
     context = multiprocessing.get_context("fork")  # so that the thirty need not start Python; torch computes with one thread here

@@ -67,18 +67,18 @@ def die_after_twelve(run) -> None:
     train(run)
 
 
-def gradients(run, micro: int, masks_at_once: int) -> tuple[list[torch.Tensor], float]:
+def gradients(run, micro: int, masks_per_chunk: int) -> tuple[list[torch.Tensor], float]:
     state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
-    task, totals = SamTask(run.policy, run.objective, masks_at_once), Totals.zero(run.batch, next(state.model.parameters()))
-    for batch in next(Feed(replace(run, micro=micro), open_index(run)).batches()):
+    task, totals = SamTask(run.policy, run.objective, masks_per_chunk), Totals.zero(run.batch_size, next(state.model.parameters()))
+    for batch in next(Feed(replace(run, micro_batch_size=micro), open_index(run)).batches()):
         accumulate(task, state.model, batch, totals)
     return [p.grad / totals.count for p in state.model.parameters()], totals.means()["loss"]
 
 
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes):
     """Micro-batches of any size, the last one smaller, and groups of masks of any size give the whole batch's gradient."""
-    run = run_in(tmp_path / "run", scenes, batch=5)
-    whole, loss = gradients(run, micro=5, masks_at_once=1000)
+    run = run_in(tmp_path / "run", scenes, batch_size=5)
+    whole, loss = gradients(run, micro_batch_size=5, masks_per_chunk=1000)
     largest = max(float(g.abs().max()) for g in whole)
     for micro, masks in ((1, 1000), (2, 3), (3, 1)):
         cut, cut_loss = gradients(run, micro, masks)

@@ -35,9 +35,9 @@ def measured(run: Run) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         state = TrainState.begin(run, torch.device("cpu"))
         state.model.train()
-        batch = blank_batch(run.assembly, run.chance, run.micro, run.micro * run.planning.masks_per_image)
+        batch = blank_batch(run.assembly, run.chance, run.micro_batch_size, run.micro_batch_size * run.planning.masks_per_image)
         for _ in range(2):
-            step(run.task(torch.device("cpu")), state, [batch], run.micro, 0.0, run.optimizer.clip_norm)
+            step(run.task(torch.device("cpu")), state, [batch], run.micro_batch_size, 0.0, run.optimizer.clip_norm)
     return events_peak(profile)
 
 
@@ -47,21 +47,21 @@ def base() -> DryRun:
 
 
 def total(run: Run, result: DryRun) -> int:
-    return peak_phase(bytes_by_phase(replace(run, batch=run.micro), Hardware(), result))[1]
+    return peak_phase(bytes_by_phase(replace(run, batch_size=run.micro_batch_size), Hardware(), result))[1]
 
 
 @pytest.mark.parametrize(
     ("name", "run"),
     [
-        ("tiny", replace(tiny(), micro=2, masks_at_once=6, device="cpu", precision="fp32", loading=Loading(max_masks=5))),
-        ("bf16, recomputed, Muon", replace(BASE, precision="bf16", recompute=1, masks_at_once=8, optimizer=MuonAdamW())),
+        ("tiny", replace(tiny(), micro_batch_size=2, masks_per_chunk=6, device="cpu", precision="fp32", loading=Loading(max_masks=5))),
+        ("bf16, recomputed, Muon", replace(BASE, precision="bf16", recompute=1, masks_per_chunk=8, optimizer=MuonAdamW())),
         ("frozen", replace(BASE, freeze=("image_encoder",))),
-        ("mae_tiny", replace(mae_tiny(), micro=4, device="cpu", precision="fp32")),
+        ("mae_tiny", replace(mae_tiny(), micro_batch_size=4, device="cpu", precision="fp32")),
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(name, run):
     """Within a hundredth; 10 % is what is promised."""
-    assert total(run, dry_run(run, "cpu", run.micro)) == pytest.approx(measured(run), rel=0.01)
+    assert total(run, dry_run(run, "cpu", run.micro_batch_size)) == pytest.approx(measured(run), rel=0.01)
 
 
 def test_what_stands_is_counted_part_by_part():
@@ -86,10 +86,10 @@ def test_a_gpu_is_planned_with_its_own_attention():
     assert found.state == base().state
 
 
-@pytest.mark.parametrize("change", [{"masks_at_once": 2}, {"recompute": 1}])
+@pytest.mark.parametrize("change", [{"masks_per_chunk": 2}, {"recompute": 1}])
 def test_partial_dry_runs_of_changes_equal_whole_ones(change):
     other = replace(BASE, **change)
-    part, whole = dry_run_change(BASE, other, base()), dry_run(other, "cpu", other.micro)
+    part, whole = dry_run_change(BASE, other, base()), dry_run(other, "cpu", other.micro_batch_size)
     assert total(other, part) == pytest.approx(total(other, whole), rel=0.002)
     assert part.activation_bytes == whole.activation_bytes
 
@@ -98,18 +98,18 @@ def test_which_part_of_a_change_is_run(monkeypatch):
     dry_runs = []
 
     def noted(run, device, images):
-        dry_runs.append((run.model.depth, run.masks_at_once, run.loading.max_masks, images))
+        dry_runs.append((run.model.depth, run.masks_per_chunk, run.loading.max_masks, images))
         return base()
 
     base()
     monkeypatch.setattr(planning, "dry_run", noted)
     frozen = replace(BASE, freeze=("image_encoder.blocks.1",))
     assert dry_run_change(BASE, BASE, base()) is base()
-    dry_run_change(BASE, replace(BASE, masks_at_once=2), base())
+    dry_run_change(BASE, replace(BASE, masks_per_chunk=2), base())
     dry_run_change(BASE, replace(BASE, recompute=1), base())
-    dry_run_change(BASE, replace(BASE, micro=1), base())
-    dry_run_change(BASE, replace(BASE, recompute=1, masks_at_once=2), base())
-    dry_run_change(frozen, replace(frozen, masks_at_once=2), base())
+    dry_run_change(BASE, replace(BASE, micro_batch_size=1), base())
+    dry_run_change(BASE, replace(BASE, recompute=1, masks_per_chunk=2), base())
+    dry_run_change(frozen, replace(frozen, masks_per_chunk=2), base())
     assert dry_runs == [(1, 2, 4, 2), (2, 1, 1, 2), (2, 5, 4, 1), (2, 2, 4, 2), (2, 2, 4, 2)]
 
 
@@ -133,17 +133,21 @@ def test_only_flags_that_can_lower_the_peak_are_options():
     def flags(run: Run, hardware: Hardware = Hardware()) -> list[list[str]]:  # noqa: B008
         return [[flag for flag, _ in family] for family in memory_options(run, hardware)]
 
-    big = replace(BASE, masks_at_once=64, micro=8, batch=8, loading=Loading(max_masks=64))
+    big = replace(BASE, masks_per_chunk=64, micro_batch_size=8, batch_size=8, loading=Loading(max_masks=64))
     assert flags(big) == [
-        ["--masks-at-once 16", "--masks-at-once 4"],
+        ["--masks-per-chunk 16", "--masks-per-chunk 4"],
         ["--recompute 4", "--recompute 2", "--recompute 1"],
-        ["--micro 2", "--micro 1"],
+        ["--micro-batch-size 2", "--micro-batch-size 1"],
         ["--optimizer adamw8bit"],
     ]
-    assert flags(replace(big, recompute=2, masks_at_once=8, micro=2))[:-1] == [["--masks-at-once 4"], ["--recompute 1"], ["--micro 1"]]
-    two, small = Hardware(cluster=Cluster(1, 2)), replace(big, masks_at_once=4, recompute=1, micro=1)
-    assert flags(replace(big, freeze=("image_encoder",), masks_at_once=4, micro=1), two) == [["--parallel fsdp"]]
-    assert flags(replace(mae_tiny(), micro=8)) == [["--micro 2", "--micro 1"], ["--optimizer adamw8bit"]]
+    assert flags(replace(big, recompute=2, masks_per_chunk=8, micro_batch_size=2))[:-1] == [
+        ["--masks-per-chunk 4"],
+        ["--recompute 1"],
+        ["--micro-batch-size 1"],
+    ]
+    two, small = Hardware(cluster=Cluster(1, 2)), replace(big, masks_per_chunk=4, recompute=1, micro_batch_size=1)
+    assert flags(replace(big, freeze=("image_encoder",), masks_per_chunk=4, micro_batch_size=1), two) == [["--parallel fsdp"]]
+    assert flags(replace(mae_tiny(), micro_batch_size=8)) == [["--micro-batch-size 2", "--micro-batch-size 1"], ["--optimizer adamw8bit"]]
     assert flags(small) == [["--optimizer adamw8bit"]]
     assert flags(small, two) == [["--parallel fsdp"]]
     assert flags(replace(small, parallel="fsdp"), two) == []
@@ -157,40 +161,42 @@ def quick(monkeypatch):
 
     def fake(run: Run, device: str, images: int) -> DryRun:
         kept = round(1000 * images * (1 - 0.5 / run.recompute if run.recompute else 1))
-        return DryRun(images, {"forward": kept, "rounds": kept + 10 * run.masks_at_once, "backward": kept, "update": 0}, kept, state, (25, 25))
+        return DryRun(images, {"forward": kept, "rounds": kept + 10 * run.masks_per_chunk, "backward": kept, "update": 0}, kept, state, (25, 25))
 
     monkeypatch.setattr(planning, "dry_run", fake)
     monkeypatch.setattr(planning, "count_flops", lambda run: StepFlops((100.0, 200.0), (30.0, 60.0), (50.0, 50.0), 11))
-    monkeypatch.setattr(planning, "dry_run_change", lambda run, other, result: planning.dry_run(other, "cuda", min(other.micro, result.images)))
+    monkeypatch.setattr(
+        planning, "dry_run_change", lambda run, other, result: planning.dry_run(other, "cuda", min(other.micro_batch_size, result.images))
+    )
 
 
 @pytest.mark.parametrize(
     ("less", "flags"),
     [
-        (100, ["--masks-at-once 16", "--recompute 4", "--micro 2", "--parallel fsdp"]),
-        (1500, ["--masks-at-once 16", "--masks-at-once 4", "--recompute 4", "--recompute 2", "--micro 2", "--parallel fsdp"]),
+        (100, ["--masks-per-chunk 16", "--recompute 4", "--micro-batch-size 2", "--parallel fsdp"]),
+        (1500, ["--masks-per-chunk 16", "--masks-per-chunk 4", "--recompute 4", "--recompute 2", "--micro-batch-size 2", "--parallel fsdp"]),
     ],
 )
 def test_what_to_change_is_tried_from_the_mildest_on_until_it_fits(quick, less, flags):
     most, found = tried(less)
     assert [each["flags"] for each in found] == flags
     by_flags = {each["flags"]: each for each in found}
-    fitting = {100: flags, 1500: ["--recompute 2", "--micro 2"]}
+    fitting = {100: flags, 1500: ["--recompute 2", "--micro-batch-size 2"]}
     assert [flag for flag, each in by_flags.items() if each["fits"]] == [flag for flag in flags if flag in fitting[less]]
     assert by_flags["--recompute 4"]["more_flops"] == pytest.approx(50 / 390)
-    assert by_flags["--micro 2"] == {"flags": "--micro 2", "peak_bytes": most - 6000, "fits": True, "more_flops": 0}
+    assert by_flags["--micro-batch-size 2"] == {"flags": "--micro-batch-size 2", "peak_bytes": most - 6000, "fits": True, "more_flops": 0}
 
 
 def test_all_together_is_tried_where_nothing_alone_is_enough(quick):
     _, found = tried(10**5)
     assert not any(each["fits"] for each in found)
-    assert found[-1]["flags"] == "--masks-at-once 4 --recompute 1 --micro 1 --parallel fsdp"
+    assert found[-1]["flags"] == "--masks-per-chunk 4 --recompute 1 --micro-batch-size 1 --parallel fsdp"
     assert found[-1]["peak_bytes"] == min(each["peak_bytes"] for each in found)
 
 
 def tried(less: int) -> tuple[int, list[dict]]:
     """Returns the peak of a run, and what to change on a GPU that has so many bytes less."""
-    run = replace(BASE, micro=8, batch=16, masks_at_once=64, loading=Loading(max_masks=64), device="cuda")
+    run = replace(BASE, micro_batch_size=8, batch_size=16, masks_per_chunk=64, loading=Loading(max_masks=64), device="cuda")
     hardware = Hardware(cluster=Cluster(1, 2), spare_gib=0.0)
     most = plan(run, hardware)["peak_bytes"]
     return most, plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))["changes"]
@@ -198,10 +204,10 @@ def tried(less: int) -> tuple[int, list[dict]]:
 
 def test_a_plan(quick):
     hardware = Hardware(find("h200"), Cluster(2, 4), efficiency=0.5, price=2.0)
-    found = plan(replace(little(), batch=12, recompute=1, device="auto", parallel="hsdp"), hardware)
+    found = plan(replace(little(), batch_size=12, recompute=1, device="auto", parallel="hsdp"), hardware)
     assert (found["precision"], found["device"], found["fits"], found["changes"]) == ("bf16", "cuda", True, [])
     assert found["batch_split"] == {"images": 2, "busiest": 4, "micro_batches": 1, "micro_batch_size": 2}
-    assert (found["masks"], found["masks_at_once"], found["rounds"]) == (4, 5, 11)
+    assert (found["masks"], found["masks_per_chunk"], found["rounds"]) == (4, 5, 11)
     assert found["peak_bytes"] == sum(found["phases"][found["peak_phase"]].values())
     assert found["flops_an_image"] == {"encoder": 300, "rounds": 90, "recomputed": 100, "mining": 0}
     assert found["flops_a_step"] == 12 * 490
@@ -233,8 +239,8 @@ def test_hours_are_told_at_what_was_reached_elsewhere(quick, monkeypatch):
 def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
     assert resolve(finetune(), Hardware()).precision == "bf16"
     for run, hardware, message in (
-        (replace(little(), batch=0), Hardware(), r"^--batch is 0, it must be at least 1$"),
-        (replace(little(), sampler=Sharded(), batch=3), Hardware(cluster=Cluster(2, 1)), r"^--sampler.nodes.*2 nodes"),
+        (replace(little(), batch_size=0), Hardware(), r"^--batch-size is 0, it must be at least 1$"),
+        (replace(little(), sampler=Sharded(), batch_size=3), Hardware(cluster=Cluster(2, 1)), r"^--sampler.nodes.*2 nodes"),
         (little(), Hardware(find("h200")), r"^--gpu h200 with --device cpu: a plan is for one of them; remove one$"),
         (
             replace(little(), device="cuda", parallel="fsdp"),

@@ -82,14 +82,16 @@ def test_the_arithmetic_on_the_page():
         run = recipes.find(name)()
         factors = [run.schedule.factor(step, run.steps) for drop in drops for step in (drop - 1, drop)]
         assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
-        assert run.steps * run.batch == 23_040_000
+        assert run.steps * run.batch_size == 23_040_000
         assert run.schedule.factor(0, run.steps) == pytest.approx(1 / 250)
-    assert run.steps * run.batch / 11e6 == pytest.approx(2.09, abs=0.005)
+    assert run.steps * run.batch_size / 11e6 == pytest.approx(2.09, abs=0.005)
     run = recipes.mae_vit_b()
-    assert run.steps * run.batch / 11e6 == pytest.approx(186, abs=0.5)
+    assert run.steps * run.batch_size / 11e6 == pytest.approx(186, abs=0.5)
     assert 1600 * (mae.IMAGES // 4096) == 499_200
-    assert recipes.one_gpu().steps * recipes.one_gpu().batch == 1_440_000
-    assert recipes.one_gpu().optimizer.lr == pytest.approx(recipes.sam_vit_b().optimizer.lr * recipes.one_gpu().batch / recipes.sam_vit_b().batch)
+    assert recipes.one_gpu().steps * recipes.one_gpu().batch_size == 1_440_000
+    assert recipes.one_gpu().optimizer.lr == pytest.approx(
+        recipes.sam_vit_b().optimizer.lr * recipes.one_gpu().batch_size / recipes.sam_vit_b().batch_size
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -124,9 +126,9 @@ def test_numbers_in_docstrings_are_those_of_the_recipe(name, runs):
     recipe, run = recipes.find(name), recipes.find(name)()
     values = [each for value in runs[name].values() for each in (value if isinstance(value, list) else [value])]
     numbers = {float(value) for value in values if re.fullmatch(r"[\d.e-]+", value)} | {float(fact) for fact in FACTS.get(name, ())}
-    numbers |= {float(run.steps * run.batch), float(run.policy.rounds) if hasattr(run, "policy") else 0.0}
+    numbers |= {float(run.steps * run.batch_size), float(run.policy.rounds) if hasattr(run, "policy") else 0.0}
     if "mae_vit" in name:
-        numbers |= {run.optimizer.lr * 256 / run.batch, 256.0}
+        numbers |= {run.optimizer.lr * 256 / run.batch_size, 256.0}
     for text in (recipe.__doc__, SHARED[name].__doc__ if name in SHARED else None):
         for number, unit in NUMBER.findall(re.sub(r"`[^`]*`", "", text or "")):
             said = float(Fraction(number)) * {"": 1, "k": 1e3, " million": 1e6}[unit]
@@ -137,4 +139,4 @@ def test_sams_docstrings_state_length_batch_rate_and_decays():
     for recipe in (recipes.sam_vit_b, recipes.sam_vit_l, recipes.sam_vit_h):
         run = recipe()
         rate, decay, drop = f"{run.optimizer.lr * 1e4:.0f}e-4", f"{run.optimizer.layer_decay}"[1:], f"{run.model.drop_path}"[1:]
-        assert f"{run.steps // 1000}k updates of {run.batch} images, lr {rate}, layer decay {decay}, drop path {drop}" in (recipe.__doc__ or "")
+        assert f"{run.steps // 1000}k updates of {run.batch_size} images, lr {rate}, layer decay {decay}, drop path {drop}" in (recipe.__doc__ or "")

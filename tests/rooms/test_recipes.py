@@ -18,7 +18,7 @@ from gigamask.train.schedule import WarmupDrops
 )
 def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, drop_path, dim):
     run = recipes.find(name)()
-    assert (run.recipe, run.steps, run.batch, run.model.dim, run.model.drop_path) == (name, steps, batch, dim, drop_path)
+    assert (run.recipe, run.steps, run.batch_size, run.model.dim, run.model.drop_path) == (name, steps, batch, dim, drop_path)
     assert (run.optimizer.lr, run.optimizer.layer_decay, run.optimizer.betas, run.optimizer.weight_decay) == (lr, layer_decay, (0.9, 0.999), 0.1)
     assert run.schedule == WarmupDrops(250, (2 / 3, 26 / 27), 0.1)
     assert (run.loading.max_masks, run.policy.rounds, run.policy.box_share) == (64, 11, 0.5)

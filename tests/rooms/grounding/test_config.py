@@ -48,7 +48,7 @@ def index(described, tmp_path_factory):
         ({"max_masks": 0}, r"^--max-masks\b.*\b0\b"),
         ({"parallel": "fsdp"}, r"^--parallel\b.*fsdp"),
         ({"data": ()}, r"^--data\b"),
-        ({"batch": 0}, r"^--batch\b.*\b0\b"),
+        ({"batch": 0}, r"^--batch-size\b.*\b0\b"),
     ],
 )
 def test_numbers_that_cannot_be_trained_with(run, change, flag):

@@ -110,7 +110,7 @@ def plan(**changed):
         "batch": 16,
         "batch_split": {"images": 2, "busiest": 8, "micro_batches": 2, "micro_batch_size": 1},
         "masks": 64,
-        "masks_at_once": 32,
+        "masks_per_chunk": 32,
         "rounds": 11,
         "parameters": 2_000_000,
         "trained": 2_000_000,
@@ -152,10 +152,10 @@ def test_a_table():
 
 
 def test_a_table_of_what_does_not_fit():
-    tried = {"flags": "--micro 1", "peak_bytes": 3 * GIB, "fits": False, "more_flops": 0.0}
+    tried = {"flags": "--micro-batch-size 1", "peak_bytes": 3 * GIB, "fits": False, "more_flops": 0.0}
     lines = table(plan(fits=False, available_bytes=2.0 * GIB, changes=[tried])).splitlines()
     assert any(line.endswith("DOES NOT FIT, 1.6 GiB over") for line in lines)
-    assert "      3.00 GiB        with --micro 1" in lines
+    assert "      3.00 GiB        with --micro-batch-size 1" in lines
     assert any(line.startswith("  none of these is enough: try") for line in lines)
     lines = table(plan(fits=False, changes=[tried, tried | {"fits": True, "flags": "--recompute 1", "more_flops": 0.2}])).splitlines()
     assert "      3.00 GiB  fits  with --recompute 1, 20% more FLOPs" in lines
@@ -168,7 +168,7 @@ def test_a_table_without_a_gpu_of_a_little_run_without_rounds():
     split = {"images": 1, "busiest": 6, "micro_batches": 1, "micro_batch_size": 1}
     text = table(plan(**changed, batch_split=split, flops_an_image={"encoder": 3e12, "rounds": 0.0}))
     assert "mine: 2.0 M parameters, 1.9 M of them trained; bf16 on a GPU" in text
-    assert "2 processes have no image in any step: use a larger --batch, or fewer GPUs" in text
+    assert "2 processes have no image in any step: use a larger --batch-size, or fewer GPUs" in text
     assert "MiB of one process" in text
     assert "rounds" not in text.replace("in the phase rounds", "")
     assert "1,000 steps of 64 TFLOP, 3 an image" in text.splitlines()[-1]

@@ -43,7 +43,7 @@ def batch_of(run):
 
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 0.2), ("fp16", 0.02)])
 def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scenes, precision, near):
-    run, found = run_in(tmp_path, scenes, micro=3), {}
+    run, found = run_in(tmp_path, scenes, micro_batch_size=3), {}
     batch = batch_of(run)
     for each, scale in (("fp32", 1.0), (precision, 2.0**10 if precision == "fp16" else 1.0)):
         state = TrainState.begin(run, CPU)
@@ -53,7 +53,7 @@ def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scene
 
 
 def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
-    run = run_in(tmp_path, scenes, precision="fp16", micro=3)
+    run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
     state, batch = TrainState.begin(run, CPU), batch_of(run)
     state.scale = LossScale(2.0**60)
     before = [parameter.clone() for parameter in state.model.parameters()]
@@ -68,7 +68,7 @@ def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
 
 
 def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
-    run = run_in(tmp_path, scenes, precision="fp16", micro=3)
+    run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
     state, batch = TrainState.begin(run, CPU), batch_of(run)
     next(state.model.mask_decoder.parameters()).data.fill_(np.nan)
     state.scale = LossScale(1.0)
@@ -80,12 +80,12 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
 def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(tmp_path, scenes, monkeypatch):
     """More overflows in a row than bad steps are borne; the scale is kept with the weights."""
     monkeypatch.setattr(LossScale, "__init__", lambda self, value=2.0**30, good=0: self.__dict__.update(value=value, good=good))
-    run = run_in(tmp_path / "run", scenes, precision="fp16", steps=20, save_every=15, batch=1)
+    run = run_in(tmp_path / "run", scenes, precision="fp16", steps=20, save_every=15, batch_size=1)
     whole = train(run)
     assert whole.scale.value < 2.0**20
     told = checkpoint.verify(checkpoint.newest(tmp_path / "run"))
     assert told["scale"] == {"value": whole.scale.value, "good": whole.scale.good}
-    again = run_in(tmp_path / "again", scenes, precision="fp16", steps=15, save_every=15, batch=1)
+    again = run_in(tmp_path / "again", scenes, precision="fp16", steps=15, save_every=15, batch_size=1)
     train(again)
     assert same(whole, train(replace(again, steps=20)))
 

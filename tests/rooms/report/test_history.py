@@ -18,7 +18,7 @@ def record(step: int, loss: float = 0.5, **more) -> dict:
     return {"step": step, "loss": loss, "images_per_s": 10.0, "waited_s": 0.1, **more}
 
 
-def written(folder: Path, *events: dict, config: str = "recipe: tiny\nsteps: '40'\nbatch: '4'\ndata:\n- a.tar\n") -> Path:
+def written(folder: Path, *events: dict, config: str = "recipe: tiny\nsteps: '40'\nbatch-size: '4'\ndata:\n- a.tar\n") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -170,7 +170,7 @@ def test_a_tar_without_items_still_lies_on_its_node():
 @pytest.mark.parametrize(
     ("batch", "nodes", "line"),
     [
-        (6, 1, r"^--batch must be a multiple of --sampler.nodes 4 \(got 6\)$"),
+        (6, 1, r"^--batch-size must be a multiple of --sampler.nodes 4 \(got 6\)$"),
         (8, 3, r"^--sampler.nodes must be a multiple of the 3 nodes in use \(got 4\)"),
     ],
 )

@@ -188,7 +188,7 @@ def test_an_epoch_costs_a_few_shuffles_of_all_items():
 def test_processes_that_would_not_be_balanced_are_refused():
     Balanced(ranks=8).check(16, 4, 1)
     InterleavedStrata().check(16, 3, 1)
-    with pytest.raises(Fault, match=r"^--batch must be a multiple of --sampler.ranks 8 \(got 12\)$"):
+    with pytest.raises(Fault, match=r"^--batch-size must be a multiple of --sampler.ranks 8 \(got 12\)$"):
         Balanced(ranks=8).check(12, 4, 1)
     for sampler in (Balanced(ranks=8), InterleavedStrata(ranks=8)):
         with pytest.raises(Fault, match=r"^--sampler.ranks must be a multiple of 3 processes \(got 8\)$"):

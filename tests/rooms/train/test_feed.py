@@ -20,7 +20,7 @@ def index(scenes, tmp_path_factory):
 
 def visited(run, index) -> list[str]:
     """The images of the first epoch."""
-    steps = islice(Feed(run, index).batches(), len(index) // run.batch)
+    steps = islice(Feed(run, index).batches(), len(index) // run.batch_size)
     return [name for step in steps for batch in step for name in batch.names]
 
 

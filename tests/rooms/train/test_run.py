@@ -26,7 +26,7 @@ def test_leaves_are_flag_names():
     ("change", "message"),
     [
         ({"steps": 0}, r"--steps is 0, it must be at least 1"),
-        ({"masks_at_once": -3}, r"--masks-at-once is -3"),
+        ({"masks_per_chunk": -3}, r"--masks-per-chunk is -3"),
         ({"data": ()}, r"--data is empty.*gigamask synth"),
         ({"device": "tpu"}, r"--device is 'tpu', known are auto, cpu, cuda"),
     ],

@@ -57,7 +57,7 @@ class Watched(Objective):
 
 def played(run):
     """One batch, and what its loss saw of it; the gradients of the whole are finite."""
-    run = replace(run, objective=Watched(run.objective), masks_at_once=1000, batch=3, micro=3)
+    run = replace(run, objective=Watched(run.objective), masks_per_chunk=1000, batch_size=3, micro_batch_size=3)
     (batch,) = next(Feed(run, open_index(run)).batches())
     state = TrainState.begin(run, CPU)
     accumulate(run.task(CPU), state.model, batch, Totals.zero(3, torch.zeros(())))
@@ -127,9 +127,9 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, variant):
-    run = with_target(tmp_path / "run", scenes, batch=4, **VARIANTS[variant])
-    whole, done = after(replace(run, micro=4, masks_at_once=1000))
-    cut, again = after(replace(run, micro=3, masks_at_once=2))
+    run = with_target(tmp_path / "run", scenes, batch_size=4, **VARIANTS[variant])
+    whole, done = after(replace(run, micro_batch_size=4, masks_per_chunk=1000))
+    cut, again = after(replace(run, micro_batch_size=3, masks_per_chunk=2))
     assert same(whole, cut)
     assert done.losses == pytest.approx(again.losses, rel=1e-9)
 

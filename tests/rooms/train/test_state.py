@@ -32,7 +32,7 @@ ALL_BUT_MASKS = (
 @pytest.fixture(scope="module")
 def batch(scenes, tmp_path_factory):
     index = build_index(scenes, tmp_path_factory.mktemp("index") / "index")
-    (batch,) = next(Feed(replace(little(), batch=2, micro=2), index).batches())
+    (batch,) = next(Feed(replace(little(), batch_size=2, micro_batch_size=2), index).batches())
     return batch
 
 

@@ -21,7 +21,7 @@ def index(scenes, tmp_path_factory):
 
 
 def first_batch(run, index):
-    (batch,) = next(Feed(replace(run, batch=3, micro=3), index).batches())
+    (batch,) = next(Feed(replace(run, batch_size=3, micro_batch_size=3), index).batches())
     return batch
 
 

@@ -21,15 +21,15 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
     plain:
     words: [--sampler, streamed, --sampler.lanes, "2"]
     values: {sampler: streamed, sampler.buffer: 5, loading.half_scale: true, optimizer.lr: 1e-4, init: null}
-    dashes: {--batch: 2}
+    dashes: {--batch-size: 2}
     """
     assert ablation.find(written(tmp_path, text), LITTLE) == {
         "plain": [],
         "words": ["--sampler", "streamed", "--sampler.lanes", "2"],
         "values": ["--sampler", "streamed", "--sampler.buffer", "5", "--loading.half-scale", "--optimizer.lr", "1e-4"],
-        "dashes": ["--batch", "2"],
+        "dashes": ["--batch-size", "2"],
     }
-    assert ablation.find(written(tmp_path, '{"a": ["--batch", 2], "b": {}}'), LITTLE) == {"a": ["--batch", "2"], "b": []}
+    assert ablation.find(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}'), LITTLE) == {"a": ["--batch-size", "2"], "b": []}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
         ("a: [", "is no YAML"),
         ("a: text", "a: is neither a list of flags nor 'flag: value' lines"),
         ("a: {sampler: {lanes: 2}}", "a: is neither a list of flags nor 'flag: value' lines"),
-        ("a: [[--batch, 2]]", "a: is neither a list of flags nor 'flag: value' lines"),
+        ("a: [[--batch-size, 2]]", "a: is neither a list of flags nor 'flag: value' lines"),
         ("a: {sampler: huge}", "--sampler is 'huge', known are random"),
     ],
 )
@@ -72,7 +72,7 @@ def test_trainings_are_planned_seed_by_seed():
     [
         ({"a": ["--stepps", "3"]}, r"variant a: .*perhaps you meant --steps"),
         ({"a": ["--sampler", "huge"]}, r"variant a: --sampler is 'huge', known are"),
-        ({"a": ["--batch", "0"]}, r"variant a: --batch is 0, it must be at least 1"),
+        ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size is 0, it must be at least 1"),
         ({"a": ["--steps", "5"]}, r"variant a: its flags hold --steps, which all variants have in common; leave it out there"),
         ({"a": ["--seed", "5"]}, r"variant a: its flags hold --seed,"),
         ({"a": ["--data", "other.tar"]}, r"variant a: its flags hold --data,"),
