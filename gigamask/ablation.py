@@ -203,7 +203,10 @@ def plan(table: Mapping[str, Sequence[str]], words: Sequence[str], out: str, see
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", variant):
             raise Fault(f"variant {variant!r}: its name becomes a folder's; write it with letters, digits, '_', '+' and '-'")
         try:
-            common, wanted = (arguments.parse_train([*words, "--out", out, *each]).run for each in ([], flags))
+            parsed = [arguments.parse_train([*words, "--out", out, *each]) for each in ([], flags)]
+            if parsed[1].epochs is not None:
+                raise Fault("its flags hold --epochs; give the length as --steps of 'gigamask ablate'")
+            common, wanted = (each.run for each in parsed)
             wanted.check()
         except Fault as fault:
             raise Fault(f"variant {variant}: {fault}") from None

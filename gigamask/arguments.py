@@ -8,11 +8,12 @@ Not here: the parser itself (`parser`), the verbs (`verbs`), which word names wh
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,8 @@ from gigamask.train.run import Run, check_resume, leaves
 
 Verb = TypeVar("Verb")
 CONFIG = "config.yaml"
+ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loading.workers",)}
+"""Short names of flags, each with the flags that it may mean: the one that the run has."""
 
 
 def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
@@ -46,6 +49,8 @@ class RunFlags:
     """The flags of a training: those of the run, and how it is put together."""
 
     run: Annotated[Run, tyro.conf.arg(name="")]
+    epochs: float | None = None
+    """length of the training in epochs of its data instead of --steps; may be a fraction"""
     config: tuple[str, ...] = ()
     """YAML files of flags, taken before those on the command line"""
     allow_other_order: bool = False
@@ -93,6 +98,11 @@ def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
         names_known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[verb])
         raise Fault(f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'")
     flags = _parse_words(words, saved, prog, TrainFlags if verb == "train" else RunFlags)
+    if flags.epochs is not None:
+        if any(word.partition("=")[0] == "--steps" for word in words):
+            raise Fault("--epochs and --steps both set the length of the training; give one of them")
+        if not 0 < flags.epochs < math.inf:
+            raise Fault(f"--epochs is {flags.epochs}, it must be above 0")
     if not isinstance(flags, TrainFlags):
         return TrainFlags(**{each.name: getattr(flags, each.name) for each in fields(flags)})
     if argv[0] == "--resume" and flags.stages is not None:
@@ -120,7 +130,31 @@ def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: l
     run = names.choose_parts(names.choose_parts(default, in_files), chosen)
     replaced = tuple(f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part])
     flags = [flag for content in files for flag in flags_of({name: content[name] for name in content if not name.startswith(replaced)}, run)]
-    return parse(kind, flags + words, prog, kind(run))
+    aliases = aliases_of(run)
+    return parse(kind, expand_aliases(flags + words, aliases), prog, kind(run), extra_flags=[f"--{name}" for name in (*aliases, *names.parts_of(run))])
+
+
+def aliases_of(run: Run) -> dict[str, str]:
+    """Return the short names of the run's flags, each with its flag."""
+    known = leaves(run)
+    found = {alias: [flag for flag in flags if flag in known] for alias, flags in ALIASES.items()}
+    return {alias: flags[0] for alias, flags in found.items() if flags}
+
+
+def expand_aliases(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
+    """Return the words with each short name of a flag replaced by the flag.
+
+    Args:
+        words: flags and their values.
+        aliases: short names and the flags that they mean, without dashes.
+    """
+    expanded = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        alias = name.removeprefix("--").replace("_", "-")
+        known = name.startswith("--") and alias in aliases
+        expanded.append(f"--{aliases[alias]}{equals}{value}" if known else word)
+    return expanded
 
 
 def settle(run: Run, other_order: bool) -> tuple[Run, dict[str, tuple[Any, Any]]]:

@@ -9,7 +9,6 @@ Not here: what a verb prints (`verbs`), how words become values (`parser`, `argu
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import select
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.faults import Fault, Stopped
+from gigamask.suggestions import suggest_command
 
 STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
 UNREAD = 141  # what a shell says of a program that SIGPIPE ended
@@ -93,9 +93,9 @@ def dispatch(words: list[str]) -> int:
     if words[:2] == ["ground", "train"]:
         return train("ground train", words[2:])
     if words[0] not in VERBS:
-        near = difflib.get_close_matches(words[0], VERBS, 1)
-        meant = f"perhaps you meant {near[0]}" if near else f"known are {', '.join(VERBS)}"
-        raise Fault(f"no verb is called {words[0]!r}; {meant}; see 'gigamask --help'")
+        near = suggest_command(words[0], VERBS)
+        hint = f"perhaps you meant {near}" if near else f"known are {', '.join(VERBS)}"
+        raise Fault(f"unknown command {words[0]!r}; {hint}; see 'gigamask --help'")
     from gigamask import parser
 
     module = import_module(f"gigamask.verbs.{words[0]}")

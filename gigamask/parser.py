@@ -1,77 +1,156 @@
-"""From words on the command line to one value, and from it to a file of data: one parser, one set of errors, each of them one line.
+"""Parse a command's arguments into a dataclass, with one-line errors, and write its JSON output.
 
-Imports neither numpy nor torch nor a recipe, so that `gigamask VERB --help` answers at once.
+Imports neither numpy nor torch nor a recipe, so that `gigamask COMMAND --help` is fast.
 
-Not here: the flags of a training, files of flags (`arguments`), the verbs (`verbs`).
+Not here: the flags of a training and YAML files of flags (`arguments`), the commands (`verbs`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import argparse
 import json
 import os
-import re
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
+from tyro import _errors as tyro_errors
 
 from gigamask.faults import Fault
+from gigamask.suggestions import suggest_flag
 
-Verb = TypeVar("Verb")
+Command = TypeVar("Command")
 
-
-def parse(kind: type[Verb], argv: Sequence[str], prog: str, default: Verb | None = None) -> Verb:
-    """Returns the value that `argv` describes; raises `Fault` with one line where it does not describe one."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
-    except SystemExit as leaving:
-        if not leaving.code:
-            raise
-        raise Fault(f"{one_line(said.getvalue())}; see '{prog} --help'") from None
+METAVARS = {"INT": "a whole number", "FLOAT": "a number"}
+"""What tyro calls the type of a value, in words."""
+UNNAMED = ("run.", "run_planned.")
+"""Prefixes of nested configurations whose flags have none."""
 
 
-def one_line(boxed: str) -> str:
-    """Returns what a boxed message says first, and the flag it suggests; boxes are drawn with hyphens where stdout is not UTF-8."""
-    drawn = "╭" in boxed
-    lines = [line.strip(" │") for line in boxed.splitlines() if line.strip() and not line.startswith(("╭", "╰"))]
-    blocks: list[list[str]] = [[]]
-    for line in lines:
-        if set(line) <= set("─-"):
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-    blocks = blocks if drawn else blocks[1:]
-    suggested = [block[1].split()[0] for block in blocks if block and block[0].startswith(("Perhaps you meant", "Arguments similar to"))]
-    return plainly(" ".join(blocks[0]).rstrip(". ")) + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+def parse(
+    kind: type[Command],
+    argv: Sequence[str],
+    prog: str,
+    default: Command | None = None,
+    extra_flags: Collection[str] = (),
+) -> Command:
+    """Return the command that the arguments describe.
+
+    Args:
+        kind: the dataclass of the command.
+        argv: the arguments, without the program's and the command's name.
+        prog: how the command is called, for help and errors.
+        default: values of the flags that are not given.
+        extra_flags: further flags to suggest, which are handled before this parser.
+
+    Raises:
+        Fault: where the arguments describe no such command; one line.
+    """
+
+    def fail(event: tyro_errors.ParseErrorEvent) -> None:
+        if message := _message(event, kind, argv, default, extra_flags):
+            raise Fault(f"{message}; see '{prog} --help'")
+
+    with tyro_errors.on_parse_error(fail):
+        return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
 
 
-def plainly(said: str) -> str:
-    """Returns what was said of a wrong value without what only a programmer reads: a section's flag, and that a number is none."""
-    said = re.sub(r"^Error parsing (?:--|run(?:-planned)?\.)?(\S+):", r"--\1:", said)
-    said = re.sub(r"no type matching \{None\}\|(INT|FLOAT) could be instantiated from \['(.*?)'\].*$", _no_number, said)
-    said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')$", r"\1 is no whole number", said)
-    return re.sub(r"could not convert string to float: ('.*')$", r"\1 is no number", said)
+def _message(
+    event: tyro_errors.ParseErrorEvent,
+    kind: type[Command],
+    argv: Sequence[str],
+    default: Command | None,
+    extra_flags: Collection[str],
+) -> str | None:
+    """Return one line that says what is wrong; None leaves it to tyro."""
+    if isinstance(event, tyro_errors.InstantiationFailure):
+        return _wrong_value(event, argv)
+    known, positional = _flags(kind, default)
+    flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    if unknown := [flag for flag in flags if flag.replace("_", "-") not in known]:
+        meant = suggest_flag(unknown[0], {*known, *extra_flags}, positional)
+        return f"unknown flag {unknown[0]}" + (f"; perhaps you meant {meant}" if meant else "")
+    if isinstance(event, tyro_errors.UnrecognizedArgs):
+        return f"unexpected argument {event.tokens[0]!r}"
+    if isinstance(event, tyro_errors.MissingArgs):
+        return f"missing {', '.join(_name(each.arg) for each in event.missing_arguments)}"
+    if isinstance(event, tyro_errors.MissingSubcommand):
+        found = f", got {event.found_token!r}" if event.found_token else ""
+        return f"expected one of {', '.join(event.subcommand_spec.parser_from_name)}{found}"
+    if isinstance(event, tyro_errors.InvalidChoice):
+        choices = ", ".join(event.choices)
+        return f"{_name(event.argument)} is {event.value!r}; choose one of {choices}"
+    if isinstance(event, tyro_errors.BadValue):
+        return f"{_name(event.argument)} needs a value"
+    return None
 
 
-def _no_number(said: re.Match[str]) -> str:
-    return f"'{said[2]}' is no {'whole ' * (said[1] == 'INT')}number"
+def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -> str:
+    """Return one line about a value that its flag, or the configuration it belongs to, refused."""
+    if event.argument is None:
+        section = str(getattr(sys.exc_info()[1], "arg", ""))
+        for prefix in UNNAMED:
+            section = section.removeprefix(prefix)
+        return f"--{section.replace('_', '-')}: {event.message}" if section else event.message
+    name = _name(event.argument)
+    metavar = str(event.argument.lowered.metavar).removeprefix("{None}|")
+    given = _values(name, argv)
+    wanted = METAVARS.get(metavar, metavar)
+    return f"{name} must be {wanted}, got {given!r}" if given else f"{name}: {event.message}"
+
+
+def _name(argument: Any) -> str:
+    """Return the flag of an argument, or the placeholder of a positional one."""
+    if argument.is_positional():
+        return str(argument.lowered.metavar)
+    return argument.lowered.name_or_flags[0]
+
+
+def _values(flag: str, argv: Sequence[str]) -> str:
+    """Return the values that a flag is given last, as they were typed."""
+    words = [word.partition("=")[0].replace("_", "-") for word in argv]
+    if flag not in words:
+        return ""
+    last = len(words) - 1 - words[::-1].index(flag)
+    if "=" in argv[last]:
+        return argv[last].partition("=")[2]
+    end = next((i for i in range(last + 1, len(argv)) if argv[i].startswith("--")), len(argv))
+    return " ".join(argv[last + 1 : end])
+
+
+def _flags(kind: type[Command], default: Command | None) -> tuple[set[str], set[str]]:
+    """Return the flags of a command and of its subcommands, and its positional arguments' names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        parsers: list[Any] = [tyro.extras.get_parser(kind, default=default)]
+    flags: set[str] = set()
+    positional: set[str] = set()
+    for parser in parsers:  # grows by the subcommands' parsers
+        for action in parser._actions:
+            flags.update(action.option_strings)
+            if isinstance(action.choices, dict):
+                parsers.extend(action.choices.values())
+            elif not action.option_strings and action.dest != argparse.SUPPRESS:
+                positional.add(str(action.dest).rpartition(".")[2].lower())
+    return flags, positional
 
 
 def check_writable(flag: str, path: str | None) -> None:
-    """Raises Fault for a file that cannot be written later, before the work is done."""
+    """Raise `Fault`, before any work is done, for a file that cannot be written at its end."""
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise Fault(f"{flag} {path}: cannot be written; name a file in a folder that exists")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Writes what a verb printed as data, when a file was named."""
+    """Write what a command printed as JSON, if a file was named."""
     if path:
         try:
             Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
         except OSError as error:
-            raise Fault(f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists") from None
+            raise Fault(
+                f"--json {path}: cannot be written ({error.strerror}); "
+                "name a file in a folder that exists"
+            ) from None

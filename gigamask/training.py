@@ -5,6 +5,7 @@ Not here: the loop (`train.loop`), flags (`arguments`), recipes (`recipes`).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from contextlib import suppress
@@ -50,10 +51,9 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
     if flags.run.verb != verb:
         raise Fault(f"recipe {flags.run.recipe} is no recipe of 'gigamask {verb}'; give it to 'gigamask {flags.run.verb}'")
-    runs = [flags.run] if flags.stages is None and not flags.stage_steps else stages(flags)
-    if flags.print_config:
-        print("---\n".join(arguments.text_of(run) for run in runs), end="")
-        return None, {}
+    runs = runs_of(flags)
+    if flags.print_config and flags.epochs is None:
+        return _print_configs(runs)
     from gigamask.parallel.precision import choose_device
     from gigamask.parallel.world import join, leave
 
@@ -63,6 +63,12 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
             run.look_ahead([before.out for before in runs[:number]])
     world = join(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
     try:
+        if flags.epochs is not None:
+            # The first process builds the index, if there is none; the others read it.
+            runs = runs_of(world.in_turn(lambda: with_steps(flags, world.first and not flags.print_config)))
+            settled = [arguments.settle(run, flags.allow_other_order) for run in runs]
+            if flags.print_config:
+                return _print_configs(runs)
         for number, (run, changed) in enumerate(settled):
             later = [each.out for each in runs[number + 1 :] if each.begun]
             if len(runs) > 1 and world.first:
@@ -81,6 +87,35 @@ def main(verb: str, words: list[str]) -> tuple[str | None, dict[str, Any]]:
     if world.first:
         print(summary(done, flags.stages is not None, run))
     return flags.json if world.first else None, done
+
+
+def _print_configs(runs: Sequence[Run]) -> tuple[None, dict[str, Any]]:
+    print("---\n".join(arguments.text_of(run) for run in runs), end="")
+    return None, {}
+
+
+def runs_of(flags: arguments.TrainFlags) -> list[Run]:
+    """Return the run that the flags describe, or the runs of its stages."""
+    staged = flags.stages is not None or flags.stage_steps
+    return stages(flags) if staged else [flags.run]
+
+
+def with_steps(flags: arguments.TrainFlags, verbose: bool = True) -> arguments.TrainFlags:
+    """Return the flags with `--epochs` turned into steps, from the size of the indexed data.
+
+    Args:
+        flags: the flags of a training, with `epochs`.
+        verbose: whether to print the number of steps.
+    """
+    from gigamask.train.feed import Feed, open_index
+
+    run, epochs = flags.run, flags.epochs or 0.0
+    samples = Feed(run, open_index(run)).samples_per_epoch
+    steps = max(1, math.ceil(epochs * samples / run.batch_size))
+    if verbose:
+        size = f"{samples:,} samples an epoch, batch size {run.batch_size:,}"
+        print(f"--epochs {epochs:g}: {steps:,} steps ({size})", flush=True)
+    return replace(flags, run=replace(run, steps=steps), epochs=None)
 
 
 def summary(done: dict[str, Any], staged: bool, run: Run) -> str:

@@ -68,6 +68,11 @@ class Feed:
         self.book = book = None if run.sampler.decay is None else _book(run, data or described(run, index), self._supply, book)
         self._sequence = SampleSequence(run.sampler, items, book, self._supply.locate, run.strata)
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the sampler visits in one epoch."""
+        return self._sequence.per_epoch
+
     def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Portion, ...]]:
         """Yields, for every step, this process's micro-batches."""
         run, world = self._run, world or World()

@@ -32,7 +32,7 @@ class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter 2019) with layer-wise learning-rate decay over the encoder (BEiT; ViTDet's numbering)."""
 
     lr: float = 8e-4
-    """peak learning rate"""
+    """peak learning rate; also --lr"""
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.1
     """decoupled; not applied to biases, norms, positions and tokens"""

@@ -51,7 +51,7 @@ class ImageLoading:
     half_scale: bool = False
     """decode large JPEGs at half scale: 1.3x faster, about 42 dB from the exact route"""
     workers: int = 2
-    """loader processes; 0 loads in the training process"""
+    """loader processes; 0 loads in the training process; also --num-workers"""
     read_ahead_mb: int = 0
     """size of the blocks that remote tars are fetched in, of which each process holds two x --micro-batch-size; for --sampler streamed"""
 

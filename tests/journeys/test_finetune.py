@@ -153,7 +153,7 @@ REFUSED = [
     ("{little} --data {scenes} --evaluation.data nowhere", "nowhere: no such path"),
     ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 2", "none of 12 images has a mask to evaluate; loosen"),
     ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.images 0", "--evaluation.images is 0, it must be at least 1"),
-    ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.best-by 2", "invalid choice '2' for argument '--evaluation.best-by'"),
+    ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.best-by 2", "--evaluation.best-by is '2'"),
 ]
 
 

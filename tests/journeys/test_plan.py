@@ -70,7 +70,7 @@ def test_help(capsys):
         (["plan"], "plan wants a recipe first (tiny, photos, "),
         (["plan", "--gpu", "h200"], "plan wants a recipe first"),
         (["plan", "sam_vit_x"], "no recipe is called 'sam_vit_x'"),
-        (["plan", "tiny", "--gpus", "h200"], "Unrecognized options: --gpus, h200; perhaps you meant --gpu"),
+        (["plan", "tiny", "--gpus", "h200"], "--gpus; perhaps you meant --gpu;"),
         (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
         (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
         (["plan", "tiny", "--batch-size", "0"], "--batch-size is 0, it must be at least 1"),
@@ -79,7 +79,7 @@ def test_help(capsys):
         (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency must be at most 1, a share of the GPU's peak, got 30.0"),
         (["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"], "--dollars-per-gpu-hour must be > 0, got -1.0"),
         (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib must be >= 0, got -1.0"),
-        (["plan", "tiny", "--parallel", "tp"], "invalid choice 'tp' for argument '--parallel'"),
+        (["plan", "tiny", "--parallel", "tp"], "--parallel is 'tp'"),
         (["plan", "tiny", "--json", "nowhere/plan.json"], "--json nowhere/plan.json: cannot be written"),
     ],
 )

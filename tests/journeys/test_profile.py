@@ -83,7 +83,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
     [
         ("0", "gigamask: --profile is 0, it must be at least 1\n"),
         ("-3", "gigamask: --profile is -3, it must be at least 1\n"),
-        ("few", "gigamask: --profile: 'few' is no whole number; see"),
+        ("few", "--profile must be a whole number, got 'few'"),
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "pretrain"])

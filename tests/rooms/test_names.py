@@ -67,7 +67,7 @@ def test_the_part_that_is_there_keeps_its_fields():
         (["--sampler", "none.py:My"], r"^none.py: no such file of Python's; name one of your own"),
         (["--sampler", "{own}:Unlike"], r"has no frozen dataclass 'Unlike' that is a gigamask.seams.Sampler; write one there$"),
         (["--sampler", "{own}:Unset"], r"Unset.lanes in .* has no default; give every field one, flags change them$"),
-        (["--sampler", "random", "--sampler.lanes", "2"], r"Unrecognized options: --sampler.lanes"),
+        (["--sampler", "random", "--sampler.lanes", "2"], r"--sampler.lanes"),
     ],
 )
 def test_names_that_name_nothing_are_one_line(own, words, message):

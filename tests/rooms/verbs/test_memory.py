@@ -38,9 +38,9 @@ def test_the_loader_of_a_recipe(scenes, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"^Expected one of \{sample, loader, grounding\}; see 'gigamask memory --help'$"),
-        (["smaple"], r"^Unrecognized options: smaple; see 'gigamask memory --help'$"),
-        (["sample", "--heigth", "3"], r"^Unrecognized options: --heigth, 3; perhaps you meant --height; "),
+        ([], r"sample, loader, grounding; see 'gigamask memory --help'$"),
+        (["smaple"], r"'smaple'.*; see 'gigamask memory --help'$"),
+        (["sample", "--heigth", "3"], r"--heigth; perhaps you meant --height; "),
         (["loader"], r"^Missing from gigamask memory loader: --data "),
     ],
 )

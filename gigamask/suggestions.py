@@ -1,0 +1,146 @@
+"""What to suggest for a command or a flag that does not exist: its name in other projects, or a typo.
+
+Imports nothing but the standard library, so that the command line stays fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+COMMANDS = {
+    "segment": ("predict", "inference", "infer", "annotate", "automatic", "amg", "generate-masks"),
+    "evaluate": ("val", "validate", "validation", "eval", "test", "score", "benchmark"),
+    "train": ("fit", "finetune", "fine-tune", "tune", "run", "resume"),
+    "pretrain": ("mae", "pre-train", "pretraining"),
+    "serve": ("viz", "visualize", "gui", "ui", "web", "app", "gradio", "server", "browse", "label"),
+    "synth": ("synthesize", "synthetic", "generate", "simulate", "fake", "toy"),
+    "stats": ("info", "describe", "summary", "statistics", "inspect", "explore", "count"),
+    "ask": ("query", "search", "find", "text"),
+    "ground": ("grounding",),
+    "report": ("plot", "plots", "curves", "tensorboard", "logs", "history"),
+    "download": ("fetch", "get", "wget", "pull"),
+    "convert": ("import", "coco", "prepare", "preprocess"),
+    "verify": ("check", "validate-data", "checksum", "lint", "doctor"),
+    "repack": ("resize", "shrink", "reshard", "shard"),
+    "plan": ("estimate", "budget", "dry-run", "vram", "flops"),
+    "follow": ("trace", "debug", "tour", "step"),
+    "ablate": ("sweep", "ablation", "compare", "search-hyperparameters"),
+    "demo": ("quickstart", "example", "tutorial", "try"),
+    "export": ("onnx", "save", "deploy", "to-onnx", "huggingface"),
+}
+"""Our commands, each with the names that people try for it."""
+
+FLAGS = {
+    "--lr": ("learning-rate", "base-lr", "blr", "lr0", "max-lr", "peak-lr"),
+    "--batch-size": ("batch", "bs", "global-batch-size", "train-batch-size", "total-batch-size"),
+    "--micro-batch-size": (
+        *("micro", "micro-batch", "per-device-batch-size", "per-device-train-batch-size"),
+        *("batch-size-per-gpu", "images-per-gpu", "accumulate", "grad-accum", "accum-iter"),
+        *("gradient-accumulation", "gradient-accumulation-steps"),
+    ),
+    "--masks-per-chunk": ("masks-at-once", "mask-chunk-size", "chunk-size"),
+    "--steps": (
+        *("max-steps", "num-steps", "total-steps", "train-steps", "updates", "epochs"),
+        *("iterations", "iters", "max-iter", "max-iters", "num-iters", "total-iters"),
+    ),
+    "--epochs": ("epoch", "num-epochs", "max-epochs", "n-epochs", "num-train-epochs"),
+    "--num-workers": ("workers", "loader-workers", "dataloader-num-workers", "loading.num-workers"),
+    "--workers": ("num-workers", "processes", "jobs", "threads", "num-processes", "j", "n-jobs"),
+    "--data": (
+        *("dataset", "datasets", "data-dir", "data-path", "data-root", "dataset-path"),
+        *("dataset-dir", "train-data", "train-path", "train-dir", "root", "source", "tars"),
+    ),
+    "--evaluation.data": ("val-data", "val", "val-path", "eval-data", "test-data", "val-dataset"),
+    "--evaluation.every": ("eval-every", "eval-interval", "eval-steps", "val-interval", "eval-period"),
+    "--out": (
+        *("output", "outputs", "output-dir", "output-path", "out-dir", "outdir", "save-dir", "dir"),
+        *("work-dir", "workdir", "log-dir", "logdir", "run-dir", "name", "exp-name", "run-name", "o"),
+        *("experiment", "project", "save-path"),
+    ),
+    "--init": (
+        *("weights", "pretrained", "checkpoint", "ckpt", "ckpt-path", "checkpoint-path", "load-from"),
+        *("init-from", "finetune", "model-path", "pretrained-model", "start-from"),
+    ),
+    "--weights": ("checkpoint", "ckpt", "pretrained", "sam-checkpoint", "model-path", "model"),
+    "--precision": ("dtype", "amp-dtype", "mixed-precision"),
+    "--precision auto": ("amp", "use-amp"),
+    "--precision fp16": ("fp16", "half", "float16"),
+    "--precision bf16": ("bf16", "bfloat16"),
+    "--gpu": ("gpus", "gpu-type"),
+    "--device cuda": ("gpu", "cuda", "use-gpu", "use-cuda"),
+    "--device cpu": ("cpu", "no-cuda"),
+    "--save-every": ("save-interval", "save-steps", "save-freq", "checkpoint-every", "save-period"),
+    "--keep": ("save-total-limit", "keep-checkpoints", "max-checkpoints", "keep-last"),
+    "--log-every": ("log-interval", "logging-steps", "log-freq", "print-freq", "log-every-n-steps"),
+    "--optimizer": ("opt", "optim"),
+    "--schedule": ("scheduler", "lr-scheduler", "lr-schedule", "sched", "lr-scheduler-type"),
+    "--schedule.warmup": ("warmup", "warmup-steps", "warmup-iters", "num-warmup-steps"),
+    "--optimizer.clip-norm": (
+        *("grad-clip", "clip-grad", "max-grad-norm", "gradient-clip-val", "clip-grad-norm"),
+        *("gradient-clipping", "max-norm"),
+    ),
+    "--recompute": ("gradient-checkpointing", "activation-checkpointing", "grad-checkpointing"),
+    "--parallel": ("strategy", "distributed", "fsdp", "ddp", "zero-stage"),
+    "--model.input-side": ("imgsz", "img-size", "image-size", "input-size", "resolution"),
+    "--loading.augment": ("augmentation", "augmentations", "aug", "transform", "transforms"),
+    "--loading.max-masks": ("masks-per-image", "num-masks", "max-num-masks"),
+    "--policy": ("prompts", "prompt", "prompt-schedule", "prompt-sampler"),
+    "--objective": ("loss", "losses", "criterion", "loss-fn"),
+    "--wandb": ("wandb-project", "use-wandb", "report-to"),
+    "--evaluation.best-by": ("metric-for-best-model", "best-metric", "monitor"),
+    "--config": ("cfg", "config-file", "yaml", "conf"),
+    "--points-per-side": ("points", "grid-points", "grid"),
+    "--paths": ("data", "dataset", "data-dir", "input", "input-dir", "images", "tars"),
+    "--images": ("image", "input", "input-dir", "source", "data", "pictures"),
+    "RECIPE, the first argument": ("model", "arch", "model-type", "backbone", "model-name"),
+    "torchrun --nproc-per-node N -m gigamask ...": (
+        *("gpus", "num-gpus", "n-gpus", "ngpus", "devices", "nproc-per-node", "world-size"),
+    ),
+    "'gigamask train --resume RUN', before other flags": (
+        *("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),
+    ),
+}
+"""Our flags, each with the names that people try for it; of several that fit, the first one that
+the command has is suggested. What does not start with a dash is advice, and comes last."""
+
+
+def suggest_command(word: str, commands: Collection[str]) -> str | None:
+    """Return the command that a word most likely means, or None.
+
+    Args:
+        word: what was typed in place of a command.
+        commands: the commands there are.
+    """
+    tried = _normalized(word)
+    for command, names in COMMANDS.items():
+        if tried in names and command in commands:
+            return command
+    return next(iter(difflib.get_close_matches(tried, commands, 1)), None)
+
+
+def suggest_flag(flag: str, known: Collection[str], positional: Collection[str] = ()) -> str | None:
+    """Return what a wrong flag most likely means, such as "--precision fp16", or None.
+
+    Args:
+        flag: the flag as it was typed, with its dashes.
+        known: the flags that the command has, with their dashes.
+        positional: the names of the command's positional arguments, such as "weights".
+    """
+    tried = _normalized(flag)
+    if f"--{tried}" in known:
+        return f"--{tried}"
+    arguments = {f"--{name}": f"{name.upper()}, an argument without a flag" for name in positional}
+    hints = [hint for hint, names in FLAGS.items() if tried in names]
+    candidates = [
+        *(hint for hint in hints if hint.split()[0] in known),
+        *(arguments[hint] for hint in (f"--{tried}", *hints) if hint in arguments),
+        *sorted((each for each in known if each.endswith(f".{tried}")), key=len),
+        *(hint for hint in hints if not hint.startswith("--")),
+        *difflib.get_close_matches(f"--{tried}", known, 1, cutoff=0.8),
+    ]
+    return next(iter(candidates), None)
+
+
+def _normalized(word: str) -> str:
+    return word.lower().lstrip("-").replace("_", "-").partition("=")[0]
