@@ -5,7 +5,8 @@ nothing. On a CPU the peak is the largest running sum of torch's own allocation 
 phases are looked at in the same step. Levers are pulled one at a time; what they save and cost is told against the first row of their size, time as
 the process's own on a CPU. Prints Markdown.
 
-Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro-batch-size 2] [--masks 4] [--masks-per-chunk 4] [--clicks 1] [--levers none recompute=1]
+Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro-batch-size 2] [--masks 4] [--masks-per-chunk 4] [--clicks 1]
+    [--levers none recompute=1]
 All levers: python -m benchmarks.plan --sizes b --masks 16 --masks-per-chunk 32 --levers all
 Two processes: torchrun --nproc-per-node 2 -m benchmarks.plan --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
 On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-per-chunk 64 --clicks 8 --levers all

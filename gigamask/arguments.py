@@ -131,7 +131,9 @@ def _parse_run(files: Sequence[dict[str, Any]], chosen: dict[str, str], words: l
     replaced = tuple(f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part])
     flags = [flag for content in files for flag in flags_of({name: content[name] for name in content if not name.startswith(replaced)}, run)]
     aliases = aliases_of(run)
-    return parse(kind, expand_aliases(flags + words, aliases), prog, kind(run), extra_flags=[f"--{name}" for name in (*aliases, *names.parts_of(run))])
+    return parse(
+        kind, expand_aliases(flags + words, aliases), prog, kind(run), extra_flags=[f"--{name}" for name in (*aliases, *names.parts_of(run))]
+    )
 
 
 def aliases_of(run: Run) -> dict[str, str]:

@@ -150,7 +150,4 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
         try:
             Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
         except OSError as error:
-            raise Fault(
-                f"--json {path}: cannot be written ({error.strerror}); "
-                "name a file in a folder that exists"
-            ) from None
+            raise Fault(f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists") from None

@@ -94,12 +94,8 @@ FLAGS = {
     "--paths": ("data", "dataset", "data-dir", "input", "input-dir", "images", "tars"),
     "--images": ("image", "input", "input-dir", "source", "data", "pictures"),
     "RECIPE, the first argument": ("model", "arch", "model-type", "backbone", "model-name"),
-    "torchrun --nproc-per-node N -m gigamask ...": (
-        *("gpus", "num-gpus", "n-gpus", "ngpus", "devices", "nproc-per-node", "world-size"),
-    ),
-    "'gigamask train --resume RUN', before other flags": (
-        *("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),
-    ),
+    "torchrun --nproc-per-node N -m gigamask ...": (*("gpus", "num-gpus", "n-gpus", "ngpus", "devices", "nproc-per-node", "world-size"),),
+    "'gigamask train --resume RUN', before other flags": (*("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),),
 }
 """Our flags, each with the names that people try for it; of several that fit, the first one that
 the command has is suggested. What does not start with a dash is advice, and comes last."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path

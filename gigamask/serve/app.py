@@ -1,9 +1,10 @@
-"""The addresses of the page: what the browser asks for, checked, and what it gets.
+"""The HTTP routes of the page: parse and check each request, and send JSON, JPEGs or page files.
 
-All that is written here is JSON, JPEGs and the page's own files; which image, run or checkpoint is meant is said by numbers and names from our own
-lists, never by a path. A `Fault` becomes one line with status 422, what is not there 404.
+Images, runs and checkpoints are named by numbers and names of our own lists, never by paths. A
+`Fault` is one line with status 422, or 404 for what does not exist.
 
-Not here: who may ask (`serve.guard`), what is answered (`serve.studio`, `serve.shelf`, `serve.logbook`).
+Not here: who may ask (`serve.security`), what is answered (`serve.session`, `serve.dataset_view`,
+`serve.sampler_view`, `serve.runs_view`).
 """
 
 from dataclasses import dataclass
@@ -18,23 +19,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gigamask import __version__
 from gigamask.faults import Fault
-from gigamask.serve.logbook import Logbook
-from gigamask.serve.orders import Orders
-from gigamask.serve.shelf import MOST_ROWS, Shelf
-from gigamask.serve.studio import MOST_STEPS, MOST_TEXT, Step, Studio, Unknown
+from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
+from gigamask.serve.runs_view import RunsView
+from gigamask.serve.sampler_view import SamplerView
+from gigamask.serve.session import (
+    MAX_PROMPTS,
+    MAX_TEXT_LENGTH,
+    NotFoundError,
+    PromptStep,
+    Session,
+)
 
-KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-KEPT = {"cache-control": "private, max-age=3600"}
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+CACHED = {"cache-control": "private, max-age=3600"}
 
 Row = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+Count = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Seed = Annotated[int, Query(ge=0, lt=2**63)]
-Place = Annotated[int, Query(ge=0, lt=2**62)]
+Number = Annotated[int, Query(ge=0, lt=2**62)]
 Name = Annotated[str, Query(max_length=400)]
 
 
-class Prompt(BaseModel):
-    """A point with its label, or a box; and which of the answers to it was chosen."""
+class PromptBody(BaseModel):
+    """A point with its label, or a box; and the number of the mask that was chosen for it."""
 
     model_config = ConfigDict(extra="forbid")
     point: tuple[float, float] | None = None
@@ -43,210 +55,225 @@ class Prompt(BaseModel):
     chosen: Annotated[int, Field(ge=0, le=2)] | None = None
 
 
-class Question(BaseModel):
-    """What is asked about a picture."""
+class PredictBody(BaseModel):
+    """The prompts on an image, in the order in which they were given."""
 
     model_config = ConfigDict(extra="forbid")
-    steps: Annotated[list[Prompt], Field(min_length=1, max_length=MOST_STEPS)]
-    several: bool | None = None
+    steps: Annotated[list[PromptBody], Field(min_length=1, max_length=MAX_PROMPTS)]
+    multimask_output: bool | None = None
 
 
-class Text(BaseModel):
-    """What is looked for."""
+class TextBody(BaseModel):
+    """What to look for."""
 
     model_config = ConfigDict(extra="forbid")
-    text: Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+    text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 
 
 @dataclass(frozen=True, eq=False)
-class Rooms:
-    """What the page shows; what is None has no tab, or says what to give."""
+class AppState:
+    """What the page shows; what is None has no tab, and its routes say which flag to give.
 
-    studio: Studio | None = None
-    shelf: Shelf | None = None
-    orders: Orders | None = None
-    logbook: Logbook | None = None
+    Attributes:
+        session: a model to try.
+        dataset: an index to browse.
+        samplers: samplers over that index.
+        runs: a folder of runs.
+        weights: where the model came from, to show.
+    """
+
+    session: Session | None = None
+    dataset: DatasetView | None = None
+    samplers: SamplerView | None = None
+    runs: RunsView | None = None
     weights: str | None = None
 
 
-def build(rooms: Rooms) -> FastAPI:
-    """Returns the application, without what guards it."""
+def build(state: AppState) -> FastAPI:
+    """Return the application, without the middleware that guards it."""
     app = FastAPI(title="gigamask", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(Fault, _told)
+    app.add_exception_handler(Fault, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
-    for routes in (_page(), _about(rooms), _try(rooms), _data(rooms), _runs(rooms)):
-        app.include_router(routes)
+    routers = _page_routes(), _about_routes(state), _image_routes(state)
+    for router in (*routers, _data_routes(state), _run_routes(state)):
+        app.include_router(router)
     return app
 
 
-def _page() -> APIRouter:
-    """Returns the addresses of the page's own files, which are read once."""
-    routes = APIRouter()
+def _page_routes() -> APIRouter:
+    """Return the routes of the page's own files, which are read once."""
+    router = APIRouter()
     page, report = resources.files("gigamask.serve") / "page", resources.files("gigamask.report")
-    files = {each.name: each.read_bytes() for each in page.iterdir() if each.name.rpartition(".")[2] in KINDS}
+    suffixes = {file.name: file.name.rpartition(".")[2] for file in page.iterdir()}
+    files = {name: (page / name).read_bytes() for name, suffix in suffixes.items() if suffix in MEDIA_TYPES}
     files |= {name: (report / name).read_bytes() for name in ("charts.js", "charts.css")}
 
     def file(name: str) -> Response:
         if name not in files:
-            raise Unknown("there is no such file")
-        return Response(files[name], media_type=KINDS[name.rpartition(".")[2]], headers={"cache-control": "no-cache"})
+            raise NotFoundError("there is no such file")
+        headers = {"cache-control": "no-cache"}
+        return Response(files[name], media_type=MEDIA_TYPES[suffixes[name]], headers=headers)
 
-    routes.add_api_route("/", lambda: file("index.html"), include_in_schema=False)
-    routes.add_api_route("/page/{name}", file, include_in_schema=False)
-    return routes
+    router.add_api_route("/", lambda: file("index.html"), include_in_schema=False)
+    router.add_api_route("/page/{name}", file, include_in_schema=False)
+    return router
 
 
-def _about(rooms: Rooms) -> APIRouter:
-    routes = APIRouter(prefix="/api")
+def _about_routes(state: AppState) -> APIRouter:
+    router = APIRouter(prefix="/api")
 
-    @routes.get("/about")
+    @router.get("/about")
     def about() -> dict[str, Any]:
         """What this page can show."""
-        studio, shelf = rooms.studio, rooms.shelf
+        session, dataset = state.session, state.dataset
         return {
             "version": __version__,
-            "weights": rooms.weights,
-            "side": studio.model.spec.input_side if studio else None,
-            "words": bool(studio and studio.asker),
-            "data": len(shelf.index) if shelf else None,
-            "runs": rooms.logbook is not None,
+            "weights": state.weights,
+            "side": session.model.spec.input_side if session else None,
+            "words": bool(session and session.text_model),
+            "data": len(dataset.index) if dataset else None,
+            "runs": state.runs is not None,
         }
 
-    return routes
+    return router
 
 
-def _try(rooms: Rooms) -> APIRouter:
-    routes = APIRouter(prefix="/api/pictures")
+def _image_routes(state: AppState) -> APIRouter:
+    router = APIRouter(prefix="/api/images")
 
-    def studio() -> Studio:
-        return _given(rooms.studio, "--weights WEIGHTS")
+    def session() -> Session:
+        return _required(state.session, "--weights WEIGHTS")
 
-    @routes.post("")
-    async def show(request: Request, name: Annotated[str, Query(max_length=200)] = "picture") -> dict[str, Any]:
-        """Takes a JPEG, PNG or WebP as the body."""
+    @router.post("")
+    async def open_upload(request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> dict[str, Any]:
+        """Open a JPEG, PNG or WebP, which is the body."""
         raw = await request.body()
-        return await run_in_threadpool(studio().show, raw, name)
+        return await run_in_threadpool(session().open, raw, name)
 
-    @routes.post("/of-data/{row}")
-    def show_row(row: Row) -> dict[str, Any]:
-        """Takes an image of the data."""
-        raw, name, own = _shelf(rooms).file(row)
-        return studio().show(raw, name, own)
+    @router.post("/of-data/{row}")
+    def open_row(row: Row) -> dict[str, Any]:
+        """Open an image of the dataset."""
+        raw, name, masks = _dataset(state).file(row)
+        return session().open(raw, name, masks)
 
-    @routes.get("/{key}/jpeg")
-    def pixels(key: str) -> Response:
-        return _jpeg(studio().jpeg(key))
+    @router.get("/{key}/jpeg")
+    def jpeg(key: str) -> Response:
+        return _jpeg(session().jpeg(key))
 
-    @routes.post("/{key}/embed")
+    @router.post("/{key}/embed")
     def embed(key: str) -> dict[str, Any]:
-        return studio().embed(key)
+        return session().embed(key)
 
-    @routes.post("/{key}/ask")
-    def ask(key: str, question: Question) -> list[dict[str, Any]]:
-        """Answers the last of some prompts."""
-        return studio().ask(key, [Step(**vars(each)) for each in question.steps], question.several)
+    @router.post("/{key}/predict")
+    def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
+        """Predict masks for the last of the prompts."""
+        steps = [PromptStep(**vars(step)) for step in body.steps]
+        return session().predict(key, steps, body.multimask_output)
 
-    @routes.post("/{key}/everything")
+    @router.post("/{key}/everything")
     def everything(key: str) -> list[dict[str, Any]]:
-        return studio().everything(key)
+        return session().all_masks(key)
 
-    @routes.post("/{key}/words")
-    def words(key: str, text: Text) -> dict[str, Any]:
-        return studio().words(key, text.text)
+    @router.post("/{key}/words")
+    def words(key: str, body: TextBody) -> dict[str, Any]:
+        return session().find(key, body.text)
 
-    return routes
+    return router
 
 
-def _data(rooms: Rooms) -> APIRouter:
-    routes = APIRouter(prefix="/api/data")
+def _data_routes(state: AppState) -> APIRouter:
+    router = APIRouter(prefix="/api/data")
 
-    def orders() -> Orders:
-        return _given(rooms.orders, "--data PATH")
+    def samplers() -> SamplerView:
+        return _required(state.samplers, "--data PATH")
 
-    @routes.get("")
-    def about() -> dict[str, Any]:
-        return _shelf(rooms).about()
+    @router.get("")
+    def overview() -> dict[str, Any]:
+        return _dataset(state).overview()
 
-    @routes.get("/images")
-    def images(first: Place = 0, count: Count = 24) -> list[dict[str, Any]]:
-        return _shelf(rooms).listed(first, count)
+    @router.get("/images")
+    def images(first: Number = 0, count: Count = 24) -> list[dict[str, Any]]:
+        return _dataset(state).images(first, count)
 
-    @routes.get("/images/{row}")
+    @router.get("/images/{row}")
     def masks(row: Row) -> dict[str, Any]:
-        return _shelf(rooms).masks(row)
+        return _dataset(state).masks(row)
 
-    @routes.get("/images/{row}/jpeg")
-    def pixels(row: Row) -> Response:
-        return _jpeg(_shelf(rooms).jpeg(row))
+    @router.get("/images/{row}/jpeg")
+    def jpeg(row: Row) -> Response:
+        return _jpeg(_dataset(state).jpeg(row))
 
-    @routes.get("/images/{row}/thumbnail")
+    @router.get("/images/{row}/thumbnail")
     def thumbnail(row: Row) -> Response:
-        return _jpeg(_shelf(rooms).thumbnail(row))
+        return _jpeg(_dataset(state).thumbnail(row))
 
-    @routes.get("/statistics")
+    @router.get("/statistics")
     def statistics() -> dict[str, Any]:
-        return _shelf(rooms).statistics
+        return _dataset(state).statistics
 
-    @routes.get("/drawn")
-    def drawn(sampler: Name, epoch: Place = 0, position: Place = 0, count: Count = 12, seed: Seed = 0) -> dict[str, Any]:
-        return orders().drawn(sampler, epoch, position, count, seed)
+    @router.get("/sampler")
+    def sampled(name: Name, epoch: Number = 0, position: Number = 0, count: Count = 12, seed: Seed = 0) -> dict[str, Any]:
+        return samplers().images(name, epoch, position, count, seed)
 
-    @routes.get("/exposed")
-    def exposed(sampler: Name, seed: Seed = 0) -> dict[str, Any]:
-        return orders().exposed(sampler, seed)
+    @router.get("/sampler/statistics")
+    def sampler_statistics(name: Name, seed: Seed = 0) -> dict[str, Any]:
+        return samplers().statistics(name, seed)
 
-    return routes
+    return router
 
 
-def _runs(rooms: Rooms) -> APIRouter:
-    routes = APIRouter(prefix="/api/runs")
+def _run_routes(state: AppState) -> APIRouter:
+    router = APIRouter(prefix="/api/runs")
 
-    def logbook() -> Logbook:
-        return _given(rooms.logbook, "--runs DIR")
+    def view() -> RunsView:
+        return _required(state.runs, "--runs DIR")
 
-    @routes.get("")
+    @router.get("")
     def runs() -> list[dict[str, Any]]:
-        return logbook().listed()
+        return view().runs()
 
-    @routes.get("/run")
+    @router.get("/run")
     def run(name: Name) -> dict[str, Any]:
-        return logbook().run(name)
+        return view().run(name)
 
-    @routes.get("/picture")
+    @router.get("/picture")
     def picture(name: Name, file: Name) -> Response:
-        raw, kind = logbook().picture(name, file)
-        return Response(raw, media_type=kind, headers=KEPT)
+        raw, media_type = view().picture(name, file)
+        return Response(raw, media_type=media_type, headers=CACHED)
 
-    @routes.post("/verify")
-    def verify(name: Name, step: Place) -> dict[str, Any]:
-        return logbook().verify(name, step)
+    @router.post("/verify")
+    def verify(name: Name, step: Number) -> dict[str, Any]:
+        return view().verify(name, step)
 
-    @routes.get("/differences")
+    @router.get("/differences")
     def differences(one: Name, other: Name) -> list[dict[str, Any]]:
-        return logbook().differences(one, other)
+        return view().differences(one, other)
 
-    return routes
-
-
-def _shelf(rooms: Rooms) -> Shelf:
-    return _given(rooms.shelf, "--data PATH")
+    return router
 
 
-def _given(room: Any, flag: str) -> Any:
-    """Returns what is shown there, or says how to have it."""
-    if room is None:
-        raise Unknown(f"nothing was given to show here; start the page with {flag}")
-    return room
+def _dataset(state: AppState) -> DatasetView:
+    return _required(state.dataset, "--data PATH")
+
+
+def _required(part: Any, flag: str) -> Any:
+    """Return a part of the page; raise `NotFoundError` if there is none."""
+    if part is None:
+        raise NotFoundError(f"there is nothing to show here; start the page with {flag}")
+    return part
 
 
 def _jpeg(raw: bytes) -> Response:
-    return Response(raw, media_type="image/jpeg", headers=KEPT)
+    return Response(raw, media_type="image/jpeg", headers=CACHED)
 
 
-def _told(request: Request, fault: Exception) -> JSONResponse:
-    return JSONResponse({"fault": str(fault)}, 404 if isinstance(fault, Unknown) else 422)
+def _fault(request: Request, error: Exception) -> JSONResponse:
+    status = 404 if isinstance(error, NotFoundError) else 422
+    return JSONResponse({"error": str(error)}, status)
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:
-    told = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    return JSONResponse({"fault": f"{'.'.join(map(str, told['loc'][1:]))}: {told['msg']}"}, 422)
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"][1:]))
+    return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)

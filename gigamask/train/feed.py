@@ -71,7 +71,7 @@ class Feed:
     @property
     def samples_per_epoch(self) -> int:
         """Samples that the sampler visits in one epoch."""
-        return self._sequence.per_epoch
+        return self._sequence.epoch_length
 
     def batches(self, world: World | None = None, pin: bool = False) -> Iterator[tuple[Portion, ...]]:
         """Yields, for every step, this process's micro-batches."""

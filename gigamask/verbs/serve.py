@@ -1,4 +1,4 @@
-"""`gigamask serve`: the page, until it is stopped."""
+"""`gigamask serve`: serve a web page until it is stopped."""
 
 from __future__ import annotations
 
@@ -13,91 +13,101 @@ from gigamask.predict.settings import Settings
 
 if TYPE_CHECKING:
     from gigamask.grounding.inference import GroundingPredictor
-    from gigamask.serve.app import Rooms
+    from gigamask.serve.app import AppState
 
-LEAST_TOKEN = 16
-"""Letters: fewer could be tried."""
+MIN_TOKEN_LENGTH = 16
+"""Shorter ones could be guessed."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """serves a page for the browser: try a model by clicks, boxes and words, look through data and samplers, watch runs"""
+    """serve a web page: try a model by clicks, boxes and text, browse data and samplers, watch runs"""
 
     weights: str | None = None
-    """what answers clicks: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index to look through"""
+    """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
-    """folder below which runs are shown, those that are being trained, too"""
+    """folder of runs to watch, finished ones and those in training"""
     words: str | None = None
-    """folder of a 'ground train', which finds masks by words; without --weights its segmenter answers clicks"""
+    """folder of a 'ground train' run, which finds masks by text; without --weights its segmenter is tried"""
     host: str = "127.0.0.1"
-    """address to listen on; on another than this machine's own a token is asked for"""
+    """address to listen on; other addresses than this machine's own need a token"""
     port: int = 8000
-    """0 takes a free one"""
+    """port to listen on; 0 takes a free one"""
     token: str | None = None
-    """what must be known to come in; made up and printed where --host is not this machine's own"""
+    """secret that the browser must know; made up and printed if --host is not this machine's own"""
     allow_host: tuple[str, ...] = ()
-    """further names by which the page may be called, as those of a proxy in front of it"""
+    """further host names of the page, such as that of a proxy in front of it"""
     cache: str | None = None
-    """folder that keeps pictures' embeddings over restarts"""
+    """folder that keeps image embeddings between restarts"""
     device: str = "auto"
     """auto is cuda when there is one"""
     masks: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
-    """of everything in a picture, what is asked and which masks stay; names and defaults are those of SamAutomaticMaskGenerator"""
+    """how all masks of an image are generated; names and defaults are those of SamAutomaticMaskGenerator"""
     json: str | None = None
-    """file for what was printed, as data, written when the page is closed"""
+    """file for what was printed, as data, written when the server stops"""
 
     def run(self) -> dict[str, Any]:
         self._check()
-        from gigamask.serve import listening
+        from gigamask.serve import server
 
         with ExitStack() as stack:
-            door = listening.door(self.host, self.token, self.allow_host)
-            listener = stack.enter_context(listening.bind(self.host, self.port))
-            rooms = self._rooms(stack)
-            address = listening.address(listener, self.host, door.token)
-            print(f"{address}\nCtrl-C closes it", flush=True)
-            listening.serve(rooms, door, listener)
+            policy = server.security_policy(self.host, self.token, self.allow_host)
+            listener = stack.enter_context(server.bind(self.host, self.port))
+            state = self._state(stack)
+            address = server.page_url(listener, self.host, policy.token)
+            print(f"{address}\nCtrl-C stops it", flush=True)
+            server.serve(state, policy, listener)
         return {"address": address}
 
     def _check(self) -> None:
-        """Raises `Fault` where there is nothing to show, or no way to."""
+        """Raise `Fault` where there is nothing to show, or a flag or a package is wrong."""
         from importlib.util import find_spec
 
         if not (self.weights or self.data or self.runs or self.words):
             raise Fault("there is nothing to show; give --weights WEIGHTS, --data PATH..., --runs DIR or --words RUN, or several of them")
         if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
-            raise Fault(f"the page needs {' and '.join(missing)}; install them: pip install 'gigamask[web]'")
+            raise Fault(f"the page needs {' and '.join(missing)}; install: pip install 'gigamask[web]'")
         if not 0 <= self.port < 2**16:
             raise Fault(f"--port is {self.port}, it must lie in 0 to {2**16 - 1}; 0 takes a free one")
-        if self.token is not None and (len(self.token) < LEAST_TOKEN or not self.token.isascii() or not self.token.isalnum()):
-            raise Fault(f"--token has {len(self.token)} letters; give {LEAST_TOKEN} or more, all of A-Z, a-z and 0-9, or leave it out: one is made")
+        token = self.token
+        short = token is not None and len(token) < MIN_TOKEN_LENGTH
+        if token is not None and (short or not token.isascii() or not token.isalnum()):
+            raise Fault(
+                f"--token has {len(token)} letters, it must have {MIN_TOKEN_LENGTH} or more, all of A-Z, a-z and 0-9; leave it out to have one made"
+            )
 
-    def _rooms(self, stack: ExitStack) -> Rooms:
-        """Returns what the page shows."""
+    def _state(self, stack: ExitStack) -> AppState:
+        """Return what the page shows; the stack keeps a temporary index."""
         from pathlib import Path
 
         from gigamask import arguments
         from gigamask.predict.cache import EmbeddingCache
-        from gigamask.serve.app import Rooms
-        from gigamask.serve.logbook import Logbook
-        from gigamask.serve.orders import Orders
-        from gigamask.serve.shelf import Shelf
-        from gigamask.serve.studio import Studio
+        from gigamask.serve.app import AppState
+        from gigamask.serve.dataset_view import DatasetView
+        from gigamask.serve.runs_view import RunsView
+        from gigamask.serve.sampler_view import SamplerView
+        from gigamask.serve.session import Session
         from gigamask.train.checkpoint import load_model
         from gigamask.verbs.opening import opened
 
-        logbook = Logbook(Path(self.runs)) if self.runs else None
+        runs = RunsView(Path(self.runs)) if self.runs else None
         index = stack.enter_context(opened(self.data)) if self.data else None
-        shelf, orders = (Shelf(index), Orders(index)) if index else (None, None)
-        asker = self._predictor() if self.words else None
-        model = load_model(self.weights, self.device, arguments.run_of) if self.weights else asker.mask_features.model if asker else None
+        text_model = self._text_model() if self.words else None
+        model = text_model.mask_features.model if text_model else None
+        if self.weights:
+            model = load_model(self.weights, self.device, arguments.run_of)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
-        studio = Studio(model, asker, self.masks, cache) if model else None
-        return Rooms(studio, shelf, orders, logbook, self.weights or self.words)
+        return AppState(
+            session=Session(model, text_model, self.masks, cache) if model else None,
+            dataset=DatasetView(index) if index else None,
+            samplers=SamplerView(index) if index else None,
+            runs=runs,
+            weights=self.weights or self.words,
+        )
 
-    def _predictor(self) -> GroundingPredictor:
+    def _text_model(self) -> GroundingPredictor:
         from gigamask.grounding.inference import GroundingPredictor
         from gigamask.verbs.ground import load_config
 

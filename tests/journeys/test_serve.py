@@ -127,9 +127,9 @@ def address(weights, scenes, runs, described, tmp_path_factory):
 def test_other_names_large_bodies_and_paths_are_refused(address):
     assert get(address)[0] == 200
     assert get(address, {"Host": "evil.example"})[0] == 421
-    assert get(f"{address}api/pictures", {"Origin": "http://evil.example", "Content-Type": "image/jpeg"}, b"x")[0] == 403
-    assert get(f"{address}api/pictures", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
-    assert get(f"{address}api/pictures/a/ask", {"Content-Type": "application/json"}, b"x" * 2**17)[0] == 413
+    assert get(f"{address}api/images", {"Origin": "http://evil.example", "Content-Type": "image/jpeg"}, b"x")[0] == 403
+    assert get(f"{address}api/images", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
+    assert get(f"{address}api/images/a/predict", {"Content-Type": "application/json"}, b"x" * 2**17)[0] == 413
     assert chunked(address, f"{'10000'}\r\n{'x' * 2**16}\r\n" * 3) == 413
     for path in ("page/../app.py", "page/%2e%2e%2fapp.py", "../../etc/passwd", "api/data/images/..%2f..%2fetc"):
         assert get(address + path)[0] in (404, 422)
@@ -139,7 +139,7 @@ def chunked(address, chunks):
     """Sends a body in chunks, which states no length, and returns the status."""
     host, port = re.match(r"http://([\d.]+):(\d+)/", address).groups()
     with socket.create_connection((host, int(port)), timeout=30) as line:
-        head = f"POST /api/pictures/a/ask HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+        head = f"POST /api/images/a/predict HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
         line.sendall((head + chunks + "0\r\n\r\n").encode())
         return int(line.recv(100).split()[1])
 
@@ -300,8 +300,8 @@ def test_words_find_masks(browser, address):
         page.fill("#text", "the red disc")
         page.keyboard.press("Enter")
         page.wait_for_selector("#answers li")
-        assert re.search(r"\d+ of \d+ fit|Nothing here fits", page.inner_text("#answers-title"))
-        assert "sure" in page.inner_text("#answers li:nth-child(1)")
+        assert re.search(r"\d+ of \d+ fit|Nothing fits", page.inner_text("#answers-title"))
+        assert "confidence" in page.inner_text("#answers li:nth-child(1)")
 
 
 def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, address, runs):

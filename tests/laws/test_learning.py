@@ -106,7 +106,7 @@ def book_after(history: LossHistory, sequence: SampleSequence) -> None:
     count=st.integers(1, 9),
     per_epoch=st.integers(1, 13),
     batch=st.integers(1, 9),
-    micro_batch=st.integers(1, 4),
+    micro=st.integers(1, 4),
     worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     stop=st.integers(0, 9),
 )

@@ -1,4 +1,4 @@
-// Data: the shards' images with their masks, what a sampler draws, what the data hold, and what was left out.
+// Data: images with their masks, what a sampler visits, statistics, and what was skipped.
 import { $, ask, bytes, count, guarded, make, percent } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
 import { decoded, holds, hue, painted, ramp } from "./masks.js";
@@ -8,7 +8,7 @@ const PAGE = 24, DRAWN = 12, LINES = 200;
 const COLOURS = { fine: colour(0), medium: colour(1), coarse: colour(2) };
 
 let about = null, trying = false, first = 0, last = 0, at = 0;
-let open = null;     // the image that is looked at: {row, name, width, height, masks, bitmap}
+let open = null;     // the image in the viewer: {row, name, width, height, masks, bitmap}
 let hovered = -1;
 let started = false;
 
@@ -43,7 +43,7 @@ async function begin() {
   await Promise.all([draw(), expose(), histograms()].map((work) => work.catch((error) => { throw error; })));
 }
 
-/** Shows the images from a row on. */
+/** Shows a page of images, starting at a row. */
 const turn = guarded(async (row) => {
   at = Math.min(Math.max(row, 0), Math.max(about.images - 1, 0));
   const rows = await ask(`data/images?first=${at}&count=${PAGE}`);
@@ -64,7 +64,7 @@ function tile(image) {
 
 async function view(image) {
   const [response, told] = await Promise.all([fetch(`/api/data/images/${image.row}/jpeg`), image.annotated ? ask(`data/images/${image.row}`) : { ...image, masks: [] }]);
-  if (!response.ok) throw new Error((await response.json()).fault);
+  if (!response.ok) throw new Error((await response.json()).error);
   open = { ...told, bitmap: await createImageBitmap(await response.blob()) };
   open.masks = open.masks.map((mask) => ({ ...mask, mask: decoded(mask) })).sort((a, b) => b.area - a.area);
   hovered = -1;
@@ -77,7 +77,7 @@ async function view(image) {
   if (!$("viewer").open) $("viewer").showModal();
 }
 
-/** Returns a mask's share of the scale that colours go by. */
+/** Returns where a mask lies on the colour scale, 0 to 1. */
 function share(mask, by) {
   if (by === "area") return (Math.log10(Math.max(mask.area / (open.width * open.height), 1e-5)) + 5) / 5;
   const values = open.masks.map((each) => each[by]), low = Math.min(...values), high = Math.max(...values);
@@ -104,7 +104,7 @@ function paint() {
   const mask = open.masks[hovered];
   $("viewer-told").textContent = mask
     ? `${percent(mask.area / (open.width * open.height), 2)} of the image, predicted IoU ${mask.predicted_iou.toFixed(3)}, stability ${mask.stability.toFixed(3)}`
-    : `${open.width} x ${open.height}, ${open.masks.length} mask${open.masks.length === 1 ? "" : "s"}; point at one`;
+    : `${open.width} x ${open.height}, ${open.masks.length} mask${open.masks.length === 1 ? "" : "s"}; hover over one`;
 }
 
 function look(event) {
@@ -115,9 +115,9 @@ function look(event) {
 }
 
 async function draw() {
-  const asked = `sampler=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
+  const asked = `name=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
   $("drawn").replaceChildren();
-  const { positions, position, images } = await ask(`data/drawn?${asked}`);
+  const { positions, position, images } = await ask(`data/sampler?${asked}`);
   $("slide").max = Math.max(positions - 1, 0);
   $("slide").value = $("position").value = position;
   $("positions").textContent = `of ${count(positions)} in an epoch`;
@@ -126,7 +126,7 @@ async function draw() {
 
 async function expose() {
   $("exposure").replaceChildren();
-  const { pieces, data } = await ask(`data/exposed?sampler=${$("sampler").value}`);
+  const { pieces, data } = await ask(`data/sampler/statistics?name=${$("sampler").value}`);
   const xs = pieces.map(({ end }) => end), ends = [xs[0], xs.at(-1)];
   const curve = (name, colour, value) => ({ name, colour, xs, ys: pieces.map(value) });
   const level = (name, colour, value) => ({ name, colour, xs: ends, ys: [value, value], dashed: true, faded: true });
@@ -154,8 +154,8 @@ async function histograms() {
 }
 
 function leftOut() {
-  const told = [...about.broken, ...about.left_out.map(({ reason }) => reason)];
+  const told = [...about.broken, ...about.skipped.map(({ reason }) => reason)];
   $("left-out-part").hidden = !told.length;
   $("left-out").replaceChildren(...told.slice(0, LINES).map((line) => make("li", {}, line)));
-  if (about.left_out_count > LINES) $("left-out").append(make("li", {}, `and ${count(about.left_out_count - LINES)} more; 'gigamask index' tells all`));
+  if (about.skipped_count > LINES) $("left-out").append(make("li", {}, `and ${count(about.skipped_count - LINES)} more; 'gigamask index' lists all`));
 }

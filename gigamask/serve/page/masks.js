@@ -1,6 +1,6 @@
-// Masks as COCO writes them: run lengths down the columns, as text. They are decoded here, once.
+// Decode COCO RLE masks (column-major run lengths as text) and draw them.
 
-/** Returns the run lengths of COCO's compressed counts (rleFrString of pycocotools' maskApi.c). */
+/** Decodes COCO's compressed counts to run lengths (rleFrString of pycocotools' maskApi.c). */
 export function lengths(counts) {
   const found = [];
   let at = 0;
@@ -20,7 +20,7 @@ export function lengths(counts) {
   return found;
 }
 
-/** Returns a mask cut to its box, `{x, y, width, height, data}` with one byte a pixel, row by row, 1 inside. */
+/** Decodes a mask, cropped to its box, to `{x, y, width, height, data}` with one byte a pixel, row by row, 1 inside. */
 export function decoded({ segmentation: { size: [high], counts }, box: [x0, y0, x1, y1] }) {
   const width = Math.max(x1 - x0 + 1, 0), height = Math.max(y1 - y0 + 1, 0), data = new Uint8Array(width * height);
   let at = 0, inside = false;
@@ -37,12 +37,12 @@ export function decoded({ segmentation: { size: [high], counts }, box: [x0, y0, 
   return { x: x0, y: y0, width, height, data };
 }
 
-/** Tells whether a pixel is in a mask. */
+/** Whether a pixel is inside a mask. */
 export function holds({ x: x0, y: y0, width, height, data }, x, y) {
   return x >= x0 && y >= y0 && x < x0 + width && y < y0 + height && data[(y - y0) * width + x - x0] === 1;
 }
 
-/** Lays masks over each other as a picture of their colours `[r, g, b]`, later ones on top, with an outline of `line` pixels. */
+/** Draws masks in colours `[r, g, b]` on a new canvas, later ones on top, with an outline of `line` pixels. */
 export function painted(masks, colours, [height, width], { alpha = 120, line = 1 } = {}) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
   const image = context.createImageData(width, height), out = new Uint32Array(image.data.buffer);
@@ -63,7 +63,7 @@ export function painted(masks, colours, [height, width], { alpha = 120, line = 1
   return canvas;
 }
 
-/** Returns a black picture with the mask in white. */
+/** Returns a mask as a PNG, white on black. */
 export async function png({ x: x0, y: y0, width: wide, data }, [height, width]) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
   const image = context.createImageData(width, height), out = new Uint32Array(image.data.buffer).fill(0xff000000);
@@ -74,12 +74,12 @@ export async function png({ x: x0, y: y0, width: wide, data }, [height, width]) 
   return canvas.convertToBlob({ type: "image/png" });
 }
 
-/** A colour for each of many things, told apart by neighbours: steps of the golden angle around the wheel. */
+/** A colour for each number, distinct from its neighbours: golden-angle steps around the colour wheel. */
 export function hue(number) {
   return hsl((number * 137.508) % 360, 75, number % 2 ? 48 : 60);
 }
 
-/** A colour for a share of 1, from blue over green to yellow, as viridis goes. */
+/** A colour for a value from 0 to 1, approximately viridis. */
 export function ramp(share) {
   const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
   const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);

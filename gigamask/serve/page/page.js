@@ -21,14 +21,14 @@ function theme() {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* a browser that keeps nothing */ }
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* storage is disabled */ }
 }
 
 let first = "try";
 try {
   const kept = localStorage.getItem("theme");
   if (kept) document.documentElement.dataset.theme = kept;
-} catch { /* a browser that keeps nothing */ }
+} catch { /* storage is disabled */ }
 $("theme").onclick = theme;
 guarded(async () => {
   const about = await ask("about");

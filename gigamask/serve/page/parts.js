@@ -1,15 +1,15 @@
-// What all tabs use: elements, how the server is asked, lines said to the user, numbers as text, files to save.
+// Shared by all tabs: creating elements, requests to the server, messages, numbers as text, saving files.
 
 export const $ = (id) => document.getElementById(id);
 
-/** Makes an element: `make("b", {className: "x", onclick: f}, "text", child)`. Text is never taken for HTML. */
+/** Creates an element: `make("b", {className: "x", onclick: f}, "text", child)`. Text is never parsed as HTML. */
 export function make(name, attributes = {}, ...children) {
   const element = Object.assign(document.createElement(name), attributes);
   element.append(...children.filter((child) => child != null));
   return element;
 }
 
-/** Asks the server; JSON comes back, or an Error with the server's own line. */
+/** Sends a request to the server and returns its JSON; throws an Error with the server's message. */
 export async function ask(path, { body, json } = {}) {
   const posted = body !== undefined || json !== undefined;
   const headers = json !== undefined ? { "content-type": "application/json" } : body?.type ? { "content-type": body.type } : {};
@@ -20,14 +20,14 @@ export async function ask(path, { body, json } = {}) {
     throw new Error("the server does not answer; is 'gigamask serve' still running?");
   }
   if (response.ok) return response.json();
-  const said = await response.text();
-  let fault = said || response.statusText;
-  try { fault = JSON.parse(said).fault ?? fault; } catch { /* a line of text */ }
-  throw Object.assign(new Error(fault), { status: response.status });
+  const text = await response.text();
+  let message = text || response.statusText;
+  try { message = JSON.parse(text).error ?? message; } catch { /* plain text */ }
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
 let hiding;
-/** Says a line at the foot of the page for a while. */
+/** Shows a message at the bottom of the page for a while. */
 export function say(line) {
   const toast = $("toast");
   toast.textContent = line instanceof Error ? line.message : line;
@@ -36,7 +36,7 @@ export function say(line) {
   hiding = setTimeout(() => { toast.hidden = true; }, 6000);
 }
 
-/** Runs something that may fail, and says so where it does. */
+/** Wraps a function so that its errors are shown as messages. */
 export const guarded = (work) => async (...given) => {
   try { return await work(...given); } catch (error) { say(error); }
 };
@@ -51,7 +51,7 @@ export function bytes(number) {
   return `${number >= 100 || !unit ? Math.round(number) : number.toPrecision(3)} ${units[unit]}`;
 }
 
-/** Hands the browser a file to save. */
+/** Downloads a file in the browser. */
 export function save(blob, name) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
   link.click();

@@ -1,4 +1,4 @@
-// Runs: curves, pictures, checkpoints and faults of one run or of two beside each other, asked for anew while they are trained.
+// Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
 import { $, ask, bytes, count, guarded, make, say } from "./parts.js";
 import { runCharts, short } from "./charts.js";
 
@@ -40,7 +40,7 @@ async function refresh() {
   await differences();
 }
 
-/** Fills the two choices anew when runs have come or gone. */
+/** Updates the two selections when runs have been added or removed. */
 function list(runs) {
   const before = chosen(), label = ({ name, step, steps, live }) => `${live ? "● " : ""}${name} (${count(step)}${steps ? ` of ${count(steps)}` : ""})`;
   const filled = (select, none) => {
@@ -52,7 +52,7 @@ function list(runs) {
   filled($("run-b"), true);
   $("run-a").value = runs.some(({ name }) => name === before[0]) ? before[0] : runs[0]?.name ?? "";
   $("run-b").value = runs.some(({ name }) => name === before[1]) ? before[1] : "";
-  if (!runs.length) $("run-facts").textContent = "No run here yet; one shows as soon as it has begun.";
+  if (!runs.length) $("run-facts").textContent = "No runs yet; a run appears as soon as it starts.";
 }
 
 function draw() {
@@ -66,11 +66,11 @@ function facts() {
     const skipped = run.fault_counts.skipped ?? 0, rejected = run.fault_counts.rejected ?? 0, resumed = run.fault_counts.resumed ?? 0;
     const left = run.live && run.images_per_s && run.steps ? eta(run) : null;
     return [`${run.name}: ${run.recipe ?? "?"}, step ${count(run.step)}${run.steps ? ` of ${count(run.steps)}` : ""}`,
-      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${skipped} steps skipped`, `${rejected} samples left out`, resumed ? `${resumed} times resumed` : null].filter(Boolean).join(", ");
+      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${skipped} steps skipped`, `${rejected} samples skipped as unreadable`, resumed ? `resumed ${resumed} times` : null].filter(Boolean).join(", ");
   }).join(" · ");
 }
 
-/** Says about how long a run that is being trained goes on. */
+/** Estimates the remaining time of a run in training. */
 function eta({ records, steps, step, images_per_s: speed }) {
   const batch = records.batch?.at(-1);
   if (!batch) return null;
@@ -103,17 +103,17 @@ function pictures() {
 
 function checkpoints() {
   const runs = held.filter(Boolean), rows = runs.flatMap((run) => run.checkpoints.map((each) => row(run, each, runs.length > 1)));
-  const head = [...(runs.length > 1 ? ["run"] : []), "checkpoint", "size", "score", "written", "sound"];
-  $("checkpoints").replaceChildren(rows.length ? make("div", { className: "wide" }, make("table", {}, make("tr", {}, ...head.map((name) => make("th", {}, name))), ...rows)) : make("p", { className: "faint" }, "none yet"));
+  const head = [...(runs.length > 1 ? ["run"] : []), "checkpoint", "size", "score", "written", "checksums"];
+  $("checkpoints").replaceChildren(rows.length ? make("div", { className: "wide" }, make("table", {}, make("tr", {}, ...head.map((name) => make("th", {}, name))), ...rows)) : make("p", { className: "faint" }, "no checkpoints yet"));
 }
 
 function row(run, each, several) {
   const cell = make("td"), key = `${run.name} ${each.name}`;
-  const result = (fault) => cell.replaceChildren(fault ? make("span", { className: "bad", title: fault }, "damaged") : make("span", { className: "good" }, "every byte"));
+  const result = (fault) => cell.replaceChildren(fault ? make("span", { className: "bad", title: fault }, "damaged") : make("span", { className: "good" }, "intact"));
   if (each.fault) result(each.fault);
   else if (verified.has(key)) result(verified.get(key));
   else {
-    const button = make("button", { type: "button", title: "read it all and hold it against its checksums" }, "verify");
+    const button = make("button", { type: "button", title: "read the whole checkpoint and compare its checksums" }, "verify");
     button.onclick = guarded(async () => {
       button.disabled = true;
       button.textContent = "reading …";
@@ -131,8 +131,8 @@ function row(run, each, several) {
 }
 
 function faults() {
-  const said = { rejected: (each) => `left out ${each.reason ?? each.rejected}`, skipped: (each) => `skipped: ${each.skipped}`, resumed: (each) => `went on from step ${each.step ?? "?"}, had reached ${each.reached}`,
-    damaged: (each) => `checkpoint passed over: ${each.checkpoint}`, unsaved: (each) => `not saved: ${each.unsaved}`, leak: (each) => `memory grows: ${JSON.stringify(each.leak)}` };
+  const said = { rejected: (each) => `unreadable sample skipped: ${each.reason ?? each.rejected}`, skipped: (each) => `step skipped: ${each.skipped}`, resumed: (each) => `resumed from step ${each.step ?? "?"} after reaching ${each.reached}`,
+    damaged: (each) => `damaged checkpoint ignored: ${each.checkpoint}`, unsaved: (each) => `checkpoint not saved: ${each.unsaved}`, leak: (each) => `memory leak: ${JSON.stringify(each.leak)}` };
   const found = held.filter(Boolean).flatMap((run) => Object.entries(run.faults).flatMap(([kind, events]) => events.map((each) => ({ step: each.step ?? 0, line: `${held[1] ? `${run.name}: ` : ""}step ${each.step ?? "?"}: ${said[kind]?.(each) ?? kind}` }))));
   $("faults-part").hidden = !found.length;
   $("faults").replaceChildren(...found.sort((a, b) => a.step - b.step).map(({ line }) => make("li", {}, line)));

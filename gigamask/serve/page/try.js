@@ -1,4 +1,4 @@
-// Try: a picture, prompts on it, and the masks that answer them. What was asked is a list of steps; undo takes the last one away.
+// Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
 import { $, ask, guarded, make, percent, save, say } from "./parts.js";
 import { decoded, hue, painted, png } from "./masks.js";
 
@@ -6,14 +6,14 @@ const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16;
 
 let picture = null;   // {id, name, width, height, bitmap, masks}
 let steps = [];       // {point: [x, y], foreground} or {box: [x0, y0, x1, y1]}, and `chosen`
-let answers = [];     // what the server answered to the last step, each with `mask` once decoded
-let picked = 0;       // which of them is chosen
-let hovered = null;   // which of them is looked at
-let title = "Answers";
+let answers = [];     // the masks predicted for the last step, each with its decoded `mask`
+let picked = 0;       // index of the chosen mask
+let hovered = null;   // index of the mask under the pointer
+let title = "Masks";
 let mode = "add";
-let drag = null;      // {start, now, button} in the picture's pixels
-let turn = 0;         // counts what is asked, so that a late answer is known
-let ready = null;     // the embedding under way
+let drag = null;      // {start, now, button} in image pixels
+let turn = 0;         // number of the latest request; responses to earlier ones are ignored
+let ready = null;     // promise of the embedding
 
 export function start(about) {
   $("words").hidden = !about.words;
@@ -48,16 +48,16 @@ export function start(about) {
 
 export function shown(visible) { if (visible) fit(); }
 
-/** Opens an image of the data. */
+/** Opens an image of the dataset. */
 export async function openRow(row) {
   location.hash = "#try";
-  await opened(ask(`pictures/of-data/${row}`, { json: {} }));
+  await opened(ask(`images/of-data/${row}`, { json: {} }));
 }
 
 async function open(file) {
   if (!file) return;
   const body = file.type ? file : new Blob([file], { type: "image/jpeg" });
-  await opened(ask(`pictures?name=${encodeURIComponent(file.name || "picture")}`, { body }));
+  await opened(ask(`images?name=${encodeURIComponent(file.name || "image")}`, { body }));
 }
 
 async function opened(asked) {
@@ -66,7 +66,7 @@ async function opened(asked) {
 }
 
 async function show(told) {
-  const bitmap = await createImageBitmap(await (await fetch(`/api/pictures/${told.id}/jpeg`)).blob());
+  const bitmap = await createImageBitmap(await (await fetch(`/api/images/${told.id}/jpeg`)).blob());
   picture = { ...told, bitmap };
   $("canvas").classList.remove("none");
   $("canvas").style.setProperty("--ratio", told.width / told.height);
@@ -77,9 +77,9 @@ async function show(told) {
   clear();
   const mine = picture;
   busy("encoding");
-  ready = ask(`pictures/${told.id}/embed`, { json: {} });
-  const { seconds, held } = await ready;
-  if (picture === mine) busy(false, held ? "encoded before" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`);
+  ready = ask(`images/${told.id}/embed`, { json: {} });
+  const { seconds, cached } = await ready;
+  if (picture === mine) busy(false, cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`);
 }
 
 function close() {
@@ -117,7 +117,7 @@ function keyed(event) {
   else if (/^[1-9]$/.test(event.key) && answers[event.key - 1]) pick(event.key - 1);
 }
 
-/** Returns where in the picture a pointer is. */
+/** Returns a pointer's position in image pixels. */
 function place(event) {
   const box = $("canvas").getBoundingClientRect();
   const inside = (value, most) => Math.min(Math.max(value, 0), most);
@@ -152,17 +152,17 @@ async function released(event) {
   await question();
 }
 
-/** Asks for the masks of the steps there are. */
+/** Requests the masks for the current prompts. */
 async function question() {
   const mine = ++turn;
   $("undo").disabled = $("clear").disabled = !steps.length;
-  title = "Answers";
+  title = "Masks";
   if (!picture || !steps.length) { take([]); return; }
   paint();
   await ready;
   if (mine !== turn) return;
   try {
-    const found = await ask(`pictures/${picture.id}/ask`, { json: { steps, several: $("several").checked ? true : null } });
+    const found = await ask(`images/${picture.id}/predict`, { json: { steps, multimask_output: $("several").checked ? true : null } });
     if (mine === turn) take(found);
   } catch (error) {
     if (mine !== turn) return;
@@ -175,9 +175,9 @@ async function question() {
 
 async function everything() {
   const mine = ++turn;
-  busy(picture.masks === null ? "looking everywhere" : "opening");
+  busy(picture.masks === null ? "generating masks" : "opening");
   try {
-    const found = await ask(`pictures/${picture.id}/everything`, { json: {} });
+    const found = await ask(`images/${picture.id}/everything`, { json: {} });
     if (mine !== turn) return;
     if (!found.length) say("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
     steps = [];
@@ -187,14 +187,14 @@ async function everything() {
 }
 
 async function find(text) {
-  if (!text || !picture) { if (!picture) say("open a picture first"); return; }
+  if (!text || !picture) { if (!picture) say("open an image first"); return; }
   const mine = ++turn;
-  busy("looking");
+  busy("searching");
   try {
-    const found = await ask(`pictures/${picture.id}/words`, { json: { text } });
+    const found = await ask(`images/${picture.id}/words`, { json: { text } });
     if (mine !== turn) return;
     steps = [];
-    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "Nothing here fits; the nearest";
+    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "Nothing fits; nearest masks";
     take(found.answers);
   } finally { busy(); }
 }
@@ -220,15 +220,15 @@ function pick(number) {
   paint();
 }
 
-/** One answer: a small picture of it, and its scores. */
+/** One predicted mask: a thumbnail and its scores. */
 function card(answer, number) {
-  const score = answer.predicted_iou ?? answer.confidence, word = answer.confidence === undefined ? "predicted IoU" : "sure";
+  const score = answer.predicted_iou ?? answer.confidence, word = answer.confidence === undefined ? "predicted IoU" : "confidence";
   const bar = make("i");
   bar.style.width = `${Math.min(Math.max(score ?? 0, 0), 1) * 100}%`;
-  const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the picture`];
+  const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the image`];
   const told = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
     : make("div", {}, make("b", {}, score.toFixed(2)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
-  const button = make("button", { type: "button", title: "hover to look, click to choose" }, thumbnail(answer), told);
+  const button = make("button", { type: "button", title: "hover to preview, click to choose" }, thumbnail(answer), told);
   button.setAttribute("aria-pressed", number === picked && !together);
   button.onclick = () => pick(number);
   button.onpointerenter = () => { hovered = number; paint(); };
@@ -251,7 +251,7 @@ function thumbnail(answer) {
   return canvas;
 }
 
-/** Gives the canvas as many pixels as the screen shows of it, or as the picture has. */
+/** Sets the canvas resolution to that of the screen, but at least that of the image. */
 function fit() {
   if (!picture || $("try").hidden) return;
   const canvas = $("canvas"), scale = Math.max(1, (canvas.clientWidth * devicePixelRatio) / picture.width);
@@ -262,7 +262,7 @@ function fit() {
 function paint() {
   const canvas = $("canvas"), context = canvas.getContext("2d");
   if (!picture) return;
-  const unit = picture.width / (canvas.clientWidth || picture.width);  // of the picture's pixels in one of the screen's
+  const unit = picture.width / (canvas.clientWidth || picture.width);  // image pixels per screen pixel
   context.setTransform(canvas.width / picture.width, 0, 0, canvas.height / picture.height, 0, 0);
   context.drawImage(picture.bitmap, 0, 0);
   const chosen = hovered ?? (together ? null : picked), size = [picture.height, picture.width], line = Math.max(1, Math.round(1.5 * unit));

@@ -1,4 +1,4 @@
-"""A page over little things: an untrained model, the session's dozen scenes, a folder that runs may come to."""
+"""A page over an untrained model, twelve synthetic images, and an empty folder of runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 
 from gigamask.data import index as indexes
 from gigamask.model.start import build as build_model
-from gigamask.serve.app import Rooms, build
-from gigamask.serve.logbook import Logbook
-from gigamask.serve.orders import Orders
-from gigamask.serve.shelf import Shelf
-from gigamask.serve.studio import Studio
+from gigamask.serve.app import AppState, build
+from gigamask.serve.dataset_view import DatasetView
+from gigamask.serve.runs_view import RunsView
+from gigamask.serve.sampler_view import SamplerView
+from gigamask.serve.session import Session
 from tests.little import SPEC
 
 
@@ -27,21 +27,22 @@ def model():
 
 
 @pytest.fixture
-def studio(model) -> Studio:
-    return Studio(model)
+def session(model) -> Session:
+    return Session(model)
 
 
 @pytest.fixture
-def shelf(index: indexes.Index) -> Shelf:
-    return Shelf(index)
+def dataset(index: indexes.Index) -> DatasetView:
+    return DatasetView(index)
 
 
 @pytest.fixture
-def orders(index: indexes.Index) -> Orders:
-    return Orders(index)
+def samplers(index: indexes.Index) -> SamplerView:
+    return SamplerView(index)
 
 
 @pytest.fixture
-def client(studio: Studio, shelf: Shelf, tmp_path: Path) -> TestClient:
-    """What a browser would be answered, without what guards it."""
-    return TestClient(build(Rooms(studio, shelf, Orders(shelf.index), Logbook(tmp_path), "little")))
+def client(session: Session, dataset: DatasetView, tmp_path: Path) -> TestClient:
+    """A client of the page without its security middleware."""
+    samplers, runs = SamplerView(dataset.index), RunsView(tmp_path)
+    return TestClient(build(AppState(session, dataset, samplers, runs, "little")))

@@ -41,7 +41,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
         ([], r"sample, loader, grounding; see 'gigamask memory --help'$"),
         (["smaple"], r"'smaple'.*; see 'gigamask memory --help'$"),
         (["sample", "--heigth", "3"], r"--heigth; perhaps you meant --height; "),
-        (["loader"], r"^Missing from gigamask memory loader: --data "),
+        (["loader"], r"missing --data"),
     ],
 )
 def test_wrong_words_are_one_line(words, message):

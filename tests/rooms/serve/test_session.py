@@ -1,4 +1,4 @@
-"""A model that is asked about pictures: answers are the predictor's, steps are played as in training, and what is wrong is said."""
+"""Masks are those of the predictor, prompts are given one by one as in training, and wrong input is refused."""
 
 import io
 from dataclasses import replace
@@ -15,8 +15,8 @@ from gigamask.geometry.runs import Runs
 from gigamask.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.predict.predictor import Predictor
 from gigamask.predict.settings import Settings
-from gigamask.serve import studio as studios
-from gigamask.serve.studio import Step, Studio, Unknown, described, upright
+from gigamask.serve import session as sessions
+from gigamask.serve.session import NotFoundError, PromptStep, Session, masks_to_json, upright
 
 
 def picture(height=40, width=60, seed=0):
@@ -33,10 +33,10 @@ def masks_of(answers):
     return [Runs.from_coco([each["segmentation"]["counts"]], tuple(each["segmentation"]["size"])).to_dense()[0] for each in answers]
 
 
-def test_three_answers_to_one_prompt_are_the_predictors_best_first(studio, model):
+def test_three_answers_to_one_prompt_are_the_predictors_best_first(session, model):
     pixels = picture()
-    key = studio.show(png(pixels), "a")["id"]
-    found = studio.ask(key, [Step(point=(20.0, 10.0))])
+    key = session.open(png(pixels), "a")["id"]
+    found = session.predict(key, [PromptStep(point=(20.0, 10.0))])
     predictor = Predictor(model)
     predictor.set_image(pixels)
     masks, iou, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
@@ -48,71 +48,71 @@ def test_three_answers_to_one_prompt_are_the_predictors_best_first(studio, model
         assert each["area"] == masks[number].sum()
 
 
-def test_a_further_prompt_sees_the_answer_that_was_chosen(studio, model):
+def test_a_further_prompt_sees_the_answer_that_was_chosen(session, model):
     pixels = picture()
-    key = studio.show(png(pixels), "a")["id"]
+    key = session.open(png(pixels), "a")["id"]
     predictor = Predictor(model)
     predictor.set_image(pixels)
     points, labels = np.array([[20.0, 10.0], [50.0, 30.0]]), np.array([1, 0])
     _, iou, low = predictor.predict(points[:1], labels[:1])
-    steps = [Step(point=(20.0, 10.0)), Step(point=(50.0, 30.0), foreground=False)]
+    steps = [PromptStep(point=(20.0, 10.0)), PromptStep(point=(50.0, 30.0), foreground=False)]
     for chosen, fed in ((None, int(iou.argmax())), (0, 0), (2, 2)):
-        [found] = studio.ask(key, [replace(steps[0], chosen=chosen), steps[1]])
+        [found] = session.predict(key, [replace(steps[0], chosen=chosen), steps[1]])
         masks, score, _ = predictor.predict(points, labels, mask_input=low[fed][None], multimask_output=False)
         assert found["predicted_iou"] == pytest.approx(float(score[0]), abs=1e-4)
         assert (masks_of([found])[0] == masks[0]).all()
 
 
-def test_a_box_is_asked_with_the_points_and_the_last_box_counts(studio, model):
+def test_a_box_is_asked_with_the_points_and_the_last_box_counts(session, model):
     pixels = picture()
-    key = studio.show(png(pixels), "a")["id"]
+    key = session.open(png(pixels), "a")["id"]
     predictor = Predictor(model)
     predictor.set_image(pixels)
     boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
     _, iou, low = predictor.predict(box=np.array(boxes[0]))
-    found = studio.ask(key, [Step(box=boxes[0]), Step(box=boxes[1])], several=None)
+    found = session.predict(key, [PromptStep(box=boxes[0]), PromptStep(box=boxes[1])], multimask_output=None)
     masks, _, _ = predictor.predict(box=np.array(boxes[1]), mask_input=low[int(iou.argmax())][None], multimask_output=False)
     assert len(found) == 1
     assert (masks_of(found)[0] == masks[0]).all()
-    assert len(studio.ask(key, [Step(box=boxes[0]), Step(point=(12.0, 12.0))], several=True)) == 3
+    assert len(session.predict(key, [PromptStep(box=boxes[0]), PromptStep(point=(12.0, 12.0))], multimask_output=True)) == 3
 
 
-def test_what_was_asked_before_is_not_asked_again(studio, monkeypatch):
-    key = studio.show(png(picture()), "a")["id"]
-    steps = [Step(point=(float(x), 10.0)) for x in range(5)]
-    first = studio.ask(key, steps)
-    asked, decode = [], studio.model.decode
-    monkeypatch.setattr(studio.model, "decode", lambda *given: asked.append(1) or decode(*given))
-    assert studio.ask(key, steps) == first
+def test_what_was_asked_before_is_not_asked_again(session, monkeypatch):
+    key = session.open(png(picture()), "a")["id"]
+    steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
+    first = session.predict(key, steps)
+    asked, decode = [], session.model.decode
+    monkeypatch.setattr(session.model, "decode", lambda *given: asked.append(1) or decode(*given))
+    assert session.predict(key, steps) == first
     assert not asked
-    studio.ask(key, steps[:3])
+    session.predict(key, steps[:3])
     assert not asked
-    studio.ask(key, [*steps, Step(point=(9.0, 9.0))])
+    session.predict(key, [*steps, PromptStep(point=(9.0, 9.0))])
     assert len(asked) == 1
 
 
-def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(studio):
-    told = studio.show(png(picture()), "a")
+def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(session):
+    told = session.open(png(picture()), "a")
     assert told == {"id": told["id"], "name": "a", "height": 40, "width": 60, "masks": None}
-    assert studio.embed(told["id"])["held"] is False
-    assert studio.embed(told["id"])["held"] is True
-    assert studio.show(png(picture()), "b")["id"] == told["id"]
-    assert studio.show(png(picture(seed=1)), "a")["id"] != told["id"]
+    assert session.embed(told["id"])["cached"] is False
+    assert session.embed(told["id"])["cached"] is True
+    assert session.open(png(picture()), "b")["id"] == told["id"]
+    assert session.open(png(picture(seed=1)), "a")["id"] != told["id"]
 
 
-def test_the_oldest_pictures_are_let_go(studio, monkeypatch):
-    monkeypatch.setattr(studios, "HELD_BYTES", 3 * 40 * 60 * 3)
-    keys = [studio.show(png(picture(seed=seed)), "a")["id"] for seed in range(4)]
-    studio.jpeg(keys[3])
-    with pytest.raises(Unknown, match="no longer held"):
-        studio.jpeg(keys[0])
+def test_the_oldest_pictures_are_let_go(session, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_CACHED_BYTES", 3 * 40 * 60 * 3)
+    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(4)]
+    session.jpeg(keys[3])
+    with pytest.raises(NotFoundError, match="no longer cached"):
+        session.jpeg(keys[0])
 
 
-def test_pictures_are_shown_while_the_model_is_at_work(studio):
-    key = studio.show(png(picture()), "a")["id"]
-    with studio._at_work:
-        assert studio.jpeg(key)
-        assert studio.show(png(picture(seed=1)), "b")["id"] != key
+def test_pictures_are_shown_while_the_model_is_at_work(session):
+    key = session.open(png(picture()), "a")["id"]
+    with session._model_lock:
+        assert session.jpeg(key)
+        assert session.open(png(picture(seed=1)), "b")["id"] != key
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -134,30 +134,30 @@ def test_a_photograph_is_shown_upright(orientation):
     assert (upright(pixels, raw.getvalue()) == turned[orientation]).all()
 
 
-def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_of_it(studio):
+def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_of_it(session):
     pixels, raw, exif = picture(16, 32), io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(pixels).save(raw, "PNG", exif=exif)
     own = Runs.from_dense(np.eye(16, 32, dtype=bool)[None])
-    told = studio.show(raw.getvalue(), "tar:a", own)
+    told = session.open(raw.getvalue(), "tar:a", own)
     assert (told["height"], told["width"], told["masks"]) == (16, 32, 1)
-    [found] = studio.everything(told["id"])
+    [found] = session.all_masks(told["id"])
     assert found["area"] == 16
     assert (masks_of([found])[0] == np.eye(16, 32, dtype=bool)).all()
-    assert studio.show(raw.getvalue(), "a")["height"] == 32
+    assert session.open(raw.getvalue(), "a")["height"] == 32
 
 
 def test_everything_is_found_by_asking_a_grid(model):
-    studio = Studio(model, masks=Settings(points_per_side=3, pred_iou_thresh=0.0, stability_score_thresh=0.0))
-    key = studio.show(png(picture()), "a")["id"]
-    found = studio.everything(key)
+    session = Session(model, mask_settings=Settings(points_per_side=3, pred_iou_thresh=0.0, stability_score_thresh=0.0))
+    key = session.open(png(picture()), "a")["id"]
+    found = session.all_masks(key)
     assert found
-    assert studio.everything(key) == found
+    assert session.all_masks(key) == found
 
 
-def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(studio):
+def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
     smooth = cv2.GaussianBlur(picture(64, 64), (31, 31), 0)
-    raw = studio.jpeg(studio.show(png(smooth), "a")["id"])
+    raw = session.jpeg(session.open(png(smooth), "a")["id"])
     assert np.abs(simplejpeg.decode_jpeg(raw).astype(int) - smooth).mean() < 2
     assert b"Exif" not in raw
 
@@ -166,27 +166,27 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(studio):
     ("steps", "words"),
     [
         ([], "0 prompts"),
-        ([Step(point=(1.0, 1.0))] * 65, "65 prompts"),
-        ([Step()], "either a point or a box"),
-        ([Step(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
-        ([Step(point=(61.0, 1.0))], "outside of the picture of 60 x 40"),
-        ([Step(point=(float("nan"), 1.0))], "outside"),
-        ([Step(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
-        ([Step(point=(1.0, 1.0), chosen=5), Step(point=(2.0, 2.0))], "answer 5 was chosen of 3"),
+        ([PromptStep(point=(1.0, 1.0))] * 65, "65 prompts"),
+        ([PromptStep()], "either a point or a box"),
+        ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
+        ([PromptStep(point=(61.0, 1.0))], "outside of the image of 60 x 40"),
+        ([PromptStep(point=(float("nan"), 1.0))], "outside"),
+        ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
+        ([PromptStep(point=(1.0, 1.0), chosen=5), PromptStep(point=(2.0, 2.0))], "mask 5 was chosen of 3"),
     ],
 )
-def test_prompts_that_are_none_are_refused(studio, steps, words):
-    key = studio.show(png(picture()), "a")["id"]
+def test_prompts_that_are_none_are_refused(session, steps, words):
+    key = session.open(png(picture()), "a")["id"]
     with pytest.raises(Fault, match=words):
-        studio.ask(key, steps)
+        session.predict(key, steps)
 
 
-def test_pictures_that_are_too_large_or_none_are_refused(studio, monkeypatch):
-    monkeypatch.setattr(studios, "MOST_PIXELS", 100)
+def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 100)
     with pytest.raises(Fault, match="40 x 60 pixels, at most 100"):
-        studio.show(png(picture()), "a")
+        session.open(png(picture()), "a")
     with pytest.raises(BadSample, match="no JPEG"):
-        studio.show(b"<svg onload=alert(1)>", "a")
+        session.open(b"<svg onload=alert(1)>", "a")
 
 
 class Asks(GroundingPredictor):
@@ -205,34 +205,34 @@ def test_words_find_masks_of_the_picture(model, fitting, told):
     dense = np.zeros((5, 40, 60), bool)
     for number in range(4):
         dense[number, : number + 1] = True
-    studio = Studio(model, Asks(fitting))
-    key = studio.show(png(picture()), "a", Runs.from_dense(dense))["id"]
-    found = studio.words(key, "the widest")
+    session = Session(model, Asks(fitting))
+    key = session.open(png(picture()), "a", Runs.from_dense(dense))["id"]
+    found = session.find(key, "the widest")
     assert (found["fitting"], found["candidates"], len(found["answers"])) == (fitting, 4, told)  # the empty one is none
     assert [each["area"] for each in found["answers"]][:3] == [240, 180, 120]
     assert found["answers"][0]["confidence"] == 0.9
 
 
-def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(studio, model):
-    key = studio.show(png(picture()), "a")["id"]
+def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
+    key = session.open(png(picture()), "a")["id"]
     with pytest.raises(Fault, match="--words RUN"):
-        studio.words(key, "red")
-    asking = Studio(model, Asks(0))
-    key = asking.show(png(picture()), "a", Runs.from_dense(np.zeros((1, 40, 60), bool)))["id"]
+        session.find(key, "red")
+    texts = Session(model, Asks(0))
+    key = texts.open(png(picture()), "a", Runs.from_dense(np.zeros((1, 40, 60), bool)))["id"]
     with pytest.raises(Fault, match="none to choose from"):
-        asking.words(key, "red")
+        texts.find(key, "red")
     with pytest.raises(Fault, match="301 letters"):
-        asking.words(key, "x" * 301)
+        texts.find(key, "x" * 301)
 
 
 def test_described_masks_say_what_they_are():
     masks = Runs.from_dense(np.ones((1, 2, 3), bool))
-    assert described(masks, {"stability": [0.123456]}) == [
+    assert masks_to_json(masks, {"stability": [0.123456]}) == [
         {"segmentation": {"size": [2, 3], "counts": "06"}, "area": 6, "box": [0, 0, 2, 1], "stability": 0.1235}
     ]
 
 
-def test_an_untrained_models_unstable_empty_answers_have_scores_all_the_same(studio, monkeypatch):
-    monkeypatch.setattr(studios, "stability", lambda logits, offset: torch.full((len(logits),), float("nan")))
-    key = studio.show(png(picture()), "a")["id"]
-    assert [each["stability"] for each in studio.ask(key, [Step(point=(1.0, 1.0))])] == [0.0] * 3
+def test_an_untrained_models_unstable_empty_answers_have_scores_all_the_same(session, monkeypatch):
+    monkeypatch.setattr(sessions, "stability", lambda logits, offset: torch.full((len(logits),), float("nan")))
+    key = session.open(png(picture()), "a")["id"]
+    assert [each["stability"] for each in session.predict(key, [PromptStep(point=(1.0, 1.0))])] == [0.0] * 3

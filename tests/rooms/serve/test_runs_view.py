@@ -1,4 +1,4 @@
-"""Runs watched: names are our own list's, curves are short, and what changes is read again."""
+"""Watching runs: names come from our own list, curves are short, and changed files are read again."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 
 from gigamask import arguments
 from gigamask.faults import Fault
-from gigamask.serve.logbook import LIVE_S, Logbook
-from gigamask.serve.studio import Unknown
+from gigamask.serve.runs_view import LIVE_S, RunsView
+from gigamask.serve.session import NotFoundError
 from gigamask.train.loop import train
 from tests.little import little
 
@@ -30,73 +30,73 @@ def runs(tmp_path):
 
 
 def test_runs_are_listed_by_names_below_the_folder_and_new_ones_come(runs):
-    book = Logbook(runs)
-    told = {each["name"]: each for each in book.listed()}
+    view = RunsView(runs)
+    told = {each["name"]: each for each in view.runs()}
     assert told.keys() == {"a", "deep/b"}
     assert (told["a"]["step"], told["a"]["steps"], told["a"]["live"]) == (4, 4, False)
     assert told["deep/b"]["live"]
     assert told["deep/b"]["images_per_s"] == 2.0
     arguments.save_run(replace(little(), out=str(runs / "later")))
-    assert "later" in {each["name"] for each in book.listed()}
+    assert "later" in {each["name"] for each in view.runs()}
 
 
 def test_a_run_that_is_not_written_any_more_is_not_live(runs):
     path = runs / "deep" / "b" / "metrics.jsonl"
     long_ago = time.time() - 2 * LIVE_S
     os.utime(path, (long_ago, long_ago))
-    assert not any(each["live"] for each in Logbook(runs).listed())
+    assert not any(each["live"] for each in RunsView(runs).runs())
 
 
 def test_one_runs_own_folder_is_its_own_list(runs):
-    assert [each["name"] for each in Logbook(runs / "a").listed()] == ["a"]
+    assert [each["name"] for each in RunsView(runs / "a").runs()] == ["a"]
 
 
 def test_what_is_written_meanwhile_is_read(runs):
-    book = Logbook(runs)
-    assert book.run("a")["records"]["step"] == [1, 2, 3, 4]
+    view = RunsView(runs)
+    assert view.run("a")["records"]["step"] == [1, 2, 3, 4]
     lines(runs / "a" / "metrics.jsonl", [5])
-    assert book.run("a")["records"]["step"] == [1, 2, 3, 4, 5]
-    json.dumps(book.run("a"), allow_nan=False)
+    assert view.run("a")["records"]["step"] == [1, 2, 3, 4, 5]
+    json.dumps(view.run("a"), allow_nan=False)
 
 
 def test_a_folder_without_runs_is_empty_and_none_is_a_fault(tmp_path):
-    assert Logbook(tmp_path).listed() == []
+    assert RunsView(tmp_path).runs() == []
     with pytest.raises(Fault, match="no such folder"):
-        Logbook(tmp_path / "none")
+        RunsView(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc", "", "a/checkpoints", "."])
 def test_names_of_others_are_unknown(runs, name):
-    with pytest.raises(Unknown, match="no such run"):
-        Logbook(runs / "deep").run(name)
+    with pytest.raises(NotFoundError, match="no such run"):
+        RunsView(runs / "deep").run(name)
 
 
 def test_pictures_are_found_by_their_names_alone(runs):
     (runs / "a" / "pictures").mkdir()
     (runs / "a" / "pictures" / "step_00000002.jpg").write_bytes(b"jpeg")
     (runs / "a" / "secret.jpg").write_bytes(b"other")
-    book = Logbook(runs)
-    assert book.run("a")["pictures"] == [{"name": "step_00000002", "step": 2}]
-    assert book.picture("a", "step_00000002") == (b"jpeg", "image/jpeg")
+    view = RunsView(runs)
+    assert view.run("a")["pictures"] == [{"name": "step_00000002", "step": 2}]
+    assert view.picture("a", "step_00000002") == (b"jpeg", "image/jpeg")
     for other in ("../secret", "secret", "step_00000002.jpg", str(runs / "a" / "secret.jpg")):
-        with pytest.raises(Unknown, match="no such picture"):
-            book.picture("a", other)
+        with pytest.raises(NotFoundError, match="no such picture"):
+            view.picture("a", other)
 
 
 def test_checkpoints_are_verified_to_the_last_byte(tmp_path, scenes):
     run = replace(little(), data=(str(scenes),), out=str(tmp_path / "a"), steps=2)
     train(run, begun=lambda: arguments.save_run(run))
-    book = Logbook(tmp_path)
-    assert [each["fault"] for each in book.run("a")["checkpoints"]] == [None]
-    assert book.verify("a", 2)["fault"] is None
+    view = RunsView(tmp_path)
+    assert [each["fault"] for each in view.run("a")["checkpoints"]] == [None]
+    assert view.verify("a", 2)["fault"] is None
     path = tmp_path / "a" / "checkpoints" / "step_00000002" / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    assert "crc32" in book.verify("a", 2)["fault"]
-    with pytest.raises(Unknown, match="no checkpoint of step 9"):
-        book.verify("a", 9)
+    assert "crc32" in view.verify("a", 2)["fault"]
+    with pytest.raises(NotFoundError, match="no checkpoint of step 9"):
+        view.verify("a", 9)
 
 
 def test_flags_that_differ_are_told(runs):
-    assert Logbook(runs).differences("a", "deep/b") == [{"flag": "steps", "one": "4", "other": "6"}]
+    assert RunsView(runs).differences("a", "deep/b") == [{"flag": "steps", "one": "4", "other": "6"}]

@@ -1,0 +1,117 @@
+"""An index to browse: its shards, images with masks, statistics, and what was skipped.
+
+Not here: what a sampler visits (`serve.sampler_view`), opened images (`serve.session`).
+"""
+
+import threading
+from functools import cached_property
+from typing import Any
+
+import cv2
+import numpy as np
+
+from gigamask import names
+from gigamask.data import image, store
+from gigamask.data.dataset import RawSample, Sa1bDataset
+from gigamask.data.index import Index
+from gigamask.geometry.runs import Runs
+from gigamask.prepare import stats
+from gigamask.serve.session import NotFoundError, encode_jpeg, masks_to_json
+
+MAX_ROWS = 200
+"""Images in one response."""
+THUMBNAIL_PX = 240
+"""Long side."""
+MAX_SKIPPED = 1000
+"""Skipped samples in one response."""
+
+
+class DatasetView:
+    """An opened index and its shards, which one thread at a time reads."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
+
+    def overview(self) -> dict[str, Any]:
+        """Return the shards, what was skipped in indexing, and the names of the samplers."""
+        parts = self.index.manifest.parts
+        first = np.searchsorted(self.index.images["shard"], np.arange(len(parts) + 1)).tolist()
+        shards = [
+            {
+                "name": store.name(part.tar.path),
+                "bytes": part.tar.bytes,
+                "images": part.images,
+                "masks": part.masks,
+                "first": first[number],
+            }
+            for number, part in enumerate(parts)
+        ]
+        report = self.index.report()
+        return {
+            "images": len(self.index),
+            "masks": report["masks"],
+            "shards": shards,
+            "samplers": list(names.SEAMS["sampler"][1]),
+            "skipped": report["rejected"][:MAX_SKIPPED],
+            "skipped_count": len(report["rejected"]),
+            "broken": report["broken_tars"],
+        }
+
+    def images(self, first: int, count: int) -> list[dict[str, Any]]:
+        """Return `count` images in the order of the index, from row `first` on."""
+        first = max(first, 0)
+        last = min(first + min(count, MAX_ROWS), len(self.index))
+        return [image_to_json(self.index, row) for row in range(first, last)]
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """What `gigamask stats` prints, as data."""
+        return stats.describe(self.index)
+
+    def masks(self, row: int) -> dict[str, Any]:
+        """Return an image with its masks and their scores; raise BadSample if it is corrupt."""
+        raw = self._read(row)
+        if raw.json is None:
+            raise NotFoundError(f"{raw.name}: has no json, so it has no masks")
+        entry = raw.annotation()
+        scores = {
+            "predicted_iou": entry.predicted_iou.tolist(),
+            "stability": entry.stability_score.tolist(),
+        }
+        return image_to_json(self.index, row) | {"masks": masks_to_json(entry.masks, scores)}
+
+    def jpeg(self, row: int) -> bytes:
+        """Return an image as stored, as a JPEG; raise BadSample if it is corrupt."""
+        return encode_jpeg(self._read(row).pixels())
+
+    def thumbnail(self, row: int) -> bytes:
+        """Return a small JPEG of an image; raise BadSample if it is corrupt."""
+        raw = self._read(row)
+        pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
+        height, width = pixels.shape[:2]
+        scale = min(1.0, THUMBNAIL_PX / max(height, width))
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+
+    def file(self, row: int) -> tuple[bytes, str, Runs | None]:
+        """Return an image's file, its name, and its masks; None if it is not annotated."""
+        raw = self._read(row)
+        return raw.jpg, raw.name, None if raw.json is None else raw.annotation().masks
+
+    def _read(self, row: int) -> RawSample:
+        if not 0 <= row < len(self.index):
+            raise NotFoundError(f"there is no image {row}, the index has {len(self.index)}")
+        with self._lock:
+            return self._dataset.read(row)
+
+
+def image_to_json(index: Index, row: int) -> dict[str, Any]:
+    """Return what lists show of one image of an index."""
+    images = index.images
+    return {
+        "row": row,
+        "name": images["name"][row].decode("utf-8", "replace"),
+        **{name: int(images[name][row]) for name in ("shard", "width", "height", "masks")},
+        "annotated": bool(images["json_offset"][row] >= 0),
+    }

@@ -1,0 +1,141 @@
+"""The runs below a folder, in responses short enough to be asked for every two seconds.
+
+Not here: how a run's files are read (`report.history`).
+"""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gigamask.faults import Fault
+from gigamask.report import charts, history
+from gigamask.report.history import History
+from gigamask.serve.session import NotFoundError
+from gigamask.train import manifest
+
+MAX_EVENTS = 200
+LIVE_S = 60.0
+"""A run counts as being trained for so many seconds after its last record."""
+MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
+WATCHED = (history.METRICS, history.CONFIG, history.SCORES, "checkpoints", "pictures")
+"""A run is read again when one of these has changed."""
+
+
+class RunsView:
+    """The runs below a folder; new ones are found while the page is open."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise Fault(f"--runs {folder}: no such folder; name one that holds runs, or will")
+        self.folder, self._lock = folder, threading.Lock()
+        self._folders: dict[str, Path] = {}
+        self._histories: dict[str, tuple[list, History]] = {}
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return a summary of each run, the newest first."""
+        self._find()
+        return [self._summary(name) for name in reversed(self._folders)]
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Return the records, evaluations, events, checkpoints and pictures of a run."""
+        read = self._history(name)
+        return {
+            **self._summary(name),
+            **charts.curves(read),
+            "faults": {kind: events[-MAX_EVENTS:] for kind, events in read.faults.items()},
+            "fault_counts": {kind: len(events) for kind, events in read.faults.items()},
+            "begun": read.begun[-MAX_EVENTS:],
+            "checkpoints": read.plain()["checkpoints"],
+            "pictures": [{"name": image.name, "step": image.step} for image in read.pictures],
+            "scores": read.scores,
+        }
+
+    def differences(self, one: str, other: str) -> list[dict[str, Any]]:
+        """Return the flags in which two runs' configurations differ."""
+        first, second = self._history(one).config, self._history(other).config
+        return [
+            {"flag": flag, "one": first.get(flag), "other": second.get(flag)}
+            for flag in {**first, **second}
+            if first.get(flag) != second.get(flag) and flag != "out"
+        ]
+
+    def picture(self, name: str, file: str) -> tuple[bytes, str]:
+        """Return a picture of a run and its media type.
+
+        Args:
+            name: name of the run.
+            file: name of the picture, as in `run`.
+        """
+        paths = [Path(each.path) for each in self._history(name).pictures if each.name == file]
+        if not paths or not paths[0].is_file():
+            raise NotFoundError("this run has no such picture, or no longer")
+        return paths[0].read_bytes(), MEDIA_TYPES[paths[0].suffix]
+
+    def verify(self, name: str, step: int) -> dict[str, Any]:
+        """Read a whole checkpoint and check it against its checksums.
+
+        Args:
+            name: name of the run.
+            step: the checkpoint's step.
+
+        Returns:
+            "fault" says what is wrong, None if nothing is; "bytes" and "seconds" what was read.
+        """
+        found = [each for each in self._history(name).checkpoints if each.step == step]
+        if not found:
+            raise NotFoundError(f"this run has no checkpoint of step {step}, or no longer")
+        start_s, fault = time.perf_counter(), None
+        try:
+            manifest.verify(self._folders[name] / "checkpoints" / found[0].name)
+        except Fault as error:
+            fault = str(error)
+        seconds = round(time.perf_counter() - start_s, 2)
+        return {"fault": fault, "bytes": found[0].bytes, "seconds": seconds}
+
+    def _find(self) -> None:
+        try:
+            folders = history.find(self.folder)
+        except Fault:
+            folders = []
+        self._folders = {self._name(folder): folder for folder in folders}
+
+    def _name(self, folder: Path) -> str:
+        own = folder == self.folder
+        return folder.absolute().name if own else str(folder.relative_to(self.folder))
+
+    def _history(self, name: str) -> History:
+        """Return what a run's files hold, read again if they have changed."""
+        with self._lock:
+            if name not in self._folders:
+                self._find()
+            if name not in self._folders:
+                raise NotFoundError("there is no such run, or no longer")
+            folder = self._folders[name]
+            state = [_state(folder / file) for file in (*WATCHED, "checkpoints/best")]
+            if name not in self._histories or self._histories[name][0] != state:
+                self._histories[name] = state, history.read(folder)
+            return self._histories[name][1]
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        read = self._history(name)
+        written = _state(self._folders[name] / history.METRICS)
+        age_s = time.time() - written[0] / 1e9 if written else LIVE_S
+        speeds = sorted(filter(None, read.records.get("images_per_s", [])[-50:]))
+        return {
+            "name": name,
+            "recipe": read.config.get("recipe"),
+            "step": read.step,
+            "steps": read.steps,
+            "live": read.step < (read.steps or 0) and age_s < LIVE_S,
+            "images_per_s": speeds[len(speeds) // 2] if speeds else None,
+        }
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Return when a file was written and how large it is; None if there is none."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

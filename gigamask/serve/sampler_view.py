@@ -1,0 +1,75 @@
+"""What samplers visit in an index: images at a position of an epoch, and statistics of an epoch.
+
+Not here: the images (`serve.dataset_view`), the orders (`samplers`), the statistics
+(`prepare.sampler_stats`).
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gigamask import names
+from gigamask.data.choose import Filters
+from gigamask.data.index import Index
+from gigamask.data.items import Catalogue, open_items
+from gigamask.prepare import sampler_stats
+from gigamask.seams import Ledger, Sampler
+from gigamask.serve.dataset_view import MAX_ROWS, image_to_json
+from gigamask.serve.session import NotFoundError
+
+CACHED_ORDERS = 4
+ITEMS_PER_CHUNK, MIN_CHUNKS, MAX_CHUNKS = 12, 5, 50
+"""An epoch's statistics are given chunk by chunk; chunks of fewer items would be noisy."""
+
+
+class SamplerView:
+    """The orders of samplers over one index, with default parameters and before any loss."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._order = lru_cache(CACHED_ORDERS)(self._make_order)
+
+    def images(self, sampler: str, epoch: int, position: int, count: int, seed: int) -> dict[str, Any]:
+        """Return the images that a sampler visits.
+
+        Args:
+            sampler: its name.
+            epoch: number of the epoch.
+            position: where in the epoch to begin; clipped to its length.
+            count: number of images, at most `MAX_ROWS`.
+            seed: random seed.
+        """
+        rows = self._order(sampler, epoch, seed)
+        position = max(0, min(position, len(rows) - 1))
+        chosen = rows[position : position + min(count, MAX_ROWS)]
+        images = [image_to_json(self.index, int(row)) for row in chosen]
+        return {"positions": len(rows), "position": position, "images": images}
+
+    def statistics(self, sampler: str, seed: int) -> dict[str, Any]:
+        """Return statistics of what one epoch visits, chunk by chunk, and of the whole index.
+
+        Args:
+            sampler: its name.
+            seed: random seed.
+        """
+        items = self._catalogue(seed).items
+        chunks = min(max(items.count // ITEMS_PER_CHUNK, MIN_CHUNKS), MAX_CHUNKS)
+        return sampler_stats.describe(items, _make_sampler(sampler), pieces=chunks)
+
+    def _catalogue(self, seed: int) -> Catalogue:
+        return open_items(self.index, Filters(), "image", None, seed)
+
+    def _make_order(self, name: str, epoch: int, seed: int) -> np.ndarray:
+        """Return the rows of one epoch."""
+        sampler, catalogue = _make_sampler(name), self._catalogue(seed)
+        history = Ledger.empty(catalogue.items.count) if sampler.decay is not None else None
+        order = sampler.order(catalogue.items, epoch, history)
+        return catalogue.locate(np.asarray(order[np.arange(len(order))], np.int64))[0]
+
+
+def _make_sampler(name: str) -> Sampler:
+    """Return a built-in sampler; a browser must not be able to load the user's own files."""
+    if name not in names.SEAMS["sampler"][1]:
+        raise NotFoundError(f"no sampler is called {name!r}")
+    return names.make("sampler", name)

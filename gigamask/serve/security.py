@@ -1,0 +1,162 @@
+"""ASGI middleware that decides which requests reach the page, and bounds their bodies.
+
+Any web site that the browser shows can send requests to a loopback address, and can make its own
+name resolve to 127.0.0.1. So the Host header must be a name of this server, and a request that
+writes must come from the page itself. On other addresses a token is needed, once per browser.
+
+Not here: what the requests do (`serve.app`), which names and token are allowed (`serve.server`).
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+TOKEN_COOKIE = "gigamask_token"
+BODY_TIMEOUT_S = 60.0
+"""Seconds within which the whole body of a request must have arrived."""
+HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d+)?")
+"""A Host header: an IPv6 address in brackets or a name, and perhaps a port."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class SecurityPolicy:
+    """Which requests are answered.
+
+    Attributes:
+        hosts: lower-case names that the Host header may have.
+        token: secret that each request must carry; None if none is needed.
+        any_ip_address: also accept any IP address as Host; no other site can have one.
+        max_body_bytes: largest body of a request.
+        max_image_bytes: largest body of a request whose content type is an image.
+    """
+
+    hosts: frozenset[str]
+    token: str | None = None
+    any_ip_address: bool = False
+    max_body_bytes: int = 2**16
+    max_image_bytes: int = 2**26
+
+    def allows_host(self, header: str) -> bool:
+        """Whether a Host header names this server."""
+        match = HOST.fullmatch(header)
+        name = (match[1] or match[2]).lower() if match else ""
+        return name in self.hosts or (self.any_ip_address and _is_ip_address(name))
+
+    def accepts(self, token: str) -> bool:
+        """Whether a token is the right one; compared in constant time."""
+        return hmac.compare_digest(token.encode(), (self.token or "").encode())
+
+
+@dataclass(frozen=True)
+class SecurityMiddleware:
+    """Answers, for an ASGI application, the requests that its policy refuses."""
+
+    app: ASGIApp
+    policy: SecurityPolicy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on with its whole body; drop websockets."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        request = Request(scope, receive)
+        response: Response | None = self._refuse(request) or self._log_in(request)
+        body = b""
+        if response is None:
+            is_image = request.headers.get("content-type", "").startswith("image/")
+            limit = self.policy.max_image_bytes if is_image else self.policy.max_body_bytes
+            try:
+                body = await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT_S)
+            except TimeoutError:
+                text = f"the request did not arrive within {BODY_TIMEOUT_S:.0f} s"
+                response = PlainTextResponse(text, 408)
+            except OverflowError:
+                response = PlainTextResponse(f"the request is larger than {limit:,} bytes", 413)
+            except ClientDisconnect:
+                return
+        await (response or self.app)(scope, _replay(body, receive), send_with_headers)
+
+    def _refuse(self, request: Request) -> Response | None:
+        """Return the response to a request that is not allowed; None if it is."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self.policy.allows_host(host):
+            text = "unknown host name; open the printed address, or restart with --allow-host NAME"
+            return PlainTextResponse(text, 421)
+        if request.method not in ("GET", "HEAD"):
+            site = request.headers.get("sec-fetch-site", "same-origin")
+            if site not in ("same-origin", "none") or (origin and urlsplit(origin).netloc != host):
+                return PlainTextResponse("the request comes from another site", 403)
+        return None
+
+    def _log_in(self, request: Request) -> Response | None:
+        """Check the token; move one from the page's address into a cookie.
+
+        The token is taken from the query of the page itself alone: elsewhere it would stay in the
+        addresses of images.
+        """
+        if self.policy.token is None:
+            return None
+        token = request.query_params.get("token", "")
+        if request.url.path == "/" and request.method == "GET" and self.policy.accepts(token):
+            redirect = RedirectResponse("/", 303)
+            redirect.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict")
+            return redirect
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        cookie = request.cookies.get(TOKEN_COOKIE, "")
+        if self.policy.accepts(cookie):
+            return None
+        if scheme.lower() == "bearer" and self.policy.accepts(bearer):
+            return None
+        text = "a token is needed; open the address that 'gigamask serve' printed"
+        return PlainTextResponse(text, 401)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """Return a request's body, chunked or not; raise OverflowError above `limit` bytes."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise OverflowError
+    return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body first, and then the server's own messages."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
