@@ -183,9 +183,9 @@ class OneTask(Task):
         USED.add("task")
         embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
         by_image = (embedding - 1).square().mean((1, 2, 3))
-        count = torch.tensor(float(len(by_image)))
+        count = torch.tensor(float(len(by_image)), device=by_image.device)
         parts = {"distance": by_image.detach().sum()}
-        image = torch.arange(len(by_image))
+        image = torch.arange(len(by_image), device=by_image.device)
         yield Terms(loss=by_image.sum(), count=count, parts=parts, by_mask=by_image.detach(), first=0, image=image)
 
 
