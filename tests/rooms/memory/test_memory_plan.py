@@ -141,12 +141,12 @@ def test_a_table():
         "  optimizer         1.80      1.80      1.80      1.80",
         "  batch             0.00      0.00      0.00      0.00",
         "  activations       0.00      0.00      0.00      0.00",
-        "  temporary           0.00      0.00      0.00      0.45",
+        "  temporary         0.00      0.00      0.00      0.45",
         "  total             3.15      3.15      3.15      3.60",
         "peak 3.60 GiB of 79.1 GiB (h100: a sheet), 1.5 kept free: fits, 74.0 GiB left",
         "",
         "1,000 steps of 64 TFLOP, 4 an image (encoder 3 + rounds 1)",
-        "hours at a split of the peak of 989 TFLOP/s, without loading and communication:",
+        "hours at a share of the peak of 989 TFLOP/s, without loading and communication:",
         "      12.3 h           99 GPU hours  $1,234  at 25.0%: somewhere",
     ]
 
