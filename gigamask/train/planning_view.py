@@ -96,13 +96,13 @@ class MaskPlanningView(PlanningView):
 
     def reduced(self, known: ImageRun) -> tuple[Literal["encoder", "rounds"], ImageRun] | None:
         """Return a run of one mask, or of one encoder block, where only the other part differs."""
-        run, before = self.run, known.planning
-        if not isinstance(before, MaskPlanningView) or run.micro_batch_size != known.micro_batch_size:
+        run, known_view = self.run, known.planning
+        if not isinstance(known_view, MaskPlanningView) or run.micro_batch_size != known.micro_batch_size:
             return None
-        if self.masks_per_chunk == before.masks_per_chunk:
+        if self.masks_per_chunk == known_view.masks_per_chunk:
             return "encoder", replace(run, masks_per_chunk=1, loading=replace(run.loading, max_masks=1))
         # The rounds' memory does not depend on the encoder's depth.
         blocks_frozen = any("blocks" in part for part in run.freeze)
-        if self.recompute == before.recompute and type(run.model.encoder) is Vit and not blocks_frozen:
+        if run.recompute == known_view.recompute and type(run.model.encoder) is Vit and not blocks_frozen:
             return "rounds", replace(run, model=replace(run.model, depth=1, global_blocks=()))
         return None
