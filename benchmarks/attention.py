@@ -15,7 +15,12 @@ import time
 
 import torch
 
-from gigamask.model.attention import attend_augmented, attend_in_chunks, attend_plainly, relative
+from gigamask.models.sam.attention import (
+    attend_augmented,
+    attend_in_chunks,
+    attend_plainly,
+    relative,
+)
 
 FORMS = {"plain": attend_plainly, "chunked": attend_in_chunks, "augmented": attend_augmented}
 
@@ -46,8 +51,15 @@ def main() -> None:
     device = torch.device(given.device)
     chance = torch.Generator().manual_seed(0)
     shape = (given.images, given.heads, given.tokens**2, given.dim)
-    q, k, v = (torch.randn(shape, generator=chance).to(device, dtype).requires_grad_() for _ in range(3))
-    tables = [(0.1 * torch.randn(2 * given.tokens - 1, given.dim, generator=chance)).to(device, dtype).requires_grad_() for _ in range(2)]
+    q, k, v = (
+        torch.randn(shape, generator=chance).to(device, dtype).requires_grad_() for _ in range(3)
+    )
+    tables = [
+        (0.1 * torch.randn(2 * given.tokens - 1, given.dim, generator=chance))
+        .to(device, dtype)
+        .requires_grad_()
+        for _ in range(2)
+    ]
 
     def answer(form):
         return form(q, k, v, relative(tables[0]), relative(tables[1]))
@@ -65,7 +77,9 @@ def main() -> None:
             middle = moment()
             result.sum().backward()
             end = moment()
-            seconds.setdefault((name, "forward"), []).append((middle[0] - begin[0], middle[1] - begin[1]))
+            seconds.setdefault((name, "forward"), []).append(
+                (middle[0] - begin[0], middle[1] - begin[1])
+            )
             seconds.setdefault((name, "both"), []).append((end[0] - begin[0], end[1] - begin[1]))
             for leaf in (q, k, v, *tables):
                 leaf.grad = None
@@ -76,9 +90,14 @@ def main() -> None:
     for name, form in FORMS.items():
         ratios = []
         for part in ("forward", "both"):
-            mine, plain = ([statistics.median(column) for column in zip(*seconds[who, part], strict=True)] for who in (name, "plain"))
+            mine, plain = (
+                [statistics.median(column) for column in zip(*seconds[who, part], strict=True)]
+                for who in (name, "plain")
+            )
             ratios.append(f"{mine[0] / plain[0]:.2f} ({mine[1] / plain[1]:.2f})")
-        print(f"{name:<10} {ratios[0]:<12} {ratios[1]:<20} {1e3 * mine[1]:<13.2f} {kept_bytes(lambda form=form: answer(form)) / 2**20:.0f} MiB")
+        print(
+            f"{name:<10} {ratios[0]:<12} {ratios[1]:<20} {1e3 * mine[1]:<13.2f} {kept_bytes(lambda form=form: answer(form)) / 2**20:.0f} MiB"
+        )
 
 
 if __name__ == "__main__":

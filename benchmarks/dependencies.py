@@ -50,7 +50,9 @@ PURPOSES = {
 """What each requirement is for."""
 
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())[
+    "project"
+]
 
 
 def name_of(requirement: Requirement) -> str:
@@ -60,7 +62,12 @@ def name_of(requirement: Requirement) -> str:
 def needed_by(name: str, extras: Iterable[str]) -> list[Requirement]:
     """Returns what a distribution requires here, with some of its extras."""
     stated = [Requirement(line) for line in metadata.requires(name) or []]
-    return [each for each in stated if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ["", *extras])]
+    return [
+        each
+        for each in stated
+        if each.marker is None
+        or any(each.marker.evaluate({"extra": extra}) for extra in ["", *extras])
+    ]
 
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, int]:

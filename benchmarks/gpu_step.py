@@ -25,21 +25,21 @@ import numpy as np
 import torch
 
 from benchmarks.levers import pulled
-from gigamask import planning
-from gigamask.contracts import Batch, Cursor, Draws, Sample, Terms, Visit
-from gigamask.data.augment import Plain
+from gigamask.data.augment import NoAugment
 from gigamask.data.loader import collate
-from gigamask.draws import draw
-from gigamask.geometry.runs import Runs
-from gigamask.model.sam import Sam
-from gigamask.parallel.precision import choose_device, choose_precision
-from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.distributed.precision import choose_device, choose_precision
+from gigamask.interfaces import Task
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.sam.sam import Sam
+from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
-from gigamask.seams import Task
-from gigamask.train.segmentation import Segmentation
-from gigamask.train.state import TrainState
-from gigamask.train.step import step
-from gigamask.train.tasks import SamTask
+from gigamask.rng import make_rng
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.state import TrainState
+from gigamask.training.step import step
+from gigamask.training.tasks import SamTask
+from gigamask.types import Batch, DataCursor, LossSums, RandomInputs, Sample, SampleRef
+from gigamask.workflows import plan
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
 SECONDS_TARGET = {"h": "<= 0.12, then 0.06"}
@@ -78,12 +78,14 @@ class Marked(Task):
     task: SamTask
     marks: Marks
 
-    def terms(self, model: Sam, batch: Batch, cut: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Terms]:
+    def compute_losses(
+        self, model: Sam, batch: Batch, cut: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[LossSums]:
         def marked(whole: torch.Tensor) -> torch.Tensor:
             self.marks.set()
             return cut(whole)
 
-        yield from self.task.terms(model, batch, marked)
+        yield from self.task.compute_losses(model, batch, marked)
         self.marks.set()
 
 
@@ -101,27 +103,31 @@ class MarkedBatches(tuple[Batch, ...]):
 
 def smooth_masks(count: int, size: tuple[int, int]) -> torch.Tensor:
     """Returns blobs of 0.1 % to 30 % of the image, each with a wavy outline and in a place of its own."""
-    rng = draw(0, "benchmark masks")
+    rng = make_rng(0, "benchmark masks")
     height, width = size
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     numbers = torch.from_numpy(rng.random((count, 4)))[..., None, None]
     radius = ((height * width / math.pi) * 0.001 * 300 ** numbers[:, 0]).sqrt()
     down, across = y - numbers[:, 1] * height, x - numbers[:, 2] * width
-    wave = 1 + 0.25 * torch.sin(5 * torch.atan2(down, across) + 6.3 * numbers[:, 3]) + 0.1 * torch.sin(13 * torch.atan2(down, across))
+    wave = (
+        1
+        + 0.25 * torch.sin(5 * torch.atan2(down, across) + 6.3 * numbers[:, 3])
+        + 0.1 * torch.sin(13 * torch.atan2(down, across))
+    )
     return down.hypot(across) < radius * wave
 
 
-def batch_in_memory(run: Segmentation, masks: int) -> Batch:
+def batch_in_memory(run: SamTrainConfig, masks: int) -> Batch:
     """Returns what the loader would make of one photograph."""
-    rng = draw(0, "benchmark batch")
-    assembly = run.assembly
-    side, grid = assembly.side, assembly.grid
-    frame = Plain().frame((1000, 1500), side, rng)
+    rng = make_rng(0, "benchmark batch")
+    assembly = run.sample_config
+    side, grid = assembly.image_size, assembly.mask_size
+    frame = NoAugment().frame((1000, 1500), side, rng)
     height, width = frame.resized
     drawn = torch.zeros(masks, grid, grid, dtype=torch.bool)
     rows, columns = height * grid // side, width * grid // side
     drawn[:, :rows, :columns] = smooth_masks(masks, (rows, columns))
-    runs = Runs.from_dense(drawn.numpy())
+    runs = RLEMasks.from_dense(drawn.numpy())
 
     def uniform(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.random(shape, dtype="float32"))
@@ -129,15 +135,21 @@ def batch_in_memory(run: Segmentation, masks: int) -> Batch:
     noise = torch.from_numpy(rng.standard_normal((masks, 4), dtype="float32"))
     sample = Sample(
         name="noise",
-        visit=Visit(0, 0, 0),
+        ref=SampleRef(0, 0, 0),
         image=torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype="uint8")),
-        frame=frame,
+        transform=frame,
         masks=runs,
         boxes_input=(runs.boxes() * (side / grid)).astype("float32"),
         strata=np.ones(masks, np.int64),
-        draws=Draws(uniform(masks), uniform(masks, run.chance.clicks + run.chance.points, 2), noise, uniform(1, run.model.depth, 2), uniform(1, 0)),
+        random_inputs=RandomInputs(
+            uniform(masks),
+            uniform(masks, run.random_spec.clicks + run.random_spec.points, 2),
+            noise,
+            uniform(1, run.model.depth, 2),
+            uniform(1, 0),
+        ),
     )
-    return collate([sample], (), assembly, run.chance, 0.5, Cursor(1))
+    return collate([sample], (), assembly, run.random_spec, 0.5, DataCursor(1))
 
 
 def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
@@ -155,23 +167,36 @@ def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
     return side, 2 * side**3 / statistics.median(marks.seconds()) / 1e12
 
 
-def timed_step(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) -> tuple[float, list[float]]:
+def timed_step(
+    task: SamTask, state: TrainState, batch: Batch, run: SamTrainConfig
+) -> tuple[float, list[float]]:
     """Makes one update; returns its seconds on the wall, the device's queue drained, and the seconds of each part."""
     marks = Marks(batch.images.device)
     batches = MarkedBatches([batch])
     batches.marks = marks
     begin = time.perf_counter()
     marks.set()
-    done = step(Marked(task, marks), state, batches, len(batch.names), 0.01 * run.optimizer.lr, run.optimizer.clip_norm)
+    done = step(
+        Marked(task, marks),
+        state,
+        batches,
+        len(batch.names),
+        0.01 * run.optimizer.lr,
+        run.optimizer.grad_clip,
+    )
     marks.set()
     clear, encode, rounds, encoder, update = marks.seconds()
     seconds = time.perf_counter() - begin
     if done.skipped:
-        sys.exit(f"the step was skipped, its gradient norm is {done.record['gradient_norm']}: these times would not be a step's")
+        sys.exit(
+            f"the step was skipped, its gradient norm is {done.record['gradient_norm']}: these times would not be a step's"
+        )
     return seconds, [encode, rounds, encoder, clear + update]
 
 
-def measure(task: SamTask, state: TrainState, batch: Batch, run: Segmentation, repeats: int) -> dict[str, float]:
+def measure(
+    task: SamTask, state: TrainState, batch: Batch, run: SamTrainConfig, repeats: int
+) -> dict[str, float]:
     """Returns medians of the step's seconds and of its parts', and the peak memory of all repeats in GB, 0 where there is no GPU."""
     device = batch.images.device
     for _ in range(3 if device.type == "cuda" else 1):
@@ -181,12 +206,20 @@ def measure(task: SamTask, state: TrainState, batch: Batch, run: Segmentation, r
         torch.cuda.reset_peak_memory_stats(device)
     steps = [timed_step(task, state, batch, run) for _ in range(repeats)]
     found = {"step": statistics.median(whole for whole, _ in steps)}
-    found |= {part: statistics.median(parts[index] for _, parts in steps) for index, part in enumerate(PARTS)}
-    kinds = {"allocated": torch.cuda.max_memory_allocated, "reserved": torch.cuda.max_memory_reserved}
-    return found | {name: kind(device) / 1e9 if device.type == "cuda" else 0.0 for name, kind in kinds.items()}
+    found |= {
+        part: statistics.median(parts[index] for _, parts in steps)
+        for index, part in enumerate(PARTS)
+    }
+    kinds = {
+        "allocated": torch.cuda.max_memory_allocated,
+        "reserved": torch.cuda.max_memory_reserved,
+    }
+    return found | {
+        name: kind(device) / 1e9 if device.type == "cuda" else 0.0 for name, kind in kinds.items()
+    }
 
 
-def profiled(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) -> str:
+def profiled(task: SamTask, state: TrainState, batch: Batch, run: SamTrainConfig) -> str:
     """Returns the fifteen kernels that one step spends most time in."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     on_gpu = batch.images.is_cuda
@@ -194,25 +227,42 @@ def profiled(task: SamTask, state: TrainState, batch: Batch, run: Segmentation) 
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         timed_step(task, state, batch, run)
-    return profile.key_averages().table(sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total", row_limit=15, max_name_column_width=70)
+    return profile.key_averages().table(
+        sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",
+        row_limit=15,
+        max_name_column_width=70,
+    )
 
 
 def row(found: dict[str, float], levers: str, work: float, peak: float) -> str:
     """Returns one line of the table."""
     rate = work / found["step"]
-    cells = [levers, f"{found['step']:.4f}", *(f"{found[part]:.4f}" for part in PARTS), f"{1 / found['step']:.2f}"]
+    cells = [
+        levers,
+        f"{found['step']:.4f}",
+        *(f"{found[part]:.4f}" for part in PARTS),
+        f"{1 / found['step']:.2f}",
+    ]
     cells += [f"{rate:.3g}", f"{100 * rate / peak:.0f} %", f"{work / peak:.3f}"]
-    cells += [f"{found[name]:.2f}" if found[name] else "no GPU" for name in ("allocated", "reserved")]
+    cells += [
+        f"{found[name]:.2f}" if found[name] else "no GPU" for name in ("allocated", "reserved")
+    ]
     return f"| {' | '.join(cells)} |"
 
 
 def chip_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} thread"
+    )
 
 
-def prepared(run: Segmentation, device: torch.device, compiled: bool) -> tuple[SamTask, TrainState]:
+def prepared(
+    run: SamTrainConfig, device: torch.device, compiled: bool
+) -> tuple[SamTask, TrainState]:
     """Returns what a row is measured with."""
-    state = TrainState.begin(run, device)
+    state = TrainState.initialize(run, device)
     state.model.train()
     if compiled:
         for block in state.model.image_encoder.blocks:
@@ -221,11 +271,16 @@ def prepared(run: Segmentation, device: torch.device, compiled: bool) -> tuple[S
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--size", choices=RECIPES, default="h")
     options.add_argument("--masks", type=int, default=64)
     options.add_argument(
-        "--levers", nargs="+", default=[f"masks_per_chunk={count}" for count in (16, 32, 64)], help="rows: name=value,name=value, or none"
+        "--levers",
+        nargs="+",
+        default=[f"masks_per_chunk={count}" for count in (16, 32, 64)],
+        help="rows: name=value,name=value, or none",
     )
     options.add_argument("--compile", action="store_true", help="compile the encoder's blocks")
     options.add_argument("--repeats", type=int, default=10)
@@ -238,24 +293,32 @@ def main() -> None:
     precision = choose_precision(given.precision, device)
     recipe = find(RECIPES[given.size])()
     run = replace(
-        recipe, policy=InteractiveSchedule(), loading=replace(recipe.loading, max_masks=given.masks), precision=precision, device=device.type
+        recipe,
+        prompts=InteractiveSchedule(),
+        loader=replace(recipe.loader, max_masks=given.masks),
+        precision=precision,
+        device=device.type,
     )
     batch = batch_in_memory(run, given.masks).to(device)
     side, peak = matmul_peak(device, precision)
-    work = planning.count_flops(run).total / 1e12
+    work = plan.count_flops(run).total / 1e12
 
     print(f"`python -m benchmarks.gpu_step {' '.join(sys.argv[1:])}`\n")
     print(
         f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe {RECIPES[given.size]}, 1 image x {given.masks} masks, "
-        f"{run.policy.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "
+        f"{run.prompts.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "
         "blocks that are computed again not counted.\n"
     )
-    print(f"| levers | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |")
+    print(
+        f"| levers | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |"
+    )
     print(f"|{'---|' * 12}")
     for levers in given.levers:
         changed = pulled(run, levers)
         task, state = prepared(changed, device, given.compile)
-        print(row(measure(task, state, batch, changed, given.repeats), levers, work, peak), flush=True)
+        print(
+            row(measure(task, state, batch, changed, given.repeats), levers, work, peak), flush=True
+        )
     seconds, memory = SECONDS_TARGET.get(given.size, ""), GB_TARGET.get(given.size, "")
     share = ">= 50 % at last" if given.size in SECONDS_TARGET else ""
     print(f"| target (H200, 64 masks) | {seconds} | | | | | | | {share} | | {memory} | |")

@@ -25,27 +25,29 @@ import torch
 from gigamask.data import index as indexes
 from gigamask.data import queries
 from gigamask.data.index import Index
+from gigamask.distributed.world import World
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.grounding.data import QueryDataset, open_queries
-from gigamask.losses.mining import Hardest
-from gigamask.model import weights
-from gigamask.model.sizes import tiny
-from gigamask.model.start import build
-from gigamask.names import make
-from gigamask.parallel.world import World
-from gigamask.prepare import describable
+from gigamask.losses.ohem import OHEM
+from gigamask.models import state_dict
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
 from gigamask.recipes.grounding import ground_tiny
+from gigamask.registry import make_component
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
-from gigamask.train.hardest import mine
-from gigamask.train.optim import AdamW
-from gigamask.train.state import TrainState
-from gigamask.train.step import step
+from gigamask.synthetic import described_scenes
+from gigamask.training.ohem import mine_hard_masks
+from gigamask.training.optim import AdamW
+from gigamask.training.state import TrainState
+from gigamask.training.step import step
 
 BATCH, EPOCHS = 32, 6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="*", default=[])
     parser.add_argument("--queries", nargs="*", default=[])
     parser.add_argument("--segmenter")
@@ -56,7 +58,9 @@ def main() -> None:
         run = prepared(given, Path(folder)).check()
         index = indexes.open_or_build(run.data, run.out)
         dataset = open_queries(index, queries.read(run.queries), run.seed)
-        print(f"{len(dataset.queries)} queries about {len(np.unique(dataset.rows))} images, batches of {BATCH}")
+        print(
+            f"{len(dataset.queries)} queries about {len(np.unique(dataset.rows))} images, batches of {BATCH}"
+        )
         show_features(run, index)
         show_orders(dataset)
         show_mining(run, index, given.steps)
@@ -66,25 +70,37 @@ def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
     """Returns a run over the data that are given, or over scenes made for it; an untrained segmenter where none is."""
     data, asked = tuple(given.data), tuple(given.queries)
     if not data:
-        paths, made = describable.write(folder / "scenes", given.scenes)
+        paths, made = described_scenes.write(folder / "scenes", given.scenes)
         queries.write(folder / "queries.jsonl", made)
         data, asked = tuple(map(str, paths)), (str(folder / "queries.jsonl"),)
     segmenter = given.segmenter
     if segmenter is None:
         segmenter = str(folder / "tiny.safetensors")
-        model = build(tiny(), 0)
-        weights.save(model.state_dict(), model.spec, segmenter)
-    return replace(ground_tiny(), data=data, queries=asked, segmenter=segmenter, out=str(folder / "run"), batch_size=BATCH, micro_batch_size=BATCH)
+        model = build_model(tiny(), 0)
+        state_dict.save_weights(model.state_dict(), model.spec, segmenter)
+    return replace(
+        ground_tiny(),
+        data=data,
+        queries=asked,
+        segmenter=segmenter,
+        out=str(folder / "run"),
+        batch_size=BATCH,
+        micro_batch_size=BATCH,
+    )
 
 
 def show_features(run: GroundingTrainConfig, index: Index) -> None:
     """Prints what an epoch of batches takes while images are new, when they are in memory, and when another process finds them on disk."""
     print("epoch                 images encoded   wall s    CPU s")
-    supply = run.supply(index)
+    supply = run.data_source(index)
     for name in ("the first", "the next", "of another process"):
-        supplied = replace(run).supply(index) if name == "of another process" else supply
+        supplied = replace(run).data_source(index) if name == "of another process" else supply
         asked = supplied.loader(False)
-        before, wall_s, cpu_s = asked.mask_features.encoded, time.perf_counter(), time.process_time()
+        before, wall_s, cpu_s = (
+            asked.mask_features.encoded,
+            time.perf_counter(),
+            time.process_time(),
+        )
         sequence = SampleSequence(run.sampler, supplied.items, None, supplied.locate)
         steps = -(-supplied.items.count // BATCH)
         for _ in asked.batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps)):
@@ -99,33 +115,54 @@ def show_orders(dataset: QueryDataset) -> None:
     difficulty = items.columns["difficulty"]
     print(f"\nmean difficulty in epochs 0 to {EPOCHS - 1}")
     for name in ("random", "curriculum"):
-        orders = [make("sampler", name).order(items, epoch, None) for epoch in range(EPOCHS)]
-        print(f"  {name:20}" + "".join(f"{difficulty[np.asarray(order[np.arange(len(order))])].mean():8.3f}" for order in orders))
-    columns = [items.columns[name].astype(np.int64) for name in ("granularity", "complexity", "domain")]
+        orders = [
+            make_component("sampler", name).order(items, epoch, None) for epoch in range(EPOCHS)
+        ]
+        print(
+            f"  {name:20}"
+            + "".join(
+                f"{difficulty[np.asarray(order[np.arange(len(order))])].mean():8.3f}"
+                for order in orders
+            )
+        )
+    columns = [
+        items.columns[name].astype(np.int64) for name in ("granularity", "complexity", "domain")
+    ]
     _, cells = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
-    print(f"\nvisits of a joint cell of granularity, complexity and domain in an epoch, least and most of {cells.max() + 1}")
+    print(
+        f"\nvisits of a joint cell of granularity, complexity and domain in an epoch, least and most of {cells.max() + 1}"
+    )
     for name in ("random", "relevance_diversity"):
-        order = make("sampler", name).order(items, 0, None)
-        counts = np.bincount(cells[np.asarray(order[np.arange(len(order))])], minlength=cells.max() + 1)
+        order = make_component("sampler", name).order(items, 0, None)
+        counts = np.bincount(
+            cells[np.asarray(order[np.arange(len(order))])], minlength=cells.max() + 1
+        )
         print(f"  {name:20}{counts.min():8}{counts.max():8}")
 
 
 def show_mining(run: GroundingTrainConfig, index: Index, steps: int) -> None:
     """Prints the losses of the queries that mining keeps, behind a short training without it."""
-    supply, state = run.supply(index), TrainState.around(run.build(), run)
-    sequence, task = SampleSequence(run.sampler, supply.items, None, supply.locate), run.task(torch.device("cpu"))
+    supply, state = run.data_source(index), TrainState.from_model(run.build(), run)
+    sequence, task = (
+        SampleSequence(run.sampler, supply.items, None, supply.locate),
+        run.task(torch.device("cpu")),
+    )
     losses, kept = [], []
-    hardest = Hardest(share=0.25)
-    for number, batches in enumerate(supply.loader(False).batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps + 10))):
+    hardest = OHEM(keep_ratio=0.25)
+    for number, batches in enumerate(
+        supply.loader(False).batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps + 10))
+    ):
         if number < steps:
             step(task, state, batches, BATCH, AdamW().lr, 1.0)
             continue
-        chosen, each = mine(task, hardest, state.model, batches, BATCH, World())
+        chosen, each = mine_hard_masks(task, hardest, state.model, batches, BATCH, World())
         losses.append(each.numpy())
-        kept.append(each[batches[0].places[chosen[0].mask_image]].numpy())
+        kept.append(each[batches[0].batch_index[chosen[0].mask_image]].numpy())
     every, hard = np.concatenate(losses), np.concatenate(kept)
     share, mean = len(hard) / len(every), every[~np.isnan(every)].mean()
-    print(f"\nmining behind {steps} steps: mean loss of all {mean:.3f}, of the {share:.0%} kept {hard.mean():.3f}")
+    print(
+        f"\nmining behind {steps} steps: mean loss of all {mean:.3f}, of the {share:.0%} kept {hard.mean():.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,20 @@ import sys
 
 RUNS = 10
 TARGET_S = 0.5
-LINES = ["--help", "index --help", "segment --help", "stats --help", "plan --help", "train --help", "train sam_vit_b --help"]
+LINES = [
+    "--help",
+    "index --help",
+    "segment --help",
+    "stats --help",
+    "plan --help",
+    "train --help",
+    "train sam_vit_b --help",
+]
 
 
 def cpu_s(words: list[str]) -> float:
     """Returns what one such process took."""
-    command = [sys.executable, "-c", "from gigamask.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from gigamask.cli.main import main; main()", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -21,13 +21,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gigamask.data import columns
-from gigamask.data.choose import Filters
-from gigamask.data.columns import MANIFEST, SCHEMA, Manifest, write_column
+from gigamask.data import index_format
 from gigamask.data.index import Index
-from gigamask.data.items import open_items
-from gigamask.data.part import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Summary, Tar
-from gigamask.draws import draw
+from gigamask.data.index_format import MANIFEST, SCHEMA, IndexManifest, write_column
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_table import open_sample_table
+from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, ShardSummary, TarFile
+from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.random import Random
 
@@ -40,7 +40,7 @@ BATCH, MICRO = 256, 4
 
 def masks_of(first: int, images: int) -> np.ndarray:
     """How many masks each image has: on average SA-1B's, from none to some hundreds, by the image's number alone."""
-    return draw(0, "masks", first).gamma(2.2, MASKS_AN_IMAGE / 2.2, images).astype("<i4")
+    return make_rng(0, "masks", first).gamma(2.2, MASKS_AN_IMAGE / 2.2, images).astype("<i4")
 
 
 def image_pieces(name: str, images: int, per_tar: int) -> Iterator[np.ndarray]:
@@ -52,7 +52,9 @@ def image_pieces(name: str, images: int, per_tar: int) -> Iterator[np.ndarray]:
             "jpg_offset": lambda place=place: place + 512,
             "json_offset": lambda place=place: place + JPG_BYTES + 1024,
             "image_id": lambda first=first, count=count: np.arange(first, first + count),
-            "name": lambda first=first, count=count: np.array([b"sa_%d" % number for number in range(first, first + count)]),
+            "name": lambda first=first, count=count: np.array(
+                [b"sa_%d" % number for number in range(first, first + count)]
+            ),
             "masks": lambda first=first, count=count: masks_of(first, count),
         }
         constant = {"jpg_bytes": JPG_BYTES, "json_bytes": JSON_BYTES, "width": 2250, "height": 1500}
@@ -62,7 +64,7 @@ def image_pieces(name: str, images: int, per_tar: int) -> Iterator[np.ndarray]:
 def mask_pieces(name: str, masks: int) -> Iterator[np.ndarray]:
     """Yields one mask column in large pieces of random rows."""
     for first in range(0, masks, AT_ONCE):
-        count, random = min(AT_ONCE, masks - first), draw(0, name, first)
+        count, random = min(AT_ONCE, masks - first), make_rng(0, name, first)
         if name == "area":
             yield random.integers(100, 3_000_000, count, dtype=np.int32)
         elif name == "box":
@@ -83,19 +85,43 @@ def write(folder: Path, scale: float) -> None:
         count, path = min(per_tar, images - first), folder / "tars" / f"sa_{number:06d}.tar"
         with open(path, "wb") as file:
             file.truncate(count * (JPG_BYTES + JSON_BYTES + 2048) + 10240)
-        stored = Tar(str(path), path.stat().st_size, str(path.stat().st_mtime_ns))
-        parts.append(Summary(stored, LeftOut([], 0, 0), count, int(masks_of(first, count).sum()), len(f"sa_{first + count - 1}")))
+        stored = TarFile(str(path), path.stat().st_size, str(path.stat().st_mtime_ns))
+        parts.append(
+            ShardSummary(
+                stored,
+                LeftOut([], 0, 0),
+                count,
+                int(masks_of(first, count).sum()),
+                len(f"sa_{first + count - 1}"),
+            )
+        )
     masks = sum(part.masks for part in parts)
-    dtypes = {f"images_{name}": dtype for name, dtype in {**IMAGE_COLUMNS, "name": f"|S{len(f'sa_{images - 1}')}"}.items()}
+    dtypes = {
+        f"images_{name}": dtype
+        for name, dtype in {**IMAGE_COLUMNS, "name": f"|S{len(f'sa_{images - 1}')}"}.items()
+    }
     for key, dtype in dtypes.items():
-        write_column(index / f"{key}.npy", dtype, images, image_pieces(key.removeprefix("images_"), images, per_tar))
+        write_column(
+            index / f"{key}.npy",
+            dtype,
+            images,
+            image_pieces(key.removeprefix("images_"), images, per_tar),
+        )
     for name, dtype in MASK_COLUMNS.items():
         dtypes[f"masks_{name}"] = dtype
         write_column(index / f"masks_{name}.npy", dtype, masks, mask_pieces(name, masks))
     dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
-    np.save(index / "images_shard.npy", np.repeat(np.arange(len(parts), dtype="<i4"), [part.images for part in parts]))
-    np.save(index / "images_first_mask.npy", np.concatenate([[0], np.cumsum(np.load(index / "images_masks.npy"), dtype="<i8")]))
-    (index / MANIFEST).write_bytes(msgspec.json.encode(Manifest(SCHEMA, images, masks, dtypes, parts)))
+    np.save(
+        index / "images_shard.npy",
+        np.repeat(np.arange(len(parts), dtype="<i4"), [part.images for part in parts]),
+    )
+    np.save(
+        index / "images_first_mask.npy",
+        np.concatenate([[0], np.cumsum(np.load(index / "images_masks.npy"), dtype="<i8")]),
+    )
+    (index / MANIFEST).write_bytes(
+        msgspec.json.encode(IndexManifest(SCHEMA, images, masks, dtypes, parts))
+    )
 
 
 def forget_pages(folder: Path) -> None:
@@ -109,7 +135,7 @@ def forget_pages(folder: Path) -> None:
 
 def gather(index: Index, in_order: bool = False) -> float:
     """Returns the seconds that a million random mask rows of all columns take, sorted first when `in_order`."""
-    rows = draw(1, "gather").integers(0, index.manifest.masks, GATHERED)
+    rows = make_rng(1, "gather").integers(0, index.manifest.masks, GATHERED)
     start = time.perf_counter()
     rows = np.sort(rows) if in_order else rows
     for column in index.masks.values():
@@ -120,7 +146,10 @@ def gather(index: Index, in_order: bool = False) -> float:
 def measure_open(folder: Path) -> dict[str, float]:
     before, start = memory(), time.perf_counter()
     index = Index.open(folder)
-    return {"open": time.perf_counter() - start, "open: MB added": memory() - before + 0 * len(index)}
+    return {
+        "open": time.perf_counter() - start,
+        "open: MB added": memory() - before + 0 * len(index),
+    }
 
 
 def measure_warm_gather(folder: Path) -> dict[str, float]:
@@ -137,30 +166,38 @@ def measure_cold_gather(folder: Path) -> dict[str, float]:
 def measure_sorted_gather(folder: Path) -> dict[str, float]:
     forget_pages(folder)
     cold = gather(Index.open(folder), True)
-    return {"gather 1e6, sorted first, cold": cold, "gather 1e6, sorted first, warm": gather(Index.open(folder), True)}
+    return {
+        "gather 1e6, sorted first, cold": cold,
+        "gather 1e6, sorted first, warm": gather(Index.open(folder), True),
+    }
 
 
 def measure_items(folder: Path) -> dict[str, float]:
-    return timed_items(folder, "items, SA's own filter", Filters())
+    return timed_items(folder, "items, SA's own filter", MaskFilters())
 
 
 def measure_filtered_items(folder: Path) -> dict[str, float]:
-    return timed_items(folder, "items, predicted_iou >= 0.95", Filters(min_predicted_iou=0.95))
+    return timed_items(folder, "items, predicted_iou >= 0.95", MaskFilters(min_predicted_iou=0.95))
 
 
 def measure_rare_items(folder: Path) -> dict[str, float]:
-    return timed_items(folder, "items, predicted_iou >= 0.999", Filters(min_predicted_iou=0.999))
+    return timed_items(
+        folder, "items, predicted_iou >= 0.999", MaskFilters(min_predicted_iou=0.999)
+    )
 
 
-def timed_items(folder: Path, name: str, filters: Filters) -> dict[str, float]:
+def timed_items(folder: Path, name: str, filters: MaskFilters) -> dict[str, float]:
     index, before, start = Index.open(folder), memory(), time.perf_counter()
-    found = open_items(index, filters)
-    return {name: time.perf_counter() - start, f"{name}: MB kept": memory() - before + 0 * found.items.count}
+    found = open_sample_table(index, filters)
+    return {
+        name: time.perf_counter() - start,
+        f"{name}: MB kept": memory() - before + 0 * found.items.count,
+    }
 
 
 def measure_epoch(folder: Path) -> dict[str, float]:
     index = Index.open(folder)
-    found = open_items(index, Filters())
+    found = open_sample_table(index, MaskFilters())
     before, start = memory(), time.perf_counter()
     sequence = SampleSequence(Random(), found.items, locate=found.locate)
     ordered = time.perf_counter() - start
@@ -171,19 +208,26 @@ def measure_epoch(folder: Path) -> dict[str, float]:
     for _ in range(found.items.count // BATCH - 1):
         next(steps)
     whole = time.perf_counter() - start
-    seen = {"order of an epoch": ordered, "order and first step": first, f"an epoch of steps of {BATCH}": whole, "its MB": memory() - before}
+    seen = {
+        "order of an epoch": ordered,
+        "order and first step": first,
+        f"an epoch of steps of {BATCH}": whole,
+        "its MB": memory() - before,
+    }
     return seen | {"microseconds a visit": 1e6 * whole / found.items.count}
 
 
 def measure_merge(folder: Path) -> dict[str, float]:
-    rows, start = columns.rows_of_index(folder), time.perf_counter()
+    rows, start = index_format.rows_of_index(folder), time.perf_counter()
     with tempfile.TemporaryDirectory(dir=folder.parent) as out:
-        columns.merge(rows, Path(out) / "joined")
+        index_format.merge(rows, Path(out) / "joined")
         return {f"merge of {len(rows)} tars": time.perf_counter() - start}
 
 
 MEASURES: dict[str, Callable[[Path], dict[str, float]]] = {
-    name.removeprefix("measure_"): made for name, made in list(globals().items()) if name.startswith("measure_")
+    name.removeprefix("measure_"): made
+    for name, made in list(globals().items())
+    if name.startswith("measure_")
 }
 TARGETS = {"open": 1.0, "gather 1e6 mask rows, warm": 0.5, "order and first step": 0.5}
 
@@ -198,15 +242,22 @@ def report(folder: Path, scale: float, merge: bool) -> None:
     index = Index.open(folder / "index")
     images, masks = len(index), index.manifest.masks
     sizes = {path.name: path.stat().st_size for path in (folder / "index").glob("*.npy")}
-    of = {kind: sum(size for name, size in sizes.items() if name.startswith(kind)) for kind in ("images", "masks")}
-    print(f"scale {scale}: {images:,} images, {masks:,} masks, {len(index.shard_paths)} tars; {sum(of.values()) / 1e9:.2f} GB")
+    of = {
+        kind: sum(size for name, size in sizes.items() if name.startswith(kind))
+        for kind in ("images", "masks")
+    }
+    print(
+        f"scale {scale}: {images:,} images, {masks:,} masks, {len(index.shard_paths)} tars; {sum(of.values()) / 1e9:.2f} GB"
+    )
     print(f"{of['images'] / images:.1f} bytes an image, {of['masks'] / masks:.1f} bytes a mask")
     print(f"{'':34}{'measured':>10}{'target':>9}{'peak MB':>9}")
     for name in MEASURES:
         if name == "merge" and not merge:
             continue
         command = [sys.executable, __file__, "--measure", name, "--folder", str(folder / "index")]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        found = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         peak = found.pop("peak")
         for what, value in found.items():
             unit = "" if "MB" in what or "microseconds" in what else " s"
@@ -218,12 +269,18 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--scale", type=float, default=0.01)
     words.add_argument("--folder", type=Path)
-    words.add_argument("--merge", action="store_true", help="also join all tars' rows into a second index, beside the first")
+    words.add_argument(
+        "--merge",
+        action="store_true",
+        help="also join all tars' rows into a second index, beside the first",
+    )
     words.add_argument("--measure", choices=MEASURES)
     asked = words.parse_args()
     if asked.measure:
         found = MEASURES[asked.measure](asked.folder)
-        print(json.dumps(found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        print(
+            json.dumps(found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
+        )
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
-from gigamask.train.run import Run
+from gigamask.training.config import TrainConfig
+from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
 
-Kind = TypeVar("Kind", bound=Run)
+Kind = TypeVar("Kind", bound=TrainConfig)
 EACH = (
     "none",
     "recompute=4",

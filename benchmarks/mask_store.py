@@ -20,22 +20,24 @@ import numpy as np
 import torch
 from sample_to_batch import GRID, IMAGES, SIDE, SIZE, TAKEN, members
 
-from gigamask.contracts import Chance, Visit
 from gigamask.data import index as indexes
 from gigamask.data import mask_store, tar
 from gigamask.data.dataset import Sa1bDataset, build_sample
-from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
-from gigamask.draws import draw
-from gigamask.geometry.frame import Frame
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.shards import ShardReader
+from gigamask.masks.transforms import ImageTransform
+from gigamask.rng import make_rng
+from gigamask.types import RandomSpec, SampleRef
 
 MASKS_OF_SA1B = 1.1e9
 
 
 def print_bytes(entries: list, store: mask_store.MaskStore) -> None:
     """Prints the mean bytes a mask takes in each form."""
-    frame, masks = Frame.whole(SIZE, SIDE), sum(len(entry.masks) for entry, _ in entries)
-    runs = sum(frame.masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks) for entry, _ in entries)
+    frame, masks = ImageTransform.whole(SIZE, SIDE), sum(len(entry.masks) for entry, _ in entries)
+    runs = sum(
+        frame.masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks) for entry, _ in entries
+    )
     text = sum(sum(map(len, entry.masks.to_coco())) for entry, _ in entries)
     rows = {
         "dense uint8 at 1024": 1024 * 1024,
@@ -47,10 +49,14 @@ def print_bytes(entries: list, store: mask_store.MaskStore) -> None:
     }
     print(f"{'bytes a mask':34}{'bytes':>12}{'of SA-1B, TB':>14}{'of the store':>14}")
     for name, size in rows.items():
-        print(f"{name:34}{size:12.0f}{size * MASKS_OF_SA1B / 1e12:14.2f}{size / rows['bits at 256 (the store)']:13.2f}x")
+        print(
+            f"{name:34}{size:12.0f}{size * MASKS_OF_SA1B / 1e12:14.2f}{size / rows['bits at 256 (the store)']:13.2f}x"
+        )
 
 
-def compare(title: str, plain: Callable[[int], object], stored: Callable[[int], object], rounds: int) -> None:
+def compare(
+    title: str, plain: Callable[[int], object], stored: Callable[[int], object], rounds: int
+) -> None:
     """Prints the medians of alternating runs, in milliseconds an image."""
     cpu: dict[str, list[float]] = {"plain": [], "stored": []}
     wall: dict[str, list[float]] = {"plain": [], "stored": []}
@@ -62,7 +68,10 @@ def compare(title: str, plain: Callable[[int], object], stored: Callable[[int], 
             if turn:  # the first round warms up
                 cpu[name].append((time.process_time() - start) * 1e3 / IMAGES)
                 wall[name].append((time.perf_counter() - tick) * 1e3 / IMAGES)
-    a, b, c, d = (statistics.median(times) for times in (cpu["plain"], cpu["stored"], wall["plain"], wall["stored"]))
+    a, b, c, d = (
+        statistics.median(times)
+        for times in (cpu["plain"], cpu["stored"], wall["plain"], wall["stored"])
+    )
     print(f"{title:34}{a:10.2f}{b:10.2f}{a / b:9.1f}x{c:10.2f}{d:10.2f}{c / d:9.1f}x")
 
 
@@ -78,21 +87,32 @@ def main() -> None:
         start = time.process_time()
         store = mask_store.build(index, Path(folder) / "store", GRID, SIDE)
         built_ms = (time.process_time() - start) * 1e3
-        shards, dataset = Shards(index.shard_paths), Sa1bDataset(index)
+        shards, dataset = ShardReader(index.shard_paths), Sa1bDataset(index)
         raws = [dataset.read(row) for row in range(IMAGES)]
         entries = [(raw.annotation(), raw.json) for raw in raws]
         print_bytes(entries, store)
-        assembly, chance, frame = Assembly(SIDE, GRID, TAKEN), Chance(seed=0, clicks=12, blocks=12), Frame.whole(SIZE, SIDE)
-        chosen = [np.sort(draw(0, "benchmark", row).choice(len(entry.masks), TAKEN, False)) for row, (entry, _) in enumerate(entries)]
+        assembly, chance, frame = (
+            SampleConfig(SIDE, GRID, TAKEN),
+            RandomSpec(seed=0, clicks=12, blocks=12),
+            ImageTransform.whole(SIZE, SIDE),
+        )
+        chosen = [
+            np.sort(make_rng(0, "benchmark", row).choice(len(entry.masks), TAKEN, False))
+            for row, (entry, _) in enumerate(entries)
+        ]
 
         def place(row: int) -> tuple[int, int, int]:
-            return tuple(int(index.images[name][row]) for name in ("shard", "jpg_offset", "jpg_bytes"))
+            return tuple(
+                int(index.images[name][row]) for name in ("shard", "jpg_offset", "jpg_bytes")
+            )
 
         def from_json(row: int) -> object:
             raw = dataset.read(row)
-            return build_sample(raw.jpg, raw.annotation(), Visit(0, row, 0), assembly, chance)
+            return build_sample(raw.jpg, raw.annotation(), SampleRef(0, row, 0), assembly, chance)
 
-        print(f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}{'json':>10}{'store':>10}{'ratio':>10}")
+        print(
+            f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}{'json':>10}{'store':>10}{'ratio':>10}"
+        )
         compare(
             f"{TAKEN} masks as runs of the grid",
             lambda row: frame.masks(raws[row].annotation().masks[chosen[row]], GRID),
@@ -102,13 +122,19 @@ def main() -> None:
         compare(
             "the whole sample, with its JPEG",
             from_json,
-            lambda row: mask_store.build_stored_sample(shards.read(*place(row)), store, Visit(0, row, row), assembly, chance),
+            lambda row: mask_store.build_stored_sample(
+                shards.read(*place(row)), store, SampleRef(0, row, row), assembly, chance
+            ),
             rounds,
         )
         read_kb = TAKEN * GRID * GRID / 8e3, np.mean([len(raw) for _, raw in entries]) / 1e3
-        print(f"read for the masks of a sample: {read_kb[0]:.0f} KB from the store, {read_kb[1]:.0f} KB of json")
+        print(
+            f"read for the masks of a sample: {read_kb[0]:.0f} KB from the store, {read_kb[1]:.0f} KB of json"
+        )
         mask_ms = built_ms / index.manifest.masks
-        print(f"building: {mask_ms:.3f} ms a mask, {mask_ms * MASKS_OF_SA1B / 3.6e6:.0f} core hours for SA-1B")
+        print(
+            f"building: {mask_ms:.3f} ms a mask, {mask_ms * MASKS_OF_SA1B / 3.6e6:.0f} core hours for SA-1B"
+        )
 
 
 if __name__ == "__main__":

@@ -33,40 +33,48 @@ from torch.nn import functional
 from benchmarks.gpu_step import RECIPES, batch_in_memory, chip_of, prepared, timed_step
 from benchmarks.levers import pulled
 from benchmarks.plan import events_peak
-from gigamask.contracts import Batch
+from gigamask.distributed.precision import Precision, autocast, choose_device, choose_precision
 from gigamask.export.huggingface import config_of
-from gigamask.model.sam import PIXEL_MEAN, PIXEL_STD, normalised
-from gigamask.model.sizes import SamSpec
-from gigamask.model.start import build
-from gigamask.parallel.precision import Precision, casting, choose_device, choose_precision
-from gigamask.prompts.policy import InteractiveSchedule
+from gigamask.models.configs import SamConfig
+from gigamask.models.init import build_model
+from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, preprocess
+from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
-from gigamask.train.segmentation import Segmentation
-from gigamask.train.tasks import truth_of
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.tasks import targets_from_batch
+from gigamask.types import Batch
 from tests import official
 
 
 class Official(nn.Module):
     """Meta's modules; what they want of torchvision where that is missing stands in (`tests.official`)."""
 
-    def __init__(self, spec: SamSpec) -> None:
+    def __init__(self, spec: SamConfig) -> None:
         super().__init__()
         with official.imported() as package:
-            theirs = official.with_weights_of(build(spec, 0), package)
-        self.image_encoder, self.prompt_encoder, self.mask_decoder = theirs.image_encoder, theirs.prompt_encoder, theirs.mask_decoder
+            theirs = official.with_weights_of(build_model(spec, 0), package)
+        self.image_encoder, self.prompt_encoder, self.mask_decoder = (
+            theirs.image_encoder,
+            theirs.prompt_encoder,
+            theirs.mask_decoder,
+        )
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.image_encoder(pixels)
 
-    def decode(self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool
+    ) -> tuple[Tensor, Tensor]:
         sparse, dense = self.prompt_encoder(points=(points, labels), boxes=None, masks=mask)
-        return self.mask_decoder(embedding, self.prompt_encoder.get_dense_pe(), sparse, dense, several)
+        return self.mask_decoder(
+            embedding, self.prompt_encoder.get_dense_pe(), sparse, dense, several
+        )
 
 
 class HuggingFace(nn.Module):
     """Hugging Face's model; a mask prompt belongs to an image there, so each mask is an image of its own whose embedding is repeated."""
 
-    def __init__(self, spec: SamSpec) -> None:
+    def __init__(self, spec: SamConfig) -> None:
         super().__init__()
         from transformers import SamModel
 
@@ -75,9 +83,16 @@ class HuggingFace(nn.Module):
     def encode(self, pixels: Tensor) -> Tensor:
         return self.model.vision_encoder(pixels)[0]
 
-    def decode(self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, embedding: Tensor, points: Tensor, labels: Tensor, mask: Tensor | None, several: bool
+    ) -> tuple[Tensor, Tensor]:
         repeated = embedding.expand(len(points), -1, -1, -1)
-        given = {"input_points": points[:, None], "input_labels": labels[:, None], "input_masks": mask, "multimask_output": several}
+        given = {
+            "input_points": points[:, None],
+            "input_labels": labels[:, None],
+            "input_masks": mask,
+            "multimask_output": several,
+        }
         told = self.model(image_embeddings=repeated, **given)
         return told.pred_masks[:, 0], told.iou_scores[:, 0]
 
@@ -94,9 +109,13 @@ def loss_of(low: Tensor, predicted: Tensor, truth: Tensor) -> tuple[Tensor, Tens
     cross = functional.binary_cross_entropy_with_logits(low, target, reduction="none")
     sure = chance * target + (1 - chance) * (1 - target)
     focal = ((0.25 * target + 0.75 * (1 - target)) * (1 - sure).square() * cross).mean((2, 3))
-    dice = 1 - (2 * (chance * target).sum((2, 3)) + 1) / (chance.sum((2, 3)) + target.sum((2, 3)) + 1)
+    dice = 1 - (2 * (chance * target).sum((2, 3)) + 1) / (
+        chance.sum((2, 3)) + target.sum((2, 3)) + 1
+    )
     answered = low > 0
-    iou = (answered & (target > 0.5)).sum((2, 3)) / (answered | (target > 0.5)).sum((2, 3)).clamp(min=1)
+    iou = (answered & (target > 0.5)).sum((2, 3)) / (answered | (target > 0.5)).sum((2, 3)).clamp(
+        min=1
+    )
     each = 20 * focal + dice + (predicted - iou).square()
     chosen = low[torch.arange(len(low)), predicted.argmax(1)]
     return each.min(1).values.sum(), chosen.detach()
@@ -112,18 +131,28 @@ def click(wrong: Tensor, truth: Tensor, cell: float) -> tuple[Tensor, Tensor]:
 
 
 def plain_step(
-    model: Official | HuggingFace, optimizer: torch.optim.Optimizer, batch: Batch, rounds: int, precision: Precision, gather: int
+    model: Official | HuggingFace,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    rounds: int,
+    precision: Precision,
+    gather: int,
 ) -> float:
     """Makes an update in the plain way; returns its seconds, the device's queue drained."""
     began = now(batch.images.device)
-    mean, std = (torch.tensor(each, device=batch.images.device).view(3, 1, 1) for each in (PIXEL_MEAN, PIXEL_STD))
-    truth = truth_of(batch, slice(0, len(batch.mask_image)), batch.grid).masks.float()
+    mean, std = (
+        torch.tensor(each, device=batch.images.device).view(3, 1, 1)
+        for each in (PIXEL_MEAN, PIXEL_STD)
+    )
+    truth = targets_from_batch(
+        batch, slice(0, len(batch.mask_image)), batch.mask_size
+    ).masks.float()
     cell = batch.images.shape[-1] / truth.shape[-1]
     optimizer.zero_grad(set_to_none=True)
     for start in range(0, len(truth), gather):
         part = truth[start : start + gather]
-        with casting(precision, batch.images.device):
-            embedding = model.encode(normalised(batch.images, batch.input_sizes, mean, std))
+        with autocast(precision, batch.images.device):
+            embedding = model.encode(preprocess(batch.images, batch.input_sizes, mean, std))
             points, labels = click(part > 0.5, part, cell)
             total, mask = torch.zeros((), device=part.device), None
             for index in range(rounds):
@@ -144,28 +173,40 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def our_step(run: Segmentation, device: torch.device, batch: Batch, compiled: bool) -> Callable[[], float]:
+def our_step(
+    run: SamTrainConfig, device: torch.device, batch: Batch, compiled: bool
+) -> Callable[[], float]:
     """Returns what makes an update here and returns its seconds."""
     task, state = prepared(run, device, compiled)
     return lambda: timed_step(task, state, batch, run)[0]
 
 
-def their_step(kind: type[Contender], run: Segmentation, batch: Batch, given: argparse.Namespace) -> Callable[[], float]:
+def their_step(
+    kind: type[Contender], run: SamTrainConfig, batch: Batch, given: argparse.Namespace
+) -> Callable[[], float]:
     """Returns what makes an update in a plain loop and returns its seconds."""
     model = kind(run.model).to(batch.images.device).train()
     if given.compile:
         model.encode = torch.compile(model.encode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1)
-    return lambda: plain_step(model, optimizer, batch, given.rounds, run.precision, given.gather or given.masks)
+    return lambda: plain_step(
+        model, optimizer, batch, given.rounds, run.precision, given.gather or given.masks
+    )
 
 
 def contenders(
-    run: Segmentation, device: torch.device, batch: Batch, given: argparse.Namespace
+    run: SamTrainConfig, device: torch.device, batch: Batch, given: argparse.Namespace
 ) -> Iterator[tuple[str, Callable[[], Callable[[], float]]]]:
     """Yields what is timed, each with what sets it up."""
     for levers in given.levers:
-        yield f"gigamask, {levers}", partial(our_step, pulled(run, levers), device, batch, given.compile)
-    for name, kind, package in (("Meta's modules", Official, "segment_anything"), ("Hugging Face", HuggingFace, "transformers")):
+        yield (
+            f"gigamask, {levers}",
+            partial(our_step, pulled(run, levers), device, batch, given.compile),
+        )
+    for name, kind, package in (
+        ("Meta's modules", Official, "segment_anything"),
+        ("Hugging Face", HuggingFace, "transformers"),
+    ):
         if importlib.util.find_spec(package) is not None:
             yield f"{name}, plain loop", partial(their_step, kind, run, batch, given)
 
@@ -173,7 +214,11 @@ def contenders(
 def measured(device: torch.device, begin: Begin, repeats: int) -> tuple[float, float] | None:
     """Returns the median of a step's seconds, and the peak memory in GiB; None where memory does not suffice."""
     gc.collect()
-    looking = contextlib.nullcontext() if device.type == "cuda" else torch.profiler.profile(profile_memory=True)
+    looking = (
+        contextlib.nullcontext()
+        if device.type == "cuda"
+        else torch.profiler.profile(profile_memory=True)
+    )
     try:
         with looking as profile:
             step = begin()
@@ -184,27 +229,38 @@ def measured(device: torch.device, begin: Begin, repeats: int) -> tuple[float, f
         seconds = statistics.median(step() for _ in range(repeats))
     except torch.cuda.OutOfMemoryError:
         return None
-    return seconds, (events_peak(profile) if profile else torch.cuda.max_memory_allocated(device)) / 2**30
+    return seconds, (
+        events_peak(profile) if profile else torch.cuda.max_memory_allocated(device)
+    ) / 2**30
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--size", choices=RECIPES, default="b")
     options.add_argument("--masks", type=int, default=64)
     options.add_argument("--rounds", type=int, default=11)
-    options.add_argument("--gather", type=int, help="masks at once in the plain loops; by default all")
+    options.add_argument(
+        "--gather", type=int, help="masks at once in the plain loops; by default all"
+    )
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--device", default="auto")
-    options.add_argument("--levers", nargs="+", default=["none"], help="rows of gigamask: none, or leaves of the run as name=value,name=value")
+    options.add_argument(
+        "--levers",
+        nargs="+",
+        default=["none"],
+        help="rows of gigamask: none, or leaves of the run as name=value,name=value",
+    )
     options.add_argument("--compile", action="store_true", help="compile the encoders")
     given = options.parse_args()
     torch.set_num_threads(1)
     device = choose_device(given.device)
     run = replace(
         find(RECIPES[given.size])(),
-        policy=InteractiveSchedule(clicks=given.rounds - 3),
+        prompts=InteractiveSchedule(clicks=given.rounds - 3),
         masks_per_chunk=given.masks,
-        recompute=0,
+        activation_checkpointing=0,
         batch_size=1,
         micro_batch_size=1,
         precision=choose_precision("auto", device),
@@ -212,7 +268,9 @@ def main() -> None:
     )
     batch = batch_in_memory(run, given.masks).to(device)
     print(f"`python -m benchmarks.plain_loops {' '.join(sys.argv[1:])}`\n")
-    print(f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, {given.masks} masks, {given.rounds} rounds\n")
+    print(
+        f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, {given.masks} masks, {given.rounds} rounds\n"
+    )
     print("| what | step s | images/s | times the first | peak GiB |\n|---|---|---|---|---|")
     first = None
     for name, begin in contenders(run, device, batch, given):
@@ -221,7 +279,10 @@ def main() -> None:
             print(f"| {name} | out of memory | | | |", flush=True)
             continue
         first = first or found[0]
-        print(f"| {name} | {found[0]:.4f} | {1 / found[0]:.2f} | {found[0] / first:.2f} | {found[1]:.3f} |", flush=True)
+        print(
+            f"| {name} | {found[0]:.4f} | {1 / found[0]:.2f} | {found[0] / first:.2f} | {found[1]:.3f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

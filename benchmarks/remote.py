@@ -17,17 +17,17 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from gigamask.contracts import Chance
 from gigamask.data import index as indexes
 from gigamask.data import loader, tar
-from gigamask.data.choose import Filters
-from gigamask.data.items import open_items
-from gigamask.data.settings import Assembly
-from gigamask.prepare import specimen
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_table import open_sample_table
+from gigamask.interfaces import Sampler
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
-from gigamask.seams import Sampler
+from gigamask.synthetic import large_sample
+from gigamask.types import RandomSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.servers import FileServer
@@ -44,13 +44,20 @@ def serve(folder: Path, delay_s: float, told) -> None:
             server.forget()
 
 
-def epoch(index: indexes.Index, sampler: Sampler, workers: int, micro: int, read_ahead: int) -> float:
+def epoch(
+    index: indexes.Index, sampler: Sampler, workers: int, micro: int, read_ahead: int
+) -> float:
     """Returns the seconds that an epoch takes to load."""
-    found = open_items(index, Filters())
+    found = open_sample_table(index, MaskFilters())
     sequence = SampleSequence(sampler, found.items, locate=found.locate)
-    source = loader.Source(str(index.folder), Assembly(1024, 256), Chance(0, 12, 12), read_ahead, 2 * micro)
+    source = loader.SampleSource(
+        str(index.folder), SampleConfig(1024, 256), RandomSpec(0, 12, 12), read_ahead, 2 * micro
+    )
     started = time.perf_counter()
-    for _ in islice(loader.batches(source, iter_steps(sequence, 0, micro, micro), workers), found.items.count // micro):
+    for _ in islice(
+        loader.batches(source, iter_steps(sequence, 0, micro, micro), workers),
+        found.items.count // micro,
+    ):
         pass
     return time.perf_counter() - started
 
@@ -65,21 +72,28 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        jpg, json = specimen.make((1500, 2250), 100)
+        jpg, json = large_sample.make((1500, 2250), 100)
         each = flags.images // TARS
         for number in range(TARS):
             members = []
             for name in (f"sa_{number * each + image}" for image in range(each)):
-                members += [(f"{name}.jpg", jpg), (f"{name}.json", json.replace(b"sa_0.jpg", f"{name}.jpg".encode()))]
+                members += [
+                    (f"{name}.jpg", jpg),
+                    (f"{name}.json", json.replace(b"sa_0.jpg", f"{name}.jpg".encode())),
+                ]
             tar.write(folder / "tars" / f"{number}.tar", members)
         here, there = multiprocessing.get_context("spawn").Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder / "tars", flags.delay, there), daemon=True)
+        server = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(folder / "tars", flags.delay, there), daemon=True
+        )
         server.start()
         url = here.recv()
         started = time.perf_counter()
         remote = indexes.build([f"{url}/{number}.tar" for number in range(TARS)], folder / "remote")
         here.send(True)
-        print(f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} ms")
+        print(
+            f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} ms"
+        )
         print(f"index: {time.perf_counter() - started:.1f} s, {here.recv()[0]} requests")
         local = indexes.build(folder / "tars", folder / "local")
         streamed = Streamed(lanes=max(flags.workers, 1) * flags.micro_batch_size, buffer=1)

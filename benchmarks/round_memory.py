@@ -18,24 +18,24 @@ import time
 
 import torch
 
-from gigamask.contracts import Draws, Prediction, Truth
-from gigamask.draws import draw
-from gigamask.losses.objective import MaskObjective
-from gigamask.model.sam import Sam
-from gigamask.model.sizes import SamSpec
-from gigamask.model.start import build
-from gigamask.prompts.policy import InteractiveSchedule
-from gigamask.prompts.rounds import play
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.models.configs import SamConfig
+from gigamask.models.init import build_model
+from gigamask.models.sam.sam import Sam
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.rng import make_rng
+from gigamask.types import Prediction, RandomInputs, Targets
 
 torch.set_num_threads(1)
 
 MASKS = 4
 # The decoder is ViT-B's; the encoder, which no round runs, is cut to one narrow block.
-SPEC = SamSpec(dim=64, depth=1, heads=1, global_blocks=())
+SPEC = SamConfig(embed_dim=64, depth=1, num_heads=1, global_attn_indexes=())
 SCHEDULES = {
-    1: InteractiveSchedule(clicks=0, pauses=False),
-    3: InteractiveSchedule(clicks=2, pauses=False),
-    5: InteractiveSchedule(clicks=4, pauses=False),
+    1: InteractiveSchedule(clicks=0, mask_only_rounds=False),
+    3: InteractiveSchedule(clicks=2, mask_only_rounds=False),
+    5: InteractiveSchedule(clicks=4, mask_only_rounds=False),
     11: InteractiveSchedule(),
 }
 
@@ -61,8 +61,11 @@ class Held:
 
     def __init__(self, book: SavedBytes, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        self.book, self.tensor = book, tensor
-        self.key, self.bytes = storage.data_ptr(), 0 if storage.data_ptr() in book.known else storage.nbytes()
+        self.loss_history, self.tensor = book, tensor
+        self.key, self.bytes = (
+            storage.data_ptr(),
+            0 if storage.data_ptr() in book.known else storage.nbytes(),
+        )
         holders = book.holders.get(self.key, 0)
         book.holders[self.key] = holders + 1
         if not holders:
@@ -70,25 +73,32 @@ class Held:
             book.peak = max(book.peak, book.now)
 
     def __del__(self) -> None:
-        self.book.holders[self.key] -= 1
-        if not self.book.holders[self.key]:
-            self.book.now -= self.bytes
+        self.loss_history.holders[self.key] -= 1
+        if not self.loss_history.holders[self.key]:
+            self.loss_history.now -= self.bytes
 
 
-def world(masks: int) -> tuple[Sam, torch.Tensor, Truth, Draws]:
+def world(masks: int) -> tuple[Sam, torch.Tensor, Targets, RandomInputs]:
     """Returns a model, an embedding, smooth masks and their draws."""
-    rng = draw(0, "round memory")
-    model = build(SPEC, seed=0)
+    rng = make_rng(0, "round memory")
+    model = build_model(SPEC, seed=0)
     embedding = torch.tensor(rng.standard_normal((1, 256, 64, 64)), dtype=torch.float32)
     coarse = torch.tensor(rng.random((masks, 1, 8, 8)), dtype=torch.float32)
-    foreground = torch.nn.functional.interpolate(coarse, size=(256, 256), mode="bicubic")[:, 0] > 0.6
-    truth = Truth(foreground, torch.ones_like(foreground), torch.tensor([[100.0, 200.0, 700.0, 800.0]]).expand(masks, 4), (4.0, 4.0))
+    foreground = (
+        torch.nn.functional.interpolate(coarse, size=(256, 256), mode="bicubic")[:, 0] > 0.6
+    )
+    truth = Targets(
+        foreground,
+        torch.ones_like(foreground),
+        torch.tensor([[100.0, 200.0, 700.0, 800.0]]).expand(masks, 4),
+        (4.0, 4.0),
+    )
     numbers = (rng.random(masks), rng.random((masks, 9, 2)), rng.standard_normal((masks, 4)))
     first, clicks, noise = (torch.tensor(each, dtype=torch.float32) for each in numbers)
-    return model, embedding, truth, Draws(first, clicks, noise, torch.zeros(1, 1, 2))
+    return model, embedding, truth, RandomInputs(first, clicks, noise, torch.zeros(1, 1, 2))
 
 
-def losses(model: Sam, embedding: torch.Tensor, truth: Truth, draws: Draws, rounds: int):
+def losses(model: Sam, embedding: torch.Tensor, truth: Targets, draws: RandomInputs, rounds: int):
     """Yields the loss of each round."""
     images = torch.zeros(len(truth.masks), dtype=torch.int64)
 
@@ -96,11 +106,19 @@ def losses(model: Sam, embedding: torch.Tensor, truth: Truth, draws: Draws, roun
         low, iou = model.decode(embedding, images, prompts)
         return Prediction(low, iou, low)
 
-    for played in play(decode, truth, SCHEDULES[rounds], draws, 0.5):
-        yield MaskObjective()(played, truth).loss
+    for played in run_rounds(decode, truth, SCHEDULES[rounds], draws, 0.5):
+        yield SamLoss()(played, truth).loss
 
 
-def run(way: str, chunk: int, rounds: int, model: Sam, embedding: torch.Tensor, truth: Truth, draws: Draws) -> None:
+def run(
+    way: str,
+    chunk: int,
+    rounds: int,
+    model: Sam,
+    embedding: torch.Tensor,
+    truth: Targets,
+    draws: RandomInputs,
+) -> None:
     """Computes the gradients of all rounds, by one graph or round by round."""
     leaf = embedding.detach().requires_grad_()
     if way == "graph":
@@ -108,8 +126,10 @@ def run(way: str, chunk: int, rounds: int, model: Sam, embedding: torch.Tensor, 
         return
     for start in range(0, len(truth.masks), chunk):
         part = slice(start, start + chunk)
-        some = Truth(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
-        spent = Draws(draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path)
+        some = Targets(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
+        spent = RandomInputs(
+            draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
+        )
         for loss in losses(model, leaf, some, spent, rounds):
             loss.backward()
 
@@ -117,8 +137,16 @@ def run(way: str, chunk: int, rounds: int, model: Sam, embedding: torch.Tensor, 
 def measure(way: str, chunk: int, rounds: int) -> dict[str, float]:
     """Returns the peaks of one run in MiB; the first, of one mask and round, brings in what is loaded only once."""
     model, embedding, truth, draws = world(MASKS)
-    one = Truth(truth.masks[:1], truth.valid[:1], truth.boxes_input[:1], truth.cell_xy)
-    run("leaf", 1, 1, model, embedding, one, Draws(draws.first[:1], draws.clicks[:1], draws.box_noise[:1], draws.drop_path))
+    one = Targets(truth.masks[:1], truth.valid[:1], truth.boxes_input[:1], truth.cell_xy)
+    run(
+        "leaf",
+        1,
+        1,
+        model,
+        embedding,
+        one,
+        RandomInputs(draws.first[:1], draws.clicks[:1], draws.box_noise[:1], draws.drop_path),
+    )
     with open("/proc/self/statm") as file:
         before = int(file.read().split()[1]) * resource.getpagesize()
     book = SavedBytes(model)
@@ -128,10 +156,16 @@ def measure(way: str, chunk: int, rounds: int) -> dict[str, float]:
     return {"saved": book.peak / 2**20, "peak": (peak - before) / 2**20}
 
 
-def time_ratios(masks: int = 2, rounds: int = 5, repeats: int = 3) -> list[tuple[str, float, float]]:
+def time_ratios(
+    masks: int = 2, rounds: int = 5, repeats: int = 3
+) -> list[tuple[str, float, float]]:
     """Returns CPU and wall time of each way over the whole graph's: medians of alternating runs."""
     arguments = world(masks)
-    ways = {"one graph": ("graph", masks), "each round": ("leaf", masks), "each round and mask": ("leaf", 1)}
+    ways = {
+        "one graph": ("graph", masks),
+        "each round": ("leaf", masks),
+        "each round and mask": ("leaf", 1),
+    }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, (way, chunk) in ways.items():
@@ -139,17 +173,35 @@ def time_ratios(masks: int = 2, rounds: int = 5, repeats: int = 3) -> list[tuple
             run(way, chunk, rounds, *arguments)
             if repeat:
                 taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    medians = {name: [statistics.median(column) for column in zip(*times, strict=True)] for name, times in taken.items()}
-    return [(name, cpu / medians["one graph"][0], wall / medians["one graph"][1]) for name, (cpu, wall) in medians.items()]
+    medians = {
+        name: [statistics.median(column) for column in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
+    return [
+        (name, cpu / medians["one graph"][0], wall / medians["one graph"][1])
+        for name, (cpu, wall) in medians.items()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", nargs=3, metavar=("WAY", "CHUNK", "ROUNDS"), help="one line's numbers as JSON, for the table")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--measure",
+        nargs=3,
+        metavar=("WAY", "CHUNK", "ROUNDS"),
+        help="one line's numbers as JSON, for the table",
+    )
     if chosen := parser.parse_args().measure:
         print(json.dumps(measure(chosen[0], int(chosen[1]), int(chosen[2]))))
         return
-    lines = [("one graph", "graph", 4, 1), ("one graph", "graph", 4, 3), ("one graph", "graph", 4, 11), ("each round", "leaf", 4, 1)]
+    lines = [
+        ("one graph", "graph", 4, 1),
+        ("one graph", "graph", 4, 3),
+        ("one graph", "graph", 4, 11),
+        ("each round", "leaf", 4, 1),
+    ]
     lines += [
         ("each round", "leaf", 4, 3),
         ("each round", "leaf", 4, 11),
@@ -160,12 +212,21 @@ def main() -> None:
     print(f"{'backward':<20} {'rounds':>6} {'saved MiB':>10} {'peak MiB':>9}")
     for name, way, chunk, rounds in lines:
         command = [sys.executable, __file__, "--measure", way, str(chunk), str(rounds)]
-        found[name, rounds] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"{name:<20} {rounds:>6} {found[name, rounds]['saved']:>10.0f} {found[name, rounds]['peak']:>9.0f}", flush=True)
+        found[name, rounds] = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
+        print(
+            f"{name:<20} {rounds:>6} {found[name, rounds]['saved']:>10.0f} {found[name, rounds]['peak']:>9.0f}",
+            flush=True,
+        )
     print(f"\n{'11 rounds':<20} {'saved':>10} {'peak':>9}   target")
     for name in ("each round", "each round and mask"):
-        saved, peak = (found[name, 11][kind] / found["one graph", 11][kind] for kind in ("saved", "peak"))
-        print(f"{name:<20} {'1/' + format(1 / saved, '.1f'):>10} {'1/' + format(1 / peak, '.1f'):>9}   1/8")
+        saved, peak = (
+            found[name, 11][kind] / found["one graph", 11][kind] for kind in ("saved", "peak")
+        )
+        print(
+            f"{name:<20} {'1/' + format(1 / saved, '.1f'):>10} {'1/' + format(1 / peak, '.1f'):>9}   1/8"
+        )
         grown = {kind: found[name, 11][kind] / found[name, 3][kind] for kind in ("saved", "peak")}
         print(f"{'  over 3 rounds':<20} {grown['saved']:>10.2f} {grown['peak']:>9.2f}   1.00")
     print(f"\n{'2 masks, 5 rounds':<20} {'CPU time':>10} {'wall':>9}   target")

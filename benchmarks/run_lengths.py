@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from pycocotools import mask as coco
 
-from gigamask.draws import draw
-from gigamask.geometry.frame import Frame
-from gigamask.geometry.runs import Runs, dense
+from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.masks.transforms import ImageTransform
+from gigamask.rng import make_rng
 
 torch.set_num_threads(1)
 cv2.setNumThreads(1)
@@ -28,7 +28,7 @@ WANTED = 64
 
 def make_masks(count: int, size: tuple[int, int]) -> list[bytes]:
     """Returns the counts of smooth blobs whose relative side is log-normal with a median of 0.061, as measured on SA-1B."""
-    random = draw(0, "benchmark masks")
+    random = make_rng(0, "benchmark masks")
     height, width = size
     counts = []
     for relative in np.clip(0.061 * np.exp(random.normal(0, 1.1, count)), 0.004, 0.8):
@@ -38,9 +38,16 @@ def make_masks(count: int, size: tuple[int, int]) -> list[bytes]:
         logits = (0.35 - x**2 - y**2 + 4 * noise).astype(np.float32)
         blob = cv2.resize(logits, (side, side), interpolation=cv2.INTER_LINEAR) > 0
         canvas = np.zeros((height + 2 * side, width + 2 * side), np.uint8)
-        top, left = int(random.integers(side // 2, height + side // 2)), int(random.integers(side // 2, width + side // 2))
+        top, left = (
+            int(random.integers(side // 2, height + side // 2)),
+            int(random.integers(side // 2, width + side // 2)),
+        )
         canvas[top : top + side, left : left + side] = blob
-        counts.append(coco.encode(np.asfortranarray(canvas[side : side + height, side : side + width]))["counts"])
+        counts.append(
+            coco.encode(np.asfortranarray(canvas[side : side + height, side : side + width]))[
+                "counts"
+            ]
+        )
     return [text for text in counts if coco.area({"size": size, "counts": text}) > 0]
 
 
@@ -54,8 +61,15 @@ def compare(title: str, target: float, plain: Callable, ours: Callable, rounds: 
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(repeats):
                 function()
-            times[function].append(((time.perf_counter() - wall) * 1e3 / repeats, (time.process_time() - cpu) * 1e3 / repeats))
-    (plain_wall, plain_cpu), (our_wall, our_cpu) = ([median(column) for column in zip(*times[f], strict=True)] for f in (plain, ours))
+            times[function].append(
+                (
+                    (time.perf_counter() - wall) * 1e3 / repeats,
+                    (time.process_time() - cpu) * 1e3 / repeats,
+                )
+            )
+    (plain_wall, plain_cpu), (our_wall, our_cpu) = (
+        [median(column) for column in zip(*times[f], strict=True)] for f in (plain, ours)
+    )
     goal = f">= {target:g}x" if target else "none"
     row = f"{plain_cpu:9.2f} {our_cpu:9.3f} {plain_cpu / our_cpu:8.0f}x {goal:>9} {plain_wall:9.2f} {our_wall:9.3f} {plain_wall / our_wall:8.0f}x"
     print(f"{title:34} {row}")
@@ -69,9 +83,9 @@ def main() -> None:
     counts = make_masks(100, SIZE)
     wanted = counts[:WANTED]
     records = [{"size": SIZE, "counts": text} for text in counts]
-    frame = Frame.whole(SIZE, SIDE)
-    mirrored = Frame.whole(SIZE, SIDE, flip=True)
-    uniforms = draw(0, "benchmark points").random((WANTED, 16))
+    frame = ImageTransform.whole(SIZE, SIDE)
+    mirrored = ImageTransform.whole(SIZE, SIDE, flip=True)
+    uniforms = make_rng(0, "benchmark points").random((WANTED, 16))
     height, width = frame.resized
 
     def decode_and_resize(grid: int, how: int) -> list[np.ndarray]:
@@ -79,31 +93,77 @@ def main() -> None:
         for index, record in enumerate(records):
             mask = coco.decode(record)
             if index < WANTED:
-                resized.append(cv2.resize(mask if how == cv2.INTER_NEAREST else mask.astype(np.float32), small, interpolation=how))
+                resized.append(
+                    cv2.resize(
+                        mask if how == cv2.INTER_NEAREST else mask.astype(np.float32),
+                        small,
+                        interpolation=how,
+                    )
+                )
         return resized
 
     def decode_and_draw() -> list[np.ndarray]:
         places = (np.flatnonzero(coco.decode(record)) for record in records[:WANTED])
-        return [place[(u * len(place)).astype(int)] for place, u in zip(places, uniforms, strict=True)]
+        return [
+            place[(u * len(place)).astype(int)] for place, u in zip(places, uniforms, strict=True)
+        ]
 
     def to_dense(grid: int) -> torch.Tensor:
-        runs = frame.masks(Runs.from_coco(wanted, SIZE), grid)
-        return dense(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size)
+        runs = frame.masks(RLEMasks.from_coco(wanted, SIZE), grid)
+        return decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size)
 
-    runs = Runs.from_coco(counts, SIZE)
+    runs = RLEMasks.from_coco(counts, SIZE)
     lengths = np.diff(runs.starts) + 1
-    print(f"{len(runs)} masks, {np.median(lengths):.0f} runs (median), {lengths.sum()} in all; milliseconds, one thread")
-    print(f"{'':34} {'plain cpu':>9} {'ours cpu':>9} {'ratio':>9} {'target':>9} {'plain':>9} {'ours':>9} {'ratio':>9}")
+    print(
+        f"{len(runs)} masks, {np.median(lengths):.0f} runs (median), {lengths.sum()} in all; milliseconds, one thread"
+    )
+    print(
+        f"{'':34} {'plain cpu':>9} {'ours cpu':>9} {'ratio':>9} {'target':>9} {'plain':>9} {'ours':>9} {'ratio':>9}"
+    )
     nearest, area = cv2.INTER_NEAREST, cv2.INTER_AREA
     chosen = runs[:WANTED]
-    compare("to 256", 200, lambda: decode_and_resize(256, nearest), lambda: frame.masks(Runs.from_coco(wanted, SIZE), 256), rounds)
-    compare("to 256, mirrored", 200, lambda: decode_and_resize(256, nearest), lambda: mirrored.masks(Runs.from_coco(wanted, SIZE), 256), rounds)
     compare(
-        "to 256, all 100 read", 0, lambda: decode_and_resize(256, nearest), lambda: frame.masks(Runs.from_coco(counts, SIZE)[:WANTED], 256), rounds
+        "to 256",
+        200,
+        lambda: decode_and_resize(256, nearest),
+        lambda: frame.masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        rounds,
     )
-    compare("to 256, then dense by torch", 0, lambda: decode_and_resize(256, nearest), lambda: to_dense(256), rounds)
-    compare("to 1024", 100, lambda: decode_and_resize(1024, nearest), lambda: frame.masks(Runs.from_coco(wanted, SIZE), 1024), rounds)
-    compare("to 256, soft", 0, lambda: decode_and_resize(256, area), lambda: frame.soft_masks(Runs.from_coco(wanted, SIZE), 256), rounds)
+    compare(
+        "to 256, mirrored",
+        200,
+        lambda: decode_and_resize(256, nearest),
+        lambda: mirrored.masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        rounds,
+    )
+    compare(
+        "to 256, all 100 read",
+        0,
+        lambda: decode_and_resize(256, nearest),
+        lambda: frame.masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
+        rounds,
+    )
+    compare(
+        "to 256, then dense by torch",
+        0,
+        lambda: decode_and_resize(256, nearest),
+        lambda: to_dense(256),
+        rounds,
+    )
+    compare(
+        "to 1024",
+        100,
+        lambda: decode_and_resize(1024, nearest),
+        lambda: frame.masks(RLEMasks.from_coco(wanted, SIZE), 1024),
+        rounds,
+    )
+    compare(
+        "to 256, soft",
+        0,
+        lambda: decode_and_resize(256, area),
+        lambda: frame.soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        rounds,
+    )
     compare("16 points a mask", 1000, decode_and_draw, lambda: chosen.points(uniforms), rounds)
 
 

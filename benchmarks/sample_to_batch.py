@@ -24,15 +24,15 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco
 
-from gigamask.contracts import Chance, Cursor, Visit
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset, build_sample
-from gigamask.data.loader import Source, collate
-from gigamask.data.settings import Assembly
-from gigamask.draws import draw
-from gigamask.geometry.frame import Frame
-from gigamask.prepare import specimen
+from gigamask.data.loader import SampleSource, collate
+from gigamask.data.sample_config import SampleConfig
+from gigamask.masks.transforms import ImageTransform
+from gigamask.rng import make_rng
+from gigamask.synthetic import large_sample
+from gigamask.types import DataCursor, RandomSpec, SampleRef
 
 SIDE, GRID, MASKS, TAKEN, IMAGES, ROUNDS = 1024, 256, 100, 64, 4, 9
 SIZE = (1500, 2250)
@@ -42,10 +42,21 @@ warnings.filterwarnings("ignore", message="__array__ implementation")
 def blob(generator: np.random.Generator) -> np.ndarray:
     """A smooth mask: a bump with noise, thresholded; its side is a log-normal share of the image's, median .061 of the area's root."""
     height, width = SIZE
-    side = int(np.clip(np.exp(generator.normal(np.log(0.061), 0.6)), 0.01, 0.6) * np.sqrt(height * width) * 1.6)
+    side = int(
+        np.clip(np.exp(generator.normal(np.log(0.061), 0.6)), 0.01, 0.6)
+        * np.sqrt(height * width)
+        * 1.6
+    )
     ys, xs = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j].astype(np.float32)
-    rough = cv2.resize(generator.standard_normal((9, 9), dtype=np.float32), (side, side), interpolation=cv2.INTER_CUBIC)
-    y0, x0 = int(generator.integers(0, max(1, height - side))), int(generator.integers(0, max(1, width - side)))
+    rough = cv2.resize(
+        generator.standard_normal((9, 9), dtype=np.float32),
+        (side, side),
+        interpolation=cv2.INTER_CUBIC,
+    )
+    y0, x0 = (
+        int(generator.integers(0, max(1, height - side))),
+        int(generator.integers(0, max(1, width - side))),
+    )
     mask = np.zeros(SIZE, bool)
     patch = mask[y0 : y0 + side, x0 : x0 + side]
     patch[:] = (0.45 - xs**2 - ys**2 + 0.25 * rough > 0)[: patch.shape[0], : patch.shape[1]]
@@ -55,16 +66,24 @@ def blob(generator: np.random.Generator) -> np.ndarray:
 def members(photographs: str | None = None):
     """Yields a tar's photographs, or noise, each with masks."""
     for number in range(IMAGES):
-        jpg = specimen.photograph(SIZE, draw(0, "benchmark", number)) if photographs is None else nth(photographs, number)
-        masks = specimen.blobs(image.size(jpg, str(number)), MASKS, draw(0, "benchmark masks", number))
+        jpg = (
+            large_sample.photograph(SIZE, make_rng(0, "benchmark", number))
+            if photographs is None
+            else nth(photographs, number)
+        )
+        masks = large_sample.blobs(
+            image.size(jpg, str(number)), MASKS, make_rng(0, "benchmark masks", number)
+        )
         yield f"sa_{number}.jpg", jpg
-        yield f"sa_{number}.json", specimen.annotation(number, masks)
+        yield f"sa_{number}.json", large_sample.annotation(number, masks)
 
 
 def nth(path: str, number: int) -> bytes:
     """Returns a tar's n-th member."""
     found = tar.scan(path)
-    return read(path, found.offsets[number % len(found.offsets)], found.sizes[number % len(found.sizes)])
+    return read(
+        path, found.offsets[number % len(found.offsets)], found.sizes[number % len(found.sizes)]
+    )
 
 
 def read(path: str, offset: int, size: int) -> bytes:
@@ -77,22 +96,36 @@ def plain(jpg: bytes, raw: bytes) -> tuple:
     picture = Image.open(io.BytesIO(jpg)).convert("RGB")
     width, height = small(picture.size)
     scale = SIDE / max(picture.size)
-    pixels = np.asarray(picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BILINEAR))
+    pixels = np.asarray(
+        picture.resize(
+            (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BILINEAR
+        )
+    )
     masks = [coco.decode(each["segmentation"]) for each in json.loads(raw)["annotations"]]
     chosen = np.random.default_rng(0).choice(len(masks), TAKEN, replace=False)
-    return pixels, np.stack([cv2.resize(masks[i], (width, height), interpolation=cv2.INTER_NEAREST) for i in chosen])
+    return pixels, np.stack(
+        [cv2.resize(masks[i], (width, height), interpolation=cv2.INTER_NEAREST) for i in chosen]
+    )
 
 
 def careful(jpg: bytes, raw: bytes) -> tuple:
-    pixels = cv2.cvtColor(cv2.imdecode(np.frombuffer(jpg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    pixels = cv2.cvtColor(
+        cv2.imdecode(np.frombuffer(jpg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB
+    )
     size = pixels.shape[1::-1]
     width, height = small(size)
     scale = SIDE / max(size)
-    pixels = cv2.resize(pixels, (round(size[0] * scale), round(size[1] * scale)), interpolation=cv2.INTER_AREA)
+    pixels = cv2.resize(
+        pixels, (round(size[0] * scale), round(size[1] * scale)), interpolation=cv2.INTER_AREA
+    )
     annotations = json.loads(raw)["annotations"]
     masks = np.zeros((TAKEN, height, width), np.uint8)
     for k, i in enumerate(np.random.default_rng(0).choice(len(annotations), TAKEN, replace=False)):
-        masks[k] = cv2.resize(coco.decode(annotations[i]["segmentation"]), (width, height), interpolation=cv2.INTER_NEAREST)
+        masks[k] = cv2.resize(
+            coco.decode(annotations[i]["segmentation"]),
+            (width, height),
+            interpolation=cv2.INTER_NEAREST,
+        )
     return pixels, masks
 
 
@@ -101,9 +134,9 @@ def small(size: tuple[int, int]) -> tuple[int, int]:
     return round(GRID * size[0] / max(size)), round(GRID * size[1] / max(size))
 
 
-def stages(index: indexes.Index, chance: Chance) -> dict[str, float]:
+def stages(index: indexes.Index, chance: RandomSpec) -> dict[str, float]:
     """Returns the middle of each stage's processor milliseconds; stages that are set in belong to the one above them."""
-    dataset, settings, times = Sa1bDataset(index), Assembly(SIDE, GRID, TAKEN), {}
+    dataset, settings, times = Sa1bDataset(index), SampleConfig(SIDE, GRID, TAKEN), {}
 
     def timed(name, call, *given):
         start = time.process_time()
@@ -116,12 +149,14 @@ def stages(index: indexes.Index, chance: Chance) -> dict[str, float]:
         _, jpg, raw = timed("read", dataset.read, row)
         record = timed("json", annotation.read, raw, "x")
         entry = timed("counts to runs, checked", annotation.check, record, "x")
-        sample = timed("build_sample", build_sample, jpg, entry, Visit(0, turn, row), settings, chance)
-        frame, taken = Frame.whole(entry.size, SIDE), entry.masks[:TAKEN]
+        sample = timed(
+            "build_sample", build_sample, jpg, entry, SampleRef(0, turn, row), settings, chance
+        )
+        frame, taken = ImageTransform.whole(entry.size, SIDE), entry.masks[:TAKEN]
         pixels = timed("  JPEG", image.decode, jpg, "x", entry.size)
         timed("  resize", frame.image, pixels)
         timed("  runs to the grid", frame.masks, taken, GRID)
-        timed("collate", collate, [sample], (), settings, chance, 0.5, Cursor(1))
+        timed("collate", collate, [sample], (), settings, chance, 0.5, DataCursor(1))
     return {name: statistics.median(held) for name, held in times.items()}
 
 
@@ -132,16 +167,27 @@ def main() -> None:
         path = Path(folder) / "sa_000000.tar"
         tar.write(path, members(*sys.argv[1:2]))
         index = indexes.build([path], Path(folder) / "index")
-        chance = Chance(seed=0, clicks=12, blocks=12)
-        sources = {half: Source(str(index.folder), Assembly(SIDE, GRID, TAKEN, half_scale=half), chance) for half in (False, True)}
-        places = [[int(index.images[name][row]) for name in ("jpg_offset", "jpg_bytes", "json_offset", "json_bytes")] for row in range(IMAGES)]
+        chance = RandomSpec(seed=0, clicks=12, blocks=12)
+        sources = {
+            half: SampleSource(
+                str(index.folder), SampleConfig(SIDE, GRID, TAKEN, half_scale=half), chance
+            )
+            for half in (False, True)
+        }
+        places = [
+            [
+                int(index.images[name][row])
+                for name in ("jpg_offset", "jpg_bytes", "json_offset", "json_bytes")
+            ]
+            for row in range(IMAGES)
+        ]
 
         def by_hand(way):
             return lambda i: way(read(str(path), *places[i][:2]), read(str(path), *places[i][2:]))
 
         ways = {
-            "gigamask": lambda i: sources[False].sample(Visit(0, i, i)),
-            "gigamask, half scale": lambda i: sources[True].sample(Visit(0, i, i)),
+            "gigamask": lambda i: sources[False].sample(SampleRef(0, i, i)),
+            "gigamask, half scale": lambda i: sources[True].sample(SampleRef(0, i, i)),
             "careful (OpenCV, 64 decoded)": by_hand(careful),
             "plain (Pillow, 100 decoded)": by_hand(plain),
         }
@@ -153,15 +199,23 @@ def main() -> None:
                 if turn:  # the first round warms up
                     cpu[name].append((time.process_time() - start) * 1e3)
                     wall[name].append((time.perf_counter() - tick) * 1e3)
-        sample = sources[False].sample(Visit(0, 0, 0))
-        jpg_mb, json_kb = np.mean([place[1] for place in places]) / 1e6, np.mean([place[3] for place in places]) / 1e3
+        sample = sources[False].sample(SampleRef(0, 0, 0))
+        jpg_mb, json_kb = (
+            np.mean([place[1] for place in places]) / 1e6,
+            np.mean([place[3] for place in places]) / 1e3,
+        )
         print(f"{IMAGES} photographs of {jpg_mb:.2f} MB, json {json_kb:.0f} KB")
         print(f"mask runs of one sample: {sample.masks.bounds.nbytes / 1e3:.1f} KB (target <= 64)")
         print(f"{'':32}{'cpu ms':>9}{'wall ms':>9}{'samples/s':>11}{'x plain':>9}{'x careful':>11}")
         middle = {name: statistics.median(times) for name, times in cpu.items()}
         for name in ways:
-            against = [middle[other] / middle[name] for other in ("plain (Pillow, 100 decoded)", "careful (OpenCV, 64 decoded)")]
-            print(f"{name:32}{middle[name]:9.1f}{statistics.median(wall[name]):9.1f}{1e3 / middle[name]:11.1f}{against[0]:9.1f}{against[1]:11.1f}")
+            against = [
+                middle[other] / middle[name]
+                for other in ("plain (Pillow, 100 decoded)", "careful (OpenCV, 64 decoded)")
+            ]
+            print(
+                f"{name:32}{middle[name]:9.1f}{statistics.median(wall[name]):9.1f}{1e3 / middle[name]:11.1f}{against[0]:9.1f}{against[1]:11.1f}"
+            )
         print(f"{'target (cpu)':32}{'':18}{70:11}{20:9}{12:11}")
         print(f"\n{'where the milliseconds go':32}{'cpu ms':>9}")
         for name, middle_ms in stages(index, chance).items():

@@ -42,12 +42,17 @@ def compare(path: Path) -> None:
     expected = list_by_tarfile(path)
     if list_by_scan(path) != expected:
         raise SystemExit(f"{path}: the scan and tarfile disagree")
-    ways = {"tarfile.getmembers": lambda: list_by_tarfile(path), "gigamask tar.scan": lambda: list_by_scan(path)}
+    ways = {
+        "tarfile.getmembers": lambda: list_by_tarfile(path),
+        "gigamask tar.scan": lambda: list_by_scan(path),
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, work in ways.items():
             times[name].append(clock(work))
-    print(f"{path.name}: {len(expected)} members, {path.stat().st_size / 1e6:.0f} MB, median of {ROUNDS} alternating rounds")
+    print(
+        f"{path.name}: {len(expected)} members, {path.stat().st_size / 1e6:.0f} MB, median of {ROUNDS} alternating rounds"
+    )
     print(f"{'':20}{'cpu ms':>9}{'wall ms':>9}{'headers/s (cpu)':>17}")
     medians = {}
     for name, rounds in times.items():
@@ -66,6 +71,14 @@ if __name__ == "__main__":
             made = Path(folder) / "made.tar"
             pairs = ((f"sa_{number}", number % 97) for number in range(PAIRS))
             tar.write(
-                made, (member for stem, odd in pairs for member in ((f"{stem}.jpg", bytes(60_000 + odd)), (f"{stem}.json", bytes(20_000 + odd))))
+                made,
+                (
+                    member
+                    for stem, odd in pairs
+                    for member in (
+                        (f"{stem}.jpg", bytes(60_000 + odd)),
+                        (f"{stem}.json", bytes(20_000 + odd)),
+                    )
+                ),
             )
             compare(made)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gigamask import recipes
 from gigamask.arguments import told_of
+
+from gigamask import recipes
 
 PAGE = Path(__file__).with_name("recipes.md")
 FLAG = re.compile(r"`--([\w.-]+)`")
@@ -100,10 +101,14 @@ def missing_flags(tables: Sequence[Table], configs: Mapping[str, Config]) -> dic
     return {line: list(dict.fromkeys(flags)) for line, flags in missing.items()}
 
 
-def updated(table: Table, new_flags: Sequence[str], configs: Mapping[str, Config]) -> list[list[str]]:
+def updated(
+    table: Table, new_flags: Sequence[str], configs: Mapping[str, Config]
+) -> list[list[str]]:
     """Return the table's rows with the recipes' values."""
     at, columns, rows = table.headings.index("flag"), table.columns, []
-    empty = [[f"`--{flag}`" if i == at else "" for i in range(len(table.headings))] for flag in new_flags]
+    empty = [
+        [f"`--{flag}`" if i == at else "" for i in range(len(table.headings))] for flag in new_flags
+    ]
     base = configs[table.base] if table.base else {}
     for row in [*table.rows, *empty]:
         if flag := FLAG.fullmatch(row[at]):

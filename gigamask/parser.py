@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import tyro
 from tyro import _errors as tyro_errors
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.suggestions import suggest_flag
 
 Command = TypeVar("Command")
@@ -52,7 +52,7 @@ def parse(
 
     def fail(event: tyro_errors.ParseErrorEvent) -> None:
         if message := _message(event, kind, argv, default, extra_flags):
-            raise Fault(f"{message}; see '{prog} --help'")
+            raise GigamaskError(f"{message}; see '{prog} --help'")
 
     with tyro_errors.on_parse_error(fail):
         return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
@@ -139,9 +139,11 @@ def _flags(kind: type[Command], default: Command | None) -> tuple[set[str], set[
 
 
 def check_writable(flag: str, path: str | None) -> None:
-    """Raise `Fault`, before any work is done, for a file that cannot be written at its end."""
+    """Raise `GigamaskError`, before any work is done, for a file that cannot be written at its end."""
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
-        raise Fault(f"{flag} {path}: cannot be written; name a file in a folder that exists")
+        raise GigamaskError(
+            f"{flag} {path}: cannot be written; name a file in a folder that exists"
+        )
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:
@@ -150,4 +152,6 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
         try:
             Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
         except OSError as error:
-            raise Fault(f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists") from None
+            raise GigamaskError(
+                f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists"
+            ) from None

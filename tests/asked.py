@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gigamask import arguments
+from gigamask import config_files
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.grounding.text_encoders import HuggingFace
-from gigamask.model.sizes import GroundingModelConfig
-from gigamask.train.optim import AdamW
-from gigamask.train.schedule import WarmupCosine
+from gigamask.models.configs import GroundingModelConfig
+from gigamask.training.optim import AdamW
+from gigamask.training.schedule import WarmupCosine
 
 SPEC = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
 RECIPE = f"{Path(__file__).resolve()}:asking"
@@ -25,7 +25,7 @@ def asking() -> GroundingTrainConfig:
         max_masks=6,
         text=HuggingFace(max_tokens=24),
         optimizer=AdamW(lr=1e-3),
-        schedule=WarmupCosine(warmup=2),
+        schedule=WarmupCosine(warmup_steps=2),
         save_every=3,
         log_every=1,
         device="cpu",
@@ -35,16 +35,33 @@ def asking() -> GroundingTrainConfig:
 def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> GroundingTrainConfig:
     """The run over what the fixture `described` holds, its configuration written down."""
     text = HuggingFace(str(described / "text"), max_tokens=24, lora_rank=lora_rank)
-    places = {"data": (str(described / "scenes"),), "queries": (str(described / "scenes" / "queries.jsonl"),), "text": text}
-    run = replace(asking(), out=str(folder), segmenter=str(described / "segmenter.safetensors"), cache=str(described / "kept"), **places)
+    places = {
+        "data": (str(described / "scenes"),),
+        "queries": (str(described / "scenes" / "queries.jsonl"),),
+        "text": text,
+    }
+    run = replace(
+        asking(),
+        out=str(folder),
+        segmenter=str(described / "segmenter.safetensors"),
+        cache=str(described / "kept"),
+        **places,
+    )
     run = replace(run, **changes)
-    arguments.save_run(run)
+    config_files.save_config(run)
     return run
 
 
 def flags(described: Path, out: Path) -> list[str]:
     """The same run as words on the command line, behind the recipe."""
-    words = ["--data", described / "scenes", "--queries", described / "scenes" / "queries.jsonl", "--segmenter", described / "segmenter.safetensors"]
+    words = [
+        "--data",
+        described / "scenes",
+        "--queries",
+        described / "scenes" / "queries.jsonl",
+        "--segmenter",
+        described / "segmenter.safetensors",
+    ]
     words += ["--text.name", described / "text", "--cache", described / "kept", "--out", out]
     return [str(word) for word in words]
 
@@ -52,6 +69,6 @@ def flags(described: Path, out: Path) -> list[str]:
 def untrained(spec: GroundingModelConfig = SPEC, seed: int = 0, device: str = "cpu"):
     """Return a grounding model without a text model."""
     from gigamask.grounding.model import GroundingModel
-    from gigamask.model.start import materialize
+    from gigamask.models.init import materialize
 
     return materialize(lambda: GroundingModel(spec), seed, device)

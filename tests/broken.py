@@ -11,7 +11,7 @@ import numpy as np
 import simplejpeg
 
 from gigamask.data import tar
-from gigamask.prepare import synthetic
+from gigamask.synthetic import scenes as synthetic
 
 SCENES = 4
 
@@ -22,7 +22,10 @@ def scenes() -> list[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         path = synthetic.write(folder, SCENES, seed=5, long_side=(96, 128))[0]
         members, raw = tar.scan(path), path.read_bytes()
-    found = {name: raw[start : start + size] for name, start, size in zip(members.names, members.offsets, members.sizes, strict=True)}
+    found = {
+        name: raw[start : start + size]
+        for name, start, size in zip(members.names, members.offsets, members.sizes, strict=True)
+    }
     return [(found[f"sa_{number}.jpg"], found[f"sa_{number}.json"]) for number in range(SCENES)]
 
 
@@ -37,7 +40,11 @@ def sound(number: int) -> tuple[bytes, dict]:
 def members(number: int, jpg: bytes | None, record: dict | bytes | None) -> list[tuple[str, bytes]]:
     """The members of `sa_{number}`; None leaves one out."""
     raw = json.dumps(record).encode() if isinstance(record, dict) else record
-    return [(name, data) for name, data in ((f"sa_{number}.jpg", jpg), (f"sa_{number}.json", raw)) if data is not None]
+    return [
+        (name, data)
+        for name, data in ((f"sa_{number}.jpg", jpg), (f"sa_{number}.json", raw))
+        if data is not None
+    ]
 
 
 def restate(jpg: bytes, height: int, width: int) -> bytes:
@@ -53,16 +60,30 @@ def interrupt(jpg: bytes) -> bytes:
 
 
 def noise(height: int, width: int) -> bytes:
-    return simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return simplejpeg.encode_jpeg(
+        np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
 JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "truncated": (lambda jpg: jpg[: len(jpg) * 2 // 3], r"the JPEG of \d+ bytes cannot be decoded \(.*\); leave it out or fetch its tar again"),
+    "truncated": (
+        lambda jpg: jpg[: len(jpg) * 2 // 3],
+        r"the JPEG of \d+ bytes cannot be decoded \(.*\); leave it out or fetch its tar again",
+    ),
     "corrupt": (interrupt, r"the JPEG of \d+ bytes cannot be decoded"),
-    "not a JPEG": (lambda jpg: b"\x89PNG\r\n\x1a\n" + jpg[8:], r"the \d+ bytes are no JPEG that can be read"),
+    "not a JPEG": (
+        lambda jpg: b"\x89PNG\r\n\x1a\n" + jpg[8:],
+        r"the \d+ bytes are no JPEG that can be read",
+    ),
     "empty": (lambda jpg: b"", r"the 0 bytes are no JPEG that can be read"),
-    "bomb": (lambda jpg: restate(jpg, 60_000, 60_000), r"the JPEG states 60000 x 60000 pixels, at most 67108864 are decoded"),
-    "other size": (lambda jpg: noise(40, 56), r"the JPEG has 40 x 56 pixels, its annotation says \d+ x \d+"),
+    "bomb": (
+        lambda jpg: restate(jpg, 60_000, 60_000),
+        r"the JPEG states 60000 x 60000 pixels, at most 67108864 are decoded",
+    ),
+    "other size": (
+        lambda jpg: noise(40, 56),
+        r"the JPEG has 40 x 56 pixels, its annotation says \d+ x \d+",
+    ),
 }
 
 
@@ -70,7 +91,9 @@ def _counts(counts: Callable[[int], list[int] | str]) -> Callable[[dict], dict]:
     """Replaces the first mask's counts by some that depend on the number of pixels."""
 
     def change(record: dict) -> dict:
-        record["annotations"][0]["segmentation"]["counts"] = counts(record["image"]["height"] * record["image"]["width"])
+        record["annotations"][0]["segmentation"]["counts"] = counts(
+            record["image"]["height"] * record["image"]["width"]
+        )
         return record
 
     return change
@@ -94,30 +117,75 @@ def _without(record: dict) -> dict:
 
 SIZE = ("annotations", 0, "segmentation", "size")
 JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
-    "cut": (lambda record: json.dumps(record).encode()[:-40], r"its json of \d+ bytes is not an SA-1B annotation"),
+    "cut": (
+        lambda record: json.dumps(record).encode()[:-40],
+        r"its json of \d+ bytes is not an SA-1B annotation",
+    ),
     "empty": (lambda record: b"", r"its json of 0 bytes is not an SA-1B annotation"),
-    "no text": (lambda record: json.dumps(record).encode().replace(b"sa_", b"\xff\xfe_"), r"its json of \d+ bytes is not an SA-1B annotation"),
+    "no text": (
+        lambda record: json.dumps(record).encode().replace(b"sa_", b"\xff\xfe_"),
+        r"its json of \d+ bytes is not an SA-1B annotation",
+    ),
     "a list": (lambda record: b"[]", r"its json of 2 bytes is not an SA-1B annotation"),
-    "a field is missing": (_without, r"is not an SA-1B annotation \(Object missing required field `stability_score`"),
+    "a field is missing": (
+        _without,
+        r"is not an SA-1B annotation \(Object missing required field `stability_score`",
+    ),
     "another image's": (
         _set("image", "file_name", value="sa_9999.jpg"),
         r"its json says it describes 'sa_9999.jpg'; put each json beside",
     ),
-    "NaN": (_set("annotations", 0, "predicted_iou", value=float("nan")), r"is not an SA-1B annotation"),
-    "infinite": (_set("annotations", 0, "stability_score", value=1e39), r"annotation 0 has stability_score 1e\+39, a finite number is needed"),
-    "RLE short": (_counts(lambda pixels: [10, pixels - 11]), r"mask 0: run lengths sum to \d+, the image has \d+ x \d+ = \d+ pixels"),
-    "RLE negative": (_counts(lambda pixels: [10, -5, pixels - 5]), r"mask 0: run length -5 \(number 1\) is negative"),
+    "NaN": (
+        _set("annotations", 0, "predicted_iou", value=float("nan")),
+        r"is not an SA-1B annotation",
+    ),
+    "infinite": (
+        _set("annotations", 0, "stability_score", value=1e39),
+        r"annotation 0 has stability_score 1e\+39, a finite number is needed",
+    ),
+    "RLE short": (
+        _counts(lambda pixels: [10, pixels - 11]),
+        r"mask 0: run lengths sum to \d+, the image has \d+ x \d+ = \d+ pixels",
+    ),
+    "RLE negative": (
+        _counts(lambda pixels: [10, -5, pixels - 5]),
+        r"mask 0: run length -5 \(number 1\) is negative",
+    ),
     "RLE too long": (_counts(lambda pixels: [10, pixels]), r"mask 0: run lengths sum to \d+"),
-    "RLE beyond the image": (_counts(lambda pixels: [pixels + 1]), r"mask 0: run length \d+ \(number 0\) is too long"),
-    "RLE huge": (_counts(lambda pixels: [2**63, 1]), r"mask 0: run lengths must be a string or a list of whole numbers|not an SA-1B annotation"),
-    "RLE huge text": (_counts(lambda pixels: "o" * 12 + "0"), r"mask 0: a number of 13 characters, run lengths have 7 at most"),
+    "RLE beyond the image": (
+        _counts(lambda pixels: [pixels + 1]),
+        r"mask 0: run length \d+ \(number 0\) is too long",
+    ),
+    "RLE huge": (
+        _counts(lambda pixels: [2**63, 1]),
+        r"mask 0: run lengths must be a string or a list of whole numbers|not an SA-1B annotation",
+    ),
+    "RLE huge text": (
+        _counts(lambda pixels: "o" * 12 + "0"),
+        r"mask 0: a number of 13 characters, run lengths have 7 at most",
+    ),
     "RLE cut": (_counts(lambda pixels: "PoP"), r"mask 0: the counts end within a number"),
-    "RLE other characters": (_counts(lambda pixels: "a b"), r"mask 0: byte 32 at character 1 of the counts"),
+    "RLE other characters": (
+        _counts(lambda pixels: "a b"),
+        r"mask 0: byte 32 at character 1 of the counts",
+    ),
     "RLE none": (_counts(lambda pixels: ""), r"mask 0: run lengths sum to 0"),
-    "mask of another size": (_set(*SIZE, value=[4, 4]), r"annotation 0 lies on 4 x 4 pixels, its image has \d+ x \d+"),
-    "mask of a huge size": (_set(*SIZE, value=[2**40, 2**40]), r"annotation 0 lies on 1099511627776 x 1099511627776 pixels"),
-    "image of no pixels": (_set("image", "width", value=0), r"its json states \d+ x 0 pixels, sides are 1 to 65535"),
-    "image of a billion pixels": (_set("image", "width", value=2**30), r"its json states \d+ x 1073741824 pixels, sides are 1 to 65535"),
+    "mask of another size": (
+        _set(*SIZE, value=[4, 4]),
+        r"annotation 0 lies on 4 x 4 pixels, its image has \d+ x \d+",
+    ),
+    "mask of a huge size": (
+        _set(*SIZE, value=[2**40, 2**40]),
+        r"annotation 0 lies on 1099511627776 x 1099511627776 pixels",
+    ),
+    "image of no pixels": (
+        _set("image", "width", value=0),
+        r"its json states \d+ x 0 pixels, sides are 1 to 65535",
+    ),
+    "image of a billion pixels": (
+        _set("image", "width", value=2**30),
+        r"its json states \d+ x 1073741824 pixels, sides are 1 to 65535",
+    ),
 }
 
 
@@ -129,7 +197,9 @@ def _starts(raw: bytes) -> list[int]:
     """Where the headers of a tar of plain members lie, and its end mark."""
     starts = [0]
     while raw[starts[-1]]:
-        starts.append(starts[-1] + 512 + -(-int(raw[starts[-1] + 124 : starts[-1] + 135], 8) // 512) * 512)
+        starts.append(
+            starts[-1] + 512 + -(-int(raw[starts[-1] + 124 : starts[-1] + 135], 8) // 512) * 512
+        )
     return starts
 
 
@@ -144,15 +214,47 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
         r"member 7 \(sa_3.jpg\) ends at \d+, the file has \d+ bytes;",
         3,
     ),
-    "cut between members": (lambda raw: _cut(raw, _starts(raw)[4]), r"after member 4 \(sa_1.json\) without the zero blocks that end a tar", 2),
-    "cut before the end mark": (lambda raw: _cut(raw, _starts(raw)[8]), r"after member 8 \(sa_3.json\) without the zero blocks that end a tar", 4),
-    "cut in a header": (lambda raw: _cut(raw, _starts(raw)[2] + 300), r"after member 2 \(sa_0.json\) without the zero blocks", 1),
+    "cut between members": (
+        lambda raw: _cut(raw, _starts(raw)[4]),
+        r"after member 4 \(sa_1.json\) without the zero blocks that end a tar",
+        2,
+    ),
+    "cut before the end mark": (
+        lambda raw: _cut(raw, _starts(raw)[8]),
+        r"after member 8 \(sa_3.json\) without the zero blocks that end a tar",
+        4,
+    ),
+    "cut in a header": (
+        lambda raw: _cut(raw, _starts(raw)[2] + 300),
+        r"after member 2 \(sa_0.json\) without the zero blocks",
+        1,
+    ),
     "empty": (lambda raw: b"", r"the file ends at 0 bytes before its first member", 0),
-    "bad header": (lambda raw: _overwrite(raw, _starts(raw)[4], b"?"), r"the 512 bytes at \d+ are no tar header, their checksum is wrong", 2),
-    "bad size": (lambda raw: _overwrite(raw, _starts(raw)[4] + 124, b"\xff" * 12), r"(states no size|no tar header, their checksum is wrong)", 2),
-    "zeros between": (lambda raw: raw[: _starts(raw)[4]] + bytes(512) + raw[_starts(raw)[4] :], r"one zero block at byte \d+ stands between", 2),
-    "joined": (lambda raw: raw + bytes(2**20), r"the archive ends at \d+, the file has \d+ bytes; it was fetched in part or joined", 4),
-    "compressed": (lambda raw: gzip.compress(raw), r"the 512 bytes at 0 are no tar header, .* \(unpack a .tar.gz first\)", 0),
+    "bad header": (
+        lambda raw: _overwrite(raw, _starts(raw)[4], b"?"),
+        r"the 512 bytes at \d+ are no tar header, their checksum is wrong",
+        2,
+    ),
+    "bad size": (
+        lambda raw: _overwrite(raw, _starts(raw)[4] + 124, b"\xff" * 12),
+        r"(states no size|no tar header, their checksum is wrong)",
+        2,
+    ),
+    "zeros between": (
+        lambda raw: raw[: _starts(raw)[4]] + bytes(512) + raw[_starts(raw)[4] :],
+        r"one zero block at byte \d+ stands between",
+        2,
+    ),
+    "joined": (
+        lambda raw: raw + bytes(2**20),
+        r"the archive ends at \d+, the file has \d+ bytes; it was fetched in part or joined",
+        4,
+    ),
+    "compressed": (
+        lambda raw: gzip.compress(raw),
+        r"the 512 bytes at 0 are no tar header, .* \(unpack a .tar.gz first\)",
+        0,
+    ),
 }
 
 
@@ -161,11 +263,15 @@ def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str,
 
     `faulty` takes only the first so many.
     """
-    kinds = [("jpg", *fault) for fault in JPG_FAULTS.values()] + [("json", *fault) for fault in JSON_FAULTS.values()]
+    kinds = [("jpg", *fault) for fault in JPG_FAULTS.values()] + [
+        ("json", *fault) for fault in JSON_FAULTS.values()
+    ]
     held, bad = members(0, *sound(0)), {}
     for number, (kind, change, words) in enumerate(kinds[:faulty]):
         jpg, record = sound(2 * number + 1)
-        held += members(2 * number + 1, *((change(jpg), record) if kind == "jpg" else (jpg, change(record))))
+        held += members(
+            2 * number + 1, *((change(jpg), record) if kind == "jpg" else (jpg, change(record)))
+        )
         bad[f"{path.name}:sa_{2 * number + 1}"] = (f"sa_{2 * number + 1}.{kind}", words)
         if number % 3 == 0:
             held += members(2 * number + 2, *sound(2 * number + 2))

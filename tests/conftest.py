@@ -31,40 +31,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real photographs with real masks; tests that need it skip, and say so, where it is absent."""
-    folder = Path(os.environ.get("GIGAMASK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+    folder = Path(
+        os.environ.get("GIGAMASK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+    )
     if not (folder / "bsds_val").is_dir():
-        pytest.skip(f"no real data at {folder}: set GIGAMASK_DATA to the folder that holds bsds_val")
+        pytest.skip(
+            f"no real data at {folder}: set GIGAMASK_DATA to the folder that holds bsds_val"
+        )
     return folder
 
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one tar of twelve synthetic scenes."""
-    from gigamask.prepare import synthetic
+    from gigamask.synthetic import scenes
 
     folder = tmp_path_factory.mktemp("scenes")
-    synthetic.write(str(folder), 12, seed=7)
+    scenes.write(str(folder), 12, seed=7)
     return folder
 
 
 @pytest.fixture(scope="session")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text` model of random weights; see `tests.asked`."""
-    from gigamask.model.start import build
-    from gigamask.model.weights import save, to_official
-    from gigamask.prepare import describable
+    from gigamask.models.init import build_model
+    from gigamask.models.state_dict import save_weights, to_official
+    from gigamask.synthetic import described_scenes
     from tests import little, texts
 
     folder = tmp_path_factory.mktemp("described")
-    describable.write(folder / "scenes", 6, seed=3)
-    spec = dataclasses.replace(little.SPEC, informed_start=True)
-    save(to_official(build(spec, 0)), spec, folder / "segmenter.safetensors")
+    described_scenes.write(folder / "scenes", 6, seed=3)
+    spec = dataclasses.replace(little.SPEC, custom_init=True)
+    save_weights(to_official(build_model(spec, 0)), spec, folder / "segmenter.safetensors")
     texts.write("bert", folder / "text")
     return folder
 
 
 @pytest.fixture(autouse=True)
-def shapes_are_checked_in_rooms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def shapes_are_checked_in_rooms(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Laws and journeys train and score at length what rooms call once; checking every shape anew would double their time."""
     if request.path.parent.name in ("laws", "journeys"):
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

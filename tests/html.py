@@ -27,13 +27,22 @@ class Page(HTMLParser):
         assert self.open == []
         for tag, told in self.tags:
             assert tag not in ("link", "iframe"), "it needs nothing else"
-            assert not any(name.startswith("on") for name in told), "all script is in the script element"
+            assert not any(name.startswith("on") for name in told), (
+                "all script is in the script element"
+            )
             for name in ("src", "href"):
                 assert (told.get(name) or "#").startswith(("#", "data:")), "it needs nothing else"
-        allowed = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in self.scripts]
-        assert all(f"script-src 'sha256-{digest}'" in text for digest in allowed), "the policy lets our script run"
+        allowed = [
+            base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()
+            for each in self.scripts
+        ]
+        assert all(f"script-src 'sha256-{digest}'" in text for digest in allowed), (
+            "the policy lets our script run"
+        )
         assert len(self.scripts) <= 1
-        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", "".join(self.scripts)), "it needs nothing else"
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", "".join(self.scripts)), (
+            "it needs nothing else"
+        )
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gigamask.contracts import Batch, Terms
-from gigamask.model.sam import Sam
-from gigamask.seams import Task
-from gigamask.train.segmentation import Segmentation
+from gigamask.interfaces import Task
+from gigamask.models.sam.sam import Sam
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.types import Batch, LossSums
 from tests.little import little
 
 STEPS = 300
@@ -23,17 +23,21 @@ class Encoding(Task):
     copies: int
     kept: list[Tensor] = field(default_factory=list)
 
-    def terms(self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
-        embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
+    def compute_losses(
+        self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]
+    ) -> Iterator[LossSums]:
+        embedding = model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
         if self.copies:
             self.kept.append(embedding.detach().repeat(self.copies, 1, 1, 1))
         size = embedding.square().mean((1, 2, 3))
         images = len(batch.images)
-        yield Terms(size.sum(), torch.tensor(float(images)), {}, size.detach(), 0, torch.arange(images))
+        yield LossSums(
+            size.sum(), torch.tensor(float(images)), {}, size.detach(), 0, torch.arange(images)
+        )
 
 
 @dataclass(frozen=True)
-class Leaky(Segmentation):
+class Leaky(SamTrainConfig):
     """A run of that task."""
 
     copies: int = 200
@@ -61,12 +65,20 @@ def leaky() -> Leaky:
 
 def main(scenes: str, out: str) -> None:
     """Trains both, and prints what is noted of leaks in each."""
-    from gigamask.memory.leaks import Leaks
-    from gigamask.train.loop import train
+    from gigamask.profiling.leaks import Leaks
+    from gigamask.training.trainer import train
 
     torch.set_num_threads(1)
     for copies in (0, 200):
-        run, told = replace(leaky(), copies=copies, data=(scenes,), out=str(Path(out) / str(copies))), []
+        run, told = (
+            replace(leaky(), copies=copies, data=(scenes,), out=str(Path(out) / str(copies))),
+            [],
+        )
         look = Leaks(run.log_every, run.steps, torch.device("cpu")).look
-        train(run, meters=lambda done, device, look=look, told=told: [lambda done, over: told.extend(noted for _, noted in look(done, over)) or ()])
+        train(
+            run,
+            meters=lambda done, device, look=look, told=told: [
+                lambda done, over: told.extend(noted for _, noted in look(done, over)) or ()
+            ],
+        )
         print(told)

@@ -2,33 +2,33 @@
 
 from pathlib import Path
 
-from gigamask.data.augment import Flip
-from gigamask.evaluate.click_evaluation import ClickEvaluation
-from gigamask.model.sizes import SamSpec
-from gigamask.prompts.policy import InteractiveSchedule
-from gigamask.train.optim import AdamW
-from gigamask.train.schedule import WarmupCosine
-from gigamask.train.segmentation import Loading, Segmentation
+from gigamask.data.augment import HorizontalFlip
+from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.models.configs import SamConfig
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.training.optim import AdamW
+from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
+from gigamask.training.schedule import WarmupCosine
 
-SPEC = SamSpec(
-    input_side=64,
-    patch=8,
-    dim=16,
+SPEC = SamConfig(
+    image_size=64,
+    patch_size=8,
+    embed_dim=16,
     depth=2,
-    heads=2,
-    window=4,
-    global_blocks=(1,),
-    drop_path=0.1,
+    num_heads=2,
+    window_size=4,
+    global_attn_indexes=(1,),
+    drop_path_rate=0.1,
     embedding_dim=16,
-    decoder_heads=2,
+    decoder_num_heads=2,
     decoder_mlp=32,
     iou_hidden=16,
 )
 
 
-def little() -> Segmentation:
+def little() -> SamTrainConfig:
     """A model of a few thousand parameters, two rounds, one process."""
-    return Segmentation(
+    return SamTrainConfig(
         evaluation=ClickEvaluation(),
         recipe=f"{Path(__file__).resolve()}:little",
         model=SPEC,
@@ -36,10 +36,10 @@ def little() -> Segmentation:
         batch_size=3,
         micro_batch_size=2,
         masks_per_chunk=5,
-        loading=Loading(max_masks=4, augment=Flip(), workers=0),
-        policy=InteractiveSchedule(clicks=1, pauses=True),
+        loader=SamLoaderConfig(max_masks=4, augment=HorizontalFlip(), workers=0),
+        prompts=InteractiveSchedule(clicks=1, mask_only_rounds=True),
         optimizer=AdamW(lr=1e-3, layer_decay=0.9),
-        schedule=WarmupCosine(warmup=2),
+        schedule=WarmupCosine(warmup_steps=2),
         save_every=2,
         log_every=1,
         device="cpu",

@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 from PIL import Image
 
-from gigamask.model.sam import Sam
-from gigamask.model.weights import to_official
+from gigamask.models.sam.sam import Sam
+from gigamask.models.state_dict import to_official
 
 
 def there() -> bool:
@@ -49,24 +49,28 @@ def imported() -> Iterator[Any]:
 def with_weights_of(model: Sam, package: Any) -> Any:
     """Returns Meta's model of the same size, with the same weights."""
     spec, parts = model.spec, package.modeling
-    side = spec.embedding_side
+    side = spec.embedding_size
     theirs = parts.Sam(
         parts.ImageEncoderViT(
-            img_size=spec.input_side,
-            patch_size=spec.patch,
-            embed_dim=spec.dim,
+            img_size=spec.image_size,
+            patch_size=spec.patch_size,
+            embed_dim=spec.embed_dim,
             depth=spec.depth,
-            num_heads=spec.heads,
+            num_heads=spec.num_heads,
             out_chans=spec.embedding_dim,
             norm_layer=partial(torch.nn.LayerNorm, eps=1e-6),
             use_rel_pos=True,
-            window_size=spec.window,
-            global_attn_indexes=spec.global_blocks,
+            window_size=spec.window_size,
+            global_attn_indexes=spec.global_attn_indexes,
         ),
-        parts.PromptEncoder(spec.embedding_dim, (side, side), (spec.input_side, spec.input_side), 16),
+        parts.PromptEncoder(
+            spec.embedding_dim, (side, side), (spec.image_size, spec.image_size), 16
+        ),
         parts.MaskDecoder(
             transformer_dim=spec.embedding_dim,
-            transformer=parts.TwoWayTransformer(2, spec.embedding_dim, spec.decoder_heads, spec.decoder_mlp),
+            transformer=parts.TwoWayTransformer(
+                2, spec.embedding_dim, spec.decoder_num_heads, spec.decoder_mlp
+            ),
             iou_head_hidden_dim=spec.iou_hidden,
         ),
     )
@@ -80,9 +84,17 @@ def suppression(boxes, scores, idxs, iou_threshold):
     while len(left):
         best, left = left[0], left[1:]
         kept.append(int(best))
-        low, high = torch.maximum(boxes[best, :2], boxes[left, :2]), torch.minimum(boxes[best, 2:], boxes[left, 2:])
+        low, high = (
+            torch.maximum(boxes[best, :2], boxes[left, :2]),
+            torch.minimum(boxes[best, 2:], boxes[left, 2:]),
+        )
         shared = (high - low).clamp(min=0).prod(1)
-        left = left[~((shared / (area(boxes[best : best + 1]) + area(boxes[left]) - shared)).double() > iou_threshold)]
+        left = left[
+            ~(
+                (shared / (area(boxes[best : best + 1]) + area(boxes[left]) - shared)).double()
+                > iou_threshold
+            )
+        ]
     return torch.tensor(kept, dtype=torch.int64)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gigamask.seams import Order
+from gigamask.interfaces import Order
 
 
 def listed(order: Order) -> np.ndarray:

@@ -7,15 +7,24 @@ from typing import Any
 import numpy as np
 
 from gigamask.data.augment import Augment
-from gigamask.data.choose import Choice
-from gigamask.data.settings import Assembly
-from gigamask.geometry.frame import Frame
-from gigamask.losses.objective import MaskObjective
-from gigamask.model.sizes import SamSpec
-from gigamask.prompts.policy import BoxPrompt
-from gigamask.seams import Encoder, Evaluator, Mining, Optimizer, Sampler, Schedule, Task, Verdict
-from gigamask.train.run import ImageRun
-from gigamask.train.segmentation import Segmentation
+from gigamask.data.mask_sampling import MaskSampler
+from gigamask.data.sample_config import SampleConfig
+from gigamask.interfaces import (
+    EvaluationResult,
+    Evaluator,
+    ImageEncoder,
+    LRSchedule,
+    Mining,
+    Optimizer,
+    Sampler,
+    Task,
+)
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.masks.transforms import ImageTransform
+from gigamask.models.configs import SamConfig
+from gigamask.prompts.schedule import BoxPrompt
+from gigamask.training.config import ImageTrainConfig
+from gigamask.training.sam_config import SamTrainConfig
 from tests.little import SPEC, little
 
 USED: set[str] = set()
@@ -34,13 +43,17 @@ class Backwards(Sampler):
 class TwoBoxes(BoxPrompt):
     """Asks for the box twice."""
 
-    def next(self, previous, truth, draws, pause):
+    def next(self, previous, truth, draws, mask_only_round_u):
         USED.add("policy")
-        return super().next(None, truth, draws, pause) if previous is None or previous.index == 0 else None
+        return (
+            super().next(None, truth, draws, mask_only_round_u)
+            if previous is None or previous.index == 0
+            else None
+        )
 
 
 @dataclass(frozen=True)
-class SquaredLoss(MaskObjective):
+class SquaredLoss(SamLoss):
     """Squared errors of the probabilities in place of dice."""
 
     squared_weight: float = 3.0
@@ -79,7 +92,7 @@ class SGD(Optimizer):
 
 
 @dataclass(frozen=True)
-class Halving(Schedule):
+class Halving(LRSchedule):
     """Halves the learning rate at every update."""
 
     def factor(self, step, steps):
@@ -88,12 +101,12 @@ class Halving(Schedule):
 
 
 @dataclass(frozen=True)
-class Pooled(Encoder):
+class Pooled(ImageEncoder):
     """Colours of the patches, and two residual blocks."""
 
     blocks_inside: int = 2
 
-    def build(self, model: SamSpec):
+    def build(self, model: SamConfig):
         from torch import nn
 
         class Block(nn.Module):
@@ -117,7 +130,7 @@ class Pooled(Encoder):
                 return x.permute(0, 3, 1, 2)
 
         USED.add("model.encoder")
-        return PooledEncoder(model.patch, model.embedding_dim, self.blocks_inside)
+        return PooledEncoder(model.patch_size, model.embedding_dim, self.blocks_inside)
 
     def blocks(self, encoder):
         return list(encoder.layers)
@@ -134,9 +147,12 @@ class LoudEvaluation(Evaluator):
     every: int = 2
     scale: float = 1.0
 
-    def open(self, run: Any, world: Any) -> Callable[[Any], Verdict]:
+    def open(self, run: Any, world: Any) -> Callable[[Any], EvaluationResult]:
         USED.add("evaluation")
-        return lambda model: Verdict({"size": self.scale * float(sum(p.detach().abs().sum() for p in model.parameters()))}, "size")
+        return lambda model: EvaluationResult(
+            {"size": self.scale * float(sum(p.detach().abs().sum() for p in model.parameters()))},
+            "size",
+        )
 
 
 @dataclass(frozen=True)
@@ -144,16 +160,16 @@ class Mirrored(Augment):
     """Mirrors every image."""
 
     def frame(self, original, side, generator):
-        USED.add("loading.augment")
-        return Frame.whole(original, side, flip=True)
+        USED.add("loader.augment")
+        return ImageTransform.whole(original, side, flip=True)
 
 
 @dataclass(frozen=True)
-class FirstMasks(Choice):
+class FirstMasks(MaskSampler):
     """Takes the first masks of the annotation."""
 
     def choose(self, candidates, max_masks, generator):
-        USED.add("loading.choice")
+        USED.add("loader.mask-sampler")
         return np.arange(min(max_masks, len(candidates)))
 
 
@@ -166,8 +182,8 @@ PARTS = {
     "schedule": Halving,
     "model.encoder": Pooled,
     "evaluation": LoudEvaluation,
-    "loading.augment": Mirrored,
-    "loading.choice": FirstMasks,
+    "loader.augment": Mirrored,
+    "loader.mask-sampler": FirstMasks,
 }
 
 
@@ -178,29 +194,36 @@ class OneTask(Task):
     def terms(self, model, batch, cut):
         import torch
 
-        from gigamask.contracts import Terms
+        from gigamask.types import LossSums
 
         USED.add("task")
-        embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path)
+        embedding = model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
         by_image = (embedding - 1).square().mean((1, 2, 3))
         count = torch.tensor(float(len(by_image)), device=by_image.device)
         parts = {"distance": by_image.detach().sum()}
         image = torch.arange(len(by_image), device=by_image.device)
-        yield Terms(loss=by_image.sum(), count=count, parts=parts, by_mask=by_image.detach(), first=0, image=image)
+        yield LossSums(
+            loss=by_image.sum(),
+            count=count,
+            parts=parts,
+            per_mask=by_image.detach(),
+            first=0,
+            image=image,
+        )
 
 
 @dataclass(frozen=True)
-class Distilled(ImageRun):
+class Distilled(ImageTrainConfig):
     """A training with a task of its own; its images need no masks."""
 
-    model: SamSpec = field(default_factory=lambda: SPEC)
+    model: SamConfig = field(default_factory=lambda: SPEC)
     save_every: int = 2
     device: str = "cpu"
 
     def build(self, device="cpu"):
-        from gigamask.model.start import build
+        from gigamask.models.init import build_model
 
-        return build(self.model, self.seed, device)
+        return build_model(self.model, self.seed, device)
 
     def task(self, device):
         return OneTask()
@@ -211,16 +234,16 @@ class Distilled(ImageRun):
 
     @property
     def chance(self):
-        from gigamask.contracts import Chance
+        from gigamask.types import RandomSpec
 
-        return Chance(seed=self.seed, clicks=0, blocks=self.model.depth)
+        return RandomSpec(seed=self.seed, clicks=0, blocks=self.model.depth)
 
     @property
     def assembly(self):
-        return Assembly(side=self.model.input_side, grid=1, masks=False)
+        return SampleConfig(image_size=self.model.image_size, mask_size=1, masks=False)
 
 
-def narrow() -> Segmentation:
+def narrow() -> SamTrainConfig:
     """The little recipe, as a function of the user's own."""
     base = little()
-    return Segmentation(**{each.name: getattr(base, each.name) for each in fields(base)})
+    return SamTrainConfig(**{each.name: getattr(base, each.name) for each in fields(base)})

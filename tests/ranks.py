@@ -22,7 +22,14 @@ def free_port() -> int:
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
     """Returns what torchrun tells a process."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return {**own, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        **own,
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float = 120) -> None:
@@ -33,7 +40,10 @@ def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float =
         os.environ.update(environment(rank, count, port))
         sys.exit(act(*given))
 
-    processes = [multiprocessing.get_context("fork").Process(target=play, args=(rank,)) for rank in range(count)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=play, args=(rank,))
+        for rank in range(count)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -46,7 +56,25 @@ def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float =
 
 def launch(count: int, script: str, *words: str, timeout_s: float = 120) -> None:
     """Runs Python code in so many processes under torchrun, and fails with what they said when one of them fails."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--no-python", sys.executable, "-c", script]
-    around = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*run, *words], env=around, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(count),
+        "--no-python",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    around = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [*run, *words], env=around, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr

@@ -60,14 +60,16 @@ class FileServer:
     ) -> None:
         self.folder = Path(folder)
         self.ranges, self.busy, self.status, self.redirect = ranges, busy, status, redirect
-        self.drop_after, self.drops, self.wrong_length = drop_after, drops, wrong_length
+        self.drop_after, self.milestones, self.wrong_length = drop_after, drops, wrong_length
         self.head, self.sizes, self.delay_s = head, sizes, delay_s
         self.shift, self.most, self.kind, self.piece_s = shift, most, kind, piece_s
         self.asked: list[Asked] = []
         self.bytes_sent, self.most_at_once, self.at_once = 0, 0, 0
         self.lock = threading.Lock()
         self._server = _Listener(("127.0.0.1", 0), type("Answer", (_Answer,), {"served": self}))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "FileServer":
@@ -116,7 +118,9 @@ class _Answer(BaseHTTPRequestHandler):
     def _counted(self, body: bool) -> None:
         served = self.served
         with served.lock:
-            served.asked.append(Asked(self.command, unquote(urlsplit(self.path).path), self.headers["Range"]))
+            served.asked.append(
+                Asked(self.command, unquote(urlsplit(self.path).path), self.headers["Range"])
+            )
             served.at_once += 1
             served.most_at_once = max(served.most_at_once, served.at_once)
         try:
@@ -136,7 +140,12 @@ class _Answer(BaseHTTPRequestHandler):
         if not (body or served.head):
             return self._plain(403)
         if served.redirect and (served.redirect == "loop" or not path.startswith("/moved/")):
-            return self._plain(302, {"Location": f"{'' if served.redirect == 'relative' else served.url}/moved{quote(path)}"})
+            return self._plain(
+                302,
+                {
+                    "Location": f"{'' if served.redirect == 'relative' else served.url}/moved{quote(path)}"
+                },
+            )
         file = served.folder / path.removeprefix("/moved/").lstrip("/")
         if file.is_dir():
             held = sorted(each.name + "/" * each.is_dir() for each in file.iterdir())
@@ -173,7 +182,9 @@ class _Answer(BaseHTTPRequestHandler):
             self.send_header("ETag", tag)
             self.send_header("Last-Modified", self.date_time_string(int(held.st_mtime)))
         if partial:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{held.st_size if served.sizes else '*'}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{stop - 1}/{held.st_size if served.sizes else '*'}"
+            )
         if served.sizes or partial:
             self.send_header("Content-Length", str(stop - start + served.wrong_length))
         else:
@@ -186,7 +197,11 @@ class _Answer(BaseHTTPRequestHandler):
     def _body(self, file: Path, start: int, stop: int) -> None:
         served, dropped = self.served, False
         with served.lock:
-            if served.drop_after is not None and served.drops != 0 and stop - start > served.drop_after:
+            if (
+                served.drop_after is not None
+                and served.drops != 0
+                and stop - start > served.drop_after
+            ):
                 stop, dropped = start + served.drop_after, True
                 served.drops -= served.drops > 0
         with open(file, "rb") as opened:
@@ -219,7 +234,10 @@ class ObjectStore:
         self.endpoint = f"http://{host}:{port}"
         told = {"endpoint_url": self.endpoint, "key": "any", "secret": "any"}
         self._before = dict(os.environ), dict(fsspec.config.conf)
-        os.environ.update({f"FSSPEC_S3_{name.upper()}": value for name, value in told.items()}, AWS_DEFAULT_REGION="us-east-1")
+        os.environ.update(
+            {f"FSSPEC_S3_{name.upper()}": value for name, value in told.items()},
+            AWS_DEFAULT_REGION="us-east-1",
+        )
         fsspec.config.conf["s3"] = told
         urlopen(Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
         fsspec.filesystem("s3").mkdir(self.bucket)

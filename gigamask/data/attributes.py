@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Int32, Int64, Shaped
 
-from gigamask.data import store
+from gigamask.data import storage
 from gigamask.data.index import Index
-from gigamask.data.items import COLUMNS
-from gigamask.faults import Fault
+from gigamask.data.sample_table import COLUMNS
+from gigamask.errors import GigamaskError
 
 ROWS_AT_ONCE = 2**9
 """More lists than this, held at once, set off the garbage collector again and again, which doubles the time."""
@@ -71,21 +71,29 @@ class _Table:
 
 def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]:
     """Returns each attribute of the file, a value for each image of the index; raises Fault for a file that is no such table or leaves images out."""
-    tars = np.array([os.fsencode(store.name(tar).removesuffix(".tar")) for tar in index.shard_paths])
+    tars = np.array(
+        [os.fsencode(storage.name(tar).removesuffix(".tar")) for tar in index.shard_paths]
+    )
     table = _read(Path(path), tars.itemsize + len(".tar:") + index.images["name"].itemsize)
-    rows = table.find(tars)[index.images["shard"]] if table.key == "tar" else _find_images(table, index)
+    rows = (
+        table.find(tars)[index.images["shard"]]
+        if table.key == "tar"
+        else _find_images(table, index)
+    )
     missing = np.flatnonzero(rows < 0)
     if len(missing):
         tar, _, image = index.entry_name(int(missing[0])).rpartition(":")
         more = f" and {len(missing) - 1} more of the index's images" if len(missing) > 1 else ""
-        raise Fault(f"{path}: no row names {tar}:{image}{more}; add one for {tar if table.key == 'tar' else image}, every image needs its attributes")
+        raise GigamaskError(
+            f"{path}: no row names {tar}:{image}{more}; add one for {tar if table.key == 'tar' else image}, every image needs its attributes"
+        )
     return {name: column.values()[rows] for name, column in table.columns.items()}
 
 
 def _find_images(table: _Table, index: Index) -> Int64[np.ndarray, "images"]:
     """Returns each image's row, which may be there under its short or its long name."""
     rows = np.empty(len(index), np.int64)
-    tars = np.array([os.fsencode(store.name(tar) + ":") for tar in index.shard_paths])
+    tars = np.array([os.fsencode(storage.name(tar) + ":") for tar in index.shard_paths])
     long = any(b":" in name for name in table.names.tolist())
     for start in range(0, len(index), IMAGES_AT_ONCE):
         at = slice(start, start + IMAGES_AT_ONCE)
@@ -96,7 +104,9 @@ def _find_images(table: _Table, index: Index) -> Int64[np.ndarray, "images"]:
             both = np.flatnonzero((rows[at] >= 0) & (by_long >= 0))
             if len(both):
                 name = index.entry_name(start + int(both[0]))
-                raise Fault(f"{table.path}: {name} has a row under this name and one under the image's name alone; keep one")
+                raise GigamaskError(
+                    f"{table.path}: {name} has a row under this name and one under the image's name alone; keep one"
+                )
             rows[at] = np.maximum(rows[at], by_long)
     return rows
 
@@ -113,19 +123,31 @@ def _read(path: Path, longest: int) -> _Table:
                 while some := list(islice(rows, ROWS_AT_ONCE)):
                     _add(some, header[0], longest, names, columns)
             except csv.Error as error:
-                raise Fault(f"{path}: line {lines.line_num} is no CSV ({error}); mend it") from error
+                raise GigamaskError(
+                    f"{path}: line {lines.line_num} is no CSV ({error}); mend it"
+                ) from error
     except OSError as error:
-        raise Fault(f"{path}: the table of attributes cannot be read ({error.strerror}); give a CSV file") from error
+        raise GigamaskError(
+            f"{path}: the table of attributes cannot be read ({error.strerror}); give a CSV file"
+        ) from error
     listed = np.concatenate(names)
     order = np.argsort(listed, kind="stable")
     listed = listed[order]
     twice = np.flatnonzero(listed[1:] == listed[:-1])
     if len(twice):
-        raise Fault(f"{path}: {header[0]} {os.fsdecode(listed[twice[0]])} has more than one row; keep one")
+        raise GigamaskError(
+            f"{path}: {header[0]} {os.fsdecode(listed[twice[0]])} has more than one row; keep one"
+        )
     return _Table(path, header[0], listed, order, columns)
 
 
-def _add(rows: list[list[str]], key: str, longest: int, names: list[Shaped[np.ndarray, "_"]], columns: dict[str, _Column]) -> None:
+def _add(
+    rows: list[list[str]],
+    key: str,
+    longest: int,
+    names: list[Shaped[np.ndarray, "_"]],
+    columns: dict[str, _Column],
+) -> None:
     """Adds some rows to what was read."""
     encoded = [row[0].encode("utf-8", "surrogateescape") for row in rows]
     if key == "tar":
@@ -145,22 +167,32 @@ def _whole_rows(lines: Any, width: int, path: Path) -> Iterator[list[str]]:
         if len(row) == width:
             yield row
         elif row:
-            raise Fault(f"{path}: line {lines.line_num} has {len(row)} fields, the first line has {width}; mend the line")
+            raise GigamaskError(
+                f"{path}: line {lines.line_num} has {len(row)} fields, the first line has {width}; mend the line"
+            )
 
 
 def _check_header(header: list[str], path: Path) -> list[str]:
     """Returns the columns' names, the key first; raises Fault where they cannot be used."""
     if not header:
-        raise Fault(f"{path}: its first line is empty; write the columns' names there: 'name' or 'tar', then the attributes")
+        raise GigamaskError(
+            f"{path}: its first line is empty; write the columns' names there: 'name' or 'tar', then the attributes"
+        )
     if header[0] not in ("name", "tar"):
-        raise Fault(f"{path}: its first line begins with {header[0][:40]!r}, not with 'name' or 'tar'; write the columns' names there")
+        raise GigamaskError(
+            f"{path}: its first line begins with {header[0][:40]!r}, not with 'name' or 'tar'; write the columns' names there"
+        )
     if len(header) == 1:
-        raise Fault(f"{path}: it has no column beside {header[0]!r}; add an attribute's")
+        raise GigamaskError(f"{path}: it has no column beside {header[0]!r}; add an attribute's")
     for number, name in enumerate(header[1:], 1):
         if not name:
-            raise Fault(f"{path}: column {number + 1} has no name; write one into the first line")
+            raise GigamaskError(
+                f"{path}: column {number + 1} has no name; write one into the first line"
+            )
         if name in COLUMNS:
-            raise Fault(f"{path}: {name!r} is a column that every index has; call yours otherwise")
+            raise GigamaskError(
+                f"{path}: {name!r} is a column that every index has; call yours otherwise"
+            )
         if name in header[:number]:
-            raise Fault(f"{path}: two columns are called {name!r}; call one otherwise")
+            raise GigamaskError(f"{path}: two columns are called {name!r}; call one otherwise")
     return header

@@ -13,17 +13,17 @@ import torch
 from jaxtyping import Int, Int32, Int64, UInt8
 from torch import Tensor
 
-from gigamask.contracts import Chance, Draws, Entry, Sample, Visit
 from gigamask.data import annotation, image
-from gigamask.data.choose import Candidates
 from gigamask.data.index import Index
-from gigamask.data.items import granularity
-from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
-from gigamask.draws import draw
-from gigamask.faults import BadSample
-from gigamask.geometry.frame import Frame
-from gigamask.geometry.runs import Runs
+from gigamask.data.mask_sampling import CandidateMasks
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_table import granularity
+from gigamask.data.shards import ShardReader
+from gigamask.errors import CorruptSampleError
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.rng import make_rng
+from gigamask.types import ImageAnnotation, RandomInputs, RandomSpec, Sample, SampleRef
 
 
 class RawSample(NamedTuple):
@@ -33,13 +33,17 @@ class RawSample(NamedTuple):
     jpg: bytes
     json: bytes | None
 
-    def annotation(self) -> Entry:
-        """Return the checked annotation; raise BadSample when it is missing or invalid."""
+    def annotation(self) -> ImageAnnotation:
+        """Return the checked annotation; raise CorruptSampleError when it is missing or invalid."""
         if self.json is None:
-            raise BadSample(f"{self.name}: has no json, so it has no masks; leave the image out, or add its json and index it again")
+            raise CorruptSampleError(
+                f"{self.name}: has no json, so it has no masks; leave the image out, or add its json and index it again"
+            )
         return annotation.parse(self.json, self.name)
 
-    def pixels(self, size: tuple[int, int] | None = None, half: bool = False) -> UInt8[np.ndarray, "H W 3"]:
+    def pixels(
+        self, size: tuple[int, int] | None = None, half: bool = False
+    ) -> UInt8[np.ndarray, "H W 3"]:
         """Decode the image as RGB.
 
         Args:
@@ -47,7 +51,7 @@ class RawSample(NamedTuple):
             half: decode at half the size, rounded up.
 
         Raises:
-            BadSample: the image cannot be decoded or has another size.
+            CorruptSampleError: the image cannot be decoded or has another size.
         """
         return image.decode(self.jpg, self.name, size, half)
 
@@ -56,7 +60,7 @@ class AnnotatedImage(NamedTuple):
     """A decoded image as stored, and its annotation."""
 
     pixels: UInt8[np.ndarray, "H W 3"]
-    annotation: Entry
+    annotation: ImageAnnotation
 
 
 class Sa1bDataset:
@@ -73,13 +77,13 @@ class Sa1bDataset:
 
     def __init__(self, index: Index, read_ahead: int = 0, blocks: int = 4) -> None:
         self.index = index
-        self._shards = Shards(index.shard_paths, read_ahead=read_ahead, blocks=blocks)
+        self._shards = ShardReader(index.shard_paths, read_ahead=read_ahead, blocks=blocks)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, row: int) -> AnnotatedImage:
-        """Read and decode one image and its annotation; raise BadSample when either is unusable."""
+        """Read and decode one image and its annotation; raise CorruptSampleError when either is unusable."""
         raw = self.read(row)
         entry = raw.annotation()
         return AnnotatedImage(raw.pixels(entry.size), entry)
@@ -92,14 +96,16 @@ class Sa1bDataset:
             with_json: also read the json, where there is one.
 
         Raises:
-            BadSample: the bytes cannot be read.
+            CorruptSampleError: the bytes cannot be read.
         """
         [raw] = self.read_many([row], with_json)
-        if isinstance(raw, BadSample):
+        if isinstance(raw, CorruptSampleError):
             raise raw
         return raw
 
-    def read_many(self, rows: Sequence[int], with_json: bool = True) -> list[RawSample | BadSample]:
+    def read_many(
+        self, rows: Sequence[int], with_json: bool = True
+    ) -> list[RawSample | CorruptSampleError]:
         """Read the bytes of several rows together.
 
         Args:
@@ -110,19 +116,28 @@ class Sa1bDataset:
             The bytes of each row, or why they cannot be read.
         """
         found = self._shards.read_entries(self.index, rows, with_json)
-        return [each if isinstance(each, BadSample) else RawSample(self.index.entry_name(row), *each) for row, each in zip(rows, found, strict=True)]
+        return [
+            each
+            if isinstance(each, CorruptSampleError)
+            else RawSample(self.index.entry_name(row), *each)
+            for row, each in zip(rows, found, strict=True)
+        ]
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""
         self._shards.close()
 
 
-CutMasks = Callable[[Int64[np.ndarray, "k"], Frame], tuple[Runs, Int[np.ndarray, "k 4"]]]
+CutMasks = Callable[
+    [Int64[np.ndarray, "k"], ImageTransform], tuple[RLEMasks, Int[np.ndarray, "k 4"]]
+]
 """Resamples the masks of the given numbers to the target grid of a frame; the boxes are of what the
 frame shows of them, in original pixels."""
 
 
-def build_sample(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, chance: Chance) -> Sample:
+def build_sample(
+    raw: bytes, entry: ImageAnnotation, visit: SampleRef, settings: SampleConfig, chance: RandomSpec
+) -> Sample:
     """Build the training sample of a visit.
 
     All random numbers are keyed by epoch and position in the epoch, so that neither the worker nor
@@ -141,27 +156,33 @@ def build_sample(raw: bytes, entry: Entry, visit: Visit, settings: Assembly, cha
         random numbers that will be spent on them.
 
     Raises:
-        BadSample: the image cannot be decoded.
+        CorruptSampleError: the image cannot be decoded.
     """
     masks = entry.masks
-    candidates = Candidates(entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score)
+    candidates = CandidateMasks(
+        entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score
+    )
 
-    def cut(chosen: Int64[np.ndarray, "k"], frame: Frame) -> tuple[Runs, Int[np.ndarray, "k 4"]]:
+    def cut(
+        chosen: Int64[np.ndarray, "k"], frame: ImageTransform
+    ) -> tuple[RLEMasks, Int[np.ndarray, "k 4"]]:
         taken = masks[chosen]
         whole = frame.crop_size == frame.original
         boxes = candidates.boxes[chosen] if whole else _visible_boxes(taken, frame)
-        return frame.masks(taken, settings.grid), boxes
+        return frame.masks(taken, settings.mask_size), boxes
 
-    return build_sample_from(RawSample(entry.name, raw, None), candidates, cut, visit, settings, chance)
+    return build_sample_from(
+        RawSample(entry.name, raw, None), candidates, cut, visit, settings, chance
+    )
 
 
 def build_sample_from(
     raw: RawSample,
-    candidates: Candidates,
+    candidates: CandidateMasks,
     cut: CutMasks,
-    visit: Visit,
-    settings: Assembly,
-    chance: Chance,
+    visit: SampleRef,
+    settings: SampleConfig,
+    chance: RandomSpec,
 ) -> Sample:
     """Build the training sample of a visit from mask attributes and a function that makes masks.
 
@@ -177,13 +198,13 @@ def build_sample_from(
         The sample, as in `build_sample`.
 
     Raises:
-        BadSample: the image cannot be decoded.
+        CorruptSampleError: the image cannot be decoded.
     """
 
     def generator(purpose: str) -> np.random.Generator:
-        return draw(chance.seed, purpose, visit.epoch, visit.position)
+        return make_rng(chance.seed, purpose, visit.epoch, visit.position)
 
-    frame = settings.augment.frame(candidates.size, settings.side, generator("frame"))
+    frame = settings.augment.frame(candidates.size, settings.image_size, generator("frame"))
     chosen = choose_masks(candidates, visit.mask, frame, settings, generator("masks"))
     masks, boxes = cut(chosen, frame)
     seen = masks.areas() > 0
@@ -192,21 +213,21 @@ def build_sample_from(
     pixels = _fit(raw, frame, settings.half_scale).numpy()
     return Sample(
         name=raw.name,
-        visit=visit,
-        image=torch.from_numpy(settings.colour.adjust(pixels, generator("colour"))),
-        frame=frame,
+        ref=visit,
+        image=torch.from_numpy(settings.color_jitter.adjust(pixels, generator("colour"))),
+        transform=frame,
         masks=masks[seen],
         boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
         strata=strata[seen].astype(np.int64),
-        draws=_draw_random_inputs(int(seen.sum()), chance, generator),
+        random_inputs=_draw_random_inputs(int(seen.sum()), chance, generator),
     )
 
 
 def choose_masks(
-    candidates: Candidates,
+    candidates: CandidateMasks,
     only: int,
-    frame: Frame,
-    settings: Assembly,
+    frame: ImageTransform,
+    settings: SampleConfig,
     generator: np.random.Generator,
 ) -> Int64[np.ndarray, "k"]:
     """Choose the masks to train on.
@@ -222,41 +243,53 @@ def choose_masks(
         Numbers of the chosen masks in the annotation.
     """
     (height, width), (y0, x0, y1, x1), boxes = candidates.size, frame.crop, candidates.boxes
-    kept = settings.filters.keep(candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score)
+    kept = settings.filters.keep(
+        candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score
+    )
     numbers = np.flatnonzero(kept & (candidates.areas > 0))
     if only >= 0:
         numbers = numbers[only : only + 1]
     met = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
     numbers = numbers[met[numbers]]
-    return numbers[settings.choice.choose(candidates[numbers], settings.max_masks, generator)]
+    return numbers[settings.mask_sampler.choose(candidates[numbers], settings.max_masks, generator)]
 
 
-def _visible_boxes(masks: Runs, frame: Frame) -> Int32[np.ndarray, "k 4"]:
+def _visible_boxes(masks: RLEMasks, frame: ImageTransform) -> Int32[np.ndarray, "k 4"]:
     """Return boxes, in original pixels, of what the crop shows; undefined for hidden masks."""
     y0, x0, y1, x1 = frame.crop
     visible = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
     return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
 
 
-def _fit(raw: RawSample, frame: Frame, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
+def _fit(raw: RawSample, frame: ImageTransform, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
     """Fit the image to the input square, decoded at half size if asked and nothing is enlarged."""
-    half = half_scale and all(-(-crop // 2) >= resized for crop, resized in zip(frame.crop_size, frame.resized, strict=True))
+    half = half_scale and all(
+        -(-crop // 2) >= resized
+        for crop, resized in zip(frame.crop_size, frame.resized, strict=True)
+    )
     pixels = raw.pixels(frame.original, half)
     height, width = pixels.shape[:2]
     if (height, width) == frame.original:
         return frame.image(pixels)
     (y0, x0, y1, x1), (tall, wide) = frame.crop, frame.original
-    crop = (y0 * height // tall, x0 * width // wide, -(-y1 * height // tall), -(-x1 * width // wide))
+    crop = (
+        y0 * height // tall,
+        x0 * width // wide,
+        -(-y1 * height // tall),
+        -(-x1 * width // wide),
+    )
     return replace(frame, original=(height, width), crop=crop).image(pixels)
 
 
-def _draw_random_inputs(masks: int, chance: Chance, generator: Callable[[str], np.random.Generator]) -> Draws:
+def _draw_random_inputs(
+    masks: int, chance: RandomSpec, generator: Callable[[str], np.random.Generator]
+) -> RandomInputs:
     def uniform(purpose: str, *shape: int) -> Tensor:
         return torch.from_numpy(generator(purpose).random(shape, dtype=np.float32))
 
     clicks = uniform("clicks", masks, chance.clicks, 2)
     noise = generator("box_noise").standard_normal((masks, 4), dtype=np.float32)
-    return Draws(
+    return RandomInputs(
         first=uniform("first", masks),
         clicks=torch.cat([clicks, uniform("points", masks, chance.points, 2)], 1),
         box_noise=torch.from_numpy(noise),

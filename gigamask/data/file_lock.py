@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 
 RETRY_S = 0.2
 """A folder that its last user is just removing is created again within this time."""
@@ -35,7 +35,7 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
         except FileNotFoundError:  # the folder was removed between its creation and the open
             continue
         except Timeout:
-            raise Fault(busy) from None
+            raise GigamaskError(busy) from None
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image
 
-from gigamask.faults import BadSample
+from gigamask.errors import CorruptSampleError
 
 MAX_PIXELS = 2**26
 """67 megapixels, 20 times SA-1B's largest: above it a header is taken for a decompression bomb."""
@@ -32,16 +32,22 @@ def size(raw: bytes, name: str) -> tuple[int, int]:
     return _header(raw, name)[:2]
 
 
-def check_annotated(found: tuple[int, int], annotated: tuple[int, int], name: str, what: str = "JPEG") -> None:
-    """Raises BadSample when an image's size (H, W) is not the one that its annotation states."""
+def check_annotated(
+    found: tuple[int, int], annotated: tuple[int, int], name: str, what: str = "JPEG"
+) -> None:
+    """Raises CorruptSampleError when an image's size (H, W) is not the one that its annotation states."""
     if annotated != found:
-        raise BadSample(f"{name}: the {what} has {found[0]} x {found[1]} pixels, its annotation says {annotated[0]} x {annotated[1]}; leave it out")
+        raise CorruptSampleError(
+            f"{name}: the {what} has {found[0]} x {found[1]} pixels, its annotation says {annotated[0]} x {annotated[1]}; leave it out"
+        )
 
 
-def decode(raw: bytes, name: str, annotated: tuple[int, int] | None = None, half: bool = False) -> UInt8[np.ndarray, "H W 3"]:
+def decode(
+    raw: bytes, name: str, annotated: tuple[int, int] | None = None, half: bool = False
+) -> UInt8[np.ndarray, "H W 3"]:
     """Returns the pixels as RGB, whatever the image's own colours are.
 
-    `annotated` is the size (H, W) that the annotation states; another one raises BadSample. `half` decodes at half the size (rounded up), of a JPEG
+    `annotated` is the size (H, W) that the annotation states; another one raises CorruptSampleError. `half` decodes at half the size (rounded up), of a JPEG
     in the DCT domain: a quarter faster, about 42 dB from the full decode followed by the same reduction.
     """
     height, width, usual = _header(raw, name)
@@ -51,14 +57,22 @@ def decode(raw: bytes, name: str, annotated: tuple[int, int] | None = None, half
         if not usual:
             with _opened(raw) as image:
                 return np.array(image.convert("RGB").reduce(2 if half else 1))
-        if half:  # without min_factor simplejpeg may choose 5/8 or 3/4, which take longer than full size
-            return simplejpeg.decode_jpeg(raw, "RGB", min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2)
+        if (
+            half
+        ):  # without min_factor simplejpeg may choose 5/8 or 3/4, which take longer than full size
+            return simplejpeg.decode_jpeg(
+                raw, "RGB", min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2
+            )
         return simplejpeg.decode_jpeg(raw, "RGB")
     except (ValueError, OSError, SyntaxError) as error:
-        raise BadSample(f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it out or fetch its tar again") from error
+        raise CorruptSampleError(
+            f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it out or fetch its tar again"
+        ) from error
 
 
-def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420") -> bytes:
+def encode_jpeg(
+    pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420"
+) -> bytes:
     """Encodes RGB pixels as a JPEG file without metadata.
 
     Args:
@@ -82,17 +96,26 @@ def _header(raw: bytes, name: str) -> tuple[int, int, bool]:
     usual = True
     try:
         height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])
-    except (ValueError, KeyError):  # a KeyError for 4:4:1, which libjpeg-turbo knows and simplejpeg has no name for
+    except (
+        ValueError,
+        KeyError,
+    ):  # a KeyError for 4:4:1, which libjpeg-turbo knows and simplejpeg has no name for
         usual = False
         try:
             with _opened(raw) as image:
                 (width, height), mode = image.size, image.mode
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise BadSample(f"{name}: the {len(raw)} bytes are no {_format(raw)} that can be read; leave it out or fetch its tar again") from error
+            raise CorruptSampleError(
+                f"{name}: the {len(raw)} bytes are no {_format(raw)} that can be read; leave it out or fetch its tar again"
+            ) from error
         if mode.startswith(_DEEP):
-            raise BadSample(f"{name}: the {_format(raw)} has {mode} pixels, known are those of 8 bits; convert it to 8 bits a channel") from None
+            raise CorruptSampleError(
+                f"{name}: the {_format(raw)} has {mode} pixels, known are those of 8 bits; convert it to 8 bits a channel"
+            ) from None
     if height * width > MAX_PIXELS:
-        raise BadSample(f"{name}: the {_format(raw)} states {height} x {width} pixels, at most {MAX_PIXELS} are decoded; leave it out")
+        raise CorruptSampleError(
+            f"{name}: the {_format(raw)} states {height} x {width} pixels, at most {MAX_PIXELS} are decoded; leave it out"
+        )
     return height, width, usual
 
 
@@ -107,6 +130,8 @@ def _format(raw: bytes) -> str:
 def _opened(raw: bytes) -> Iterator[Image.Image]:
     """Opens an image with Pillow."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of bombs, the limit here is lower; of transparent palettes
+        warnings.simplefilter(
+            "ignore"
+        )  # of bombs, the limit here is lower; of transparent palettes
         with Image.open(io.BytesIO(raw), formats=[_format(raw)]) as image:
             yield image

@@ -24,8 +24,8 @@ from typing import NoReturn
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from gigamask.data import store
-from gigamask.faults import BadSample, Fault
+from gigamask.data import storage
+from gigamask.errors import CorruptSampleError, GigamaskError
 
 BLOCK = 512
 RECORD = 20 * BLOCK
@@ -60,16 +60,22 @@ def scan(path: str | Path, salvage: bool = False) -> Members:
     Raises Fault where the tar is cut short or a header is broken; with `salvage` returns the whole files before that place instead.
     """
     path = os.fspath(path)
-    if store.remote(path):
-        file_bytes = store.state(path).bytes
+    if storage.remote(path):
+        file_bytes = storage.state(path).bytes
         return _Walk(path, _Window(path, file_bytes).read, file_bytes).run(salvage)
     try:
         with open(path, "rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # without read-ahead a cold scan takes three quarters of the time
+            if hasattr(
+                os, "posix_fadvise"
+            ):  # without read-ahead a cold scan takes three quarters of the time
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            return _Walk(path, partial(os.pread, file.fileno()), os.fstat(file.fileno()).st_size).run(salvage)
+            return _Walk(
+                path, partial(os.pread, file.fileno()), os.fstat(file.fileno()).st_size
+            ).run(salvage)
     except OSError as error:
-        raise Fault(f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk") from error
+        raise GigamaskError(
+            f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+        ) from error
 
 
 def write(path: str | Path, members: Iterable[tuple[str, bytes]]) -> None:
@@ -101,7 +107,9 @@ def _header(path: Path, name: str, size: int) -> bytes:
     try:
         return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")
     except ValueError as error:
-        raise Fault(f"{path}: member {name!r} of {size} bytes does not fit a ustar header ({error}); shorten the name to 100 bytes") from error
+        raise GigamaskError(
+            f"{path}: member {name!r} of {size} bytes does not fit a ustar header ({error}); shorten the name to 100 bytes"
+        ) from error
 
 
 class _Window:
@@ -119,9 +127,11 @@ class _Window:
         if not self.start <= position <= self.start + len(self.held) - size:
             self.start = position
             try:
-                self.held = store.read(self.path, position, min(max(size, WINDOW_BYTES), self.file_bytes - position))
-            except BadSample as bad:
-                raise Fault(str(bad)) from bad
+                self.held = storage.read(
+                    self.path, position, min(max(size, WINDOW_BYTES), self.file_bytes - position)
+                )
+            except CorruptSampleError as bad:
+                raise GigamaskError(str(bad)) from bad
         return self.held[position - self.start : position - self.start + size]
 
 
@@ -148,7 +158,7 @@ class _Walk:
         try:
             self._follow()
             self._flush()
-        except Fault as fault:
+        except GigamaskError as fault:
             if not salvage:
                 raise
             broken = str(fault)
@@ -180,7 +190,13 @@ class _Walk:
                 size = int(header[124:135], 8)
             except ValueError:
                 size = -1
-            if size < 0 or payload + size > file_bytes or header[156] != _REGULAR or header[135] not in b"\0 " or special:
+            if (
+                size < 0
+                or payload + size > file_bytes
+                or header[156] != _REGULAR
+                or header[135] not in b"\0 "
+                or special
+            ):
                 if len(header) < BLOCK or header == _ZEROS:
                     break
                 size = self._special(header, payload)
@@ -193,9 +209,15 @@ class _Walk:
 
     def _special(self, header: bytes, payload: int) -> int:
         """Deals with any header that is not a plain regular file's and returns the bytes that follow it."""
-        size = int.from_bytes(header[125:136], "big") if header[124] == 0x80 else _octal(header[124:136])
+        size = (
+            int.from_bytes(header[125:136], "big")
+            if header[124] == 0x80
+            else _octal(header[124:136])
+        )
         if size is None or size < 0:
-            self._fail(f"the header at byte {self.starts[-1]} states no size ({header[124:136]!r}); it is damaged, fetch the tar again")
+            self._fail(
+                f"the header at byte {self.starts[-1]} states no size ({header[124:136]!r}); it is damaged, fetch the tar again"
+            )
         kind = header[156]
         if kind in _EXTENSIONS:
             self._check_end(payload + size)
@@ -217,45 +239,71 @@ class _Walk:
     def _extend(self, kind: str, payload: int, size: int) -> None:
         """Keeps what a PAX (x, g) or GNU long-name (L) header says of the members to come; K names a link's target, which is of no use."""
         if size > MAX_EXTENSION_BYTES:
-            self._fail(f"the extension at byte {self.starts[-1]} has {size} bytes, at most {MAX_EXTENSION_BYTES} are read; pack the tar again")
+            self._fail(
+                f"the extension at byte {self.starts[-1]} has {size} bytes, at most {MAX_EXTENSION_BYTES} are read; pack the tar again"
+            )
         data = self.read(size, payload)
         if kind == "L":
             self.once["path"] = _text(data)
         elif kind in "xg":
             records = _pax_records(data)
             if records is None or not re.fullmatch(r"[0-9]{1,18}", records.get("size", "0")):
-                self._fail(f"the PAX header at byte {self.starts[-1]} is broken; fetch the tar again")
+                self._fail(
+                    f"the PAX header at byte {self.starts[-1]} is broken; fetch the tar again"
+                )
             (self.once if kind == "x" else self.lasting).update(records)
 
     def _check_tail(self, position: int, header: bytes) -> None:
         """Tells the end mark from a file that merely ends."""
         if header != _ZEROS:
             number = self.members + _count(self.headers)
-            where = f"after member {number} ({self._last_name()})" if number else "before its first member"
-            self._fail(f"the file ends at {self.file_bytes} bytes {where} without the zero blocks that end a tar; it was cut short, fetch it again")
+            where = (
+                f"after member {number} ({self._last_name()})"
+                if number
+                else "before its first member"
+            )
+            self._fail(
+                f"the file ends at {self.file_bytes} bytes {where} without the zero blocks that end a tar; it was cut short, fetch it again"
+            )
         if self.read(BLOCK, position + BLOCK).strip(b"\0"):
-            self._fail(f"one zero block at byte {position} stands between members, where two end a tar; it is damaged, fetch it again")
+            self._fail(
+                f"one zero block at byte {position} stands between members, where two end a tar; it is damaged, fetch it again"
+            )
         if self.file_bytes - position > MAX_TAIL_BYTES:
-            self._fail(f"the archive ends at {position}, the file has {self.file_bytes} bytes; it was fetched in part or joined, fetch it again")
+            self._fail(
+                f"the archive ends at {position}, the file has {self.file_bytes} bytes; it was fetched in part or joined, fetch it again"
+            )
 
     def _check_end(self, end: int) -> None:
         if end > self.file_bytes:
             number = self.members + _count(self.headers)
-            self._fail(f"member {number} ({self._last_name()}) ends at {end}, the file has {self.file_bytes} bytes; it was cut short, fetch it again")
+            self._fail(
+                f"member {number} ({self._last_name()}) ends at {end}, the file has {self.file_bytes} bytes; it was cut short, fetch it again"
+            )
 
     def _fail(self, what: str) -> NoReturn:
         self._verify()  # a broken header further up is the cause, this its consequence
-        raise Fault(f"{self.path}: {what}")
+        raise GigamaskError(f"{self.path}: {what}")
 
     def _last_name(self) -> str:
         row = len(self.headers) - 1
-        return self.renamed.get(row) or self.once.get("path") or (_names(_rows(self.headers[-1:]))[0] if self.headers else self.last)
+        return (
+            self.renamed.get(row)
+            or self.once.get("path")
+            or (_names(_rows(self.headers[-1:]))[0] if self.headers else self.last)
+        )
 
     def _verify(self) -> None:
         """Raises Fault for the first of the headers at hand that is none."""
         for row in _broken_rows(self.headers):
-            act = "it is damaged, fetch it again" if self.starts[row] else "this is no plain tar (unpack a .tar.gz first)"
-            raise Fault(f"{self.path}: the {BLOCK} bytes at {self.starts[row]} are no tar header, their checksum is wrong; {act}")
+            act = (
+                "it is damaged, fetch it again"
+                if self.starts[row]
+                else "this is no plain tar (unpack a .tar.gz first)"
+            )
+            raise GigamaskError(
+                f"{self.path}: the {BLOCK} bytes at {self.starts[row]} are no tar header, their checksum is wrong; {act}"
+            )
 
     def _flush(self) -> None:
         """Verifies the headers at hand, takes what they say of regular files, and lets them go."""
@@ -265,11 +313,23 @@ class _Walk:
         for row, name in self.renamed.items():
             names[row] = name
         kinds = rows[:, 156]
-        folders = [kind == 0 and name.endswith("/") for kind, name in zip(kinds.tolist(), names, strict=True)]  # as V7 tars mark them
+        folders = [
+            kind == 0 and name.endswith("/")
+            for kind, name in zip(kinds.tolist(), names, strict=True)
+        ]  # as V7 tars mark them
         regular = np.isin(kinds, np.frombuffer(b"0\x007", np.uint8)) & ~np.array(folders, bool)
         offsets = np.array(self.starts, np.int64) + BLOCK
-        self.found.append(Members([names[row] for row in np.flatnonzero(regular)], offsets[regular], np.array(self.sizes, np.int64)[regular]))
-        self.members, self.last = self.members + _count(self.headers), names[-1] if names else self.last
+        self.found.append(
+            Members(
+                [names[row] for row in np.flatnonzero(regular)],
+                offsets[regular],
+                np.array(self.sizes, np.int64)[regular],
+            )
+        )
+        self.members, self.last = (
+            self.members + _count(self.headers),
+            names[-1] if names else self.last,
+        )
         for held in (self.headers, self.starts, self.sizes, self.renamed):
             held.clear()
 
@@ -283,12 +343,24 @@ def _count(headers: list[bytes]) -> int:
 def _broken_rows(headers: list[bytes]) -> list[int]:
     """Returns which headers do not have the checksum they state."""
     rows = _rows(headers)
-    found = rows.sum(1, dtype=np.uint32).astype(np.int64) - rows[:, 148:156].sum(1, dtype=np.int64) + 8 * ord(" ")
+    found = (
+        rows.sum(1, dtype=np.uint32).astype(np.int64)
+        - rows[:, 148:156].sum(1, dtype=np.int64)
+        + 8 * ord(" ")
+    )
     digits = rows[:, 148:154].astype(np.int64) - ord("0")
-    ended = (rows[:, 154] == 0) | ((rows[:, 154] == ord(" ")) & np.isin(rows[:, 155], (0, ord(" "))))
-    stated = np.where(((digits >= 0) & (digits < 8)).all(1) & ended, digits @ 8 ** np.arange(5, -1, -1), -1)
+    ended = (rows[:, 154] == 0) | (
+        (rows[:, 154] == ord(" ")) & np.isin(rows[:, 155], (0, ord(" ")))
+    )
+    stated = np.where(
+        ((digits >= 0) & (digits < 8)).all(1) & ended, digits @ 8 ** np.arange(5, -1, -1), -1
+    )
     doubtful = np.flatnonzero(stated != found).tolist()
-    return [row for row in doubtful if _octal(headers[row][148:156]) not in (found[row], _signed_sum(rows[row]))]
+    return [
+        row
+        for row in doubtful
+        if _octal(headers[row][148:156]) not in (found[row], _signed_sum(rows[row]))
+    ]
 
 
 def _names(rows: UInt8[np.ndarray, "n 512"]) -> list[str]:
@@ -297,7 +369,9 @@ def _names(rows: UInt8[np.ndarray, "n 512"]) -> list[str]:
     names = _decode(b"\0".join(stored)).split("\0") if stored else []
     if len(names) > len(stored):  # something stands behind a name's end
         names = [_text(name) for name in stored]
-    posix = (rows[:, 257:263] == np.frombuffer(b"ustar\0", np.uint8)).all(1) & (rows[:, 345] != 0)  # GNU keeps other things there
+    posix = (rows[:, 257:263] == np.frombuffer(b"ustar\0", np.uint8)).all(1) & (
+        rows[:, 345] != 0
+    )  # GNU keeps other things there
     for row in np.flatnonzero(posix):
         names[row] = f"{_text(rows[row, 345:500].tobytes())}/{names[row]}"
     return names

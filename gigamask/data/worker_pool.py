@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TypeVar
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ def parallel_map(
         Exception: the first exception raised by `function`; no further items are started.
     """
     if workers < 1:
-        raise Fault(f"workers must be at least 1, got {workers}")
+        raise GigamaskError(f"workers must be at least 1, got {workers}")
     results: dict[int, Result] = {}
 
     def collect(position: int, result: Result) -> None:
@@ -81,7 +81,7 @@ def _run_in_processes(
             process.terminate()
         raise
     except BrokenProcessPool as error:
-        raise Fault(
+        raise GigamaskError(
             f"one of {workers} worker processes died, often because memory ran out: run the same command again with fewer --workers"
         ) from error
     finally:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from gigamask.data import store
-from gigamask.evaluate import calibration
-from gigamask.faults import Fault
+from gigamask.data import storage
+from gigamask.errors import GigamaskError
+from gigamask.evaluation import calibration
 
 FILE = "confidence.json"
 """In the run folder: the `Confidence` that was fitted to held-out queries."""
@@ -37,7 +37,9 @@ class Confidence:
         return 0.5 * (1 + np.tanh(0.5 * (self.scale * logits.astype(np.float64) + self.shift)))
 
     @classmethod
-    def fit(cls, logits: Float[np.ndarray, "n"], is_target: Bool[np.ndarray, "n"], steps: int = 50) -> "Confidence":
+    def fit(
+        cls, logits: Float[np.ndarray, "n"], is_target: Bool[np.ndarray, "n"], steps: int = 50
+    ) -> "Confidence":
         """Fit scale and shift by maximum likelihood with Newton's method.
 
         Args:
@@ -66,7 +68,7 @@ class Confidence:
     def save(self, folder: str) -> Path:
         """Write to a run folder and return the file's path."""
         path = Path(folder) / FILE
-        store.write(path, json.dumps(asdict(self)).encode())
+        storage.write(path, json.dumps(asdict(self)).encode())
         return path
 
     @classmethod
@@ -83,7 +85,9 @@ class Confidence:
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
-            raise Fault(f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground evaluate {folder} --calibrate") from error
+            raise GigamaskError(
+                f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground evaluate {folder} --calibrate"
+            ) from error
 
 
 def calibrate(
@@ -111,7 +115,10 @@ def calibrate(
         for part in (half, ~half):
             fitted = Confidence.fit(x[~part], y[~part])
             confidences["calibrated"][part] = fitted(x[part])
-    summaries = {name: calibration.calibrate(values, y.astype(np.float64)).summary() for name, values in confidences.items()}
+    summaries = {
+        name: calibration.calibrate(values, y.astype(np.float64)).summary()
+        for name, values in confidences.items()
+    }
     return Confidence.fit(x, y) if enough else Confidence(), summaries
 
 

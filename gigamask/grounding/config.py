@@ -9,23 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.grounding.text_encoders import MiniLm, TextEncoder
-from gigamask.losses.mining import EveryMask
-from gigamask.model.sizes import GroundingModelConfig
-from gigamask.seams import Evaluator, Mining, Task, Verdict
-from gigamask.train.run import Run, at_least
+from gigamask.interfaces import EvaluationResult, Evaluator, Mining, Task
+from gigamask.losses.ohem import NoMining
+from gigamask.models.configs import GroundingModelConfig
+from gigamask.training.config import TrainConfig, check_at_least
 
 if TYPE_CHECKING:
     import torch
 
     from gigamask.data.index import Index
     from gigamask.data.queries import Query
+    from gigamask.distributed.world import World
     from gigamask.grounding.data import QueryDataset, QueryLoader
     from gigamask.grounding.mask_features import Backbones
     from gigamask.grounding.model import GroundingModel
-    from gigamask.parallel.world import World
-    from gigamask.train.supply import Supply
+    from gigamask.training.data_source import DataSource
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GroundingEvalConfig(Evaluator):
     """Evaluation during training."""
 
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; empty uses the images of --hold-out"""
+    """tars, folders of tars, globs, or an index; empty uses the images of --val-split"""
     queries: tuple[str, ...] = ()
     """JSONL files of queries about them"""
     every: int = 500
@@ -51,21 +51,25 @@ class GroundingEvalConfig(Evaluator):
         return queries.read(self.queries)
 
     def check(self) -> None:
-        """Raise `Fault` if a value is invalid."""
+        """Raise `GigamaskError` if a value is invalid."""
         super().check()
-        at_least(1, **{"evaluation.count": self.count})
+        check_at_least(1, **{"evaluation.count": self.count})
         if bool(self.data) != bool(self.queries):
-            raise Fault("--evaluation.data and --evaluation.queries need each other; pass both, or neither to evaluate on the images of --hold-out")
+            raise GigamaskError(
+                "--evaluation.data and --evaluation.queries need each other; pass both, or neither to evaluate on the images of --val-split"
+            )
 
     def look_ahead(self) -> None:
-        """Raise `Fault` if the data are not tars or the queries cannot be read."""
+        """Raise `GigamaskError` if the data are not tars or the queries cannot be read."""
         from gigamask.data.index import tars
 
         if self.data:
             tars(self.data)
         _ = self.queries and self.loaded_queries
 
-    def open(self, run: GroundingTrainConfig, world: World) -> Callable[[Any], Verdict] | None:
+    def open(
+        self, run: GroundingTrainConfig, world: World
+    ) -> Callable[[Any], EvaluationResult] | None:
         """Return the evaluation of a training, None if it has no evaluation data.
 
         Args:
@@ -75,14 +79,14 @@ class GroundingEvalConfig(Evaluator):
         Returns:
             A function of the model that evaluates a fixed subset of `count` queries.
         """
-        from gigamask.draws import draw
         from gigamask.grounding.data import open_queries
         from gigamask.grounding.evaluation import GroundingEvaluator
+        from gigamask.rng import make_rng
 
-        if not self.data and not run.hold_out:
+        if not self.data and not run.val_split:
             return None
         index, dataset = run.evaluation_set()
-        order = draw(0, "evaluation").permutation(len(dataset.queries))
+        order = make_rng(0, "evaluation").permutation(len(dataset.queries))
         if self.count < len(order):
             numbers = sorted(order[: self.count].tolist())
             dataset = open_queries(index, [dataset.queries[number] for number in numbers], run.seed)
@@ -90,7 +94,7 @@ class GroundingEvalConfig(Evaluator):
 
 
 @dataclass(frozen=True)
-class GroundingTrainConfig(Run):
+class GroundingTrainConfig(TrainConfig):
     """Configuration of a grounding training; samples are queries, counted by `batch` and `micro`."""
 
     verb: ClassVar[str] = "ground train"
@@ -100,7 +104,7 @@ class GroundingTrainConfig(Run):
     """JSONL files of queries about the images of --data"""
     segmenter: str = ""
     """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder"""
-    hold_out: float = 0.0
+    val_split: float = 0.0
     """share of the images whose queries are held out for evaluation"""
     max_masks: int = 16
     """most candidate masks of a query in training; evaluation uses all masks of the image"""
@@ -110,7 +114,7 @@ class GroundingTrainConfig(Run):
     """folder of computed image and text features; None is OUT/features"""
     text: TextEncoder = field(default_factory=MiniLm)
     model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
-    mining: Mining = field(default_factory=EveryMask)
+    mining: Mining = field(default_factory=NoMining)
     evaluation: GroundingEvalConfig = field(default_factory=GroundingEvalConfig)
 
     def check(self) -> GroundingTrainConfig:
@@ -119,17 +123,21 @@ class GroundingTrainConfig(Run):
         Raises:
             Fault: A value is invalid.
         """
-        at_least(1, max_masks=self.max_masks)
+        check_at_least(1, max_masks=self.max_masks)
         if not self.queries:
-            raise Fault("--queries is required: JSONL files of texts with their target masks; make synthetic ones: gigamask synth DIR --queries")
+            raise GigamaskError(
+                "--queries is required: JSONL files of texts with their target masks; make synthetic ones: gigamask synth DIR --queries"
+            )
         if not self.segmenter:
-            raise Fault("--segmenter is required: the weights of a trained segmenter")
-        if not 0 <= self.hold_out < 1:
-            raise Fault(f"--hold-out must be in [0, 1), got {self.hold_out}")
+            raise GigamaskError("--segmenter is required: the weights of a trained segmenter")
+        if not 0 <= self.val_split < 1:
+            raise GigamaskError(f"--val-split must be in [0, 1), got {self.val_split}")
         if not self.alignment_weight >= 0:
-            raise Fault(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
+            raise GigamaskError(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
         if self.parallel != "ddp":
-            raise Fault(f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder that could be sharded")
+            raise GigamaskError(
+                f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder that could be sharded"
+            )
         return super().check()
 
     def build(self, device: str = "cpu") -> GroundingModel:
@@ -138,9 +146,9 @@ class GroundingTrainConfig(Run):
         The text model is loaded on the run's device, since 4-bit and half-precision weights cannot be
         moved there from the CPU.
         """
+        from gigamask.distributed.precision import choose_device
         from gigamask.grounding.model import GroundingModel
-        from gigamask.model.start import materialize
-        from gigamask.parallel.precision import choose_device
+        from gigamask.models.init import materialize
 
         model = materialize(lambda: GroundingModel(self.model), self.seed, device)
         if self.text.trainable:
@@ -150,24 +158,28 @@ class GroundingTrainConfig(Run):
 
     def task(self, device: torch.device) -> Task:
         """Return the training task."""
+        from gigamask.distributed.precision import choose_precision
         from gigamask.grounding.model import GroundingTask
-        from gigamask.parallel.precision import choose_precision
 
-        mining = None if isinstance(self.mining, EveryMask) else self.mining
+        mining = None if isinstance(self.mining, NoMining) else self.mining
         precision = choose_precision(self.precision, device)
         return GroundingTask(self.alignment_weight, precision, mining)
 
-    def supply(self, index: Index) -> Supply:
+    def data_source(self, index: Index) -> DataSource:
         """Return the queries about the images that are not held out."""
         from gigamask.grounding.data import open_queries
-        from gigamask.train.supply import Supply
+        from gigamask.training.data_source import DataSource
 
         kept, _ = self.split_queries(self.loaded_queries, index)
         dataset = open_queries(index, kept, self.seed)
         loader = self.query_loader(dataset, index, self.max_masks)
-        return Supply(dataset.items, dataset.locate, f"queries {self.max_masks}", lambda pin: loader)
+        return DataSource(
+            dataset.items, dataset.locate, f"queries {self.max_masks}", lambda pin: loader
+        )
 
-    def query_loader(self, dataset: QueryDataset, index: Index, max_masks: int | None = None) -> QueryLoader:
+    def query_loader(
+        self, dataset: QueryDataset, index: Index, max_masks: int | None = None
+    ) -> QueryLoader:
         """Return a loader of queries.
 
         Args:
@@ -204,7 +216,7 @@ class GroundingTrainConfig(Run):
         super().look_ahead(earlier)
         _ = self.loaded_queries
         if not Path(self.segmenter).exists():
-            raise Fault(
+            raise GigamaskError(
                 f"--segmenter {self.segmenter}: no such file or folder; pass a run folder, "
                 "a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
             )
@@ -250,17 +262,22 @@ class GroundingTrainConfig(Run):
             Fault: No training query is left.
         """
         from gigamask.data.queries import locate
-        from gigamask.draws import draw
+        from gigamask.rng import make_rng
 
-        if not self.hold_out:
+        if not self.val_split:
             return queries, []
         rows = locate(queries, index).tolist()
         names = [index.entry_name(row).rpartition("/")[2] for row in rows]
-        held_out = {name: float(draw(self.seed, f"hold out {name}").random()) < self.hold_out for name in set(names)}
+        held_out = {
+            name: float(make_rng(self.seed, f"hold out {name}").random()) < self.val_split
+            for name in set(names)
+        }
         pairs = list(zip(queries, names, strict=True))
         kept = [query for query, name in pairs if not held_out[name]]
         if not kept:
-            raise Fault(f"--hold-out {self.hold_out} leaves no training query; hold out fewer images")
+            raise GigamaskError(
+                f"--val-split {self.val_split} leaves no training query; hold out fewer images"
+            )
         return kept, [query for query, name in pairs if held_out[name]]
 
     def evaluation_set(self) -> tuple[Index, QueryDataset]:
@@ -278,7 +295,9 @@ class GroundingTrainConfig(Run):
         index = indexes.open_or_build(self.data, self.out)
         kept, held_out = self.split_queries(self.loaded_queries, index)
         if not held_out:
-            raise Fault(f"--hold-out {self.hold_out} holds out no image of {len(kept)} queries; hold out more images, or pass --evaluation.data")
+            raise GigamaskError(
+                f"--val-split {self.val_split} holds out no image of {len(kept)} queries; hold out more images, or pass --evaluation.data"
+            )
         return index, open_queries(index, held_out, self.seed)
 
     def training_set(self) -> tuple[Index, QueryDataset] | None:
@@ -286,7 +305,7 @@ class GroundingTrainConfig(Run):
         from gigamask.data import index as indexes
         from gigamask.grounding.data import open_queries
 
-        with suppress(Fault):
+        with suppress(GigamaskError):
             index = indexes.open_or_build(self.data, self.out)
             kept, _ = self.split_queries(self.loaded_queries, index)
             return index, open_queries(index, kept, self.seed)

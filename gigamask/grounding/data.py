@@ -12,17 +12,17 @@ from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gigamask.contracts import Cursor, Group, Rejected, Visit
-from gigamask.data import store
+from gigamask.data import storage
 from gigamask.data.index import Index
-from gigamask.data.items import granularity
 from gigamask.data.queries import Query, locate
-from gigamask.data.shards import Shards
-from gigamask.draws import draw
-from gigamask.faults import BadSample, Fault
+from gigamask.data.sample_table import granularity
+from gigamask.data.shards import ShardReader
+from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.grounding.text_features import TextFeatures
-from gigamask.seams import Items
+from gigamask.interfaces import SampleTable
+from gigamask.rng import make_rng
+from gigamask.types import DataCursor, SampleRef, SkippedSample, StepPlan
 
 AREA_WEIGHT, LENGTH_WEIGHT, OBJECTS_WEIGHT, RELATIONS_WEIGHT = 0.3, 0.2, 0.3, 0.2
 """Weights of the difficulty ("Curriculum for Spatial Grounding", `compute_grounding_difficulty`)."""
@@ -48,9 +48,29 @@ RELATIONS = (
 _RELATION = re.compile(rf"\b(?:{'|'.join(sorted(RELATIONS, key=len, reverse=True))})\b")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _STOP_WORDS = frozenset(
-    ["a", "all", "an", "any", "each", "every", "object", "objects", "of", "one", "some", "the", "these", "this", "thing", "things", "those"]
+    [
+        "a",
+        "all",
+        "an",
+        "any",
+        "each",
+        "every",
+        "object",
+        "objects",
+        "of",
+        "one",
+        "some",
+        "the",
+        "these",
+        "this",
+        "thing",
+        "things",
+        "those",
+    ]
 )
-_CONJUNCTIONS = frozenset(["and", "but", "except", "not", "or", "that", "which", "who", "whose", "with", "without"])
+_CONJUNCTIONS = frozenset(
+    ["and", "but", "except", "not", "or", "that", "which", "who", "whose", "with", "without"]
+)
 
 
 def words(text: str) -> list[str]:
@@ -114,11 +134,13 @@ class QueryDataset:
 
     queries: tuple[Query, ...]
     rows: Int64[np.ndarray, "n"]
-    items: Items
+    items: SampleTable
     kinds: tuple[str, ...]
     domains: tuple[str, ...]
 
-    def locate(self, items: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    def locate(
+        self, items: Int64[np.ndarray, "n"]
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
         """Return the number of each item's query, and -1 in place of a mask number."""
         return items, np.full(len(items), -1)
 
@@ -143,7 +165,10 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
         Fault: An image is not in the index, or has fewer masks than a query names.
     """
     queries, rows = tuple(queries), locate(queries, index)
-    folders = [posixpath.basename(posixpath.dirname(store.bare(path))) for path in index.shard_paths]
+    folders = [
+        posixpath.basename(posixpath.dirname(storage.strip_query(path)))
+        for path in index.shard_paths
+    ]
     shards = index.images["shard"][rows].tolist()
     domains = [query.domain or folders[shard] for query, shard in zip(queries, shards, strict=True)]
     kinds = [query.kind for query in queries]
@@ -157,17 +182,25 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
             "tar": lambda _: index.images["shard"][rows],
             "masks": lambda _: index.images["masks"][rows],
             "area_share": lambda _: _target_area_shares(index, queries, rows),
-            "granularity": lambda known: np.where(has_target, granularity(known["area_share"]), np.int32(GRANULARITIES.index("absent"))),
+            "granularity": lambda known: np.where(
+                has_target,
+                granularity(known["area_share"]),
+                np.int32(GRANULARITIES.index("absent")),
+            ),
             "length": lambda _: text_column(lambda text: len(words(text))),
             "relations": lambda _: text_column(count_relations),
             "complexity": lambda _: text_column(complexity),
             "domain": lambda _: _sorted_ids(domains),
             "kind": lambda _: _sorted_ids(kinds),
-            "difficulty": lambda known: difficulty(known["area_share"], known["length"], known["masks"], known["relations"]),
+            "difficulty": lambda known: difficulty(
+                known["area_share"], known["length"], known["masks"], known["relations"]
+            ),
         }
     )
-    items = Items(len(queries), columns, seed, len(index.shard_paths))
-    return QueryDataset(queries, rows, items, tuple(sorted(set(kinds))), tuple(sorted(set(domains))))
+    items = SampleTable(len(queries), columns, seed, len(index.shard_paths))
+    return QueryDataset(
+        queries, rows, items, tuple(sorted(set(kinds))), tuple(sorted(set(domains)))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,13 +221,17 @@ class _Columns(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.functions:
-            raise Fault(f"queries have no column {name!r}; the columns are {', '.join(self.functions)}")
+            raise GigamaskError(
+                f"queries have no column {name!r}; the columns are {', '.join(self.functions)}"
+            )
         if name not in self.computed:
             self.computed[name] = self.functions[name](self)
         return self.computed[name]
 
 
-def _target_area_shares(index: Index, queries: Sequence[Query], rows: Int64[np.ndarray, "n"]) -> Float32[np.ndarray, "n"]:
+def _target_area_shares(
+    index: Index, queries: Sequence[Query], rows: Int64[np.ndarray, "n"]
+) -> Float32[np.ndarray, "n"]:
     """Return the mean share of the image that each query's targets cover, 0 without targets."""
     counts = np.array([len(query.right) for query in queries], np.int64)
     query_of_target = np.repeat(np.arange(len(queries)), counts)
@@ -226,7 +263,7 @@ class QueryBatch:
     """
 
     names: tuple[str, ...]
-    places: Int64[Tensor, "B"]
+    batch_index: Int64[Tensor, "B"]
     weights: Float[Tensor, "B"]
     mask_image: Int64[Tensor, "Q"]
     strata: Int64[Tensor, "Q"]
@@ -235,15 +272,19 @@ class QueryBatch:
     features: Float[Tensor, "Q M F"]
     mask_valid: Bool[Tensor, "Q M"]
     is_target: Bool[Tensor, "Q M"]
-    cursor: Cursor
-    rejected: tuple[Rejected, ...] = ()
+    cursor: DataCursor
+    rejected: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "QueryBatch":
         """Move every tensor to `device`."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | TextFeatures)}
+        tensors = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | TextFeatures)
+        }
         return replace(self, **tensors)
 
-    def only(self, kept: Int64[Tensor, "K"]) -> "QueryBatch":
+    def select(self, kept: Int64[Tensor, "K"]) -> "QueryBatch":
         """Return the batch with losses of these queries only, given in ascending order."""
         text = self.text_features
         return replace(
@@ -278,17 +319,19 @@ class QueryLoader:
     max_masks: int
     seed: int
 
-    def batches(self, groups: Iterable[Group]) -> Iterator[tuple[QueryBatch, ...]]:
+    def batches(self, groups: Iterable[StepPlan]) -> Iterator[tuple[QueryBatch, ...]]:
         """Yield the micro-batches of each step."""
-        with closing(Shards(self.index.shard_paths)) as shards:
+        with closing(ShardReader(self.index.shard_paths)) as shards:
             for group in groups:
-                cursor = Cursor(group.samples)
-                yield tuple(self.batch(visits, shards, cursor) for visits in group.micros)
+                cursor = DataCursor(group.samples)
+                yield tuple(self.batch(visits, shards, cursor) for visits in group.micro_batches)
 
     def close(self) -> None:
         """Do nothing: there are no worker processes."""
 
-    def batch(self, visits: Sequence[Visit], shards: Shards, cursor: Cursor) -> QueryBatch:
+    def batch(
+        self, visits: Sequence[SampleRef], shards: ShardReader, cursor: DataCursor
+    ) -> QueryBatch:
         """Make a micro-batch.
 
         Args:
@@ -304,8 +347,8 @@ class QueryLoader:
         kept, names, features, is_target, rejected = [], [], [], [], []
         for visit, row, outcome in zip(visits, rows, outcomes, strict=True):
             image = self.index.entry_name(row)
-            if isinstance(outcome, BadSample):
-                rejected.append(Rejected(image, str(outcome)))
+            if isinstance(outcome, CorruptSampleError):
+                rejected.append(SkippedSample(image, str(outcome)))
                 continue
             query, candidates = (
                 self.dataset.queries[visit.row],
@@ -320,20 +363,22 @@ class QueryLoader:
         strata = [v.stratum if v.stratum >= 0 else int(granularities[v.row]) for v in kept]
         return QueryBatch(
             names=tuple(names),
-            places=torch.tensor([visit.place for visit in kept], dtype=torch.int64),
+            batch_index=torch.tensor([visit.batch_index for visit in kept], dtype=torch.int64),
             weights=torch.tensor([visit.weight for visit in kept], dtype=torch.float32),
             mask_image=torch.arange(len(kept)),
             strata=torch.tensor(strata, dtype=torch.int64),
             texts=texts,
             text_features=self.text_features(texts) if self.text_features else None,
             features=pad(features, torch.zeros(0, 0, self.mask_features.width)),
-            mask_valid=pad([torch.ones_like(row) for row in is_target], torch.zeros(0, 0, dtype=torch.bool)),
+            mask_valid=pad(
+                [torch.ones_like(row) for row in is_target], torch.zeros(0, 0, dtype=torch.bool)
+            ),
             is_target=pad(is_target, torch.zeros(0, 0, dtype=torch.bool)),
             cursor=cursor,
             rejected=tuple(rejected),
         )
 
-    def _candidates(self, visit: Visit, masks: int) -> Int64[np.ndarray, "m"]:
+    def _candidates(self, visit: SampleRef, masks: int) -> Int64[np.ndarray, "m"]:
         """Return the numbers of a query's candidate masks, ascending.
 
         If the image has more than `max_masks` masks, targets come first and others are drawn.
@@ -341,7 +386,7 @@ class QueryLoader:
         if masks <= self.max_masks:
             return np.arange(masks)
         targets = np.array(self.dataset.queries[visit.row].right, np.int64)
-        generator = draw(self.seed, "candidates", visit.epoch, visit.position)
+        generator = make_rng(self.seed, "candidates", visit.epoch, visit.position)
         positive = generator.permutation(targets)[: self.max_masks]
         negative = generator.permutation(np.setdiff1d(np.arange(masks), targets))
         return np.sort(np.concatenate([positive, negative])[: self.max_masks])

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from gigamask.contracts import Cursor, Visit
 from gigamask.data import annotation
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
-from gigamask.faults import Fault
+from gigamask.data.shards import ShardReader
+from gigamask.distributed.profile_ranges import profile_range
+from gigamask.distributed.world import World
+from gigamask.errors import GigamaskError
 from gigamask.grounding.calibration import Confidence, Summaries, calibrate, calibrate_refusal
 from gigamask.grounding.data import QueryDataset, QueryLoader
 from gigamask.grounding.metrics import (
@@ -26,9 +27,8 @@ from gigamask.grounding.metrics import (
     query_metrics,
 )
 from gigamask.grounding.model import GroundingModel, score_batch
-from gigamask.parallel.ranges import marked
-from gigamask.parallel.world import World
-from gigamask.seams import Verdict
+from gigamask.interfaces import EvaluationResult
+from gigamask.types import DataCursor, SampleRef
 
 BATCH_SIZE = 32
 """Queries per forward pass; memory grows with the square of an image's masks."""
@@ -90,16 +90,18 @@ def score_queries(
     dataset, was_training = loader.dataset, model.training
     model.eval()
     numbers = np.argsort(dataset.rows, kind="stable").tolist()  # queries of an image together
-    with torch.inference_mode(), closing(Shards(loader.index.shard_paths)) as shards:
+    with torch.inference_mode(), closing(ShardReader(loader.index.shard_paths)) as shards:
         for start in range(0, len(numbers), BATCH_SIZE):
             chunk = numbers[start : start + BATCH_SIZE]
-            visits = [Visit(0, number, number, place=number) for number in chunk]
-            batch = loader.batch(visits, shards, Cursor())
+            visits = [SampleRef(0, number, number, batch_index=number) for number in chunk]
+            batch = loader.batch(visits, shards, DataCursor())
             reasons += [rejected.reason for rejected in batch.rejected]
             if batch.texts:
                 output = score_batch(model, batch.to(device), "fp32").double().cpu().numpy()
                 counts = batch.mask_valid.sum(1).tolist()
-                for number, row, count in zip(batch.places.tolist(), output, counts, strict=True):
+                for number, row, count in zip(
+                    batch.batch_index.tolist(), output, counts, strict=True
+                ):
                     results.append(QueryScores(number, np.append(row[:count], row[-1])))
             if progress:
                 progress(start + len(chunk), len(numbers))
@@ -173,7 +175,7 @@ def evaluate(
     """
     if not results:
         reason = rejected[0] if rejected else "no query is about an image of these data"
-        raise Fault(f"no query could be scored: {reason}")
+        raise GigamaskError(f"no query could be scored: {reason}")
     names = ("network", "chance", "largest", *(["prior"] if prior else []))
     metrics: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     queries, logits, is_target, rows = [], [], [], []
@@ -203,7 +205,9 @@ def evaluate(
     )
 
 
-def with_image_masks(results: Sequence[QueryScores], dataset: QueryDataset, index: Index) -> Iterator[tuple[QueryScores, ImageMasks]]:
+def with_image_masks(
+    results: Sequence[QueryScores], dataset: QueryDataset, index: Index
+) -> Iterator[tuple[QueryScores, ImageMasks]]:
     """Yield results, ordered by image, with the image's masks.
 
     Args:
@@ -216,7 +220,7 @@ def with_image_masks(results: Sequence[QueryScores], dataset: QueryDataset, inde
     """
     last_row, image = -1, None
     by_image = sorted(results, key=lambda result: (int(dataset.rows[result.number]), result.number))
-    with closing(Shards(index.shard_paths)) as shards:
+    with closing(ShardReader(index.shard_paths)) as shards:
         for result in by_image:
             row = int(dataset.rows[result.number])
             if row != last_row or image is None:
@@ -240,7 +244,9 @@ def format_table(summary: dict[str, Any]) -> str:
         cells = [f"{'-':>10}" if means[m] is None else f"{100 * means[m]:10.1f}" for m in METRICS]
         lines.append(f"{name:{width}}{''.join(cells)}{means['queries']:10,}")
     errors = [
-        f"{100 * values['expected_error']:.1f} {name}" for name, values in summary["calibration"].items() if values["expected_error"] is not None
+        f"{100 * values['expected_error']:.1f} {name}"
+        for name, values in summary["calibration"].items()
+        if values["expected_error"] is not None
     ]
     lines.append(f"expected calibration error of ten bins, %: {', '.join(errors)}")
     for name, shares in summary["refusals"].items():
@@ -258,13 +264,13 @@ class GroundingEvaluator:
     best_by: str
     world: World
 
-    @marked("evaluation")
-    def run(self, model: GroundingModel) -> Verdict:
+    @profile_range("evaluation")
+    def run(self, model: GroundingModel) -> EvaluationResult:
         """Return the scores in [0, 1], with a warning if images cannot be read."""
-        verdict = self.world.each(lambda: self._evaluate(model) if self.world.first else None)
+        verdict = self.world.each(lambda: self._evaluate(model) if self.world.is_main else None)
         return next(part for part in self.world.gather(verdict) if part is not None)
 
-    def _evaluate(self, model: GroundingModel) -> Verdict:
+    def _evaluate(self, model: GroundingModel) -> EvaluationResult:
         dataset, index = self.loader.dataset, self.loader.index
         results, reasons = score_queries(model, self.loader)
         summary = evaluate(results, dataset, index, rejected=reasons).summary()
@@ -273,4 +279,4 @@ class GroundingEvaluator:
         worries = (f"{len(reasons)} images cannot be read: {reasons[0]}",) if reasons else ()
         digest = blake2b(repr(dataset.queries).encode(), digest_size=8).hexdigest()
         subject = f"{self.best_by} of {len(dataset.queries)} queries {digest} on {index.digest}"
-        return Verdict(scores, best_by, worries, subject)
+        return EvaluationResult(scores, best_by, worries, subject)

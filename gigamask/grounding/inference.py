@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from safetensors.torch import load_file
 
-from gigamask.faults import Fault
-from gigamask.geometry.runs import Runs
+from gigamask.distributed.precision import choose_device
+from gigamask.errors import GigamaskError
 from gigamask.grounding.calibration import Confidence
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.grounding.model import GroundingModel
-from gigamask.model import weights
-from gigamask.parallel.precision import choose_device
-from gigamask.train import checkpoint, manifest
+from gigamask.masks.rle import RLEMasks
+from gigamask.models import state_dict
+from gigamask.training import checkpoint, manifest
 
 FONT, FONT_SCALE, LINE_PX = cv2.FONT_HERSHEY_SIMPLEX, 0.45, 18
 FITS_RGB, OTHER_RGB = (0, 158, 115), (213, 94, 0)
@@ -58,10 +58,12 @@ def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
     if folder is None:
         folder = Path(path)
         if not (folder / checkpoint.MODEL).is_file():
-            raise Fault(f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out {path}")
+            raise GigamaskError(
+                f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out {path}"
+            )
         manifest.verify(folder)
     model = config.build()
-    weights.load(model, load_file(folder / checkpoint.MODEL), str(folder))
+    state_dict.load_weights(model, load_file(folder / checkpoint.MODEL), str(folder))
     return model.to(choose_device(config.device)).eval()
 
 
@@ -74,7 +76,9 @@ class GroundingPredictor:
         mask_features: Features of masks, with the segmenter as `mask_features.model`.
     """
 
-    def __init__(self, config: GroundingTrainConfig, model: GroundingModel, confidence: Confidence) -> None:
+    def __init__(
+        self, config: GroundingTrainConfig, model: GroundingModel, confidence: Confidence
+    ) -> None:
         self.model, self.confidence = model, confidence
         self.mask_features = config.backbones.mask_features
         self._text_features = config.backbones.text_features()
@@ -96,7 +100,9 @@ class GroundingPredictor:
         return cls(config, load_model(config, path), Confidence.load(config.out))
 
     @torch.inference_mode()
-    def predict(self, pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, texts: Sequence[str]) -> list[GroundingResult]:
+    def predict(
+        self, pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks, texts: Sequence[str]
+    ) -> list[GroundingResult]:
         """Rank the masks of an image for each text.
 
         Args:
@@ -111,7 +117,7 @@ class GroundingPredictor:
             Fault: A text is empty.
         """
         if any(not text.strip() for text in texts):
-            raise Fault(f"the text must not be empty, got {list(texts)}")
+            raise GigamaskError(f"the text must not be empty, got {list(texts)}")
         device = next(self.model.parameters()).device
         features = self.mask_features.extract(pixels, masks).to(device)
         if self._text_features:
@@ -131,7 +137,9 @@ class GroundingPredictor:
         return GroundingResult(text, order, self.confidence(logits)[order], fitting)
 
 
-def draw_result(pixels: UInt8[np.ndarray, "H W 3"], masks: Runs, result: GroundingResult, limit: int) -> UInt8[np.ndarray, "h W 3"]:
+def draw_result(
+    pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks, result: GroundingResult, limit: int
+) -> UInt8[np.ndarray, "h W 3"]:
     """Draw the masks that fit, numbered by rank, or the outline of the best mask if none fits.
 
     Args:

@@ -22,18 +22,18 @@ from torch.nn import functional
 
 from gigamask.data import annotation, image
 from gigamask.data.index import Index
-from gigamask.data.shards import Shards
-from gigamask.faults import BadSample, Fault
-from gigamask.geometry.frame import Frame
-from gigamask.geometry.runs import Runs
+from gigamask.data.shards import ShardReader
+from gigamask.distributed.precision import choose_device
+from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.text_encoders import TextEncoder
 from gigamask.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
-from gigamask.model.sam import Sam
-from gigamask.model.sizes import GroundingModelConfig
-from gigamask.parallel.precision import choose_device
-from gigamask.predict.cache import EmbeddingCache
-from gigamask.predict.embedding import Embedder
-from gigamask.train.checkpoint import load_model
+from gigamask.inference.embedding import ImageEmbedder
+from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.models.configs import GroundingModelConfig
+from gigamask.models.sam.sam import Sam
+from gigamask.training.checkpoint import load_model
 
 COLOUR_GRID = 128
 """Side of the grid on which colours are averaged, or the input side if that is smaller."""
@@ -68,15 +68,19 @@ class MaskFeatureExtractor:
             Fault: The segmenter's embedding has another width than the config.
         """
         if model.spec.embedding_dim != config.embedding_dim:
-            raise Fault(
+            raise GigamaskError(
                 f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding has "
                 f"{model.spec.embedding_dim} channels; pass {model.spec.embedding_dim}"
             )
         self.model, self.config, self.encoded, self.width = model, config, 0, sum(config.parts)
-        self._embedder, self._cache, self._free_bytes = Embedder(model, None), cache, memory_bytes
+        self._embedder, self._cache, self._free_bytes = (
+            ImageEmbedder(model, None),
+            cache,
+            memory_bytes,
+        )
         self._memory: OrderedDict[str, Float[Tensor, "n F"]] = OrderedDict()
 
-    def extract(self, pixels: UInt8[np.ndarray, "H W 3"], masks: Runs) -> Float[Tensor, "n F"]:
+    def extract(self, pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> Float[Tensor, "n F"]:
         """Compute the features of an image's masks.
 
         Args:
@@ -86,7 +90,7 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
-        frame = Frame.whole(masks.size, self.model.spec.input_side)
+        frame = ImageTransform.whole(masks.size, self.model.spec.image_size)
         resized = frame.image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1
@@ -99,7 +103,9 @@ class MaskFeatureExtractor:
         ]
         return torch.cat(parts, 1)
 
-    def extract_rows(self, index: Index, shards: Shards, rows: Sequence[int]) -> list[Float[Tensor, "n F"] | BadSample]:
+    def extract_rows(
+        self, index: Index, shards: ShardReader, rows: Sequence[int]
+    ) -> list[Float[Tensor, "n F"] | CorruptSampleError]:
         """Return the features of the masks of indexed images, in the order of their annotations.
 
         Args:
@@ -112,14 +118,16 @@ class MaskFeatureExtractor:
         """
         return [self._extract_row(index, shards, row) for row in rows]
 
-    def _extract_row(self, index: Index, shards: Shards, row: int) -> Float[Tensor, "n F"] | BadSample:
+    def _extract_row(
+        self, index: Index, shards: ShardReader, row: int
+    ) -> Float[Tensor, "n F"] | CorruptSampleError:
         name = index.entry_name(row)
         if name in self._memory:
             self._memory.move_to_end(name)
             return self._memory[name]
         try:
             features = self._load_or_extract(index, shards, row, name)
-        except BadSample as error:
+        except CorruptSampleError as error:
             return error
         self._memory[name] = features
         self._free_bytes -= features.nbytes
@@ -127,10 +135,14 @@ class MaskFeatureExtractor:
             self._free_bytes += self._memory.popitem(last=False)[1].nbytes
         return features
 
-    def _load_or_extract(self, index: Index, shards: Shards, row: int, name: str) -> Float[Tensor, "n F"]:
+    def _load_or_extract(
+        self, index: Index, shards: ShardReader, row: int, name: str
+    ) -> Float[Tensor, "n F"]:
         jpg, json = shards.read_entry(index, row)
         if json is None:
-            raise BadSample(f"{name}: has no json with masks to choose from; remove its queries")
+            raise CorruptSampleError(
+                f"{name}: has no json with masks to choose from; remove its queries"
+            )
         key = self._cache_key(jpg, json) if self._cache else ""
         if self._cache and (cached := self._cache.get(key)) is not None:
             return cached
@@ -148,7 +160,9 @@ class MaskFeatureExtractor:
         return digest.hexdigest()
 
 
-def masked_mean(image: Float[Tensor, "C h w"], coverage: Float[Tensor, "n h w"]) -> Float[Tensor, "n C"]:
+def masked_mean(
+    image: Float[Tensor, "C h w"], coverage: Float[Tensor, "n h w"]
+) -> Float[Tensor, "n C"]:
     """Average an image's channels under each mask.
 
     Args:
@@ -162,7 +176,9 @@ def masked_mean(image: Float[Tensor, "C h w"], coverage: Float[Tensor, "n h w"])
     return weights @ image.flatten(1).T / weights.sum(1, keepdim=True).clamp(min=1e-9)
 
 
-def colours(resized: UInt8[Tensor, "3 h w"], masks: Runs, frame: Frame) -> Float[Tensor, "n K"]:
+def colours(
+    resized: UInt8[Tensor, "3 h w"], masks: RLEMasks, frame: ImageTransform
+) -> Float[Tensor, "n K"]:
     """Compute mean and standard deviation of red, green and blue under each mask.
 
     Args:
@@ -173,8 +189,8 @@ def colours(resized: UInt8[Tensor, "3 h w"], masks: Runs, frame: Frame) -> Float
     Returns:
         Means in [-1, 1] and deviations in [0, 1], [n, 6].
     """
-    grid, (_, height, width) = min(COLOUR_GRID, frame.side), resized.shape
-    padding = (0, frame.side - width, 0, frame.side - height)
+    grid, (_, height, width) = min(COLOUR_GRID, frame.image_size), resized.shape
+    padding = (0, frame.image_size - width, 0, frame.image_size - height)
     square = functional.pad(resized.float() / 127.5 - 1, padding)
     cells = functional.adaptive_avg_pool2d(square, grid)
     coverage = torch.from_numpy(frame.soft_masks(masks, grid))
@@ -183,7 +199,7 @@ def colours(resized: UInt8[Tensor, "3 h w"], masks: Runs, frame: Frame) -> Float
     return torch.cat([mean, variance.clamp(min=0).sqrt()], 1)
 
 
-def geometry(masks: Runs) -> Float32[np.ndarray, "n P"]:
+def geometry(masks: RLEMasks) -> Float32[np.ndarray, "n P"]:
     """Describe the position, size and shape of masks.
 
     Lengths are relative to the image's long side. An empty mask gets the numbers of a mask of one
@@ -212,7 +228,7 @@ def geometry(masks: Runs) -> Float32[np.ndarray, "n P"]:
     return np.column_stack(columns).astype(np.float32)
 
 
-def outlines(masks: Runs, side: int) -> Float32[np.ndarray, "n side side"]:
+def outlines(masks: RLEMasks, side: int) -> Float32[np.ndarray, "n side side"]:
     """Resize each mask from its box to a square.
 
     Args:
@@ -248,7 +264,9 @@ class Backbones:
         model = load_model(self.segmenter, self.device)
         return MaskFeatureExtractor(model, self.config, EmbeddingCache(self.cache_folder, None))
 
-    def text_features(self, texts: Sequence[str] = ()) -> Callable[[Sequence[str]], TextFeatures] | None:
+    def text_features(
+        self, texts: Sequence[str] = ()
+    ) -> Callable[[Sequence[str]], TextFeatures] | None:
         """Return the function that computes features of texts.
 
         Args:
@@ -281,7 +299,9 @@ class Backbones:
         """
         text = self.text.build(device, self.seed)
         if text.dim != self.config.text_dim:
-            raise Fault(f"--model.text-dim is {self.config.text_dim}, but the text model's features have {text.dim} channels; pass {text.dim}")
+            raise GigamaskError(
+                f"--model.text-dim is {self.config.text_dim}, but the text model's features have {text.dim} channels; pass {text.dim}"
+            )
         return text
 
     @cached_property

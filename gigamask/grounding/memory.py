@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gigamask.faults import Fault
+from gigamask.distributed.precision import HALVES
+from gigamask.errors import GigamaskError
 from gigamask.grounding import text_models
 from gigamask.grounding.text_encoders import HuggingFace, require
-from gigamask.memory.dry_run import Device, fake_tensors, to_fake
-from gigamask.memory.gpus import GPUS
-from gigamask.memory.memory_plan import GIB
-from gigamask.memory.sample import held_bytes
-from gigamask.model.sizes import SamSpec, vit_h
-from gigamask.model.start import build
-from gigamask.parallel.precision import HALVES
-from gigamask.train.optim import AdamW
-from gigamask.train.run import at_least
+from gigamask.models.configs import SamConfig, vit_h
+from gigamask.models.init import build_model
+from gigamask.profiling.dry_run import Device, fake_tensors, to_fake
+from gigamask.profiling.gpus import GPUS
+from gigamask.profiling.memory_plan import GIB
+from gigamask.profiling.sample_memory import held_bytes
+from gigamask.training.config import check_at_least
+from gigamask.training.optim import AdamW
 
 LLAMA_2_7B = {
     "vocab_size": 32000,
@@ -63,7 +63,10 @@ class CrossModalHead(nn.Module):
         self.masks = nn.Linear(EMBEDDING_DIM, shape.dim)
         self.words = nn.Linear(text_dim, shape.dim)
         heads, width = max(1, shape.dim // HEAD_CHANNELS), 4 * shape.dim
-        self.blocks = nn.ModuleList(nn.TransformerDecoderLayer(shape.dim, heads, width, dropout=0.0, batch_first=True) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(
+            nn.TransformerDecoderLayer(shape.dim, heads, width, dropout=0.0, batch_first=True)
+            for _ in range(shape.layers)
+        )
 
     def forward(self, masks: Tensor, words: Tensor) -> Tensor:
         """Return scores `[B, M, T]` of masks `[B, M, 256]` for words `[B, T, C]`."""
@@ -80,8 +83,12 @@ class GroundingSetup:
     With `vision=None` image embeddings are read from disk.
     """
 
-    text: HuggingFace = field(default_factory=lambda: HuggingFace("7b", "bf16", four_bit=True, lora_rank=16, recompute=True))
-    vision: SamSpec | None = field(default_factory=vit_h)
+    text: HuggingFace = field(
+        default_factory=lambda: HuggingFace(
+            "7b", "bf16", four_bit=True, lora_rank=16, recompute=True
+        )
+    )
+    vision: SamConfig | None = field(default_factory=vit_h)
     images: int = 1
     queries: int = 1
     masks: int = 16
@@ -89,8 +96,8 @@ class GroundingSetup:
     optimizer: AdamW = field(default_factory=AdamW)
 
     def check(self) -> None:
-        """Raise `Fault` for sizes that cannot be trained with."""
-        at_least(
+        """Raise `GigamaskError` for sizes that cannot be trained with."""
+        check_at_least(
             1,
             tokens=self.text.max_tokens,
             images=self.images,
@@ -98,7 +105,9 @@ class GroundingSetup:
             masks=self.masks,
         )
         if self.head.dim < HEAD_CHANNELS or self.head.dim % HEAD_CHANNELS or self.head.layers < 0:
-            raise Fault(f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, got {self.head.dim} and {self.head.layers}")
+            raise GigamaskError(
+                f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, got {self.head.dim} and {self.head.layers}"
+            )
 
 
 def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
     adapters, head_parameters = trained(base), trained(head)
     half = HALVES.get(text.precision, torch.float32)
     image_bytes, image_peak = dry_run_images(vision, half, setup.images) if vision else (0, 0)
-    side = vision.input_side if vision else 1024
+    side = vision.image_size if vision else 1024
     held = {
         "vision encoder": image_bytes,
         "language model": model_bytes(base),
@@ -154,7 +163,10 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
         "total_bytes": total,
         "peak_bytes": {"images": image_peak, "texts and head": text_peak},
         "spare_gib": spare_gib,
-        "gpus": {gpu.name: fit(text.precision, gpu.tflops, total, (gpu.gib - spare_gib) * GIB) for gpu in GPUS},
+        "gpus": {
+            gpu.name: fit(text.precision, gpu.tflops, total, (gpu.gib - spare_gib) * GIB)
+            for gpu in GPUS
+        },
     }
 
 
@@ -267,11 +279,11 @@ def four_bit_layers(base: Any) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def parameters_of(spec: SamSpec | None) -> int:
+def parameters_of(spec: SamConfig | None) -> int:
     """Return the number of parameters of an image encoder."""
     if spec is None:
         return 0
-    return sum(each.numel() for each in build(spec, 0, "meta").image_encoder.parameters())
+    return sum(each.numel() for each in build_model(spec, 0, "meta").image_encoder.parameters())
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -290,17 +302,21 @@ def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
     return sum(rule(each.numel()) if rule else 2 * each.nbytes + 4 for each in parameters)
 
 
-def dry_run_images(spec: SamSpec, dtype: torch.dtype, images: int, device: Device = "cuda") -> tuple[int, int]:
+def dry_run_images(
+    spec: SamConfig, dtype: torch.dtype, images: int, device: Device = "cuda"
+) -> tuple[int, int]:
     """Return the bytes of an image encoder, and its peak above them while it embeds images."""
     with fake_tensors(device) as tracker:
-        encoder = to_fake(build(spec, 0, "meta").image_encoder.to(dtype), device)
+        encoder = to_fake(build_model(spec, 0, "meta").image_encoder.to(dtype), device)
         before, _ = tracker.current, tracker.take_peak()
         with torch.no_grad():
-            encoder(torch.zeros(images, 3, spec.input_side, spec.input_side, dtype=dtype), None)
+            encoder(torch.zeros(images, 3, spec.image_size, spec.image_size, dtype=dtype), None)
         return model_bytes(encoder), tracker.take_peak() - before
 
 
-def dry_run_texts(base: Any, head: CrossModalHead, counts: Mapping[str, int], device: Device = "cuda") -> int:
+def dry_run_texts(
+    base: Any, head: CrossModalHead, counts: Mapping[str, int], device: Device = "cuda"
+) -> int:
     """Return the peak of a step of text model and head, above their weights and gradients.
 
     Args:

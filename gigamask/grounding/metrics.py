@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from gigamask.data.index import Index
-from gigamask.faults import Fault
-from gigamask.geometry.boundary import farthest_point
-from gigamask.geometry.runs import Runs
+from gigamask.errors import GigamaskError
 from gigamask.grounding.data import QueryDataset
+from gigamask.masks.boundary import farthest_point
+from gigamask.masks.rle import RLEMasks
 
 METRICS = ("top_1", "top_3", "iou", "pointing", "refused", "set_f1", "absent", "answered")
 TOP_K = 3
@@ -34,20 +34,24 @@ class ImageMasks:
         contains_point: At [i, j], whether the pixel of mask i farthest from its border is in mask j.
     """
 
-    masks: Runs
+    masks: RLEMasks
     iou: Float64[np.ndarray, "m m"]
     contains_point: Bool[np.ndarray, "m m"]
 
     @classmethod
-    def of(cls, masks: Runs) -> "ImageMasks":
+    def of(cls, masks: RLEMasks) -> "ImageMasks":
         """Compute the overlaps of masks."""
         dense = masks.to_dense()
         points = [farthest_point(mask)[:2] for mask in dense]
-        contains = np.array([dense[:, y, x] for x, y in points], bool).reshape(len(dense), len(dense))
+        contains = np.array([dense[:, y, x] for x, y in points], bool).reshape(
+            len(dense), len(dense)
+        )
         return cls(masks, masks.iou(masks), contains)
 
 
-def query_metrics(scores: Float64[np.ndarray, "m1"], targets: Sequence[int], image: ImageMasks) -> dict[str, float]:
+def query_metrics(
+    scores: Float64[np.ndarray, "m1"], targets: Sequence[int], image: ImageMasks
+) -> dict[str, float]:
     """Compute the metrics of one query; among equal scores the first mask is the best.
 
     Args:
@@ -148,7 +152,9 @@ class PositionPrior:
             positions.setdefault(query.text, []).extend(targets)
         every = np.array([row for rows in positions.values() for row in rows]).reshape(-1, 3)
         if not len(every):
-            raise Fault("no training query has a target mask, so the prior cannot be fitted")
+            raise GigamaskError(
+                "no training query has a target mask, so the prior cannot be fitted"
+            )
         means = {text: np.mean(rows, 0) for text, rows in positions.items() if rows}
         shares = {text: float(np.mean(flags)) for text, flags in absent.items()}
         return cls(means, every.mean(0), every.std(0) + 1e-6, shares)

@@ -16,14 +16,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gigamask.contracts import Terms
+from gigamask.distributed.precision import Precision, autocast
+from gigamask.distributed.profile_ranges import profile_range
 from gigamask.grounding.data import QueryBatch
+from gigamask.interfaces import Mining, Task
 from gigamask.losses.relevance import relevance_losses
-from gigamask.model.layers import MlpBlock
-from gigamask.model.sizes import COLOURS, PLACES, GroundingModelConfig
-from gigamask.parallel.precision import Precision, casting
-from gigamask.parallel.ranges import marked
-from gigamask.seams import Mining, Task
+from gigamask.models.configs import COLOURS, PLACES, GroundingModelConfig
+from gigamask.models.sam.layers import MLPBlock
+from gigamask.types import LossSums
 
 PAIRWISE_FEATURES = 7
 """Numbers that `pairwise_geometry` returns for a pair of masks."""
@@ -91,7 +91,7 @@ class GroundingLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(4))
         self.reading, self.relating = TextCrossAttention(dim, heads), MaskSelfAttention(dim, heads)
         self.hearing = TextCrossAttention(dim, heads)
-        self.mlp = MlpBlock(dim, 2 * dim, nn.GELU)
+        self.mlp = MLPBlock(dim, 2 * dim, nn.GELU)
 
     def forward(
         self,
@@ -126,9 +126,9 @@ class GroundingModel(nn.Module):
             nn.LayerNorm(config.embedding_dim),
             nn.Linear(config.embedding_dim, dim),
         )
-        self.colour = MlpBlock(COLOURS, dim, nn.GELU, dim)
-        self.geometry = MlpBlock(PLACES, dim, nn.GELU, dim)
-        self.outline = MlpBlock(config.crop_side**2, dim, nn.GELU, dim)
+        self.color_jitter = MLPBlock(COLOURS, dim, nn.GELU, dim)
+        self.geometry = MLPBlock(PLACES, dim, nn.GELU, dim)
+        self.outline = MLPBlock(config.crop_side**2, dim, nn.GELU, dim)
         self.none = nn.Parameter(torch.empty(dim))
         self.word_norm, self.word = nn.LayerNorm(config.text_dim), nn.Linear(config.text_dim, dim)
         self.layers = nn.ModuleList(GroundingLayer(dim, config.heads) for _ in range(config.layers))
@@ -155,7 +155,9 @@ class GroundingModel(nn.Module):
         Returns:
             Scores [B, M + 1]; the last is that of "no mask fits", padding has the lowest.
         """
-        similarity, weights = self.similarity(mask_features, mask_valid, token_features, token_valid)
+        similarity, weights = self.similarity(
+            mask_features, mask_valid, token_features, token_valid
+        )
         scores = (similarity * weights[:, None]).sum(2)
         return scores.masked_fill(~_append_true(mask_valid), PADDING_LOGIT)
 
@@ -173,7 +175,7 @@ class GroundingModel(nn.Module):
             tokens' weights [B, T], which sum to 1.
         """
         look, colour, geometry, outline = mask_features.split(self.spec.parts, 2)
-        masks = self.look(self.look_norm(look)) + self.colour(colour)
+        masks = self.look(self.look_norm(look)) + self.color_jitter(colour)
         masks = masks + self.geometry(geometry) + self.outline(outline)
         masks = torch.cat([masks, self.none.to(masks.dtype).expand(len(masks), 1, -1)], 1)
         tokens, valid = self.word(self.word_norm(token_features)), _append_true(mask_valid)
@@ -224,7 +226,9 @@ class GroundingTask(Task):
     precision: Precision = "fp32"
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field here, a property there)
 
-    def terms(self, model: GroundingModel, batch: QueryBatch, cut: Callable[[Tensor], Tensor]) -> Iterator[Terms]:
+    def compute_losses(
+        self, model: GroundingModel, batch: QueryBatch, cut: Callable[[Tensor], Tensor]
+    ) -> Iterator[LossSums]:
         """Yield the losses of a batch at once.
 
         Args:
@@ -243,7 +247,7 @@ class GroundingTask(Task):
         best = scores.detach().argmax(1, keepdim=True)
         absent = ~batch.is_target.any(1, keepdim=True)
         correct = torch.cat([batch.is_target, absent], 1).gather(1, best)
-        yield Terms(
+        yield LossSums(
             loss=(by_query * batch.weights[batch.mask_image]).sum(),
             count=by_query.new_tensor(float(len(by_query))),
             parts={
@@ -251,13 +255,15 @@ class GroundingTask(Task):
                 "alignment": losses.alignment.detach().sum(),
                 "right": correct.to(by_query.dtype).sum(),
             },
-            by_mask=by_query.detach(),
+            per_mask=by_query.detach(),
             first=0,
             image=batch.mask_image,
         )
 
 
-def score_batch(model: GroundingModel, batch: QueryBatch, precision: Precision) -> Float[Tensor, "Q M1"]:
+def score_batch(
+    model: GroundingModel, batch: QueryBatch, precision: Precision
+) -> Float[Tensor, "Q M1"]:
     """Score the masks of a batch.
 
     Args:
@@ -269,7 +275,7 @@ def score_batch(model: GroundingModel, batch: QueryBatch, precision: Precision) 
         Scores [Q, M + 1]; the last is that of "no mask fits".
     """
     device = batch.features.device
-    with marked("forward"), casting(precision, device):
+    with profile_range("forward"), autocast(precision, device):
         text = batch.text_features
         if text is None:
             text = model.text(model.text.tokenize(batch.texts).to(device))

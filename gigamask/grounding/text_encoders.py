@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.grounding.text_options import HuggingFaceOptions
 
 if TYPE_CHECKING:
@@ -113,4 +113,6 @@ def require(package: str, feature: str, extra: str) -> None:
         Fault: The package is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise Fault(f"{feature} needs {package}, which is not installed; pip install 'gigamask[{extra}]'")
+        raise GigamaskError(
+            f"{feature} needs {package}, which is not installed; pip install 'gigamask[{extra}]'"
+        )

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from gigamask.predict.cache import read_sealed, write_sealed
+from gigamask.inference.embedding_cache import read_checked, write_checked
 
 SUFFIX = ".words"
 
@@ -111,7 +111,9 @@ class TextFeatureStore:
             return TextFeatures(torch.zeros(0, 0, self._model.dim), mask)
         return TextFeatures(pad_sequence(features, batch_first=True).float(), mask)
 
-    def fill(self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> None:
+    def fill(
+        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+    ) -> None:
         """Compute and store the features of texts that are not stored yet.
 
         Args:
@@ -125,7 +127,10 @@ class TextFeatureStore:
                 output = self._model(self._model.tokenize(batch))
             features = output.features.to(self._model.dtype).cpu()
             masks = output.attention_mask.cpu()
-            self._features |= {text: feature[mask] for text, feature, mask in zip(batch, features, masks, strict=True)}
+            self._features |= {
+                text: feature[mask]
+                for text, feature, mask in zip(batch, features, masks, strict=True)
+            }
             # Writing only when the number has doubled bounds the total by a few times the last write.
             if len(self._features) >= 2 * self._written:
                 self._write()
@@ -136,7 +141,7 @@ class TextFeatureStore:
 
     def _read(self) -> dict[str, Float[Tensor, "T D"]]:
         try:
-            tensors = read_sealed(self._path) if self._path else None
+            tensors = read_checked(self._path) if self._path else None
         except OSError:
             tensors = None
         if tensors is None:
@@ -155,4 +160,4 @@ class TextFeatureStore:
             "lengths": torch.tensor(list(map(len, self._features.values()))),
             "features": torch.cat(list(self._features.values())),
         }
-        write_sealed(self._path, tensors, f"{self._path}: no features")
+        write_checked(self._path, tensors, f"{self._path}: no features")

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from gigamask import draws
-from gigamask.faults import Fault
+from gigamask import rng
+from gigamask.distributed.precision import HALVES, choose_precision
+from gigamask.errors import GigamaskError
 from gigamask.grounding.text_features import TextFeatures, TextModel, Tokens
 from gigamask.grounding.text_options import HuggingFaceOptions
-from gigamask.parallel.precision import HALVES, choose_precision
 
 DIGEST_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Suffixes of the files that determine what a model computes."""
@@ -42,7 +42,9 @@ ATTENTION = (
 class HuggingFaceTextModel(TextModel):
     """A text model of transformers with its tokenizer; `adapters` holds the trained parameters."""
 
-    def __init__(self, base: Any, tokenizer: Any, options: HuggingFaceOptions, folder: Path, seed: int) -> None:
+    def __init__(
+        self, base: Any, tokenizer: Any, options: HuggingFaceOptions, folder: Path, seed: int
+    ) -> None:
         """Wrap a loaded model and add LoRA adapters if the options ask for them.
 
         Args:
@@ -68,7 +70,9 @@ class HuggingFaceTextModel(TextModel):
         self._fixed_length = base.config.max_position_embeddings if fixed else None
         self._check_options()
         self._lora_layers = add_lora(base, options, seed) if self.trainable else {}
-        self.adapters = nn.ParameterDict({name.replace(".", "/"): layer.weight for name, layer in self._lora_layers.items()})
+        self.adapters = nn.ParameterDict(
+            {name.replace(".", "/"): layer.weight for name, layer in self._lora_layers.items()}
+        )
 
     @property
     def base(self) -> Any:
@@ -79,7 +83,9 @@ class HuggingFaceTextModel(TextModel):
     def digest(self) -> str:
         """Digest of the model's files, of the options, and of the seed if adapters are trained."""
         excluded = ("name", "precision", "recompute")
-        options = {name: value for name, value in vars(self._options).items() if name not in excluded}
+        options = {
+            name: value for name, value in vars(self._options).items() if name not in excluded
+        }
         header = f"{options} {self.dtype} {self.trainable and self._seed}"
         digest = blake2b(header.encode(), digest_size=16)
         for path in sorted(self._folder.iterdir()):
@@ -126,7 +132,9 @@ class HuggingFaceTextModel(TextModel):
             torch.set_grad_enabled(self.trainable and torch.is_grad_enabled()),
             torch.autocast(tokens.input_ids.device.type, enabled=False),
         ):
-            output = self.base(input_ids=tokens.input_ids, attention_mask=mask, output_hidden_states=layer != -1)
+            output = self.base(
+                input_ids=tokens.input_ids, attention_mask=mask, output_hidden_states=layer != -1
+            )
         features = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
         return TextFeatures(features.float(), tokens.attention_mask)
 
@@ -138,23 +146,27 @@ class HuggingFaceTextModel(TextModel):
         for text, row in zip(texts, ids, strict=True):
             prefix = f"text model {self._options.name!r}: the text {text[:60]!r}"
             if not row:
-                raise Fault(f"{prefix} has no tokens; remove it")
+                raise GigamaskError(f"{prefix} has no tokens; remove it")
             if max(row) >= vocabulary:
-                raise Fault(f"{prefix} has token {max(row)}, but the model has {vocabulary} embeddings; the tokenizer belongs to another model")
+                raise GigamaskError(
+                    f"{prefix} has token {max(row)}, but the model has {vocabulary} embeddings; the tokenizer belongs to another model"
+                )
 
     def _check_options(self) -> None:
         prefix = f"text model {self._options.name!r}"
         layer, limit = self._options.layer, self._options.max_tokens
         blocks = self.base.config.num_hidden_layers
         if not -1 <= layer <= blocks:
-            raise Fault(f"{prefix}: layer must be in [-1, {blocks}], got {layer}")
+            raise GigamaskError(f"{prefix}: layer must be in [-1, {blocks}], got {layer}")
         least = self._tokenizer.num_special_tokens_to_add() + 1
         positions = getattr(self.base.config, "max_position_embeddings", math.inf)
         most = min(positions, self._tokenizer.model_max_length)
         if not least <= limit <= most:
-            raise Fault(f"{prefix}: max_tokens must be in [{least}, {most}], got {limit}")
+            raise GigamaskError(f"{prefix}: max_tokens must be in [{least}, {most}], got {limit}")
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "HuggingFaceTextModel":
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> "HuggingFaceTextModel":
         """Move the frozen weights too, and put the moved adapters back into their layers."""
         self.base._apply(fn)
         super()._apply(fn, recurse)
@@ -163,7 +175,9 @@ class HuggingFaceTextModel(TextModel):
         return self
 
 
-def load(options: HuggingFaceOptions, folder: Path, device: torch.device, seed: int) -> HuggingFaceTextModel:
+def load(
+    options: HuggingFaceOptions, folder: Path, device: torch.device, seed: int
+) -> HuggingFaceTextModel:
     """Load a text model from a folder.
 
     Args:
@@ -180,7 +194,9 @@ def load(options: HuggingFaceOptions, folder: Path, device: torch.device, seed: 
     """
     name = options.name
     if options.four_bit and device.type != "cuda":
-        raise Fault(f"text model {name!r}: four_bit needs a GPU, the device is {device.type}")
+        raise GigamaskError(
+            f"text model {name!r}: four_bit needs a GPU, the device is {device.type}"
+        )
     dtype = HALVES.get(choose_precision(options.precision, device), torch.float32)
     from transformers import AutoTokenizer
 
@@ -191,12 +207,16 @@ def load(options: HuggingFaceOptions, folder: Path, device: torch.device, seed: 
         if options.recompute and options.trainable:
             enable_checkpointing(base)
     if missing:
-        raise Fault(f"text model {name!r}: {folder} lacks {len(missing)} tensors, first: {missing[0]}")
+        raise GigamaskError(
+            f"text model {name!r}: {folder} lacks {len(missing)} tensors, first: {missing[0]}"
+        )
     with torch.random.fork_rng(devices=[]):  # peft draws initial values that are overwritten
         return HuggingFaceTextModel(base, tokenizer, options, folder, seed).to(device)
 
 
-def load_weights(folder: Path, device: torch.device, dtype: torch.dtype, four_bit: bool) -> tuple[Any, list[str]]:
+def load_weights(
+    folder: Path, device: torch.device, dtype: torch.dtype, four_bit: bool
+) -> tuple[Any, list[str]]:
     """Load the text encoder of a model.
 
     Args:
@@ -305,12 +325,16 @@ def add_lora(base: Any, options: HuggingFaceOptions, seed: int) -> dict[str, nn.
         warnings.filterwarnings("ignore", "fan_in_fan_out")
         inject_adapter_in_model(config, base)
     suffixes = (".lora_A.default", ".lora_B.default")
-    layers = {name.removesuffix(".default"): module for name, module in base.named_modules() if name.endswith(suffixes)}
+    layers = {
+        name.removesuffix(".default"): module
+        for name, module in base.named_modules()
+        if name.endswith(suffixes)
+    }
     for name, layer in layers.items():
         weight = torch.zeros(layer.weight.shape, device=layer.weight.device)
         if name.endswith(".lora_A"):
             bound = 1 / math.sqrt(layer.in_features)
-            generator = draws.draw(seed, f"LoRA {name}")
+            generator = rng.make_rng(seed, f"LoRA {name}")
             values = generator.uniform(-bound, bound, tuple(layer.weight.shape))
             weight = torch.from_numpy(values).to(weight)
         layer.weight = nn.Parameter(weight)
@@ -347,17 +371,19 @@ def lora_targets(base: Any, options: HuggingFaceOptions) -> list[str]:
     else:
         problem = f"no default LoRA targets for {model_type!r}; set lora_targets"
     known = ", ".join(sorted(set(last.values())))
-    raise Fault(f"text model {options.name!r}: {problem}; the linear layers are {known}")
+    raise GigamaskError(f"text model {options.name!r}: {problem}; the linear layers are {known}")
 
 
 @contextlib.contextmanager
 def loading_errors(name: str) -> Iterator[None]:
-    """Raise any error that a library raises while loading model `name` as a one-line `Fault`."""
+    """Raise any error that a library raises while loading model `name` as a one-line `GigamaskError`."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise Fault(f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); give another model or its complete folder") from error
+        raise GigamaskError(
+            f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); give another model or its complete folder"
+        ) from error
 
 
 @contextlib.contextmanager

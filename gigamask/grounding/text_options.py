@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HuggingFaceOptions:
     def __post_init__(self) -> None:
         for name, least in (("lora_rank", 0), ("lora_alpha", 1), ("max_tokens", 1)):
             if getattr(self, name) < least:
-                raise Fault(f"{name} must be >= {least}, got {getattr(self, name)}")
+                raise GigamaskError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
     @property
     def trainable(self) -> bool:
@@ -57,9 +57,11 @@ class HuggingFaceOptions:
         try:
             return Path(snapshot_download(self.name, local_files_only=True))
         except HFValidationError:
-            raise Fault(f"text model {self.name!r}: no such folder, and not a valid Hugging Face model id") from None
+            raise GigamaskError(
+                f"text model {self.name!r}: no such folder, and not a valid Hugging Face model id"
+            ) from None
         except LocalEntryNotFoundError:
-            raise Fault(
+            raise GigamaskError(
                 f"text model {self.name!r}: no such folder, and not in the Hugging Face cache; "
                 f"download it on a machine with a network: hf download {self.name}"
             ) from None

@@ -26,12 +26,20 @@ class QueryLosses(NamedTuple):
     alignment: Float[Tensor, "B"]
 
 
-def relevance_losses(scores: Float[Tensor, "B M1"], right: Bool[Tensor, "B M"], there: Bool[Tensor, "B M"]) -> QueryLosses:
+def relevance_losses(
+    scores: Float[Tensor, "B M1"], right: Bool[Tensor, "B M"], there: Bool[Tensor, "B M"]
+) -> QueryLosses:
     """Returns each query's losses; `right` masks must be `there`. A query without any mask costs nothing: none is all there is."""
     scores = scores.float()
     wrong = there & ~right
     absent = ~right.any(1)
-    against = torch.cat([scores[:, :-1].masked_fill(~wrong, -torch.inf), scores[:, -1:].masked_fill(absent[:, None], -torch.inf)], 1)
+    against = torch.cat(
+        [
+            scores[:, :-1].masked_fill(~wrong, -torch.inf),
+            scores[:, -1:].masked_fill(absent[:, None], -torch.inf),
+        ],
+        1,
+    )
     alone = absent & ~wrong.any(1)  # none has no rival
     rivals = against.masked_fill(alone[:, None], 0.0).logsumexp(1).masked_fill(alone, -torch.inf)
     # log(1 + exp(rivals - score)) is -log softmax of the score among its rivals.
@@ -39,5 +47,7 @@ def relevance_losses(scores: Float[Tensor, "B M1"], right: Bool[Tensor, "B M"], 
     chosen = torch.cat([right, absent[:, None]], 1)
     contrastive = (each * chosen).sum(1) / chosen.sum(1)
     logits = scores[:, :-1] - scores[:, -1:]
-    costs = functional.binary_cross_entropy_with_logits(logits.masked_fill(~there, 0.0), right.to(logits.dtype), reduction="none")
+    costs = functional.binary_cross_entropy_with_logits(
+        logits.masked_fill(~there, 0.0), right.to(logits.dtype), reduction="none"
+    )
     return QueryLosses(contrastive, (costs * there).sum(1) / there.sum(1).clamp(min=1))

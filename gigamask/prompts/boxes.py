@@ -7,11 +7,15 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gigamask.contracts import Draws, Truth
+from gigamask.types import RandomInputs, Targets
 
 
-def noisy_box(
-    boxes_input: Float[Tensor, "M 4"], noise: Float[Tensor, "M 4"], share: float, limit_px: float, largest_xy: tuple[float, float]
+def jitter_boxes(
+    boxes_input: Float[Tensor, "M 4"],
+    noise: Float[Tensor, "M 4"],
+    share: float,
+    limit_px: float,
+    largest_xy: tuple[float, float],
 ) -> Float[Tensor, "M 4"]:
     """Returns the boxes with each side moved by itself: Gaussian with a standard deviation of `share` of the width or height, at most `limit_px`.
 
@@ -24,11 +28,13 @@ def noisy_box(
     return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1)
 
 
-def hurried_boxes(truth: Truth, draws: Draws, share: float, limit_px: float) -> Float[Tensor, "M 4"]:
+def jittered_boxes(
+    truth: Targets, draws: RandomInputs, share: float, limit_px: float
+) -> Float[Tensor, "M 4"]:
     """Returns the truth's boxes with each side moved by the mask's own noise, inside the part of the input that the truth covers."""
     height, width = truth.valid.shape[1:]
     largest = width * truth.cell_xy[0] - 1, height * truth.cell_xy[1] - 1
-    return noisy_box(truth.boxes_input, draws.box_noise, share, limit_px, largest)
+    return jitter_boxes(truth.boxes_input, draws.box_noise, share, limit_px, largest)
 
 
 def corner_labels(count: int, device: torch.device) -> Int64[Tensor, "M 2"]:

@@ -2,7 +2,7 @@
 
 Random numbers are handed in. But for `depth`, nothing waits for the device: shapes never depend on what a mask holds.
 
-Not here: which clicks a round adds (`policy`, `mixed`, `two_sided`), the centre click of evaluation (`policy.CentreClicks`), points drawn from
+Not here: which clicks a round adds (`policy`, `mixed`, `two_sided`), the centre click of evaluation (`policy.CenterClicks`), points drawn from
 run lengths (`geometry.runs`).
 """
 
@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def uniform_click(error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]) -> Int64[Tensor, "M 2"]:
+def uniform_click(
+    error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
+) -> Int64[Tensor, "M 2"]:
     """Returns one pixel (x, y) of each mask, every foreground pixel equally likely.
 
     The first uniform inverts the cumulated row sums, the second the chosen row: O(HW) without a random number for each pixel.
@@ -30,7 +32,7 @@ def next_click(
     truth: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2"],
     valid: Bool[Tensor, "M H W"],
-    central_share: float = 0.0,
+    center_click_prob: float = 0.0,
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Returns a pixel (x, y) uniform in what the guess gets wrong, and its label: 1 in a miss, 0 in a false alarm.
 
@@ -41,17 +43,26 @@ def next_click(
     """
     inside = truth & valid
     error = (truth ^ guess) & valid
-    region = either(error, either(inside, valid))
-    if central_share:
-        central = uniforms[:, 0] < central_share
-        within = torch.where(central, uniforms[:, 0] / central_share, (uniforms[:, 0] - central_share) / max(1 - central_share, 1e-6))
-        region = torch.where(central[:, None, None], deepest(region & truth, region & ~truth), region)
+    region = region_or(error, region_or(inside, valid))
+    if center_click_prob:
+        central = uniforms[:, 0] < center_click_prob
+        within = torch.where(
+            central,
+            uniforms[:, 0] / center_click_prob,
+            (uniforms[:, 0] - center_click_prob) / max(1 - center_click_prob, 1e-6),
+        )
+        region = torch.where(
+            central[:, None, None], edt_argmax(region & truth, region & ~truth), region
+        )
         uniforms = torch.stack([within.clamp(0, 1 - 2**-24), uniforms[:, 1]], 1)
-    return click_in(region, truth, valid, uniforms)
+    return sample_click(region, truth, valid, uniforms)
 
 
-def sided_clicks(
-    guess: Bool[Tensor, "M H W"], truth: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2 2"], valid: Bool[Tensor, "M H W"]
+def sample_fp_fn_clicks(
+    guess: Bool[Tensor, "M H W"],
+    truth: Bool[Tensor, "M H W"],
+    uniforms: Float[Tensor, "M 2 2"],
+    valid: Bool[Tensor, "M H W"],
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
     """Returns a pixel (x, y) uniform in the misses, with label 1, and one uniform in the false alarms, with label 0.
 
@@ -65,8 +76,11 @@ def sided_clicks(
     return torch.stack([positive, negative], 1), torch.stack([label, alarmed.long() - 1], 1)
 
 
-def click_in(
-    region: Bool[Tensor, "M H W"], truth: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
+def sample_click(
+    region: Bool[Tensor, "M H W"],
+    truth: Bool[Tensor, "M H W"],
+    valid: Bool[Tensor, "M H W"],
+    uniforms: Float[Tensor, "M 2"],
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Returns a pixel (x, y) uniform in the region, and its label: the truth's where the pixel is valid, else -1."""
     xy = uniform_click(region, uniforms)
@@ -74,19 +88,23 @@ def click_in(
     return xy, torch.where(valid[at], truth[at].long(), -1)
 
 
-def either(region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]) -> Bool[Tensor, "M H W"]:
+def region_or(
+    region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]
+) -> Bool[Tensor, "M H W"]:
     """Returns each mask's region, or `otherwise` where it is empty."""
     return torch.where(region.flatten(1).any(1)[:, None, None], region, otherwise)
 
 
-def deepest(first: Bool[Tensor, "M H W"], second: Bool[Tensor, "M H W"]) -> Bool[Tensor, "M H W"]:
+def edt_argmax(
+    first: Bool[Tensor, "M H W"], second: Bool[Tensor, "M H W"]
+) -> Bool[Tensor, "M H W"]:
     """Returns the pixels farthest from the boundary of either of two regions of a mask, ties all; none where both are empty."""
-    depths = torch.maximum(depth(first), depth(second))
+    depths = torch.maximum(squared_edt(first), squared_edt(second))
     most = depths.amax((1, 2), keepdim=True)
     return (depths == most) & (most > 0)
 
 
-def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
+def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     """Returns each pixel's squared distance to the nearest one outside the region, 0 outside; what is beyond the grid counts as outside. Exact.
 
     Down the columns by the nearest pixel outside above and below, then along the rows by the least of `d(x')^2 + (x - x')^2` over all x'
@@ -106,13 +124,17 @@ def depth(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     return least[:, :, 1:-1]
 
 
-def cell_to_input(xy: Int64[Tensor, "*n 2"], cell_xy: tuple[float, float]) -> Float32[Tensor, "*n 2"]:
+def cell_to_input(
+    xy: Int64[Tensor, "*n 2"], cell_xy: tuple[float, float]
+) -> Float32[Tensor, "*n 2"]:
     """Returns the centre of each cell in pixel-index coordinates of the input."""
     x, y = ((xy[..., axis] + 0.5) * cell_xy[axis] - 0.5 for axis in (0, 1))
     return torch.stack([x, y], -1)
 
 
-def input_to_cell(xy_input: Float[Tensor, "*n 2"], cell_xy: tuple[float, float]) -> Int64[Tensor, "*n 2"]:
+def input_to_cell(
+    xy_input: Float[Tensor, "*n 2"], cell_xy: tuple[float, float]
+) -> Int64[Tensor, "*n 2"]:
     """Returns the cell that holds each point; the inverse of `cell_to_input`."""
     x, y = (((xy_input[..., axis].double() + 0.5) / cell_xy[axis]).floor() for axis in (0, 1))
     return torch.stack([x, y], -1).long()

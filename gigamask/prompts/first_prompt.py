@@ -5,25 +5,38 @@ Not here: the prompts of later rounds (`policy`, `two_sided`), a first prompt of
 
 import torch
 
-from gigamask.contracts import Draws, Prompts, Truth
-from gigamask.prompts.boxes import corner_labels, hurried_boxes
+from gigamask.prompts.boxes import corner_labels, jittered_boxes
 from gigamask.prompts.clicks import cell_to_input, next_click
+from gigamask.types import Prompts, RandomInputs, Targets
 
 
-def point_or_box(truth: Truth, draws: Draws, box_share: float, box_noise: float, box_noise_limit_px: float, central_share: float = 0.0) -> Prompts:
+def point_or_box(
+    truth: Targets,
+    draws: RandomInputs,
+    box_prob: float,
+    box_noise: float,
+    box_noise_limit_px: float,
+    center_click_prob: float = 0.0,
+) -> Prompts:
     """Returns a noisy box where `draws.first` is below `box_share`, else a point by the first click draw, uniform in the mask or, sometimes, central;
     a point is padded.
     """
     foreground = truth.foreground
-    xy, label = next_click(torch.zeros_like(foreground), foreground, draws.clicks[:, 0], truth.valid, central_share)
+    xy, label = next_click(
+        torch.zeros_like(foreground), foreground, draws.clicks[:, 0], truth.valid, center_click_prob
+    )
     point = cell_to_input(xy, truth.cell_xy)
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
-    boxed = (draws.first < box_share)[:, None]
-    corners = hurried_boxes(truth, draws, box_noise, box_noise_limit_px).to(points.dtype).unflatten(1, (2, 2))
+    boxed = (draws.first < box_prob)[:, None]
+    corners = (
+        jittered_boxes(truth, draws, box_noise, box_noise_limit_px)
+        .to(points.dtype)
+        .unflatten(1, (2, 2))
+    )
     return Prompts(
         points_xy_input=torch.where(boxed[:, :, None], corners, points),
         labels=torch.where(boxed, corner_labels(len(label), label.device), labels),
         masks=None,
-        several=True,
+        multimask_output=True,
     )

@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.faults import Fault, check_range
-from gigamask.prompts.policy import enough
-from gigamask.seams import Policy
+from gigamask.errors import GigamaskError, check_range
+from gigamask.interfaces import PromptSchedule
+from gigamask.prompts.schedule import check_random_inputs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float32, Int64
     from torch import Tensor
 
-    from gigamask.contracts import Draws, Prompts, Round, Truth
+    from gigamask.types import PromptRound, Prompts, RandomInputs, Targets
 
 
 @dataclass(frozen=True)
-class MixedPrompts(Policy):
+class MixedPrompts(PromptSchedule):
     """One round of points, a box, a mask or no prompt, chosen for each mask; a second recipe, not SAM's.
 
     Points are uniform in the mask when positive and uniform in the background when negative; the first is positive. A mask without background has
@@ -31,15 +31,15 @@ class MixedPrompts(Policy):
     box, and as sure of itself as `mask_logit` says: what a mask prompt is without an earlier round is our choice.
     """
 
-    point_share: float = 0.5
+    point_prob: float = 0.5
     """The probability that a mask is prompted by points."""
-    box_share: float = 0.3
+    box_prob: float = 0.3
     """The probability that a mask is prompted by a box."""
-    mask_share: float = 0.15
+    mask_prob: float = 0.15
     """The probability that a mask is prompted by a mask; what the three shares leave is prompted by nothing."""
-    point_odds: tuple[float, ...] = (0.4, 0.3, 0.15, 0.1, 0.05)
+    point_count_probs: tuple[float, ...] = (0.4, 0.3, 0.15, 0.1, 0.05)
     """The probabilities of one point, two points, and so on."""
-    positive_share: float | None = None
+    positive_prob: float | None = None
     """The probability that a point after the first is positive; None draws how many are positive, from one to all, each number equally likely."""
     box_noise: float = 0.1
     """The standard deviation of each side of a box, and of a mask prompt's, as a share of its width or height."""
@@ -47,20 +47,24 @@ class MixedPrompts(Policy):
     """The farthest a side moves, in input pixels."""
     mask_logit: float = 10.0
     """The logit of a mask prompt inside, and with a minus outside; SAM 2 takes a given mask for logits of 10."""
-    several: bool = True
+    multimask_output: bool = True
     """Whether three masks are asked for, of which the best is supervised; otherwise one, whatever the prompt."""
 
     def __post_init__(self) -> None:
         for name in ("point_share", "box_share", "mask_share"):
             check_range(f"MixedPrompts.{name}", getattr(self, name), 0, 1)
-        if (shares := self.point_share + self.box_share + self.mask_share) > 1 + 1e-6:
-            raise Fault(f"MixedPrompts.point_share, box_share and mask_share sum to {shares:.6g}, at most 1 can be shared out; give smaller ones")
-        for odds in self.point_odds:
+        if (shares := self.point_prob + self.box_prob + self.mask_prob) > 1 + 1e-6:
+            raise GigamaskError(
+                f"MixedPrompts.point_share, box_share and mask_share sum to {shares:.6g}, at most 1 can be shared out; give smaller ones"
+            )
+        for odds in self.point_count_probs:
             check_range("MixedPrompts.point_odds", odds, 0, 1)
-        if abs(sum(self.point_odds) - 1) > 1e-6:
-            raise Fault(f"MixedPrompts.point_odds sum to {sum(self.point_odds):.6g}, probabilities sum to 1; give others")
-        if self.positive_share is not None:
-            check_range("MixedPrompts.positive_share", self.positive_share, 0, 1)
+        if abs(sum(self.point_count_probs) - 1) > 1e-6:
+            raise GigamaskError(
+                f"MixedPrompts.point_odds sum to {sum(self.point_count_probs):.6g}, probabilities sum to 1; give others"
+            )
+        if self.positive_prob is not None:
+            check_range("MixedPrompts.positive_share", self.positive_prob, 0, 1)
         check_range("MixedPrompts.box_noise", self.box_noise, 0, None)
         check_range("MixedPrompts.box_noise_limit_px", self.box_noise_limit_px, 0, None)
         check_range("MixedPrompts.mask_logit", self.mask_logit, 0, None)
@@ -70,68 +74,89 @@ class MixedPrompts(Policy):
         return 1
 
     @property
-    def draws(self) -> int:
+    def num_uniforms(self) -> int:
         """How many click draws a mask needs: one for each point's place, then a number for how many there are and one for each further label."""
-        most = len(self.point_odds)
+        most = len(self.point_count_probs)
         return most + (most + 1) // 2
 
-    def next(self, previous: Round | None, truth: Truth, draws: Draws | None, pause: float) -> Prompts | None:
+    def next(
+        self,
+        previous: PromptRound | None,
+        truth: Targets,
+        draws: RandomInputs | None,
+        mask_only_round_u: float,
+    ) -> Prompts | None:
         """Returns each mask's prompt of the kind that `draws.first` chooses; there is no second round."""
         if previous is not None:
             return None
-        draws = enough(draws, self)
+        draws = check_random_inputs(draws, self)
         import torch
         from torch.nn import functional
 
-        from gigamask.contracts import Prompts
-        from gigamask.prompts.boxes import corner_labels, hurried_boxes
-        from gigamask.prompts.mask_prompt import hurried_masks
+        from gigamask.prompts.boxes import corner_labels, jittered_boxes
+        from gigamask.prompts.masks import jittered_masks
+        from gigamask.types import Prompts
 
-        boxes = hurried_boxes(truth, draws, self.box_noise, self.box_noise_limit_px)
+        boxes = jittered_boxes(truth, draws, self.box_noise, self.box_noise_limit_px)
         points, labels = self._points(truth, draws)
         rest = labels.shape[1] - 2
         corners = functional.pad(boxes.to(points.dtype).unflatten(1, (2, 2)), (0, 0, 0, rest))
         kinds = functional.pad(corner_labels(len(labels), labels.device), (0, rest), value=-1)
-        pointed = (draws.first < self.point_share)[:, None]
-        boxed = (draws.first < self.point_share + self.box_share)[:, None] & ~pointed
-        masked = (draws.first >= self.point_share + self.box_share) & (draws.first < self.point_share + self.box_share + self.mask_share)
+        pointed = (draws.first < self.point_prob)[:, None]
+        boxed = (draws.first < self.point_prob + self.box_prob)[:, None] & ~pointed
+        masked = (draws.first >= self.point_prob + self.box_prob) & (
+            draws.first < self.point_prob + self.box_prob + self.mask_prob
+        )
         labels = torch.where(boxed, kinds, torch.where(pointed, labels, -1))
         return Prompts(
-            points_xy_input=torch.where((labels >= 0)[:, :, None], torch.where(boxed[:, :, None], corners, points), 0),
+            points_xy_input=torch.where(
+                (labels >= 0)[:, :, None], torch.where(boxed[:, :, None], corners, points), 0
+            ),
             labels=labels,
-            masks=hurried_masks(truth, boxes, self.mask_logit) if self.mask_share else None,
-            several=self.several,
-            masked=masked if self.mask_share else None,
-            present=(labels >= 0) | (pointed & (torch.arange(labels.shape[1], device=labels.device) == labels.shape[1] - 1)),
+            masks=jittered_masks(truth, boxes, self.mask_logit) if self.mask_prob else None,
+            multimask_output=self.multimask_output,
+            has_mask_prompt=masked if self.mask_prob else None,
+            token_mask=(labels >= 0)
+            | (
+                pointed
+                & (torch.arange(labels.shape[1], device=labels.device) == labels.shape[1] - 1)
+            ),
         )
 
-    def _points(self, truth: Truth, draws: Draws) -> tuple[Float32[Tensor, "M N 2"], Int64[Tensor, "M N"]]:
+    def _points(
+        self, truth: Targets, draws: RandomInputs
+    ) -> tuple[Float32[Tensor, "M N 2"], Int64[Tensor, "M N"]]:
         """Returns the points of every mask and a padding point."""
         import torch
         from torch.nn import functional
 
-        from gigamask.prompts.clicks import cell_to_input, click_in, either
+        from gigamask.prompts.clicks import cell_to_input, region_or, sample_click
 
         foreground, valid = truth.foreground, truth.valid
-        inside, outside = either(foreground & valid, valid), either(~foreground & valid, valid)
+        inside, outside = (
+            region_or(foreground & valid, valid),
+            region_or(~foreground & valid, valid),
+        )
         there, positive = self._kinds(draws)
         clicks = []
-        for place in range(len(self.point_odds)):
+        for place in range(len(self.point_count_probs)):
             region = torch.where(positive[:, place, None, None], inside, outside)
-            clicks.append(click_in(region, foreground, valid, draws.clicks[:, place]))
+            clicks.append(sample_click(region, foreground, valid, draws.clicks[:, place]))
         xy, labels = (torch.stack(each, 1) for each in zip(*clicks, strict=True))
         points = functional.pad(cell_to_input(xy, truth.cell_xy), (0, 0, 0, 1))
         return points, functional.pad(torch.where(there, labels, -1), (0, 1), value=-1)
 
-    def _kinds(self, draws: Draws) -> tuple[Bool[Tensor, "M n"], Bool[Tensor, "M n"]]:
+    def _kinds(self, draws: RandomInputs) -> tuple[Bool[Tensor, "M n"], Bool[Tensor, "M n"]]:
         """Returns which points there are, and which are positive if there are."""
         import torch
 
-        most = len(self.point_odds)
-        chance = draws.clicks[:, most : self.draws].flatten(1)
-        there = torch.stack([chance[:, 0] >= sum(self.point_odds[:place]) for place in range(most)], 1)
-        if self.positive_share is None:
+        most = len(self.point_count_probs)
+        chance = draws.clicks[:, most : self.num_uniforms].flatten(1)
+        there = torch.stack(
+            [chance[:, 0] >= sum(self.point_count_probs[:place]) for place in range(most)], 1
+        )
+        if self.positive_prob is None:
             number = 1 + (chance[:, 1] * there.sum(1)).long()
             return there, torch.arange(most, device=number.device) < number[:, None]
         first = torch.ones_like(there[:, :1])
-        return there, torch.cat([first, chance[:, 1:most] < self.positive_share], 1)
+        return there, torch.cat([first, chance[:, 1:most] < self.positive_prob], 1)

@@ -5,20 +5,26 @@ Not here: which prompts (`policy`), the model (`decode` is any callable), the ba
 
 from collections.abc import Callable, Iterator
 
-from gigamask.contracts import Draws, Prediction, Prompts, Round, Truth
-from gigamask.seams import Policy
+from gigamask.interfaces import PromptSchedule
+from gigamask.types import Prediction, PromptRound, Prompts, RandomInputs, Targets
 
 
-def play(decode: Callable[[Prompts], Prediction], truth: Truth, policy: Policy, draws: Draws | None = None, pause: float = 0.0) -> Iterator[Round]:
+def run_rounds(
+    decode: Callable[[Prompts], Prediction],
+    truth: Targets,
+    policy: PromptSchedule,
+    draws: RandomInputs | None = None,
+    mask_only_round_u: float = 0.0,
+) -> Iterator[PromptRound]:
     """Yields one round at a time and keeps nothing of it: what a round hands on is outside the graph, and it is let go before the next is decoded.
 
     So a caller that back-propagates each round as it comes holds one round's activations, however many there are.
     """
     index = 0
-    prompts = policy.next(None, truth, draws, pause)
+    prompts = policy.next(None, truth, draws, mask_only_round_u)
     while prompts is not None:
-        played = Round(index, prompts, decode(prompts))
+        played = PromptRound(index, prompts, decode(prompts))
         yield played
         index += 1
-        prompts = policy.next(played, truth, draws, pause)
+        prompts = policy.next(played, truth, draws, mask_only_round_u)
         del played

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from gigamask.grounding.config import GroundingTrainConfig
-from gigamask.model.sizes import GroundingModelConfig
-from gigamask.train.optim import AdamW
-from gigamask.train.schedule import WarmupCosine
+from gigamask.models.configs import GroundingModelConfig
+from gigamask.training.optim import AdamW
+from gigamask.training.schedule import WarmupCosine
 
 
 def ground() -> GroundingTrainConfig:
@@ -21,7 +21,7 @@ def ground() -> GroundingTrainConfig:
         batch_size=32,
         micro_batch_size=32,
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05),
-        schedule=WarmupCosine(warmup=100, final=0.01),
+        schedule=WarmupCosine(warmup_steps=100, min_lr_ratio=0.01),
         save_every=1000,
         log_every=50,
     )

@@ -5,10 +5,10 @@ entry point's name is the flag without its dashes, a dot, and the word to give t
 
     [project.entry-points."gigamask.components"]
     "sampler.large_first" = "my_package.samplers:LargeFirst"
-    "loading.choice.largest" = "my_package.masks:Largest"
+    "loader.mask-sampler.largest" = "my_package.masks:Largest"
     "recipe.mine" = "my_package.recipes:mine"
 
-Then `gigamask train mine --sampler large_first --loading.choice largest` knows them.
+Then `gigamask train mine --sampler large_first --loader.mask-sampler largest` knows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 
 GROUP = "gigamask.components"
 
@@ -52,7 +52,11 @@ def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
     """Return the installed components of one kind, a flag such as `sampler`, or `recipe`, by name."""
     found = metadata.entry_points(group=GROUP)
     known = {point.name.removeprefix(f"{kind}."): point for point in found}
-    return {name: point for name, point in known.items() if f"{kind}.{name}" == point.name and "." not in name}
+    return {
+        name: point
+        for name, point in known.items()
+        if f"{kind}.{name}" == point.name and "." not in name
+    }
 
 
 def load_entry_point(point: metadata.EntryPoint) -> Any:
@@ -63,11 +67,13 @@ def load_entry_point(point: metadata.EntryPoint) -> Any:
     """
     try:
         return point.load()
-    except Fault:
+    except GigamaskError:
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        raise Fault(f"entry point {point.name} = {point.value} ({GROUP}) raised {told}; repair the package") from error
+        raise GigamaskError(
+            f"entry point {point.name} = {point.value} ({GROUP}) raised {told}; repair the package"
+        ) from error
 
 
 def load_module(name: str) -> ModuleType:
@@ -81,10 +87,12 @@ def load_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             act = "install its package, set PYTHONPATH, or name a file: file.py:Name"
-            raise Fault(f"{name}: no such module; {act}") from None
-        raise Fault(f"{name}: importing it raised ModuleNotFoundError: {error}") from error
+            raise GigamaskError(f"{name}: no such module; {act}") from None
+        raise GigamaskError(f"{name}: importing it raised ModuleNotFoundError: {error}") from error
     except Exception as error:
-        raise Fault(f"{name}: importing it raised {type(error).__name__}: {error}") from error
+        raise GigamaskError(
+            f"{name}: importing it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_file(name: str) -> ModuleType:
@@ -95,8 +103,12 @@ def load_file(name: str) -> ModuleType:
     """
     path = Path(name)
     if path.suffix != ".py" or not path.is_file():
-        raise Fault(f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name")
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
+        raise GigamaskError(
+            f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name"
+        )
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(
+        path.resolve()
+    ):
         return sys.modules[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None
@@ -107,5 +119,7 @@ def load_file(name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise Fault(f"{path}: importing it raised {type(error).__name__}: {error}") from error
+        raise GigamaskError(
+            f"{path}: importing it raised {type(error).__name__}: {error}"
+        ) from error
     return module

@@ -56,7 +56,7 @@ function ticks(low, high) {
   return Array.from({ length: Math.max(count, 0) }, (_, i) => (first(step) + i) * step);
 }
 
-/** Returns the exponential mean of the known values, without bias towards zero, as TensorBoard does. */
+/** Returns the exponential mean of the known values, without bias towards zero, as TensorBoardTracker does. */
 export function smoothed(values, weight) {
   let mean = 0, mass = 0;
   return values.map((value) => {

@@ -28,7 +28,10 @@ def thinned(records: dict[str, list[Any]]) -> dict[str, list[Any]]:
     count = len(records["step"])
     size = -(-count // MAX_POINTS) or 1
     groups = [slice(start, start + size) for start in range(0, count, size)]
-    return {name: [column[group][-1] if name == "step" else _mean(column[group]) for group in groups] for name, column in records.items()}
+    return {
+        name: [column[group][-1] if name == "step" else _mean(column[group]) for group in groups]
+        for name, column in records.items()
+    }
 
 
 def _mean(values: list[Any]) -> float | None:

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from gigamask.faults import Fault
-from gigamask.train import manifest
+from gigamask.errors import GigamaskError
+from gigamask.training import manifest
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "features")
@@ -75,7 +75,9 @@ class History:
     origin: list[dict[str, Any]] = field(default_factory=list)
     records: dict[str, list[Any]] = field(default_factory=lambda: {"step": []})
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    faults: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    faults: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {kind: [] for kind in KINDS}
+    )
     begun: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
@@ -86,7 +88,9 @@ class History:
     @property
     def step(self) -> int:
         """The last step that is recorded, 0 before the first."""
-        return max([0, *self.records["step"][-1:], *(each["step"] for each in self.evaluations[-1:])])
+        return max(
+            [0, *self.records["step"][-1:], *(each["step"] for each in self.evaluations[-1:])]
+        )
 
     @property
     def steps(self) -> int | None:
@@ -101,7 +105,10 @@ class History:
     def plain(self) -> dict[str, Any]:
         """Returns all of it as data that JSON knows."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        files = {"checkpoints": [asdict(each) for each in self.checkpoints], "pictures": [asdict(each) for each in self.pictures]}
+        files = {
+            "checkpoints": [asdict(each) for each in self.checkpoints],
+            "pictures": [asdict(each) for each in self.pictures],
+        }
         return held | files | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
 
 
@@ -113,41 +120,53 @@ def is_run(folder: Path) -> bool:
 def find(folder: Path) -> list[Path]:
     """Returns the run folders that a folder means: itself, or those below, such as stages and ablations, in the order in which they were begun.
 
-    Raises `Fault` where there is none.
+    Raises `GigamaskError` where there is none.
     """
     if is_run(folder):
         return [folder]
     if not folder.is_dir():
-        raise Fault(f"{folder}: no such folder; name the folder of a run, or one that holds some")
+        raise GigamaskError(
+            f"{folder}: no such folder; name the folder of a run, or one that holds some"
+        )
     found = []
     for at, below, _ in os.walk(folder):
         if is_run(Path(at)):
             found.append(Path(at))
         deep = len(Path(at).relative_to(folder).parts) >= DEPTH
-        below[:] = [] if deep or is_run(Path(at)) else sorted(name for name in below if name not in INSIDE and not name.startswith("."))
+        below[:] = (
+            []
+            if deep or is_run(Path(at))
+            else sorted(name for name in below if name not in INSIDE and not name.startswith("."))
+        )
     if not found:
-        raise Fault(f"{folder}: neither it nor a folder in it holds a {CONFIG} or a {METRICS}, so there is no run; name a run's folder")
+        raise GigamaskError(
+            f"{folder}: neither it nor a folder in it holds a {CONFIG} or a {METRICS}, so there is no run; name a run's folder"
+        )
     return sorted(found, key=_begun_s)
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """Returns a short name for each of some folders, the last parts of its path that tell it from the others; raises `Fault` for one named twice."""
+    """Returns a short name for each of some folders, the last parts of its path that tell it from the others; raises `GigamaskError` for one named twice."""
     whole = [folder.absolute().parts for folder in folders]
     for place, parts in enumerate(whole):
         if parts in whole[:place]:
-            raise Fault(f"{folders[place]}: is named twice; name each run once")
+            raise GigamaskError(f"{folders[place]}: is named twice; name each run once")
     most = max(map(len, whole), default=1)
-    count = next((n for n in range(1, most + 1) if len({parts[-n:] for parts in whole}) == len(whole)), most)
+    count = next(
+        (n for n in range(1, most + 1) if len({parts[-n:] for parts in whole}) == len(whole)), most
+    )
     return ["/".join(parts[-count:]) for parts in whole]
 
 
 def read(folder: Path, verify: bool = False) -> History:
     """Returns what a run folder tells; with `verify` the contents of its checkpoints are held against their crc32, which reads all of them.
 
-    Raises `Fault` for a folder that is no run's.
+    Raises `GigamaskError` for a folder that is no run's.
     """
     if not is_run(folder):
-        raise Fault(f"{folder}: holds no {CONFIG} and no {METRICS}, so it is no run's folder; name one that a training wrote to")
+        raise GigamaskError(
+            f"{folder}: holds no {CONFIG} and no {METRICS}, so it is no run's folder; name one that a training wrote to"
+        )
     events, torn = _lines(folder / METRICS)
     kept, faults, begun = _resolved(events)
     return History(
@@ -168,7 +187,11 @@ def read(folder: Path, verify: bool = False) -> History:
 
 def _begun_s(folder: Path) -> float:
     """Returns when a run was begun: its lock is made then and never written again."""
-    return min((folder / name).stat().st_mtime for name in ("lock", CONFIG, METRICS) if (folder / name).exists())
+    return min(
+        (folder / name).stat().st_mtime
+        for name in ("lock", CONFIG, METRICS)
+        if (folder / name).exists()
+    )
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -198,7 +221,9 @@ def _is_record(event: dict[str, Any]) -> bool:
     return "images_per_s" in event
 
 
-def _resolved(events: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+def _resolved(
+    events: Iterable[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
     """Returns the events of what was trained last at each step, faults by kind, and the beginnings.
 
     A training that begins at a step undoes those behind it; where no beginning is written down, steps that go back tell of one.
@@ -217,9 +242,13 @@ def _resolved(events: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], d
                 begun.append({"step": None, "time": None, "device": None})
             else:
                 begun.append({"step": step, "time": event["begun"], "device": event.get("device")})
-                faults["damaged"] += [{"step": step, "checkpoint": name} for name in event.get("damaged", ())]
+                faults["damaged"] += [
+                    {"step": step, "checkpoint": name} for name in event.get("damaged", ())
+                ]
             if last or step or len(begun) > 1:
-                faults["resumed"].append({"step": begun[-1]["step"], "time": begun[-1]["time"], "reached": last})
+                faults["resumed"].append(
+                    {"step": begun[-1]["step"], "time": begun[-1]["time"], "reached": last}
+                )
             first_again = step if back else step + 1
             kept = [each for each in kept if each["step"] < first_again]
             for kind in TRAINED_AGAIN:
@@ -227,10 +256,19 @@ def _resolved(events: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], d
             last = first_again - 1
         if _is_record(event):
             last = step
-        kind = next((kind for kind in ("rejected", "skipped", "unsaved", "leak") if kind in event and not _is_record(event)), None)
+        kind = next(
+            (
+                kind
+                for kind in ("rejected", "skipped", "unsaved", "leak")
+                if kind in event and not _is_record(event)
+            ),
+            None,
+        )
         if kind is None:
             kept.append(event)
-        elif kind != "rejected" or event["rejected"] not in [each["rejected"] for each in faults["rejected"]]:
+        elif kind != "rejected" or event["rejected"] not in [
+            each["rejected"] for each in faults["rejected"]
+        ]:
             faults[kind].append(event)
     return kept, faults, begun
 
@@ -281,28 +319,46 @@ def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
     for path in manifest.complete(folder):
         try:
             told, fault = manifest.verify(path, contents), None
-        except Fault as damaged:
+        except GigamaskError as damaged:
             told, fault = {}, str(damaged)
         try:
             size = sum(each.stat().st_size for each in path.iterdir())
-            written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(
+                timespec="seconds"
+            )
         except FileNotFoundError:
             continue
-        step = int(path.name.removeprefix("step_")) if path.name.removeprefix("step_").isdigit() else 0
+        step = (
+            int(path.name.removeprefix("step_")) if path.name.removeprefix("step_").isdigit() else 0
+        )
         score = number(told.get("score"))
         found.append(
-            Checkpoint(path.name, step, told.get("samples"), size, written, score, told.get("scored_by"), os.path.realpath(path) == best, fault)
+            Checkpoint(
+                path.name,
+                step,
+                told.get("samples"),
+                size,
+                written,
+                score,
+                told.get("scored_by"),
+                os.path.realpath(path) == best,
+                fault,
+            )
         )
     return found
 
 
 def _pictures(folder: Path) -> list[Picture]:
     """Returns pictures made during training in the order of their steps, then the others by name."""
-    return sorted(_each_picture(folder), key=lambda each: (each.step is None, each.step or 0, each.name))
+    return sorted(
+        _each_picture(folder), key=lambda each: (each.step is None, each.step or 0, each.name)
+    )
 
 
 def _each_picture(folder: Path) -> Iterator[Picture]:
     for path in folder.glob("*"):
         if path.suffix in (".png", ".jpg"):
             made = path.stem.removeprefix("step_")
-            yield Picture(str(path), path.stem, int(made) if made != path.stem and made.isdigit() else None)
+            yield Picture(
+                str(path), path.stem, int(made) if made != path.stem and made.isdigit() else None
+            )

@@ -91,7 +91,9 @@ def json_in_html(data: Mapping[str, Any]) -> str:
 
 def charts(name: str) -> Markup:
     """Returns the place of charts that `report.js` draws."""
-    return Markup(f'<div id="{name}" class="charts"><noscript>Charts need a browser with scripts enabled.</noscript></div>')
+    return Markup(
+        f'<div id="{name}" class="charts"><noscript>Charts need a browser with scripts enabled.</noscript></div>'
+    )
 
 
 def section(title: str, body: str) -> tuple[str, str]:
@@ -106,13 +108,24 @@ def anchor(title: str) -> str:
 
 def links(titles: Iterable[str]) -> Markup:
     """Returns a line of links to sections."""
-    return Markup("<nav>" + "".join(f'<a href="#{anchor(title)}">{escape(title)}</a>' for title in titles) + "</nav>")
+    return Markup(
+        "<nav>"
+        + "".join(f'<a href="#{anchor(title)}">{escape(title)}</a>' for title in titles)
+        + "</nav>"
+    )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", anchors: int = 0) -> Markup:
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", anchors: int = 0
+) -> Markup:
     """Returns a table of which the first column is names; `kind` is words or nothing, the last `anchors` rows are not ours."""
-    lines = "".join(f"<tr{' class=anchor' if place >= len(rows) - anchors else ''}>{_cells('td', row)}</tr>" for place, row in enumerate(rows))
-    return Markup(f"<table{f' class={kind}' if kind else ''}><tr>{_cells('th', head)}</tr>{lines}</table>")
+    lines = "".join(
+        f"<tr{' class=anchor' if place >= len(rows) - anchors else ''}>{_cells('td', row)}</tr>"
+        for place, row in enumerate(rows)
+    )
+    return Markup(
+        f"<table{f' class={kind}' if kind else ''}><tr>{_cells('th', head)}</tr>{lines}</table>"
+    )
 
 
 def _cells(tag: str, cells: Sequence[str]) -> str:
@@ -141,7 +154,10 @@ def marked(text: str, kind: str) -> Markup:
 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> Markup:
     """Returns facts side by side, each a name, a value, and what it is of."""
-    each = (f"<div><span>{told(name)}</span><b>{told(value)}</b><span>{told(of)}</span></div>" for name, value, of in facts)
+    each = (
+        f"<div><span>{told(name)}</span><b>{told(value)}</b><span>{told(of)}</span></div>"
+        for name, value, of in facts
+    )
     return Markup(f'<div class="tiles">{"".join(each)}</div>')
 
 
@@ -155,7 +171,9 @@ def picture(path: Path, quality: int = 85) -> Markup:
     raw = path.read_bytes() if path.suffix == ".jpg" else b""
     if not raw:
         raw = encode_jpeg(image.decode(path.read_bytes(), str(path)), quality)
-    return Markup(f'<img alt="{escape(path.stem)}" src="data:image/jpeg;base64,{base64.b64encode(raw).decode()}">')
+    return Markup(
+        f'<img alt="{escape(path.stem)}" src="data:image/jpeg;base64,{base64.b64encode(raw).decode()}">'
+    )
 
 
 def when(time: str) -> str:
@@ -174,4 +192,10 @@ def figure(value: float | int | None) -> str:
         return ""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 0.01 or abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+    return (
+        f"{value:.3g}"
+        if abs(value) < 0.01 or abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.3f}"
+    )

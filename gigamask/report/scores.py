@@ -20,7 +20,11 @@ def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
         *section("Mean IoU, %", scores(summary)),
         *(section("Boundaries, %", boundaries(summary)) if "boundary_iou" in summary else ()),
         *section("Predicted IoU after one click", reliability(summary["calibration"])),
-        *(section("Automatic masks", automatic(summary["automatic"])) if "automatic" in summary else ()),
+        *(
+            section("Automatic masks", automatic(summary["automatic"]))
+            if "automatic" in summary
+            else ()
+        ),
         *(part for sheet in sheets for part in section(sheet.stem.capitalize(), picture(sheet))),
         *(section("Left out", listing(summary["rejected"])) if summary["rejected"] else ()),
         *section("Protocol", f"<pre>{escape(json.dumps(summary['protocol'], indent=1))}</pre>"),
@@ -33,9 +37,24 @@ def scores(summary: dict) -> str:
     """Returns the table of IoUs: all masks, then each granularity and size that has any."""
     rows = {"all": summary, **summary["granularity"]}
     rows |= {ROWS[name]: each for name, each in summary["size"].items()}
-    names = ["", *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"]), "oracle", "box", "masks"]
-    lines = [[name, *map(cent, (*each["clicks"].values(), each["oracle"], each["box"])), f"{each['masks']:,}"] for name, each in rows.items()]
-    return table(names, [line for line, each in zip(lines, rows.values(), strict=True) if each["masks"]])
+    names = [
+        "",
+        *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"]),
+        "oracle",
+        "box",
+        "masks",
+    ]
+    lines = [
+        [
+            name,
+            *map(cent, (*each["clicks"].values(), each["oracle"], each["box"])),
+            f"{each['masks']:,}",
+        ]
+        for name, each in rows.items()
+    ]
+    return table(
+        names, [line for line, each in zip(lines, rows.values(), strict=True) if each["masks"]]
+    )
 
 
 def boundaries(summary: dict) -> str:
@@ -59,11 +78,26 @@ def reliability(calibration: dict) -> str:
 def reliability_bins(calibration: dict) -> list[dict[str, Any]]:
     """Returns the bins of the reliability diagram that hold masks, as `charts.js` takes them."""
     names = ("predicted", "actual", "count")
-    return [{name: number(each[name]) for name in names} for each in calibration["bins"] if each["count"]]
+    return [
+        {name: number(each[name]) for name in names}
+        for each in calibration["bins"]
+        if each["count"]
+    ]
 
 
 def automatic(found: dict) -> str:
     """Returns what segmenting everything came to."""
-    shares = {"pass SAM's thresholds": "passing", "best IoU with the truth": "best_iou", "AR@1000": "AR@1000", "AP": "AP"}
-    counts = ["" if found["masks_an_image"] is None else f"{found['masks_an_image']:,.1f}", f"{found['truth']:,}"]
-    return table(["masks an image", "of the truth", *(f"{name}, %" for name in shares)], [[*counts, *(cent(found[key]) for key in shares.values())]])
+    shares = {
+        "pass SAM's thresholds": "passing",
+        "best IoU with the truth": "best_iou",
+        "AR@1000": "AR@1000",
+        "AP": "AP",
+    }
+    counts = [
+        "" if found["masks_an_image"] is None else f"{found['masks_an_image']:,.1f}",
+        f"{found['truth']:,}",
+    ]
+    return table(
+        ["masks an image", "of the truth", *(f"{name}, %" for name in shares)],
+        [[*counts, *(cent(found[key]) for key in shares.values())]],
+    )

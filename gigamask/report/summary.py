@@ -23,14 +23,25 @@ OWN = ("out", "recipe")
 """Flags in which every run differs and which say nothing of it."""
 
 
-def tell(runs: Mapping[str, History], recipes: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
+def tell(
+    runs: Mapping[str, History], recipes: Mapping[str, dict[str, Any] | None]
+) -> dict[str, Any]:
     """Returns all that a report holds; `recipes` are the configurations that the runs' recipes have by themselves, None where one is not known."""
     told = {}
     for name, run in runs.items():
         recipe = recipes.get(name)
         changed = differences([recipe, run.config]) if recipe and run.config else None
-        told[name] = run.plain() | {"throughput": throughput(run), "best": best(run), "survived": survived(run), "from_recipe": changed}
-    return {"runs": told, "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {}, "anchors": ANCHORS}
+        told[name] = run.plain() | {
+            "throughput": throughput(run),
+            "best": best(run),
+            "survived": survived(run),
+            "from_recipe": changed,
+        }
+    return {
+        "runs": told,
+        "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {},
+        "anchors": ANCHORS,
+    }
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
@@ -41,21 +52,34 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | No
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else " ".join(map(str, value)) or "(none)"
+    return (
+        value if value is None or isinstance(value, str) else " ".join(map(str, value)) or "(none)"
+    )
 
 
 def waiting(run: History) -> list[float | None]:
     """Returns, of each record, the share of its update's time that was spent waiting for data."""
     batch = int(told) if (told := str(run.config.get("batch-size", ""))).isdigit() else 0
-    pairs = zip(run.records.get("waited_s", ()), run.records.get("images_per_s", ()), strict=False)
-    return [min(waited * speed / batch, 1.0) if batch and waited is not None and speed else None for waited, speed in pairs]
+    pairs = zip(
+        run.records.get("data_time_s", ()), run.records.get("images_per_s", ()), strict=False
+    )
+    return [
+        min(waited * speed / batch, 1.0) if batch and waited is not None and speed else None
+        for waited, speed in pairs
+    ]
 
 
 def throughput(run: History) -> dict[str, float | None]:
     """Returns medians and the slow and fast end of speed, in images a second, the waiting share, and about how long training and evaluating took."""
     speeds, shares = _known(run.records.get("images_per_s", [])), _known(waiting(run))
-    slow, median, fast = np.quantile(speeds, [0.05, 0.5, 0.95]).tolist() if speeds else (None, None, None)
-    step_s = int(run.config["batch-size"]) / median if median and str(run.config.get("batch-size", "")).isdigit() else None
+    slow, median, fast = (
+        np.quantile(speeds, [0.05, 0.5, 0.95]).tolist() if speeds else (None, None, None)
+    )
+    step_s = (
+        int(run.config["batch-size"]) / median
+        if median and str(run.config.get("batch-size", "")).isdigit()
+        else None
+    )
     trained = step_s * run.records["step"][-1] if step_s is not None else None
     evaluated = _known([each["seconds"] for each in run.evaluations])
     return {
@@ -93,7 +117,11 @@ def best(run: History) -> dict[str, Any] | None:
     wanted = str(run.config.get("evaluation.best-by", ""))
     by = wanted if wanted in found[-1]["scores"] else next(iter(found[-1]["scores"]))
     scored = [each for each in found if each["scores"].get(by) is not None]
-    return max(scored, key=lambda each: (each["scores"][by], each["step"])) | {"by": by} if scored else None
+    return (
+        max(scored, key=lambda each: (each["scores"][by], each["step"])) | {"by": by}
+        if scored
+        else None
+    )
 
 
 def survived(run: History) -> dict[str, list[str]]:
@@ -101,11 +129,22 @@ def survived(run: History) -> dict[str, list[str]]:
     faults = run.faults
     told = {
         "went on after a stop": [_resumed(each) for each in faults["resumed"]],
-        "damaged checkpoints": [f"{each['checkpoint']} was damaged; training went on from step {each['step']}" for each in faults["damaged"]]
+        "damaged checkpoints": [
+            f"{each['checkpoint']} was damaged; training went on from step {each['step']}"
+            for each in faults["damaged"]
+        ]
         + [f"{each.name}: {each.fault}" for each in run.checkpoints if each.fault],
-        "samples left out": [f"step {each['step']}: {each.get('reason') or each['rejected']}" for each in faults["rejected"]],
-        "steps skipped": [f"step {each['step']}, its gradient was not finite or it had no mask: {each['skipped']}" for each in faults["skipped"]],
-        "saves that failed": [f"step {each['step']}: {each['unsaved']}" for each in faults["unsaved"]],
+        "samples left out": [
+            f"step {each['step']}: {each.get('reason') or each['rejected']}"
+            for each in faults["rejected"]
+        ],
+        "steps skipped": [
+            f"step {each['step']}, its gradient was not finite or it had no mask: {each['skipped']}"
+            for each in faults["skipped"]
+        ],
+        "saves that failed": [
+            f"step {each['step']}: {each['unsaved']}" for each in faults["unsaved"]
+        ],
         "memory that grows": [
             f"step {each['step']}: {each['leak']} holds {each.get('bytes', 0) / 1e6:,.0f} MB, {each.get('bytes_a_step', 0) / 1e3:,.0f} kB more a step"
             for each in faults["leak"]
@@ -120,4 +159,6 @@ def _resumed(event: Mapping[str, Any]) -> str:
         return f"after step {event['reached']}, from a step before it"
     again = event["reached"] - event["step"]
     on = f" on {when(event['time'])}" if event["time"] else ""
-    return f"at step {event['step']}{on}, " + (f"{again} steps or more trained again" if again > 0 else "no recorded step lost")
+    return f"at step {event['step']}{on}, " + (
+        f"{again} steps or more trained again" if again > 0 else "no recorded step lost"
+    )

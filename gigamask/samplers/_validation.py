@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Shaped
 
-    from gigamask.seams import Items, Sampler
+    from gigamask.interfaces import Sampler, SampleTable
 
 
 def check_positive(sampler: Sampler, *names: str) -> None:
@@ -42,10 +42,10 @@ def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
     """
     if not valid:
         value = getattr(sampler, name)
-        raise Fault(f"{type(sampler).__name__}.{name} must be {requirement} (got {value})")
+        raise GigamaskError(f"{type(sampler).__name__}.{name} must be {requirement} (got {value})")
 
 
-def column(items: Items, name: str, sampler: Sampler) -> Shaped[np.ndarray, "count"]:
+def column(items: SampleTable, name: str, sampler: Sampler) -> Shaped[np.ndarray, "count"]:
     """Return a column of the items.
 
     Args:
@@ -60,7 +60,7 @@ def column(items: Items, name: str, sampler: Sampler) -> Shaped[np.ndarray, "cou
         return items.columns[name]
     except KeyError:
         known = ", ".join(items.columns) or "none"
-        raise Fault(
+        raise GigamaskError(
             f"{type(sampler).__name__} needs the column '{name}', but the items have {known}; "
             "choose one of these, or add it to the table of attributes"
         ) from None

@@ -12,10 +12,10 @@ from itertools import chain
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from gigamask.contracts import Group, Visit
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import LossSnapshot, Order, Sampler, SampleTable, WeightedOrder
 from gigamask.samplers.loss_history import LossHistory
-from gigamask.seams import Items, Ledger, Order, Sampler, Weighted
+from gigamask.types import SampleRef, StepPlan
 
 Locate = Callable[[Int64[np.ndarray, "n"]], tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]]
 """Maps items to the rows of their images, and to masks of these images (-1: the whole image)."""
@@ -45,7 +45,7 @@ class SampleSequence:
     def __init__(
         self,
         sampler: Sampler,
-        items: Items,
+        items: SampleTable,
         history: LossHistory | None = None,
         locate: Locate = whole_images,
         strata: bool = False,
@@ -55,14 +55,16 @@ class SampleSequence:
         self._orders: dict[int, Order] = {}
         self._strata = sampler.strata(items) if strata else None
         if strata and self._strata is None:
-            raise Fault(f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within")
+            raise GigamaskError(
+                f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within"
+            )
         # A resumed history already holds later epochs, so this order may not be that of epoch 0;
         # but its length does not depend on losses.
         is_new = history is None or (history.seen < 0).all()
-        first = sampler.order(items, 0, Ledger.empty(items.count) if history else None)
+        first = sampler.order(items, 0, LossSnapshot.empty(items.count) if history else None)
         self.epoch_length = len(first)
         if not self.epoch_length:
-            raise Fault("the sampler's order is empty; loosen the sampler or the filters")
+            raise GigamaskError("the sampler's order is empty; loosen the sampler or the filters")
         if is_new:
             self._orders[0] = first
 
@@ -90,7 +92,7 @@ class SampleSequence:
         steps = ((newest + 1) * length - consumed) // batch_size
         return float(consumed + steps * batch_size)
 
-    def visits(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[Visit, ...]:
+    def visits(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[SampleRef, ...]:
         """Return what is visited at some samples of a step.
 
         Args:
@@ -104,7 +106,7 @@ class SampleSequence:
         epochs, positions = np.divmod(samples, self.epoch_length)
         strata = np.full(len(items), -1) if self._strata is None else self._strata[items]
         columns = (epochs, positions, rows, masks, samples - start, weights, strata)
-        return tuple(map(Visit, *(column.tolist() for column in columns)))
+        return tuple(map(SampleRef, *(column.tolist() for column in columns)))
 
     def record_losses(self, start: int, losses: np.ndarray) -> None:
         """Add the losses of a step to the history, if there is one.
@@ -117,14 +119,16 @@ class SampleSequence:
             samples = np.arange(start, start + len(losses))
             self._history.update(self._at(samples)[0], samples // self.epoch_length, losses)
 
-    def _at(self, samples: Int64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
+    def _at(
+        self, samples: Int64[np.ndarray, "n"]
+    ) -> tuple[Int64[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
         """Return the items at these samples, and the weights of their losses."""
         epochs, positions = np.divmod(samples, self.epoch_length)
         items, weights = np.empty(len(samples), np.int64), np.ones(len(samples), np.float32)
         for epoch in np.unique(epochs).tolist():
             where, order = epochs == epoch, self._order(epoch)
             items[where] = order[positions[where]]
-            if isinstance(order, Weighted):
+            if isinstance(order, WeightedOrder):
                 weights[where] = order.weights[positions[where]]
         return items, weights
 
@@ -133,7 +137,7 @@ class SampleSequence:
             snapshot = self._history.snapshot if self._history else None
             order = self._sampler.order(self._items, epoch, snapshot)
             if len(order) != self.epoch_length:
-                raise Fault(
+                raise GigamaskError(
                     f"the sampler's order of epoch {epoch} must have {self.epoch_length} positions "
                     f"as epoch 0 has (got {len(order)}); make the length independent of the epoch"
                 )
@@ -152,7 +156,7 @@ def iter_segments(
     micro_batch_size: int,
     rank: int,
     world_size: int,
-) -> Iterator[Iterator[Group]]:
+) -> Iterator[Iterator[StepPlan]]:
     """Yield the steps of one rank, without end, in segments.
 
     A global batch is the next `batch_size` samples of the sequence, also across the end of an
@@ -185,7 +189,7 @@ def iter_steps(
     micro_batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-) -> Iterator[Group]:
+) -> Iterator[StepPlan]:
     """Yield the same steps one after the other, for samplers that do not learn from losses.
 
     Args:
@@ -196,7 +200,9 @@ def iter_steps(
         rank: Rank of this process.
         world_size: Number of processes.
     """
-    return chain.from_iterable(iter_segments(sequence, consumed, batch_size, micro_batch_size, rank, world_size))
+    return chain.from_iterable(
+        iter_segments(sequence, consumed, batch_size, micro_batch_size, rank, world_size)
+    )
 
 
 def _steps(
@@ -207,11 +213,13 @@ def _steps(
     micro_batch_size: int,
     rank: int,
     world_size: int,
-) -> Iterator[Group]:
+) -> Iterator[StepPlan]:
     rounds = -(-batch_size // (world_size * micro_batch_size))
     while consumed < known:
         end = consumed + batch_size
         visits = sequence.visits(np.arange(consumed + rank, end, world_size), consumed)
-        micro_batches = tuple(visits[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds))
-        yield Group(micro_batches, consumed, end)
+        micro_batches = tuple(
+            visits[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds)
+        )
+        yield StepPlan(micro_batches, consumed, end)
         consumed = end

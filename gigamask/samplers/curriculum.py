@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gigamask.interfaces import Sampler
 from gigamask.samplers._validation import check, check_positive, column
 from gigamask.samplers.feistel import cycle, group_by_label
-from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Shaped
 
-    from gigamask.seams import Items, Ledger, Order
+    from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class Curriculum(Sampler):
             return 1.0
         return min(1.0, self.start + (1 - self.start) * epochs / self.epochs)
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: in each stage, passes over the items that are reached.
 
         Stages that reach the same number of items are one.
         """
-        reached = [_count_of(self.share(epoch + stage / self.stages), items.count) for stage in range(self.stages)]
+        reached = [
+            _count_of(self.share(epoch + stage / self.stages), items.count)
+            for stage in range(self.stages)
+        ]
         passes = [
             _Passes(stage * items.count // self.stages, count, ("curriculum", epoch, stage))
             for stage, count in enumerate(reached)
@@ -94,7 +97,7 @@ class AdaptiveCurriculum(Sampler):
                 growths, recent = growths + 1, []
         return min(1.0, self.start + growths * self.growth)
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: passes over the items that are reached.
 
         Epochs that reach the same number of items continue the same passes.
@@ -165,7 +168,7 @@ def _count_of(share: float, count: int) -> int:
     return max(ceil(round(share * count, 6)), 1)
 
 
-def _by_difficulty(items: Items, fewest: int, sampler: Sampler) -> Int64[np.ndarray, "count"]:
+def _by_difficulty(items: SampleTable, fewest: int, sampler: Sampler) -> Int64[np.ndarray, "count"]:
     """Return the items from the easiest on; in any order if at least all of them are reached."""
     difficulty = column(items, "difficulty", sampler)
     return np.arange(items.count) if fewest >= items.count else argsort_stable(difficulty)

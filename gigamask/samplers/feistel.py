@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.draws import draw
+from gigamask.rng import make_rng
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, UInt64
@@ -26,7 +26,9 @@ PIECE = 2**14
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
-def permute(positions: Int64[np.ndarray, "n"], size: int, generator: np.random.Generator) -> Int64[np.ndarray, "n"]:
+def permute(
+    positions: Int64[np.ndarray, "n"], size: int, generator: np.random.Generator
+) -> Int64[np.ndarray, "n"]:
     """Evaluate a random permutation at some positions.
 
     Args:
@@ -41,7 +43,9 @@ def permute(positions: Int64[np.ndarray, "n"], size: int, generator: np.random.G
         IndexError: A position is outside the permutation.
     """
     if len(positions) and not 0 <= positions.min() <= positions.max() < size:
-        raise IndexError(f"positions must be in [0, {size}), got {positions.min()} to {positions.max()}")
+        raise IndexError(
+            f"positions must be in [0, {size}), got {positions.min()} to {positions.max()}"
+        )
     if size <= SMALL:
         return generator.permutation(size)[positions]
     keys = generator.integers(2**64, size=ROUNDS, dtype=np.uint64)
@@ -58,7 +62,9 @@ def permute(positions: Int64[np.ndarray, "n"], size: int, generator: np.random.G
     return items
 
 
-def cycle(indices: Int64[np.ndarray, "n"], size: int, seed: int, purpose: str, *ids: int) -> Int64[np.ndarray, "n"]:
+def cycle(
+    indices: Int64[np.ndarray, "n"], size: int, seed: int, purpose: str, *ids: int
+) -> Int64[np.ndarray, "n"]:
     """Index an endless sequence of permutations, one after the other.
 
     Args:
@@ -74,11 +80,13 @@ def cycle(indices: Int64[np.ndarray, "n"], size: int, seed: int, purpose: str, *
     passes, positions = np.divmod(indices, size)
     items = np.empty_like(positions)
     for number, where in group_by_label(passes):
-        items[where] = permute(positions[where], size, draw(seed, purpose, *ids, number))
+        items[where] = permute(positions[where], size, make_rng(seed, purpose, *ids, number))
     return items
 
 
-def balanced_subset(visit: int, length: int, size: int, seed: int, purpose: str, *ids: int) -> Int64[np.ndarray, "length"]:
+def balanced_subset(
+    visit: int, length: int, size: int, seed: int, purpose: str, *ids: int
+) -> Int64[np.ndarray, "length"]:
     """Choose the items of one visit such that all items are chosen equally often over visits.
 
     An item is repeated within a visit only when all have been chosen. Over any number of visits
@@ -114,7 +122,9 @@ def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[
             yield int(labels[group[0]]), group
 
 
-def _distinct(visit: int, length: int, size: int, seed: int, purpose: str, *ids: int) -> Int64[np.ndarray, "length"]:
+def _distinct(
+    visit: int, length: int, size: int, seed: int, purpose: str, *ids: int
+) -> Int64[np.ndarray, "length"]:
     """Return one visit's distinct items from an endless sequence of permutations.
 
     `length` is at most half of `size`. A visit that spans two permutations could meet an item
@@ -136,14 +146,18 @@ def _distinct(visit: int, length: int, size: int, seed: int, purpose: str, *ids:
     return items[start - first :]
 
 
-def _slice(start: int, end: int, size: int, seed: int, purpose: str, *ids: int) -> Int64[np.ndarray, "n"]:
+def _slice(
+    start: int, end: int, size: int, seed: int, purpose: str, *ids: int
+) -> Int64[np.ndarray, "n"]:
     """Return a slice of the sequence of permutations that lies within one of them."""
     number = start // size
     positions = np.arange(start - number * size, end - number * size)
-    return permute(positions, size, draw(seed, purpose, *ids, number))
+    return permute(positions, size, make_rng(seed, purpose, *ids, number))
 
 
-def _move_last(items: Int64[np.ndarray, "n"], met: Int64[np.ndarray, "m"], size: int) -> Int64[np.ndarray, "n"]:
+def _move_last(
+    items: Int64[np.ndarray, "n"], met: Int64[np.ndarray, "m"], size: int
+) -> Int64[np.ndarray, "n"]:
     """Return the items with those in `met` moved to the end, otherwise in the same order."""
     is_met = np.zeros(size, bool)
     is_met[met] = True
@@ -151,7 +165,9 @@ def _move_last(items: Int64[np.ndarray, "n"], met: Int64[np.ndarray, "m"], size:
     return np.concatenate([items[~last], items[last]])
 
 
-def _mix(values: UInt64[np.ndarray, "n"], bits: int, keys: UInt64[np.ndarray, "r"]) -> UInt64[np.ndarray, "n"]:
+def _mix(
+    values: UInt64[np.ndarray, "n"], bits: int, keys: UInt64[np.ndarray, "r"]
+) -> UInt64[np.ndarray, "n"]:
     """Permute all numbers of `bits` bits; each round changes one half depending on the other."""
     low = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.draws import draw
+from gigamask.interfaces import Sampler, WeightedOrder
+from gigamask.rng import make_rng
 from gigamask.samplers._validation import check, check_positive
 from gigamask.samplers.feistel import cycle
-from gigamask.seams import Sampler, Weighted
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64
 
-    from gigamask.seams import Items, Ledger, Order
+    from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 BLOCK = 2**15
 """Number of items whose weights are summed together."""
@@ -55,8 +55,8 @@ class LossWeighted(Sampler):
         """Decay of an item's average loss."""
         return self.ema
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
-        """Return the order of `epoch`, drawn from the losses given; `Weighted` with importance.
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+        """Return the order of `epoch`, drawn from the losses given; `WeightedOrder` with importance.
 
         One draw is made in each of N equal parts of the probability: an item comes as often as
         expected, give or take one or two. So estimates vary less than with N independent draws and
@@ -67,11 +67,11 @@ class LossWeighted(Sampler):
         length = min(self.per_epoch, items.count)
         uniform = np.ones(items.count, np.float32)
         relative = self.relative(ledger.losses) if ledger else uniform
-        generator = draw(items.seed, "loss-weighted", epoch)
+        generator = make_rng(items.seed, "loss-weighted", epoch)
         quantiles = (np.arange(length) + generator.random(length)) / length
         drawn = _at_quantiles(relative, quantiles)
         generator.shuffle(drawn)
-        return Weighted(drawn, 1 / relative[drawn]) if self.importance else drawn
+        return WeightedOrder(drawn, 1 / relative[drawn]) if self.importance else drawn
 
     def relative(self, losses: Float32[np.ndarray, "count"]) -> Float32[np.ndarray, "count"]:
         """Return each item's probability as a multiple of `1 / items`.
@@ -134,7 +134,9 @@ class Replay(Sampler):
         """The last loss replaces the one before, so that learned items leave the buffer."""
         return 0.0
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`.
 
         Position P of the sequence of all epochs is a replay where `floor((P + 1) * share)` is above
@@ -162,7 +164,7 @@ class Replay(Sampler):
             order[replayed] = cycle(indices, items.count, items.seed, "replay: nothing to replay")
         return order
 
-    def buffer(self, epoch: int, ledger: Ledger) -> Int64[np.ndarray, "b"]:
+    def buffer(self, epoch: int, ledger: LossSnapshot) -> Int64[np.ndarray, "b"]:
         """Return the items that are replayed in `epoch`, in ascending order.
 
         Args:
@@ -172,7 +174,9 @@ class Replay(Sampler):
         Returns:
             Of the items visited in the `recent` epochs before, the hardest above the percentile.
         """
-        recent = np.flatnonzero((ledger.seen >= max(epoch - self.recent, 0)) & np.isfinite(ledger.losses))
+        recent = np.flatnonzero(
+            (ledger.seen >= max(epoch - self.recent, 0)) & np.isfinite(ledger.losses)
+        )
         if not len(recent):
             return recent
         losses = ledger.losses[recent]
@@ -183,7 +187,9 @@ class Replay(Sampler):
         return np.sort(recent[np.argpartition(losses, len(losses) - self.size)[-self.size :]])
 
 
-def _at_quantiles(weights: Float32[np.ndarray, "count"], quantiles: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+def _at_quantiles(
+    weights: Float32[np.ndarray, "count"], quantiles: Float64[np.ndarray, "n"]
+) -> Int64[np.ndarray, "n"]:
     """Return the items at ascending quantiles of the cumulative weight.
 
     Weights are summed in blocks that fit the CPU cache.

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, Shaped
 
-from gigamask.faults import Fault
-from gigamask.seams import Ledger
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import LossSnapshot
 
 
 @dataclass
@@ -29,7 +29,7 @@ class LossHistory:
     seen: Int32[np.ndarray, "count"]
     sums: Float64[np.ndarray, "epochs"]
     counts: Int64[np.ndarray, "epochs"]
-    snapshot: Ledger
+    snapshot: LossSnapshot
 
     @classmethod
     def empty(cls, subject: str, count: int, decay: float) -> "LossHistory":
@@ -40,9 +40,11 @@ class LossHistory:
             count: Number of items.
             decay: Share of an item's average loss that remains when there is a new loss.
         """
-        start = Ledger.empty(count)
+        start = LossSnapshot.empty(count)
         sums, counts = np.zeros(0), np.zeros(0, np.int64)
-        return cls(subject, decay, start.losses, start.seen, sums, counts, Ledger.empty(count))
+        return cls(
+            subject, decay, start.losses, start.seen, sums, counts, LossSnapshot.empty(count)
+        )
 
     def update(
         self,
@@ -80,16 +82,18 @@ class LossHistory:
         means = np.full(finished, np.nan)
         sums, counts = self.sums[:finished], self.counts[:finished]
         np.divide(sums, counts, out=means[: len(sums)], where=counts > 0)
-        self.snapshot = Ledger(self.losses.copy(), self.seen.copy(), means)
+        self.snapshot = LossSnapshot(self.losses.copy(), self.seen.copy(), means)
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "..."]]:
         """Return the whole content as arrays by name, as checkpoints hold it."""
         current = {name: getattr(self, name) for name in ("losses", "seen", "sums", "counts")}
-        names = [field.name for field in fields(Ledger)]
+        names = [field.name for field in fields(LossSnapshot)]
         return current | {f"frozen.{name}": getattr(self.snapshot, name) for name in names}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, Shaped[np.ndarray, "..."]], subject: str, decay: float, source: str) -> "LossHistory":
+    def from_arrays(
+        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], subject: str, decay: float, source: str
+    ) -> "LossHistory":
         """Return the history whose `arrays()` are given.
 
         Args:
@@ -103,7 +107,9 @@ class LossHistory:
         """
         expected = set(cls.empty("", 0, 0.0).arrays())
         if mismatch := sorted(expected ^ set(arrays)):
-            raise Fault(f"{source}: array '{mismatch[0]}' is missing or unknown; use another --out")
-        snapshot = Ledger(*(arrays[f"frozen.{field.name}"] for field in fields(Ledger)))
+            raise GigamaskError(
+                f"{source}: array '{mismatch[0]}' is missing or unknown; use another --out"
+            )
+        snapshot = LossSnapshot(*(arrays[f"frozen.{field.name}"] for field in fields(LossSnapshot)))
         losses, seen, sums, counts = (arrays[name] for name in ("losses", "seen", "sums", "counts"))
         return cls(subject, decay, losses, seen, sums, counts, snapshot)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.draws import draw
+from gigamask.interfaces import Sampler
+from gigamask.rng import make_rng
 from gigamask.samplers._validation import check_positive
 from gigamask.samplers.feistel import group_by_label, permute
-from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
     from jaxtyping import Int, Int64
 
-    from gigamask.seams import Items, Ledger, Order
+    from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 LARGE = 2**21
 """Arrays of this length or more are shuffled in buckets. A plain shuffle waits for memory there:
@@ -29,10 +29,12 @@ PIECE = 2**18
 class Random(Sampler):
     """A random permutation per epoch, held in memory."""
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int[np.ndarray, "N"]:
         """Return the permutation of `epoch`, as 32-bit integers where they suffice."""
         indices = np.arange(items.count, dtype=np.int32 if items.count < 2**31 else np.int64)
-        return shuffled(indices, draw(items.seed, "order", epoch))
+        return shuffled(indices, make_rng(items.seed, "order", epoch))
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class LazyShuffle(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "chunk")
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
         """Return the permutation of `epoch`; only the positions asked for are evaluated."""
         return _LazyOrder(items.count, self.chunk, items.seed, epoch)
 
@@ -68,22 +70,24 @@ class _LazyOrder:
 
     def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
         if self.chunk is None or not len(positions):
-            return permute(positions, self.count, draw(self.seed, "lazy", self.epoch))
+            return permute(positions, self.count, make_rng(self.seed, "lazy", self.epoch))
         chunks, offsets = self._locate(positions, self.chunk)
         items = np.empty_like(offsets)
         for chunk, where in group_by_label(chunks):
             first = chunk * self.chunk
             size = min(self.chunk, self.count - first)
-            generator = draw(self.seed, "chunk", self.epoch, chunk)
+            generator = make_rng(self.seed, "chunk", self.epoch, chunk)
             items[where] = first + permute(offsets[where], size, generator)
         return items
 
-    def _locate(self, positions: Int64[np.ndarray, "n"], size: int) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    def _locate(
+        self, positions: Int64[np.ndarray, "n"], size: int
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
         """Return the chunk at each position, and the position within that chunk."""
         # The last chunk may be short, so its place is drawn first; the other chunks take the
         # remaining places in random order.
         last = (self.count - 1) // size
-        generator = draw(self.seed, "chunks", self.epoch)
+        generator = make_rng(self.seed, "chunks", self.epoch)
         place_of_last = int(generator.integers(last, endpoint=True))
         missing = (last + 1) * size - self.count
         after = positions >= (place_of_last + 1) * size - missing
@@ -102,7 +106,9 @@ def shuffled(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> In
     return values
 
 
-def bucket_shuffled(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> Int[np.ndarray, "n"]:
+def bucket_shuffled(
+    values: Int[np.ndarray, "n"], generator: np.random.Generator
+) -> Int[np.ndarray, "n"]:
     """Return the values in uniformly random order (Rao 1961, Sandelius 1962).
 
     Each value goes to a random bucket, and each bucket, which fits the CPU cache, is shuffled.

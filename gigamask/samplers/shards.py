@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import Sampler
+from gigamask.rng import make_rng
 from gigamask.samplers._validation import check_positive, column
 from gigamask.samplers.feistel import balanced_subset, cycle, group_by_label
 from gigamask.samplers.random import shuffled
-from gigamask.seams import Sampler
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-    from gigamask.seams import Items, Ledger, Order
+    from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,12 @@ class TarSubset(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "per_tar")
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`."""
         stream = "balanced tars" if self.mixed else "tar aware"
-        generator = draw(items.seed, stream, epoch)
+        generator = make_rng(items.seed, stream, epoch)
         firsts, sizes = tar_spans(items, self)
         if self.mixed:
             tars, lengths = np.arange(len(sizes)), np.full_like(sizes, self.per_tar)
@@ -83,7 +85,9 @@ class StreamingTars(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "tars")
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`; only the tars that it visits are shuffled."""
         firsts, sizes = tar_spans(items, self)
         if not items.count:
@@ -91,7 +95,13 @@ class StreamingTars(Sampler):
         length = max(1, round(items.count * min(self.tars, len(sizes)) / len(sizes)))
         start, end = epoch * length, (epoch + 1) * length
         passes = range(start // items.count, (end - 1) // items.count + 1)
-        pieces = [piece for number in passes for piece in _slice_of_pass(items.seed, number, firsts, sizes, start - number * items.count, length)]
+        pieces = [
+            piece
+            for number in passes
+            for piece in _slice_of_pass(
+                items.seed, number, firsts, sizes, start - number * items.count, length
+            )
+        ]
         return np.concatenate(pieces)
 
 
@@ -112,9 +122,11 @@ class Streamed(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "lanes", "buffer")
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`."""
-        generator = draw(items.seed, "streamed", epoch)
+        generator = make_rng(items.seed, "streamed", epoch)
         firsts, sizes = tar_spans(items, self)
         tars = generator.permutation(len(sizes))
         sizes = sizes[tars]
@@ -158,11 +170,15 @@ class Sharded(Sampler):
             Fault: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
         """
         if batch % self.nodes:
-            raise Fault(f"--batch-size must be a multiple of --sampler.nodes {self.nodes} (got {batch})")
+            raise GigamaskError(
+                f"--batch-size must be a multiple of --sampler.nodes {self.nodes} (got {batch})"
+            )
         if self.nodes % nodes:
-            raise Fault(f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})")
+            raise GigamaskError(
+                f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})"
+            )
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Order:
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
         """Return the order of `epoch`, which is evaluated on demand."""
         if self.column is None:
             members, edges = None, self._edges_by_tar(items)
@@ -170,23 +186,31 @@ class Sharded(Sampler):
             members, edges = self._by_column(items, self.column)
         sizes = np.diff(edges)
         if not sizes.all():
-            raise Fault(f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar")
+            raise GigamaskError(
+                f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar"
+            )
         return _ShardedOrder(members, edges[:-1], sizes, items.seed, epoch)
 
-    def _edges_by_tar(self, items: Items) -> Int64[np.ndarray, "edges"]:
+    def _edges_by_tar(self, items: SampleTable) -> Int64[np.ndarray, "edges"]:
         """Return where each node's items begin and those of the last node end."""
         # Tars without items count too: filters must not move a tar to another node.
         tar = column(items, "tar", self)
         tars = items.tars or (int(tar[-1]) + 1 if items.count else 0)
         return np.searchsorted(tar, -(-np.arange(self.nodes + 1) * tars // self.nodes))
 
-    def _by_column(self, items: Items, name: str) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
+    def _by_column(
+        self, items: SampleTable, name: str
+    ) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
         """Return the items sorted by node, and where each node begins and the last one ends."""
         values = column(items, name, self)
-        invalid = np.flatnonzero((values < 0) | (values >= self.nodes) | (np.floor(values) != values))
+        invalid = np.flatnonzero(
+            (values < 0) | (values >= self.nodes) | (np.floor(values) != values)
+        )
         if len(invalid):
             item = invalid[0]
-            raise Fault(f"column '{name}' must be from 0 to {self.nodes - 1} (got {values[item]} at item {item})")
+            raise GigamaskError(
+                f"column '{name}' must be from 0 to {self.nodes - 1} (got {values[item]} at item {item})"
+            )
         # Integers of one or two bytes are sorted by radix.
         nodes = values.astype(np.min_scalar_type(self.nodes - 1))
         members = np.argsort(nodes, kind="stable")
@@ -221,7 +245,9 @@ class _ShardedOrder:
         return items if self.members is None else self.members[items]
 
 
-def tar_spans(items: Items, sampler: Sampler) -> tuple[Int64[np.ndarray, "tars"], Int64[np.ndarray, "tars"]]:
+def tar_spans(
+    items: SampleTable, sampler: Sampler
+) -> tuple[Int64[np.ndarray, "tars"], Int64[np.ndarray, "tars"]]:
     """Return the first item of each tar, and its number of items; empty tars are left out.
 
     Args:
@@ -243,18 +269,20 @@ def _slice_of_pass(
     length: int,
 ) -> Iterator[Int64[np.ndarray, "n"]]:
     """Yield the items at the `length` positions from `start` on that lie within one pass."""
-    tars = draw(seed, "streaming tars", number).permutation(len(sizes))
+    tars = make_rng(seed, "streaming tars", number).permutation(len(sizes))
     ends = np.cumsum(sizes[tars])
     for place in range(int(np.searchsorted(ends, start, side="right")), len(tars)):
         tar = int(tars[place])
         first = int(ends[place] - sizes[tar])
         if first >= start + length:
             return
-        mixed = draw(seed, "streaming tars", number, tar).permutation(sizes[tar])
+        mixed = make_rng(seed, "streaming tars", number, tar).permutation(sizes[tar])
         yield firsts[tar] + mixed[max(0, start - first) : start + length - first]
 
 
-def _shuffle_blocks(lane: Int64[np.ndarray, "n"], buffer: int, generator: np.random.Generator) -> None:
+def _shuffle_blocks(
+    lane: Int64[np.ndarray, "n"], buffer: int, generator: np.random.Generator
+) -> None:
     """Shuffle the lane in place, in blocks of `buffer` that start at a random offset."""
     first = int(generator.integers(min(buffer, len(lane)), endpoint=True))
     last = len(lane) - (len(lane) - first) % buffer

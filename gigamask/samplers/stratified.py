@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import GRANULARITIES, Sampler
+from gigamask.rng import make_rng
 from gigamask.samplers._validation import check, check_positive, column
 from gigamask.samplers.feistel import balanced_subset
 from gigamask.samplers.random import shuffled
-from gigamask.seams import GRANULARITIES, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Int64, Integer, Shaped
 
-    from gigamask.seams import Items, Ledger
+    from gigamask.interfaces import LossSnapshot, SampleTable
 
 RELEVANCE = ("granularity", "complexity", "domain")
 """Attributes of queries that relevance diversity balances ("Sampling for Relevance Diversity")."""
@@ -51,11 +51,13 @@ class Stratified(Sampler):
         check(self, "attributes", len(self.attributes) > 0, names)
         check_positive(self, "per_stratum")
 
-    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+    def strata(self, items: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the stratum of each item."""
         return _number_strata(items, self.attributes, self)[0]
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`: `per_stratum` items of each stratum."""
         strata = _members(items, self.attributes, self)
         if self.epoch_length == "smallest":
@@ -64,7 +66,7 @@ class Stratified(Sampler):
             mix = "relevance diversity" if self.attributes == RELEVANCE else "multi-attribute"
             default, streams = items.count // max(len(strata), 1), ("cell", mix)
         chosen = _choose(strata, self.per_stratum or default, epoch, items.seed, streams[0])
-        return shuffled(chosen.ravel(), draw(items.seed, streams[1], epoch))
+        return shuffled(chosen.ravel(), make_rng(items.seed, streams[1], epoch))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class InterleavedStrata(Sampler):
     """positions per epoch, rounded up to whole patterns; None: until the first stratum runs out"""
 
     def __post_init__(self) -> None:
-        valid = self.ratio is None or (len(self.ratio) == 3 and min(self.ratio) >= 0 and any(self.ratio))
+        valid = self.ratio is None or (
+            len(self.ratio) == 3 and min(self.ratio) >= 0 and any(self.ratio)
+        )
         check(self, "ratio", valid, "three numbers >= 0, fine medium coarse, not all 0, or None")
         check_positive(self, "ranks", "per_epoch")
 
@@ -106,15 +110,21 @@ class InterleavedStrata(Sampler):
         if self.ranks == 1 and self.ratio is not None:
             return
         if batch % self.ranks:
-            raise Fault(f"--batch-size must be a multiple of --sampler.ranks {self.ranks} (got {batch})")
+            raise GigamaskError(
+                f"--batch-size must be a multiple of --sampler.ranks {self.ranks} (got {batch})"
+            )
         if self.ranks % processes:
-            raise Fault(f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})")
+            raise GigamaskError(
+                f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})"
+            )
 
-    def strata(self, items: Items) -> Integer[np.ndarray, "count"]:
+    def strata(self, items: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the granularity of each item."""
         return column(items, "granularity", self)
 
-    def order(self, items: Items, epoch: int, ledger: Ledger | None) -> Int64[np.ndarray, "N"]:
+    def order(
+        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+    ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`: whole patterns, which the next epoch continues."""
         if not items.count:
             return np.empty(0, np.int64)
@@ -129,7 +139,7 @@ class InterleavedStrata(Sampler):
         pattern = _pattern(ratio)[places]
         order = np.empty((turns, self.ranks, period), np.int64)
         purpose = "balanced" if self.ratio is None else "multi-level"
-        shared = draw(items.seed, "distributed balanced", epoch)
+        shared = make_rng(items.seed, "distributed balanced", epoch)
         for number, part in enumerate(ratio):
             if not part:
                 continue
@@ -139,11 +149,11 @@ class InterleavedStrata(Sampler):
             if self.ratio is None:
                 shared.shuffle(chosen)
             else:
-                chosen = shuffled(chosen, draw(items.seed, "multi-level order", epoch, number))
+                chosen = shuffled(chosen, make_rng(items.seed, "multi-level order", epoch, number))
             order[:, pattern == number] = chosen.reshape(turns, -1)
         return order.transpose(0, 2, 1).ravel()
 
-    def _strata(self, items: Items) -> tuple[list[Int64[np.ndarray, "_"]], list[int]]:
+    def _strata(self, items: SampleTable) -> tuple[list[Int64[np.ndarray, "_"]], list[int]]:
         """Return the items of each stratum, and its part of the ratio."""
         if self.ratio is None:
             strata = _members(items, ("granularity",), self)
@@ -153,11 +163,15 @@ class InterleavedStrata(Sampler):
         for level, part in enumerate(self.ratio):
             if part and not len(strata[level]):
                 kind = GRANULARITIES[level]
-                raise Fault(f"no item is {kind}: its ratio must be 0 (got {self.ratio}); or filter less")
+                raise GigamaskError(
+                    f"no item is {kind}: its ratio must be 0 (got {self.ratio}); or filter less"
+                )
         return strata, [part // gcd(*self.ratio) for part in self.ratio]
 
 
-def _members(items: Items, attributes: Sequence[str], sampler: Sampler) -> list[Int64[np.ndarray, "_"]]:
+def _members(
+    items: SampleTable, attributes: Sequence[str], sampler: Sampler
+) -> list[Int64[np.ndarray, "_"]]:
     """Return the items of each stratum that has any, in ascending order."""
     labels, count = _number_strata(items, attributes, sampler)
     if not count:
@@ -166,20 +180,24 @@ def _members(items: Items, attributes: Sequence[str], sampler: Sampler) -> list[
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
 
 
-def _number_strata(items: Items, attributes: Sequence[str], sampler: Sampler) -> tuple[Integer[np.ndarray, "count"], int]:
+def _number_strata(
+    items: SampleTable, attributes: Sequence[str], sampler: Sampler
+) -> tuple[Integer[np.ndarray, "count"], int]:
     """Return the stratum of each item, numbered without gaps, and the number of strata."""
     labels, count = np.zeros(items.count, np.uint8), min(items.count, 1)
     for name in attributes:
         values = column(items, name, sampler)
         if values.dtype.kind not in "iub":
-            raise Fault(f"attribute '{name}' must hold integers (got {values.dtype}); bin it")
+            raise GigamaskError(
+                f"attribute '{name}' must hold integers (got {values.dtype}); bin it"
+            )
         ranks, distinct = _dense_ranks(values)
         if count > 1 and distinct <= MAX_STRATA:
             labels, count = _dense_ranks(labels.astype(np.int64) * distinct + ranks)
         elif count == 1:
             labels, count = ranks, distinct
         if max(distinct, count) > MAX_STRATA:
-            raise Fault(
+            raise GigamaskError(
                 f"attributes {', '.join(attributes)} of {type(sampler).__name__} must make at most "
                 f"{MAX_STRATA} strata (got {max(distinct, count)} or more of {items.count} items); "
                 f"leave out '{name}' or make its values coarser"
@@ -187,7 +205,9 @@ def _number_strata(items: Items, attributes: Sequence[str], sampler: Sampler) ->
     return labels, count
 
 
-def _choose(strata: list[Int64[np.ndarray, "_"]], length: int, epoch: int, seed: int, purpose: str) -> Int64[np.ndarray, "strata length"]:
+def _choose(
+    strata: list[Int64[np.ndarray, "_"]], length: int, epoch: int, seed: int, purpose: str
+) -> Int64[np.ndarray, "strata length"]:
     """Return the `length` items of each stratum that are visited in `epoch`."""
     chosen = np.empty((len(strata), length), np.int64)
     for number, (row, members) in enumerate(zip(chosen, strata, strict=True)):

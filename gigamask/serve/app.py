@@ -1,7 +1,7 @@
 """The HTTP routes of the page: parse and check each request, and send JSON, JPEGs or page files.
 
 Images, runs and checkpoints are named by numbers and names of our own lists, never by paths. A
-`Fault` is one line with status 422, or 404 for what does not exist.
+`GigamaskError` is one line with status 422, or 404 for what does not exist.
 
 Not here: who may ask (`serve.security`), what is answered (`serve.session`, `serve.dataset_view`,
 `serve.sampler_view`, `serve.runs_view`).
@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gigamask import __version__
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
@@ -92,7 +92,7 @@ class AppState:
 def build(state: AppState) -> FastAPI:
     """Return the application, without the middleware that guards it."""
     app = FastAPI(title="gigamask", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(Fault, _fault)
+    app.add_exception_handler(GigamaskError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     routers = _page_routes(), _about_routes(state), _image_routes(state)
     for router in (*routers, _data_routes(state), _run_routes(state)):
@@ -105,7 +105,11 @@ def _page_routes() -> APIRouter:
     router = APIRouter()
     page, report = resources.files("gigamask.serve") / "page", resources.files("gigamask.report")
     suffixes = {file.name: file.name.rpartition(".")[2] for file in page.iterdir()}
-    files = {name: (page / name).read_bytes() for name, suffix in suffixes.items() if suffix in MEDIA_TYPES}
+    files = {
+        name: (page / name).read_bytes()
+        for name, suffix in suffixes.items()
+        if suffix in MEDIA_TYPES
+    }
     files |= {name: (report / name).read_bytes() for name in ("charts.js", "charts.css")}
 
     def file(name: str) -> Response:
@@ -129,7 +133,7 @@ def _about_routes(state: AppState) -> APIRouter:
         return {
             "version": __version__,
             "weights": state.weights,
-            "side": session.model.spec.input_side if session else None,
+            "side": session.model.spec.image_size if session else None,
             "words": bool(session and session.text_model),
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,
@@ -145,7 +149,9 @@ def _image_routes(state: AppState) -> APIRouter:
         return _required(state.session, "--weights WEIGHTS")
 
     @router.post("")
-    async def open_upload(request: Request, name: Annotated[str, Query(max_length=200)] = "image") -> dict[str, Any]:
+    async def open_upload(
+        request: Request, name: Annotated[str, Query(max_length=200)] = "image"
+    ) -> dict[str, Any]:
         """Open a JPEG, PNG or WebP, which is the body."""
         raw = await request.body()
         return await run_in_threadpool(session().open, raw, name)
@@ -212,7 +218,9 @@ def _data_routes(state: AppState) -> APIRouter:
         return _dataset(state).statistics
 
     @router.get("/sampler")
-    def sampled(name: Name, epoch: Number = 0, position: Number = 0, count: Count = 12, seed: Seed = 0) -> dict[str, Any]:
+    def sampled(
+        name: Name, epoch: Number = 0, position: Number = 0, count: Count = 12, seed: Seed = 0
+    ) -> dict[str, Any]:
         return samplers().images(name, epoch, position, count, seed)
 
     @router.get("/sampler/statistics")

@@ -10,12 +10,12 @@ from typing import Any
 import cv2
 import numpy as np
 
-from gigamask import names
-from gigamask.data import image, store
+from gigamask import registry
+from gigamask.data import image, storage
 from gigamask.data.dataset import RawSample, Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.geometry.runs import Runs
-from gigamask.prepare import stats
+from gigamask.datatools import stats
+from gigamask.masks.rle import RLEMasks
 from gigamask.serve.session import NotFoundError, encode_jpeg, masks_to_json
 
 MAX_ROWS = 200
@@ -39,7 +39,7 @@ class DatasetView:
         first = np.searchsorted(self.index.images["shard"], np.arange(len(parts) + 1)).tolist()
         shards = [
             {
-                "name": store.name(part.tar.path),
+                "name": storage.name(part.tar.path),
                 "bytes": part.tar.bytes,
                 "images": part.images,
                 "masks": part.masks,
@@ -52,7 +52,7 @@ class DatasetView:
             "images": len(self.index),
             "masks": report["masks"],
             "shards": shards,
-            "samplers": list(names.SEAMS["sampler"][1]),
+            "samplers": list(registry.COMPONENTS["sampler"][1]),
             "skipped": report["rejected"][:MAX_SKIPPED],
             "skipped_count": len(report["rejected"]),
             "broken": report["broken_tars"],
@@ -70,7 +70,7 @@ class DatasetView:
         return stats.describe(self.index)
 
     def masks(self, row: int) -> dict[str, Any]:
-        """Return an image with its masks and their scores; raise BadSample if it is corrupt."""
+        """Return an image with its masks and their scores; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
         if raw.json is None:
             raise NotFoundError(f"{raw.name}: has no json, so it has no masks")
@@ -82,11 +82,11 @@ class DatasetView:
         return image_to_json(self.index, row) | {"masks": masks_to_json(entry.masks, scores)}
 
     def jpeg(self, row: int) -> bytes:
-        """Return an image as stored, as a JPEG; raise BadSample if it is corrupt."""
+        """Return an image as stored, as a JPEG; raise CorruptSampleError if it is corrupt."""
         return encode_jpeg(self._read(row).pixels())
 
     def thumbnail(self, row: int) -> bytes:
-        """Return a small JPEG of an image; raise BadSample if it is corrupt."""
+        """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
         pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
         height, width = pixels.shape[:2]
@@ -94,7 +94,7 @@ class DatasetView:
         size = max(1, round(width * scale)), max(1, round(height * scale))
         return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
-    def file(self, row: int) -> tuple[bytes, str, Runs | None]:
+    def file(self, row: int) -> tuple[bytes, str, RLEMasks | None]:
         """Return an image's file, its name, and its masks; None if it is not annotated."""
         raw = self._read(row)
         return raw.jpg, raw.name, None if raw.json is None else raw.annotation().masks

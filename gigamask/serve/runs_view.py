@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.report import charts, history
 from gigamask.report.history import History
 from gigamask.serve.session import NotFoundError
-from gigamask.train import manifest
+from gigamask.training import manifest
 
 MAX_EVENTS = 200
 LIVE_S = 60.0
@@ -27,7 +27,9 @@ class RunsView:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise Fault(f"--runs {folder}: no such folder; name one that holds runs, or will")
+            raise GigamaskError(
+                f"--runs {folder}: no such folder; name one that holds runs, or will"
+            )
         self.folder, self._lock = folder, threading.Lock()
         self._folders: dict[str, Path] = {}
         self._histories: dict[str, tuple[list, History]] = {}
@@ -88,7 +90,7 @@ class RunsView:
         start_s, fault = time.perf_counter(), None
         try:
             manifest.verify(self._folders[name] / "checkpoints" / found[0].name)
-        except Fault as error:
+        except GigamaskError as error:
             fault = str(error)
         seconds = round(time.perf_counter() - start_s, 2)
         return {"fault": fault, "bytes": found[0].bytes, "seconds": seconds}
@@ -96,7 +98,7 @@ class RunsView:
     def _find(self) -> None:
         try:
             folders = history.find(self.folder)
-        except Fault:
+        except GigamaskError:
             folders = []
         self._folders = {self._name(folder): folder for folder in folders}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gigamask import names
-from gigamask.data.choose import Filters
+from gigamask import registry
 from gigamask.data.index import Index
-from gigamask.data.items import Catalogue, open_items
-from gigamask.prepare import sampler_stats
-from gigamask.seams import Ledger, Sampler
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_table import IndexSamples, open_sample_table
+from gigamask.datatools import sampler_stats
+from gigamask.interfaces import LossSnapshot, Sampler
 from gigamask.serve.dataset_view import MAX_ROWS, image_to_json
 from gigamask.serve.session import NotFoundError
 
@@ -30,7 +30,9 @@ class SamplerView:
         self.index = index
         self._order = lru_cache(CACHED_ORDERS)(self._make_order)
 
-    def images(self, sampler: str, epoch: int, position: int, count: int, seed: int) -> dict[str, Any]:
+    def images(
+        self, sampler: str, epoch: int, position: int, count: int, seed: int
+    ) -> dict[str, Any]:
         """Return the images that a sampler visits.
 
         Args:
@@ -57,19 +59,19 @@ class SamplerView:
         chunks = min(max(items.count // ITEMS_PER_CHUNK, MIN_CHUNKS), MAX_CHUNKS)
         return sampler_stats.describe(items, _make_sampler(sampler), pieces=chunks)
 
-    def _catalogue(self, seed: int) -> Catalogue:
-        return open_items(self.index, Filters(), "image", None, seed)
+    def _catalogue(self, seed: int) -> IndexSamples:
+        return open_sample_table(self.index, MaskFilters(), "image", None, seed)
 
     def _make_order(self, name: str, epoch: int, seed: int) -> np.ndarray:
         """Return the rows of one epoch."""
         sampler, catalogue = _make_sampler(name), self._catalogue(seed)
-        history = Ledger.empty(catalogue.items.count) if sampler.decay is not None else None
+        history = LossSnapshot.empty(catalogue.items.count) if sampler.decay is not None else None
         order = sampler.order(catalogue.items, epoch, history)
         return catalogue.locate(np.asarray(order[np.arange(len(order))], np.int64))[0]
 
 
 def _make_sampler(name: str) -> Sampler:
     """Return a built-in sampler; a browser must not be able to load the user's own files."""
-    if name not in names.SEAMS["sampler"][1]:
+    if name not in registry.COMPONENTS["sampler"][1]:
         raise NotFoundError(f"no sampler is called {name!r}")
-    return names.make("sampler", name)
+    return registry.make_component("sampler", name)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import uvicorn
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.serve.app import AppState, build
 from gigamask.serve.security import SecurityMiddleware, SecurityPolicy
 
@@ -64,7 +64,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
-        raise Fault(f"--host {host}: is no address of this machine ({error.strerror}); give one, such as 127.0.0.1") from None
+        raise GigamaskError(
+            f"--host {host}: is no address of this machine ({error.strerror}); give one, such as 127.0.0.1"
+        ) from None
     try:
         return socket.create_server(
             (host, port),
@@ -73,7 +75,9 @@ def bind(host: str, port: int) -> socket.socket:
             dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        raise Fault(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port, or 0 for a free one") from None
+        raise GigamaskError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); give another --port, or 0 for a free one"
+        ) from None
 
 
 def page_url(listener: socket.socket, host: str, token: str | None) -> str:

@@ -23,16 +23,16 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from gigamask.data import image
-from gigamask.faults import Fault
-from gigamask.geometry.runs import Runs
+from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
-from gigamask.model.decoding import PromptDecoder
-from gigamask.model.sam import Sam
-from gigamask.predict.automatic import AutomaticMasks, stability
-from gigamask.predict.cache import EmbeddingCache
-from gigamask.predict.embedding import prompts_of
-from gigamask.predict.predictor import MASK_THRESHOLD, Predictor
-from gigamask.predict.settings import Settings
+from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, stability
+from gigamask.inference.embedding import make_prompts
+from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.sam.decoding import PromptDecoder
+from gigamask.models.sam.sam import Sam
 
 MAX_CACHED_BYTES = 2**30
 """Of opened images' pixels; an SA-1B image has 10 MB, its embedding 4."""
@@ -48,7 +48,7 @@ STABILITY_OFFSET = 1.0
 JPEG_QUALITY = 92
 
 
-class NotFoundError(Fault):
+class NotFoundError(GigamaskError):
     """There is nothing of that name or number, or no longer."""
 
 
@@ -85,9 +85,9 @@ class OpenImage:
 
     name: str
     pixels: UInt8[np.ndarray, "H W 3"]
-    predictor: Predictor
-    annotated_masks: Runs | None = None
-    generated_masks: Runs | None = None
+    predictor: SamPredictor
+    annotated_masks: RLEMasks | None = None
+    generated_masks: RLEMasks | None = None
     predictions: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
@@ -106,7 +106,7 @@ class Session:
         self,
         model: Sam,
         text_model: GroundingPredictor | None = None,
-        mask_settings: Settings | None = None,
+        mask_settings: AutomaticMaskConfig | None = None,
         cache: EmbeddingCache | None = None,
     ) -> None:
         """Args:
@@ -116,11 +116,11 @@ class Session:
         cache: keeps embeddings on disk.
         """
         self.model, self.text_model = model, text_model
-        self._mask_settings, self._cache = mask_settings or Settings(), cache
+        self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
         self._images: OrderedDict[str, OpenImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
 
-    def open(self, raw: bytes, name: str, masks: Runs | None = None) -> dict[str, Any]:
+    def open(self, raw: bytes, name: str, masks: RLEMasks | None = None) -> dict[str, Any]:
         """Decode an image and return its id, name and size.
 
         Args:
@@ -132,7 +132,9 @@ class Session:
         name = name.encode("utf-8", "replace").decode()
         height, width = image.size(raw, name)
         if height * width > MAX_PIXELS:
-            raise Fault(f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale it down first")
+            raise GigamaskError(
+                f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale it down first"
+            )
         decoded = image.decode(raw, name)
         pixels = decoded if masks is not None else upright(decoded, raw)
         content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
@@ -141,7 +143,7 @@ class Session:
         key = digest.hexdigest()
         with self._images_lock:
             if key not in self._images:
-                predictor = Predictor(self.model, self._cache)
+                predictor = SamPredictor(self.model, self._cache)
                 self._images[key] = OpenImage(name, pixels, predictor, masks)
             self._images.move_to_end(key)
             while len(self._images) > MIN_CACHED_IMAGES and self._cached_bytes() > MAX_CACHED_BYTES:
@@ -166,7 +168,9 @@ class Session:
             self._embedded(opened)
         return {"seconds": round(time.perf_counter() - start_s, 3), "cached": cached}
 
-    def predict(self, key: str, steps: Sequence[PromptStep], multimask_output: bool | None = None) -> list[dict[str, Any]]:
+    def predict(
+        self, key: str, steps: Sequence[PromptStep], multimask_output: bool | None = None
+    ) -> list[dict[str, Any]]:
         """Return the masks for a sequence of prompts, the highest predicted IoU first.
 
         Args:
@@ -182,9 +186,11 @@ class Session:
             low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output)
             frame = predictor.transform.frame(opened.size)
             logits = frame.logits_to_original(low[None])[0]
-            masks = Runs.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
+            masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
             stable = stability(logits, STABILITY_OFFSET).nan_to_num(0.0)
-        described = masks_to_json(masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()})
+        described = masks_to_json(
+            masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
+        )
         order = iou.argsort(descending=True, stable=True).tolist()
         return [described[number] | {"number": number} for number in order]
 
@@ -203,14 +209,18 @@ class Session:
         """
         opened = self._image(key)
         if self.text_model is None:
-            raise Fault("no model for text was given; start the page with --words RUN")
+            raise GigamaskError("no model for text was given; start the page with --words RUN")
         if len(text) > MAX_TEXT_LENGTH:
-            raise Fault(f"the text has {len(text)} letters, at most {MAX_TEXT_LENGTH} are accepted")
+            raise GigamaskError(
+                f"the text has {len(text)} letters, at most {MAX_TEXT_LENGTH} are accepted"
+            )
         with self._model_lock:
             masks = self._all_masks(opened)
             masks = masks[np.flatnonzero(masks.areas())]
             if not len(masks):
-                raise Fault("no mask was found in this image, so there is none to choose from")
+                raise GigamaskError(
+                    "no mask was found in this image, so there is none to choose from"
+                )
             [found] = self.text_model.predict(opened.pixels, masks, [text])
         best = found.order[: max(found.fitting, 3)]
         scores = {"confidence": found.confidence[: len(best)].tolist()}
@@ -227,17 +237,17 @@ class Session:
             self._images.move_to_end(key)
             return self._images[key]
 
-    def _embedded(self, opened: OpenImage) -> Predictor:
+    def _embedded(self, opened: OpenImage) -> SamPredictor:
         if not opened.predictor.is_image_set:
             opened.predictor.set_image(opened.pixels)
         return opened.predictor
 
-    def _all_masks(self, opened: OpenImage) -> Runs:
+    def _all_masks(self, opened: OpenImage) -> RLEMasks:
         if opened.annotated_masks is not None:
             return opened.annotated_masks
         if opened.generated_masks is None:
             settings = self._mask_settings.told()
-            generator = AutomaticMasks(self.model, cache=self._cache, **settings)
+            generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
             opened.generated_masks = generator.find(opened.pixels).masks
         return opened.generated_masks
 
@@ -245,7 +255,7 @@ class Session:
     def _predict_steps(
         self,
         opened: OpenImage,
-        predictor: Predictor,
+        predictor: SamPredictor,
         steps: tuple[PromptStep, ...],
         multimask_output: bool | None,
     ) -> tuple[Float[Tensor, "C G G"], Float[Tensor, "C"]]:
@@ -261,7 +271,7 @@ class Session:
             low, iou = self._predict_steps(opened, predictor, steps[:-1], multimask_output)
             chosen = steps[-2].chosen
             if chosen is not None and not 0 <= chosen < len(low):
-                raise Fault(f"mask {chosen} was chosen of {len(low)}; choose one of these")
+                raise GigamaskError(f"mask {chosen} was chosen of {len(low)}; choose one of these")
             mask_input = low[int(iou.argmax()) if chosen is None else chosen][None, None]
         transform = predictor.transform
         points = [step for step in steps if step.point is not None]
@@ -270,39 +280,44 @@ class Session:
         labels = torch.tensor([[int(step.foreground) for step in points]])
         boxes = np.array([step.box for step in steps if step.box is not None][-1:], np.float64)
         box = torch.from_numpy(transform.apply_boxes(boxes, opened.size)) if len(boxes) else None
-        prompts = prompts_of(
+        prompts = make_prompts(
             *((coords, labels) if points else (None, None)),
             box,
             mask_input,
             len(steps) == 1 if multimask_output is None else multimask_output,
-            self.model.spec.grid,
+            self.model.spec.mask_size,
         )
         prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(opened.predictions) > 4 * MAX_PROMPTS:
             opened.predictions.clear()
-        opened.predictions[key] = prediction.low[0], prediction.iou[0].float()
+        opened.predictions[key] = (
+            prediction.low_res_logits[0],
+            prediction.iou_predictions[0].float(),
+        )
         return opened.predictions[key]
 
 
 def check_steps(size: tuple[int, int], steps: Sequence[PromptStep]) -> None:
-    """Raise `Fault` for no prompts, too many, or one that lies outside of the image.
+    """Raise `GigamaskError` for no prompts, too many, or one that lies outside of the image.
 
     Args:
         size: (H, W) of the image.
         steps: the prompts.
     """
     if not 1 <= len(steps) <= MAX_PROMPTS:
-        raise Fault(f"{len(steps)} prompts were given; give 1 to {MAX_PROMPTS}")
+        raise GigamaskError(f"{len(steps)} prompts were given; give 1 to {MAX_PROMPTS}")
     for step in steps:
         if (step.point is None) == (step.box is None):
-            raise Fault("a prompt is either a point or a box; give one of them")
+            raise GigamaskError("a prompt is either a point or a box; give one of them")
         corners = np.array(step.point if step.box is None else step.box, np.float64).reshape(-1, 2)
         inside = (corners >= 0).all() and (corners <= size[::-1]).all()
         if not (np.isfinite(corners).all() and inside):
-            raise Fault(f"a prompt lies at {corners.tolist()}, outside of the image of {size[1]} x {size[0]}; give one inside")
+            raise GigamaskError(
+                f"a prompt lies at {corners.tolist()}, outside of the image of {size[1]} x {size[0]}; give one inside"
+            )
 
 
-def masks_to_json(masks: Runs, scores: dict[str, list[float]]) -> list[dict[str, Any]]:
+def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Return each mask as COCO RLE with its area, box and scores.
 
     Args:

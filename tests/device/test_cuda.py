@@ -13,25 +13,26 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gigamask import arguments, planning
-from gigamask.contracts import Batch, Draws
-from gigamask.geometry.runs import Runs, dense
-from gigamask.memory import timeline
-from gigamask.memory.dry_run import blank_batch
-from gigamask.memory.memory_plan import peak_phase
-from gigamask.memory.profiler import Profile
-from gigamask.model import sizes
-from gigamask.model.attention import attend, attend_augmented, attend_plainly, relative
-from gigamask.model.sizes import SamSpec
-from gigamask.model.start import build
-from gigamask.prompts.policy import InteractiveSchedule
-from gigamask.prompts.rounds import play
-from gigamask.train.feed import Feed, open_index
-from gigamask.train.loop import train
-from gigamask.train.optim import AdamW, AdamW8bit, MuonAdamW
-from gigamask.train.state import TrainState
-from gigamask.train.step import Totals, accumulate, step
-from gigamask.train.tasks import SamTask, draws_of, make_decoder, truth_of
+from gigamask import config_files
+from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.models import configs
+from gigamask.models.configs import SamConfig
+from gigamask.models.init import build_model
+from gigamask.models.sam.attention import attend, attend_augmented, attend_plainly, relative
+from gigamask.profiling import timeline
+from gigamask.profiling.dry_run import blank_batch
+from gigamask.profiling.memory_plan import peak_phase
+from gigamask.profiling.profiler import Profile
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate, step
+from gigamask.training.tasks import SamTask, make_decoder, select_random_inputs, targets_from_batch
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
+from gigamask.types import Batch, RandomInputs
+from gigamask.workflows import plan
 from tests.little import little
 
 pytestmark = [
@@ -43,7 +44,7 @@ pytestmark = [
 ]
 
 # SAM's decoder at its own size; of the encoder, which no round runs, one narrow block.
-OFFICIAL_DECODER = SamSpec(dim=64, depth=1, heads=1, global_blocks=())
+OFFICIAL_DECODER = SamConfig(embed_dim=64, depth=1, num_heads=1, global_attn_indexes=())
 
 
 @pytest.fixture
@@ -59,30 +60,54 @@ def run(scenes, tmp_path):
 
 
 def first_batch(run, pin=False) -> Batch:
-    return next(Feed(run, open_index(run)).batches(pin=pin))[0]
+    return next(TrainData(run, open_index(run)).batches(pin=pin))[0]
 
 
 def task_of(run, precision: Literal["fp32", "bf16"] = "fp32") -> SamTask:
-    return SamTask(run.policy, run.objective, run.masks_per_chunk, precision)
+    return SamTask(run.prompts, run.loss, run.masks_per_chunk, precision)
 
 
 def attention_leaves(batch, heads, height, width, dim, dtype=torch.float64):
     chance = torch.Generator().manual_seed(height * 100 + width)
-    shapes = [(batch, heads, height * width, dim)] * 3 + [(2 * height - 1, dim), (2 * width - 1, dim)]
-    return [torch.randn(shape, generator=chance, dtype=torch.float64).to(dtype).cuda().requires_grad_() for shape in shapes]
+    shapes = [(batch, heads, height * width, dim)] * 3 + [
+        (2 * height - 1, dim),
+        (2 * width - 1, dim),
+    ]
+    return [
+        torch.randn(shape, generator=chance, dtype=torch.float64).to(dtype).cuda().requires_grad_()
+        for shape in shapes
+    ]
 
 
 def answer_and_gradients(form, leaves):
     q, k, v, rows, columns = leaves
     answer = form(q, k, v, relative(rows), relative(columns))
-    weight = torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device).view_as(answer).sin().to(answer.dtype)
+    weight = (
+        torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device)
+        .view_as(answer)
+        .sin()
+        .to(answer.dtype)
+    )
     return [answer.detach(), *torch.autograd.grad(answer, leaves, weight)]
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 64), (25, 2, 14, 14, 80), (1, 1, 5, 9, 16)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 2, 64, 64, 64),
+        (1, 2, 64, 64, 80),
+        (25, 2, 14, 14, 64),
+        (25, 2, 14, 14, 80),
+        (1, 1, 5, 9, 16),
+    ],
+)
 def test_the_gpu_form_is_the_plain_form(shape):
     leaves = attention_leaves(*shape)
-    for mine, plain in zip(answer_and_gradients(attend, leaves), answer_and_gradients(attend_plainly, leaves), strict=True):
+    for mine, plain in zip(
+        answer_and_gradients(attend, leaves),
+        answer_and_gradients(attend_plainly, leaves),
+        strict=True,
+    ):
         assert (mine - plain).abs().max() <= 1e-12 * (1 + plain.abs().max())
 
 
@@ -90,7 +115,9 @@ def test_the_gpu_form_is_the_plain_form(shape):
 def test_flash_attention_takes_the_gpu_form_and_is_close_to_the_truth(shape):
     """Asking for flash alone raises where its kernel cannot take the padded heads."""
     leaves = attention_leaves(*shape, dtype=torch.bfloat16)
-    truth = answer_and_gradients(attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves])
+    truth = answer_and_gradients(
+        attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves]
+    )
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         mine = answer_and_gradients(attend_augmented, leaves)
     for ours, true in zip(mine, truth, strict=True):
@@ -114,11 +141,11 @@ def test_runs_become_the_same_pixels():
         masks = rng.random((9, height, width)) < 0.5
         masks[0], masks[1] = False, True
         masks[2] = np.arange(width) < width // 2
-        runs = Runs.from_dense(masks)
+        runs = RLEMasks.from_dense(masks)
         bounds, starts = torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts)
-        there = dense(bounds.cuda(), starts.cuda(), runs.size)
+        there = decode_rle(bounds.cuda(), starts.cuda(), runs.size)
         assert there.is_cuda
-        assert torch.equal(there.cpu(), dense(bounds, starts, runs.size))
+        assert torch.equal(there.cpu(), decode_rle(bounds, starts, runs.size))
         assert np.array_equal(there.cpu().numpy(), masks)
 
 
@@ -127,7 +154,7 @@ def test_more_pixels_than_an_int32_counts_become_dense():
     starts = 2 * torch.arange(count + 1, device="cuda")
     first = torch.arange(count, device="cuda") * 300
     bounds = torch.stack([first, first + 1 + torch.arange(count, device="cuda")], 1).flatten().int()
-    areas = dense(bounds, starts, (1024, 1024)).sum((1, 2))
+    areas = decode_rle(bounds, starts, (1024, 1024)).sum((1, 2))
     assert torch.equal(areas, 1 + torch.arange(count, device="cuda"))
 
 
@@ -136,23 +163,34 @@ def test_a_step_has_the_gradients_of_the_cpu(run, exact_float32, dtype, limit):
     batch = first_batch(run)
     states, records = [], []
     for device in ("cpu", "cuda"):
-        state = TrainState.around(build(run.model, run.seed).to(device, dtype), run)
-        records.append(step(task_of(run), state, [batch.to(device)], len(batch.names), run.optimizer.lr, None).record)
+        state = TrainState.from_model(build_model(run.model, run.seed).to(device, dtype), run)
+        records.append(
+            step(
+                task_of(run), state, [batch.to(device)], len(batch.names), run.optimizer.lr, None
+            ).record
+        )
         states.append(state)
     assert records[0]["skipped"] == 0
     assert records[1] == pytest.approx(records[0], rel=limit)
-    here, there = ({name: parameter.grad.cpu() for name, parameter in state.model.named_parameters()} for state in states)
+    here, there = (
+        {name: parameter.grad.cpu() for name, parameter in state.model.named_parameters()}
+        for state in states
+    )
     for name, gradient in here.items():
         # A hundredth of the whole, because some gradients are rounding alone.
-        assert (there[name] - gradient).norm() <= limit * (gradient.norm() + 0.01 * records[0]["gradient_norm"]), name
+        assert (there[name] - gradient).norm() <= limit * (
+            gradient.norm() + 0.01 * records[0]["grad_norm"]
+        ), name
 
 
 def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
     batch = first_batch(run).to("cuda")
     records = {}
     for precision in ("fp32", "bf16"):
-        state = TrainState.begin(run, torch.device("cuda"))
-        records[precision] = step(task_of(run, precision), state, [batch], len(batch.names), run.optimizer.lr, 1.0).record
+        state = TrainState.initialize(run, torch.device("cuda"))
+        records[precision] = step(
+            task_of(run, precision), state, [batch], len(batch.names), run.optimizer.lr, 1.0
+        ).record
         assert records[precision]["skipped"] == 0
         for name, parameter in state.model.named_parameters():
             assert parameter.dtype == torch.float32
@@ -166,18 +204,25 @@ def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_rounds_never_wait_for_the_device(run, precision):
     """Prompts, answers, clicks, losses and backward of all eleven rounds are queued without one look at a result."""
-    run = replace(run, policy=InteractiveSchedule())
+    run = replace(run, prompts=InteractiveSchedule())
     batch = first_batch(run).to("cuda")
-    model = TrainState.begin(run, torch.device("cuda")).model
+    model = TrainState.initialize(run, torch.device("cuda")).model
     part = slice(0, len(batch.mask_image))
-    truth, draws = truth_of(batch, part, model.spec.grid), draws_of(batch.draws, part)
-    embedding = model.encode(batch.images, batch.input_sizes, batch.draws.drop_path).detach().requires_grad_()
-    totals = Totals.zero(len(batch.names), embedding)
+    truth, draws = (
+        targets_from_batch(batch, part, model.spec.mask_size),
+        select_random_inputs(batch.random_inputs, part),
+    )
+    embedding = (
+        model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
+        .detach()
+        .requires_grad_()
+    )
+    totals = StepMetrics.zero(len(batch.names), embedding)
 
     def play_all() -> int:
         decode, rounds = make_decoder(model, embedding, batch.mask_image, precision), 0
-        for played in play(decode, truth, run.policy, draws, batch.pause):
-            terms = run.objective(played, truth)
+        for played in run_rounds(decode, truth, run.prompts, draws, batch.mask_only_round_u):
+            terms = run.loss(played, truth)
             terms.loss.backward()
             totals.add(terms, batch)
             rounds += 1
@@ -194,42 +239,56 @@ def test_rounds_never_wait_for_the_device(run, precision):
 
 
 def test_peak_memory_does_not_grow_with_the_rounds(run):
-    run = replace(run, model=OFFICIAL_DECODER, policy=InteractiveSchedule(), batch_size=1, micro_batch_size=1)
+    run = replace(
+        run, model=OFFICIAL_DECODER, prompts=InteractiveSchedule(), batch_size=1, micro_batch_size=1
+    )
     batch = first_batch(run).to("cuda")
-    model = TrainState.begin(run, torch.device("cuda")).model
+    model = TrainState.initialize(run, torch.device("cuda")).model
     peaks = {}
     for clicks in (8, 2, 8):  # the first time, libraries claim what they keep
         schedule = InteractiveSchedule(clicks=clicks)
-        task = task_of(replace(run, policy=schedule), "bf16")
+        task = task_of(replace(run, prompts=schedule), "bf16")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        accumulate(task, model, batch, Totals.zero(1, next(model.parameters())))
+        accumulate(task, model, batch, StepMetrics.zero(1, next(model.parameters())))
         peaks[schedule.rounds] = torch.cuda.max_memory_allocated() - before
     assert peaks[11] <= 1.02 * peaks[5]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pinned_batches_are_the_same_batches(run, workers):
-    run = replace(run, loading=replace(run.loading, workers=workers))
+    run = replace(run, loader=replace(run.loader, workers=workers))
     plain, pinned = first_batch(run), first_batch(run, pin=True)
     there = pinned.to("cuda")
     for pair in ((plain, pinned, there), (plain.draws, pinned.draws, there.draws)):
-        for field in fields(Batch if pair[0] is plain else Draws):
+        for field in fields(Batch if pair[0] is plain else RandomInputs):
             here, locked, moved = (getattr(each, field.name) for each in pair)
             if isinstance(here, torch.Tensor):
                 assert locked.is_pinned() or not locked.numel(), field.name
                 assert torch.equal(here, locked)
                 assert torch.equal(here, moved.cpu())
-    assert (plain.names, plain.pause, plain.cursor) == (there.names, there.pause, there.cursor)
+    assert (plain.names, plain.mask_only_round_u, plain.cursor) == (
+        there.names,
+        there.mask_only_round_u,
+        there.cursor,
+    )
 
 
 @pytest.mark.parametrize(
-    ("precision", "optimizer"), [("fp32", AdamW(lr=1e-3)), ("bf16", MuonAdamW(lr=1e-3)), ("fp16", AdamW(lr=1e-3)), ("bf16", AdamW8bit(lr=1e-3))]
+    ("precision", "optimizer"),
+    [
+        ("fp32", AdamW(lr=1e-3)),
+        ("bf16", MuonAdamW(lr=1e-3)),
+        ("fp16", AdamW(lr=1e-3)),
+        ("bf16", AdamW8bit(lr=1e-3)),
+    ],
 )
 def test_a_run_is_resumed_on_the_device(run, precision, optimizer):
     """The optimizer's step counters come back where its kernel looks for them."""
-    run = replace(run, precision=precision, optimizer=optimizer, model=replace(run.model, embedding_dim=32))  # large enough for 8 bits
-    arguments.save_run(run)
+    run = replace(
+        run, precision=precision, optimizer=optimizer, model=replace(run.model, embedding_dim=32)
+    )  # large enough for 8 bits
+    config_files.save_config(run)
     train(replace(run, steps=2))
     state = train(run)
     assert state.step == run.steps == 4
@@ -237,28 +296,53 @@ def test_a_run_is_resumed_on_the_device(run, precision, optimizer):
     counts = {name: float(tensor) for name, tensor in entries.items() if name.startswith("step/")}
     assert all(tensor.is_cuda for tensor in entries.values() if tensor.dtype != torch.int64)
     assert len(set(counts.values())) == 1
-    assert precision == "fp16" or set(counts.values()) == {4.0}  # the first updates in fp16 may be left out
+    assert precision == "fp16" or set(counts.values()) == {
+        4.0
+    }  # the first updates in fp16 may be left out
     assert all(tensor.isfinite().all() for tensor in state.model.state_dict().values())
 
 
-@pytest.mark.parametrize("changes", [{}, {"recompute": 1}, {"precision": "fp32"}, {"optimizer": AdamW8bit()}, {"masks_per_chunk": 4}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"recompute": 1},
+        {"precision": "fp32"},
+        {"optimizer": AdamW8bit()},
+        {"masks_per_chunk": 4},
+    ],
+)
 def test_a_plan_is_what_the_device_holds(run, changes):
     """Within a tenth; libraries have claimed what they keep by the second step."""
-    spec = replace(sizes.vit_b(), depth=4, global_blocks=(1, 3))
+    spec = replace(configs.vit_b(), depth=4, global_attn_indexes=(1, 3))
     run = replace(
-        run, model=spec, precision="bf16", masks_per_chunk=16, batch_size=2, micro_batch_size=2, loading=replace(run.loading, max_masks=8), **changes
+        run,
+        model=spec,
+        precision="bf16",
+        masks_per_chunk=16,
+        batch_size=2,
+        micro_batch_size=2,
+        loader=replace(run.loader, max_masks=8),
+        **changes,
     )
     device = torch.device("cuda")
-    hardware = planning.Hardware()
-    predicted = peak_phase(planning.bytes_by_phase(run, hardware, planning.dry_run(run, "cuda", run.micro_batch_size)))[1]
+    hardware = plan.Hardware()
+    predicted = peak_phase(
+        plan.bytes_by_phase(run, hardware, plan.dry_run(run, "cuda", run.micro_batch_size))
+    )[1]
     gc.collect()
     before = torch.cuda.memory_allocated()
-    state = TrainState.begin(run, device)
+    state = TrainState.initialize(run, device)
     state.model.train()
-    batch = blank_batch(run.assembly, run.chance, run.micro_batch_size, run.micro_batch_size * run.loading.max_masks).to(device)
+    batch = blank_batch(
+        run.sample_config,
+        run.random_spec,
+        run.micro_batch_size,
+        run.micro_batch_size * run.loader.max_masks,
+    ).to(device)
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
-        step(run.task(device), state, [batch], run.micro_batch_size, 0.0, run.optimizer.clip_norm)
+        step(run.task(device), state, [batch], run.micro_batch_size, 0.0, run.optimizer.grad_clip)
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(predicted, rel=0.1)
 
 
@@ -273,10 +357,17 @@ def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_
     train(replace(run, steps=6), meters=meters)
     assert len(told) == 1
     assert told[0].startswith("profiled ")
-    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["allocator.txt", "memory.pickle", "profile.md", "trace.json.gz"]
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == [
+        "allocator.txt",
+        "memory.pickle",
+        "profile.md",
+        "trace.json.gz",
+    ]
     parts, operators = timeline.read(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()), 2)
     took = {each.name: each.gpu_ms for each in parts}
-    assert all(took[part] > 0 for part in ("encode", "rounds", "backward", "encoder backward", "optimizer"))
+    assert all(
+        took[part] > 0 for part in ("encode", "rounds", "backward", "encoder backward", "optimizer")
+    )
     assert took["backward"] > took["exchange"]
     assert sum(each.gpu_ms for each in operators) == pytest.approx(sum(took.values()))
     assert next(each.gpu_ms for each in operators if each.name == "aten::addmm") > 0

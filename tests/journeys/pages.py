@@ -34,7 +34,10 @@ def items(page: str) -> list[Item]:
             if kind in ("python", "bash"):
                 found.append(Item("script" if kind == "bash" else kind, text, start + 1, heading))
             if kind == "bash":
-                found += [Item("command", each, start + 1, heading) for each in _typed(text.replace("\\\n", " ").splitlines())]
+                found += [
+                    Item("command", each, start + 1, heading)
+                    for each in _typed(text.replace("\\\n", " ").splitlines())
+                ]
         elif line.startswith("#"):
             heading = line
         elif line.startswith("    "):

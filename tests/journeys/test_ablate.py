@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gigamask import ablation
-from gigamask.cli import STOPPED, main
-from gigamask.faults import Fault
-from gigamask.prepare import synthetic
-from gigamask.train import loop
+from gigamask.cli.main import STOPPED, main
+from gigamask.errors import GigamaskError
+from gigamask.synthetic import scenes as synthetic
+from gigamask.training import trainer
+from gigamask.workflows import ablate
 from tests.journeys.scores import alike
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -33,27 +33,66 @@ def table(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(table, scenes, held_out) -> list[str]:
-    return ["ablate", str(table), "--recipe", LITTLE, "--data", str(scenes), "--test", str(held_out)]
+    return [
+        "ablate",
+        str(table),
+        "--recipe",
+        LITTLE,
+        "--data",
+        str(scenes),
+        "--test",
+        str(held_out),
+    ]
 
 
 @pytest.fixture(scope="module")
 def done(command, tmp_path_factory) -> Path:
     """The folder of two variants with two seeds, two steps each."""
     out = tmp_path_factory.mktemp("done") / "out"
-    assert main([*command, "--out", str(out), "--seeds", "2", "--steps", "2", "--json", str(out.parent / "said.json")]) == 0
+    assert (
+        main(
+            [
+                *command,
+                "--out",
+                str(out),
+                "--seeds",
+                "2",
+                "--steps",
+                "2",
+                "--json",
+                str(out.parent / "said.json"),
+            ]
+        )
+        == 0
+    )
     return out
 
 
 def told(folder: Path) -> dict[str, dict]:
     """Returns what each training's scores are."""
-    return {str(path.relative_to(folder).parent): json.loads(path.read_text()) for path in folder.glob("*/*/evaluation.json")}
+    return {
+        str(path.relative_to(folder).parent): json.loads(path.read_text())
+        for path in folder.glob("*/*/evaluation.json")
+    }
 
 
 def test_a_table_is_trained_and_scored(done):
-    markdown, found = (done / "ablation.md").read_text(), json.loads((done / "ablation.json").read_text())
-    assert [line.split()[1] for line in markdown.splitlines() if line.startswith("| ")] == ["variant", "plain", "lanes"]
+    markdown, found = (
+        (done / "ablation.md").read_text(),
+        json.loads((done / "ablation.json").read_text()),
+    )
+    assert [line.split()[1] for line in markdown.splitlines() if line.startswith("| ")] == [
+        "variant",
+        "plain",
+        "lanes",
+    ]
     assert json.loads((done.parent / "said.json").read_text()) == found
-    assert (found["steps"], found["seeds"], found["data"]["images"], found["test"]["images"]) == (2, 2, 12, 1)
+    assert (found["steps"], found["seeds"], found["data"]["images"], found["test"]["images"]) == (
+        2,
+        2,
+        12,
+        1,
+    )
     assert found["variants"]["lanes"]["flags"] == ["--sampler", "streamed", "--sampler.lanes", "2"]
     scores = told(done)
     assert scores.keys() == {"plain/seed_0", "plain/seed_1", "lanes/seed_0", "lanes/seed_1"}
@@ -73,50 +112,68 @@ def test_what_is_done_is_not_done_again(command, done, capsys):
     assert capsys.readouterr().out == (done / "ablation.md").read_text()
     (done / "lanes" / "seed_1" / "evaluation.json").unlink()
     assert main(again) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("steps")] == ["lanes, seed 1: 2 steps"]
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("steps")] == [
+        "lanes, seed 1: 2 steps"
+    ]
     assert alike(told(done), before | {"lanes/seed_1": before["lanes/seed_1"] | {"seconds": None}})
 
 
-def test_a_stopped_training_goes_on_and_ends_where_it_would_have(command, tmp_path, monkeypatch, capsys):
+def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
+    command, tmp_path, monkeypatch, capsys
+):
     """The first call is stopped at the second of four steps."""
     (tmp_path / "one.json").write_text('{"plain": []}')
     first = ["ablate", str(tmp_path / "one.json"), *command[2:], "--seeds", "1"]
     assert main([*first, "--out", str(tmp_path / "whole")]) == 0
 
-    class Stopping(loop.Watch):
+    class Stopping(trainer.Watch):
         def record(self, step, images, record):
             super().record(step, images, record)
             if step == 2:
-                loop.signal.raise_signal(loop.signal.SIGTERM)
+                trainer.signal.raise_signal(trainer.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Watch", Stopping)
+        patch.setattr(trainer, "Watch", Stopping)
         assert main([*first, "--out", str(tmp_path / "out")]) == STOPPED
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"gigamask: .*/out/plain/seed_0: stopped and saved at step [23] of 4; the same command goes on from there", said)
+    assert re.fullmatch(
+        r"gigamask: .*/out/plain/seed_0: stopped and saved at step [23] of 4; the same command goes on from there",
+        said,
+    )
     assert told(tmp_path / "out") == {}
     assert main([*first, "--out", str(tmp_path / "out")]) == 0
-    assert alike(told(tmp_path / "out")["plain/seed_0"], told(tmp_path / "whole")["plain/seed_0"] | {"seconds": None})
+    assert alike(
+        told(tmp_path / "out")["plain/seed_0"],
+        told(tmp_path / "whole")["plain/seed_0"] | {"seconds": None},
+    )
 
 
 def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
     out = tmp_path / "beside"
-    assert main([*command, "--out", str(out), "--seeds", "1", "--steps", "2", "--at-once", "2"]) == 0
+    assert (
+        main([*command, "--out", str(out), "--seeds", "1", "--steps", "2", "--at-once", "2"]) == 0
+    )
     ours, theirs = told(out), told(done)
-    assert alike({name: each["clicks"] for name, each in ours.items()}, {name: theirs[name]["clicks"] for name in ("plain/seed_0", "lanes/seed_0")})
+    assert alike(
+        {name: each["clicks"] for name, each in ours.items()},
+        {name: theirs[name]["clicks"] for name in ("plain/seed_0", "lanes/seed_0")},
+    )
     assert "step 2/2" in (out / "plain" / "seed_0" / "log.txt").read_text()
 
 
 def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypatch, capsys):
-    train, once = ablation.train, [*command, "--out", str(tmp_path / "out"), "--seeds", "1", "--steps", "1"]
+    train, once = (
+        ablate.train,
+        [*command, "--out", str(tmp_path / "out"), "--seeds", "1", "--steps", "1"],
+    )
 
     def failing(run, **given):
         if "plain" in run.out:
-            raise Fault("the loss is not finite")
+            raise GigamaskError("the loss is not finite")
         return train(run, **given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ablation, "train", failing)
+        patch.setattr(ablate, "train", failing)
         assert main(once) == 2
     said = capsys.readouterr()
     line = "gigamask: 1 of 2 trainings failed, the same command tries them again: plain, seed 0: the loss is not finite"
@@ -127,14 +184,22 @@ def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypat
     assert told(tmp_path / "out").keys() == {"lanes/seed_0", "plain/seed_0"}
 
 
-def test_another_training_in_the_folder_is_refused(command, done, scenes, held_out, tmp_path, capsys):
+def test_another_training_in_the_folder_is_refused(
+    command, done, scenes, held_out, tmp_path, capsys
+):
     out, other = tmp_path / "out", tmp_path / "other"
     shutil.copytree(done, out)
     synthetic.write(other, 2, seed=2)
     once = [*command, "--out", str(out), "--seeds", "1", "--steps"]
     cases = {
-        (*once, "3"): "plain/seed_0: was trained with --steps 2, now it is 3; give another --out, or remove that folder",
-        (*(str(other) if word == str(scenes) else word for word in once), "2"): "was trained on other data than these 2 images",
+        (
+            *once,
+            "3",
+        ): "plain/seed_0: was trained with --steps 2, now it is 3; give another --out, or remove that folder",
+        (
+            *(str(other) if word == str(scenes) else word for word in once),
+            "2",
+        ): "was trained on other data than these 2 images",
     }
     for words, message in cases.items():
         capsys.readouterr()
@@ -159,9 +224,14 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         (at["--test"], str(tmp_path / "gone")): "no such path",
         (at["--seeds"], "0"): "--seeds is 0, it must be at least 1",
     }
-    wrong = {(*command[:place], word, *command[place + 1 :]): message for (place, word), message in cases.items()}
+    wrong = {
+        (*command[:place], word, *command[place + 1 :]): message
+        for (place, word), message in cases.items()
+    }
     wrong[(*command, "--at-once", "0")] = "--at-once is 0, it must be at least 1"
-    wrong[tuple(word for word in command if word != command[at["--test"]])] = "--test is empty; name a tar, a folder of tars or an index"
+    wrong[tuple(word for word in command if word != command[at["--test"]])] = (
+        "--test is empty; name a tar, a folder of tars or an index"
+    )
     for words, message in wrong.items():
         assert main(list(words)) == 2, words
         said = capsys.readouterr()

@@ -29,7 +29,13 @@ def test_they_run():
     """All in one process, which imports torch once; types are not checked at run time there, which would take longer than they do."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], input="\n".join(LINES), env=environment, capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-c", SCRIPT],
+        input="\n".join(LINES),
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     told = [part.splitlines()[1:] for part in done.stdout.split("# ")[1:]]

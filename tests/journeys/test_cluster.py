@@ -12,40 +12,88 @@ import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from gigamask.cli import main
-from gigamask.train import checkpoint
+from gigamask.cli.main import main
+from gigamask.training import checkpoint
 from tests.journeys.pages import DOCS
 from tests.ranks import environment, fork, free_port
 
 HERE = Path(__file__).resolve()
 LITTLE = f"{HERE.parents[1] / 'little.py'}:little"
 BIN = Path(sys.executable).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(HERE.parents[2])}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{BIN}:{os.environ['PATH']}",
+    "PYTHONPATH": str(HERE.parents[2]),
+}
 PAGE = (DOCS / "cluster.md").read_text()
 
 
 def settled(line: str, scenes: Path, out: Path) -> str:
     """Returns a command of the page with a small recipe, data that are there, and a folder of ours."""
-    line, count = re.subn(r"train sam_vit_b --data /sa1b --init \S+ --out \S+", f"train {LITTLE} --data {scenes} --out {out}", line)
+    line, count = re.subn(
+        r"train sam_vit_b --data /sa1b --init \S+ --out \S+",
+        f"train {LITTLE} --data {scenes} --out {out}",
+        line,
+    )
     assert count == 1
     return line
 
 
 def test_the_line_for_one_machine(scenes, tmp_path):
-    export, line = (line.strip() for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun")))
-    line = settled(line, scenes, tmp_path / "run").replace("--nproc-per-node 8", "--nproc-per-node 2")
-    subprocess.run(["bash", "-c", f"{export}\n{line}"], env=ENVIRONMENT, check=True, timeout=120, capture_output=True)
+    export, line = (
+        line.strip()
+        for line in PAGE.splitlines()
+        if line.startswith(("    export", "    torchrun"))
+    )
+    line = settled(line, scenes, tmp_path / "run").replace(
+        "--nproc-per-node 8", "--nproc-per-node 2"
+    )
+    subprocess.run(
+        ["bash", "-c", f"{export}\n{line}"],
+        env=ENVIRONMENT,
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
 
 
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself told to stop, they save, and the same command goes on. Bit for bit."""
-    words = ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--batch-size", "4", "--micro-batch-size", "2"]
-    words += ["--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--no-python", "gigamask", *words, "--steps", "100000"]
+    words = [
+        "train",
+        LITTLE,
+        "--data",
+        str(scenes),
+        "--save-every",
+        "1",
+        "--batch-size",
+        "4",
+        "--micro-batch-size",
+        "2",
+    ]
+    words += ["--schedule", "drops", "--schedule.milestones", "1.0", "--schedule.warmup-steps", "3"]
+    torchrun = [
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        "--no-python",
+        "gigamask",
+        *words,
+        "--steps",
+        "100000",
+    ]
     patient = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     disturbed = subprocess.Popen(
-        [*torchrun, "--out", str(tmp_path / "run")], env=patient, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*torchrun, "--out", str(tmp_path / "run")],
+        env=patient,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         at = reached(tmp_path / "run", 2)
@@ -61,7 +109,10 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
     steps = newest(tmp_path / "run") + 2
     for out in ("run", "whole"):
         fork(2, main, [*words, "--steps", str(steps), "--out", str(tmp_path / out)])
-    ours, theirs = (load_file(tmp_path / out / "checkpoints" / f"step_{steps:08d}" / checkpoint.MODEL) for out in ("run", "whole"))
+    ours, theirs = (
+        load_file(tmp_path / out / "checkpoints" / f"step_{steps:08d}" / checkpoint.MODEL)
+        for out in ("run", "whole")
+    )
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -83,13 +134,23 @@ def test_the_slurm_script(scenes, tmp_path):
     """With Slurm's commands played: two machines, which are this one, with a process each."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE, re.DOTALL)
     script = settled(script, scenes, tmp_path / "run").replace(":29500", f":{free_port()}")
-    played = {"scontrol": 'echo localhost; echo "asked: $*" >&2', "srun": '"$@" & one=$!; "$@" & other=$!; wait $one && wait $other'}
+    played = {
+        "scontrol": 'echo localhost; echo "asked: $*" >&2',
+        "srun": '"$@" & one=$!; "$@" & other=$!; wait $one && wait $other',
+    }
     for name, body in played.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17", "GPUS": "1"}
+    slurm = {
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": "17",
+        "GPUS": "1",
+    }
     played_there = {**ENVIRONMENT, **slurm, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=played_there, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", script], env=played_there, timeout=120, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "node[1-2]" in done.stderr
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
@@ -97,8 +158,8 @@ def test_the_slurm_script(scenes, tmp_path):
 
 HANGING = """
 import os, sys, time
-from gigamask.cli import main
-from gigamask.train.watch import Watch
+from gigamask.cli.main import main
+from gigamask.training.logging import Watch
 if os.environ["RANK"] == "1":
     record = Watch.record
     def hang(self, step, *given):
@@ -113,7 +174,15 @@ sys.exit(main(sys.argv[1:]))
 def both(*words: str) -> list[subprocess.Popen]:
     """Starts two processes as torchrun does, without anybody who restarts them."""
     port = free_port()
-    return [subprocess.Popen(words, env={**ENVIRONMENT, **environment(rank, 2, port)}, stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    return [
+        subprocess.Popen(
+            words,
+            env={**ENVIRONMENT, **environment(rank, 2, port)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
 
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
@@ -138,7 +207,11 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     try:
         said = hanging[0].communicate(timeout=60)[1]
         assert hanging[0].returncode == 2
-        assert re.search(r"^gigamask: process 0 of 2 has lost another, or waited in vain for it \(.*\); run the same command", said, re.MULTILINE)
+        assert re.search(
+            r"^gigamask: process 0 of 2 has lost another, or waited in vain for it \(.*\); run the same command",
+            said,
+            re.MULTILINE,
+        )
         hanging[1].send_signal(signal.SIGKILL)
         told = hanging[1].communicate()[1]
     finally:
@@ -149,5 +222,7 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
     for out in ("run", "whole"):
         assert main([*words, "--out", str(tmp_path / out)]) == 0
-    ours, theirs = (load_file(checkpoint.newest(tmp_path / out) / checkpoint.MODEL) for out in ("run", "whole"))
+    ours, theirs = (
+        load_file(checkpoint.newest(tmp_path / out) / checkpoint.MODEL) for out in ("run", "whole")
+    )
     assert all(np.allclose(ours[name], theirs[name], atol=2e-4) for name in theirs)

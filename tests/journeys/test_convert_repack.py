@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gigamask.cli import main
-from gigamask.prepare.synthetic import compose_scene
+from gigamask.cli.main import main
+from gigamask.synthetic.scenes import compose_scene
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -24,22 +24,49 @@ def own(tmp_path) -> Path:
         height, width = scene.masks.size
         labels = np.zeros((height, width), np.uint8)
         for i, mask in enumerate(scene.masks.to_dense()):
-            rings, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+            rings, _ = cv2.findContours(
+                mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
+            )
             polygons = [ring.ravel().tolist() for ring in rings if len(ring) > 2]
-            annotations.append({"id": len(annotations), "image_id": number, "category_id": 1, "iscrowd": 0, "segmentation": polygons})
+            annotations.append(
+                {
+                    "id": len(annotations),
+                    "image_id": number,
+                    "category_id": 1,
+                    "iscrowd": 0,
+                    "segmentation": polygons,
+                }
+            )
             labels[mask] = i + 1
-        images.append({"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width})
+        images.append(
+            {"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width}
+        )
         cv2.imwrite(str(tmp_path / "pictures" / f"{number:04d}.png"), scene.pixels[:, :, ::-1])
         cv2.imwrite(str(tmp_path / "labels" / f"{number:04d}.png"), labels)
     annotations.append({"id": 999, "image_id": 0, "segmentation": [[1, 2, 3]]})
-    (tmp_path / "instances.json").write_text(json.dumps({"images": images, "annotations": annotations}))
+    (tmp_path / "instances.json").write_text(
+        json.dumps({"images": images, "annotations": annotations})
+    )
     return tmp_path
 
 
 def test_from_coco_to_training(own, capsys):
     pictures, shards, small = str(own / "pictures"), str(own / "shards"), str(own / "small")
     assert (
-        main(["convert", str(own / "instances.json"), "--images", pictures, "--out", shards, "--shard-images", "4", "--json", str(own / "c.json")])
+        main(
+            [
+                "convert",
+                str(own / "instances.json"),
+                "--images",
+                pictures,
+                "--out",
+                shards,
+                "--shard-images",
+                "4",
+                "--json",
+                str(own / "c.json"),
+            ]
+        )
         == 0
     )
     done, printed = json.loads((own / "c.json").read_text()), capsys.readouterr().out
@@ -48,18 +75,33 @@ def test_from_coco_to_training(own, capsys):
     assert f"gigamask stats {shards}" in printed
     assert main(["stats", shards]) == 0
     assert f"6 images with {done['masks']} masks" in capsys.readouterr().out
-    assert main(["repack", shards, "--out", small, "--size", "128", "--json", str(own / "r.json")]) == 0
+    assert (
+        main(["repack", shards, "--out", small, "--size", "128", "--json", str(own / "r.json")])
+        == 0
+    )
     done, printed = json.loads((own / "r.json").read_text()), capsys.readouterr().out
     assert f"{small}: 6 images with {done['masks']} masks in 2 tars (0" in printed
     assert "times less" in printed
     assert main(["repack", shards, "--out", small, "--size", "128"]) == 0
     assert "2 tars (2" in capsys.readouterr().out
     assert main(["index", small, "--out", f"{small}/index"]) == 0
-    assert main(["train", LITTLE, "--data", f"{small}/index", "--out", str(own / "run"), "--steps", "2"]) == 0
+    assert (
+        main(
+            ["train", LITTLE, "--data", f"{small}/index", "--out", str(own / "run"), "--steps", "2"]
+        )
+        == 0
+    )
 
 
 def test_from_label_images(own, capsys):
-    arguments = ["convert", str(own / "labels"), "--images", str(own / "pictures"), "--out", str(own / "shards")]
+    arguments = [
+        "convert",
+        str(own / "labels"),
+        "--images",
+        str(own / "pictures"),
+        "--out",
+        str(own / "shards"),
+    ]
     assert main([*arguments, "--split-components", "--ignore", "1", "2"]) == 0
     assert "6 images with" in capsys.readouterr().out
     assert main(arguments) == 2
@@ -79,7 +121,19 @@ def test_what_goes_wrong_is_printed(own, capsys):
         }
     (own / "instances.json").write_text(json.dumps(told))
     (own / "pictures" / "0003.png").unlink()
-    assert main(["convert", str(own / "instances.json"), "--images", str(own / "pictures"), "--out", str(own / "shards")]) == 0
+    assert (
+        main(
+            [
+                "convert",
+                str(own / "instances.json"),
+                "--images",
+                str(own / "pictures"),
+                "--out",
+                str(own / "shards"),
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "'source'" in printed
     assert "crowds left out: 1" in printed

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gigamask import cli
-from gigamask.data import store
+from gigamask.cli import main
+from gigamask.data import storage
 from tests.journeys import homes
 from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
 from tests.journeys.substitutions import ADDED, REPLACED, small
@@ -39,7 +39,7 @@ def furnished(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
 @pytest.mark.parametrize("page", COMMANDED)
@@ -69,7 +69,9 @@ def serve(home: Path, text: str, stack: ExitStack) -> None:
     if "links.txt" in text:
         server = stack.enter_context(FileServer(home / "disk/sa1b"))
         names = sorted(path.name for path in (home / "disk/sa1b").glob("*.tar"))
-        (home / "links.txt").write_text("file_name\tcdn_link\n" + "".join(f"{name}\t{server.url}/{name}\n" for name in names))
+        (home / "links.txt").write_text(
+            "file_name\tcdn_link\n" + "".join(f"{name}\t{server.url}/{name}\n" for name in names)
+        )
     if "s3://bucket/" in text:
         stack.enter_context(patched(ObjectStore, "bucket", "bucket"))
         objects = stack.enter_context(ObjectStore())
@@ -115,11 +117,17 @@ def command(text: str) -> None:
         targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert set(words) <= targets, text
     elif program == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        named = [re.fullmatch(r"(?:\./)?gigamask(?:\[([\w,]+)\])?|build", word) for word in words[1:]]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+        named = [
+            re.fullmatch(r"(?:\./)?gigamask(?:\[([\w,]+)\])?|build", word) for word in words[1:]
+        ]
         assert words[0] == "install", text
         assert all(named), text
-        assert {extra for each in named for extra in (each[1] or "").split(",")} <= extras.keys() | {""}, text
+        assert {
+            extra for each in named for extra in (each[1] or "").split(",")
+        } <= extras.keys() | {""}, text
     elif program.startswith("python"):
         assert words[0] == "-m", text
         assert importlib.util.find_spec(words[1]), text
@@ -137,7 +145,7 @@ def command(text: str) -> None:
 def gigamask(words: str) -> None:
     """Runs one command in small."""
     try:
-        code = cli.main(small(words))
+        code = main.main(small(words))
     except SystemExit as leaving:  # --help
         code = leaving.code or 0
     assert code == 0, shlex.join(small(words))
@@ -145,11 +153,18 @@ def gigamask(words: str) -> None:
 
 def test_no_substitution_is_left_over():
     """Each is of some command of the pages."""
-    typed_as = [behind(item.text) for page in PAGES for item in items(page) if item.kind == "command" and behind(item.text)]
+    typed_as = [
+        behind(item.text)
+        for page in PAGES
+        for item in items(page)
+        if item.kind == "command" and behind(item.text)
+    ]
     for pattern, instead, _ in REPLACED:
         assert any(re.search(pattern, words) for words in typed_as), pattern
         typed_as = [re.sub(pattern, instead, words) for words in typed_as]
-    assert [pattern for pattern, *_ in ADDED if not any(re.search(pattern, words) for words in typed_as)] == []
+    assert [
+        pattern for pattern, *_ in ADDED if not any(re.search(pattern, words) for words in typed_as)
+    ] == []
 
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in benchmarks(page)}))
@@ -173,8 +188,28 @@ def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
 
 
 OTHERS = {
-    *("help", "version", "no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
-    *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "dependency", "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time"),
+    *(
+        "help",
+        "version",
+        "no-python",
+        "nproc-per-node",
+        "node-rank",
+        "max-restarts",
+        "standalone",
+        "nnodes",
+    ),
+    *(
+        "rdzv-backend",
+        "rdzv-endpoint",
+        "rdzv-id",
+        "dependency",
+        "job-name",
+        "nodes",
+        "ntasks-per-node",
+        "gpus-per-node",
+        "cpus-per-task",
+        "time",
+    ),
     *("signal", "open-mode", "print-config", "resume", "config", "torch-backend"),
 }
 """Flags of torchrun, Slurm and uv, and those that no record holds."""
@@ -184,12 +219,17 @@ def test_flags_that_pages_speak_of_are_there():
     """Also those within a sentence: each is a field of a part, a verb or a run, or a flag of a benchmark."""
     folders = (ROOT / "gigamask", ROOT / "benchmarks")
     source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    fields = set(re.findall(r"^ +(\w+): ", source, re.MULTILINE)) | {name.replace("-", "_") for name in re.findall(r'"--([\w-]+)"', source)}
+    fields = set(re.findall(r"^ +(\w+): ", source, re.MULTILINE)) | {
+        name.replace("-", "_") for name in re.findall(r'"--([\w-]+)"', source)
+    }
     for page in PAGES:
         text = (ROOT / page).read_text()
         told = {match[1] for match in re.finditer(r"(?<![\w-])--([a-z][\w-]*(?:\.[\w-]+)*)", text)}
         own = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))  # of a part that the page shows
-        names = {flag: flag.rpartition(".")[2].replace("-", "_").removeprefix("no_") for flag in told - OTHERS}
+        names = {
+            flag: flag.rpartition(".")[2].replace("-", "_").removeprefix("no_")
+            for flag in told - OTHERS
+        }
         assert {flag for flag, name in names.items() if name not in fields | own} == set(), page
 
 
@@ -199,16 +239,31 @@ def test_links_of_the_readme_lead_somewhere():
     assert len(links) > 15
     assert [path for path, _ in links if not (ROOT / path).is_file()] == []
     named = {path.removeprefix("docs/") for path, _ in links}
-    assert named >= {path.name for path in DOCS.glob("*.md")} - {"index.md"}, "every page is named in the README"
+    assert named >= {path.name for path in DOCS.glob("*.md")} - {"index.md"}, (
+        "every page is named in the README"
+    )
 
 
 def test_the_tree_of_the_readme_is_the_tree():
     tree = re.search(r"```\n(gigamask/ .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    named = [name for line in tree.splitlines() for name in re.match(r" *((?:[\w./]+ )+)", line)[1].split() if re.search(r"[/.]", name)]
-    inside = {path.name + "/" * path.is_dir() for path in (ROOT / "gigamask").iterdir() if path.name[0] != "_" and path.suffix in ("", ".py")}
+    named = [
+        name
+        for line in tree.splitlines()
+        for name in re.match(r" *((?:[\w./]+ )+)", line)[1].split()
+        if re.search(r"[/.]", name)
+    ]
+    inside = {
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / "gigamask").iterdir()
+        if path.name[0] != "_" and path.suffix in ("", ".py")
+    }
     here = {name for name in named if (ROOT / "gigamask" / name).exists()}
     assert inside <= here, "in the package, not in the README's tree"
-    assert [name for name in named if not ((ROOT / name).exists() or (ROOT / "gigamask" / name).exists())] == []
+    assert [
+        name
+        for name in named
+        if not ((ROOT / name).exists() or (ROOT / "gigamask" / name).exists())
+    ] == []
 
 
 def test_lines_are_short():
@@ -226,8 +281,21 @@ def test_lines_are_short():
 def site(tmp_path_factory) -> Path:
     """The built site; a link that leads nowhere, an anchor that is not there and a page that is not in the nav are errors."""
     out = tmp_path_factory.mktemp("site")
-    command = [str(Path(sys.executable).parent / "mkdocs"), "build", "--strict", "--quiet", "--site-dir", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    command = [
+        str(Path(sys.executable).parent / "mkdocs"),
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(out),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout + done.stderr == ""
     return out
@@ -239,10 +307,14 @@ def test_every_module_is_on_a_page_of_the_reference(site):
     files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "gigamask").rglob("*.py")]
     modules = {".".join(path.parts).removesuffix(".__init__") for path in files} - {"gigamask"}
     assert modules - shown == set()
-    from gigamask import seams
+    from gigamask import interfaces
 
-    parts = [name for name, kind in vars(seams).items() if inspect.isclass(kind) and kind.__module__ == seams.__name__]
-    assert {f"gigamask.seams.{name}" for name in parts} <= shown
+    parts = [
+        name
+        for name, kind in vars(interfaces).items()
+        if inspect.isclass(kind) and kind.__module__ == interfaces.__name__
+    ]
+    assert {f"gigamask.interfaces.{name}" for name in parts} <= shown
 
 
 def test_the_nav_names_every_page(site):

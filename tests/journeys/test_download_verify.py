@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 from gigamask.data import tar
-from gigamask.prepare import synthetic
-from gigamask.prepare.partial import KEPT
+from gigamask.datatools.partial_download import KEPT
+from gigamask.synthetic import scenes
 from tests import broken
 from tests.servers import FileServer
 
@@ -28,22 +28,35 @@ GIGAMASK = str(Path(sys.executable).parent / "gigamask")
 def served(tmp_path_factory) -> Path:
     """A folder of three shards and their checksums."""
     folder = tmp_path_factory.mktemp("served")
-    synthetic.write(folder, 6, seed=3, shard_images=2, long_side=(96, 128))
-    sums = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.glob("*.tar"))]
+    scenes.write(folder, 6, seed=3, shard_images=2, long_side=(96, 128))
+    sums = [
+        f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.glob("*.tar"))
+    ]
     (folder / "sums.md5").write_text("".join(sums))
     return folder
 
 
 def links(server: FileServer, folder: Path) -> str:
     path = folder / "links.txt"
-    path.write_text("file_name\tcdn_link\n" + "".join(f"sa_{n:06d}.tar\t{server.url}/sa_{n:06d}.tar?sig={n}\n" for n in range(3)))
+    path.write_text(
+        "file_name\tcdn_link\n"
+        + "".join(f"sa_{n:06d}.tar\t{server.url}/sa_{n:06d}.tar?sig={n}\n" for n in range(3))
+    )
     return str(path)
 
 
 def test_links_become_verified_data(served, tmp_path, capsys):
     out = tmp_path / "data"
     with FileServer(served, drop_after=20_000) as server:
-        command = ["download", links(server, tmp_path), "--out", str(out), "--checksums", str(served / "sums.md5")]
+        command = [
+            "download",
+            links(server, tmp_path),
+            "--out",
+            str(out),
+            "--checksums",
+            str(served / "sums.md5"),
+        ]
         command += ["--json", str(tmp_path / "d.json")]
         assert main([*command, "--count", "1"]) == 0
         assert [path.name for path in sorted(out.glob("*.tar"))] == ["sa_000000.tar"]
@@ -57,10 +70,27 @@ def test_links_become_verified_data(served, tmp_path, capsys):
     report = json.loads((tmp_path / "d.json").read_text())
     assert (report["fetched"], report["skipped"], report["without_checksum"]) == (1, 2, 0)
     assert [file["status"] for file in report["files"]] == ["skipped", "fetched", "skipped"]
-    assert main(["verify", str(out), "--checksums", str(served / "sums.md5"), "--json", str(tmp_path / "v.json")]) == 0
+    assert (
+        main(
+            [
+                "verify",
+                str(out),
+                "--checksums",
+                str(served / "sums.md5"),
+                "--json",
+                str(tmp_path / "v.json"),
+            ]
+        )
+        == 0
+    )
     assert "3 tars: 6 images" in capsys.readouterr().out
     found = json.loads((tmp_path / "v.json").read_text())
-    assert (found["images"], found["bad"], found["bad_samples"], len(found["tars"])) == (6, [], 0, 3)
+    assert (found["images"], found["bad"], found["bad_samples"], len(found["tars"])) == (
+        6,
+        [],
+        0,
+        3,
+    )
     assert main(["index", str(out), "--out", str(tmp_path / "index")]) == 0
     assert main(["verify", str(tmp_path / "index")]) == 0
     assert "all of it can be used" in capsys.readouterr().out
@@ -69,12 +99,36 @@ def test_links_become_verified_data(served, tmp_path, capsys):
 def test_what_cannot_be_fetched_is_said_and_ends_with_2(served, tmp_path, capsys):
     with FileServer(served, status=403) as server:
         list_of_links = links(server, tmp_path)
-        assert main(["download", list_of_links, "--out", str(tmp_path / "a"), "--json", str(tmp_path / "d.json")]) == 2
+        assert (
+            main(
+                [
+                    "download",
+                    list_of_links,
+                    "--out",
+                    str(tmp_path / "a"),
+                    "--json",
+                    str(tmp_path / "d.json"),
+                ]
+            )
+            == 2
+        )
         said = capsys.readouterr()
         assert "sa_000000.tar, sa_000001.tar, sa_000002.tar: HTTP 403 Forbidden" in said.out
         assert "3 of 3 files" in said.err
         assert json.loads((tmp_path / "d.json").read_text())["failed"] == 3
-        assert main(["download", list_of_links, "--out", str(tmp_path / "a"), "--names", "sa_000009.tar"]) == 2
+        assert (
+            main(
+                [
+                    "download",
+                    list_of_links,
+                    "--out",
+                    str(tmp_path / "a"),
+                    "--names",
+                    "sa_000009.tar",
+                ]
+            )
+            == 2
+        )
         assert "--names sa_000009.tar" in capsys.readouterr().err
         server.status = None
         assert main(["download", list_of_links, "--out", str(tmp_path / "a")]) == 0
@@ -89,7 +143,13 @@ def slow(tmp_path):
     (tmp_path / "served" / "sa_000000.tar").write_bytes(content)
     with FileServer(tmp_path / "served", piece_s=0.1) as server:
         (tmp_path / "links.txt").write_text(f"sa_000000.tar\t{server.url}/sa_000000.tar\n")
-        command = [GIGAMASK, "download", str(tmp_path / "links.txt"), "--out", str(tmp_path / "out")]
+        command = [
+            GIGAMASK,
+            "download",
+            str(tmp_path / "links.txt"),
+            "--out",
+            str(tmp_path / "out"),
+        ]
         yield server, command, content
 
 
@@ -98,7 +158,9 @@ def begun(command: list[str], part: Path, held: int) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # What a shell starts in the background ignores interrupts, and so does what it starts in turn.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, preexec_fn=heed)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, preexec_fn=heed
+    )
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size >= held) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
@@ -156,7 +218,9 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert f"{len(bad)} of " in said.err
     assert f"{len(tars)} of {len(tars) + 2} tars" in said.err
     assert "zero block" in said.out
-    assert re.search(r"and \d+ more, all of them with --json FILE|bad .*samples.tar sa_1.jpg at \d+: ", said.out)
+    assert re.search(
+        r"and \d+ more, all of them with --json FILE|bad .*samples.tar sa_1.jpg at \d+: ", said.out
+    )
     found = json.loads((tmp_path / "bad.json").read_text())
     assert {each["sample"] for each in found["bad"]} == bad.keys()
     assert {"tar", "member", "offset", "sample", "reason"} == found["bad"][0].keys()
@@ -174,10 +238,16 @@ def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
     held = []
     for number in range(12):
         jpg, record = broken.sound(number)
-        held += broken.members(number, broken.interrupt(jpg) if number == 5 else jpg[:-300] if number == 7 else jpg, b"{" if number == 9 else record)
+        held += broken.members(
+            number,
+            broken.interrupt(jpg) if number == 5 else jpg[:-300] if number == 7 else jpg,
+            b"{" if number == 9 else record,
+        )
     (tmp_path / "data").mkdir()
     tar.write(tmp_path / "data" / "sa_000000.tar", held)
-    code, notes = train(tmp_path / "data", tmp_path / "run", "--steps", "8", "--max-bad-share", "0.05")
+    code, notes = train(
+        tmp_path / "data", tmp_path / "run", "--steps", "8", "--max-bad-share", "0.05"
+    )
     assert code == 0
     rejected = [note for note in notes if "rejected" in note]
     assert {note["rejected"] for note in rejected} == {"sa_000000.tar:sa_5", "sa_000000.tar:sa_7"}
@@ -185,6 +255,11 @@ def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
     assert all("the JPEG of" in note["reason"] for note in rejected)
     said = capsys.readouterr()
     assert (said.out + said.err).count("left out sa_000000.tar:sa_5: the JPEG of ") == 1
-    code, _ = train(tmp_path / "data", tmp_path / "strict", "--steps", "8", "--max-bad-share", "0.0")
+    code, _ = train(
+        tmp_path / "data", tmp_path / "strict", "--steps", "8", "--max-bad-share", "0.0"
+    )
     assert code == 2
-    assert re.search(r"2 of \d+ samples could not be read, more than 0.0%; mend the data, or raise --max-bad-share", capsys.readouterr().err)
+    assert re.search(
+        r"2 of \d+ samples could not be read, more than 0.0%; mend the data, or raise --max-bad-share",
+        capsys.readouterr().err,
+    )

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from gigamask.cli import main
-from gigamask.evaluate import interactive
-from gigamask.faults import Fault
-from gigamask.model import weights
-from gigamask.model.start import build
-from gigamask.prepare import synthetic
+from gigamask.cli.main import main
+from gigamask.errors import GigamaskError
+from gigamask.evaluation import clicks
+from gigamask.models import state_dict
+from gigamask.models.init import build_model
+from gigamask.synthetic import scenes as synthetic
 from tests.little import SPEC
 from tests.ranks import fork
 
@@ -18,7 +18,7 @@ from tests.ranks import fork
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    weights.save(build(SPEC, 0).state_dict(), SPEC, path)
+    state_dict.save_weights(build_model(SPEC, 0).state_dict(), SPEC, path)
     return str(path)
 
 
@@ -31,7 +31,21 @@ def scenes(tmp_path_factory) -> str:
 
 def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
-    words = ["evaluate", model, "--data", scenes, "--images", "3", "--batch-size", "1", "--automatic", "--points-per-side", "3", "--device", "cpu"]
+    words = [
+        "evaluate",
+        model,
+        "--data",
+        scenes,
+        "--images",
+        "3",
+        "--batch-size",
+        "1",
+        "--automatic",
+        "--points-per-side",
+        "3",
+        "--device",
+        "cpu",
+    ]
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
     fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
@@ -41,11 +55,28 @@ def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
     for name in ("clicks", "oracle", "box", "images", "masks"):
         assert two[name] == pytest.approx(one[name], abs=1e-6)
     for name, value in one["automatic"].items():
-        assert two["automatic"][name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+        assert two["automatic"][name] == (
+            pytest.approx(value, abs=1e-6) if isinstance(value, float) else value
+        )
 
 
 def test_more_processes_than_images(model, scenes, tmp_path):
-    fork(2, main, ["evaluate", model, "--data", scenes, "--images", "1", "--device", "cpu", "--json", str(tmp_path / "two.json")])
+    fork(
+        2,
+        main,
+        [
+            "evaluate",
+            model,
+            "--data",
+            scenes,
+            "--images",
+            "1",
+            "--device",
+            "cpu",
+            "--json",
+            str(tmp_path / "two.json"),
+        ],
+    )
     assert json.loads((tmp_path / "two.json").read_text())["images"] == 1
 
 
@@ -77,15 +108,17 @@ def test_what_is_wrong_for_all_is_told_once(model, scenes, capfd, words, line, e
 
 def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
     """The second process cannot go on."""
-    score = interactive.score_group
+    score = clicks.score_group
 
     def failing(*given):
         if os.environ.get("RANK") == "1":
-            raise Fault("the second image is too much; leave it out")
+            raise GigamaskError("the second image is too much; leave it out")
         return score(*given)
 
-    monkeypatch.setattr(interactive, "score_group", failing)
-    fork(2, codes, ["evaluate", model, "--data", scenes, "--images", "2", "--device", "cpu"], (2, 2))
+    monkeypatch.setattr(clicks, "score_group", failing)
+    fork(
+        2, codes, ["evaluate", model, "--data", scenes, "--images", "2", "--device", "cpu"], (2, 2)
+    )
     done = capfd.readouterr()
     assert done.err == "gigamask: the second image is too much; leave it out\n"
     assert "mIoU" not in done.out

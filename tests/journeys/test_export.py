@@ -4,23 +4,28 @@ import json
 
 import pytest
 
-from gigamask.cli import main
-from gigamask.model.start import build
-from gigamask.model.weights import save, to_official
+from gigamask.cli.main import main
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
 from tests.little import SPEC
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save(to_official(build(SPEC, 0)), SPEC, path)
+    save_weights(to_official(build_model(SPEC, 0)), SPEC, path)
     return str(path)
 
 
-@pytest.mark.parametrize(("to", "out"), [("official", "new/sam.pth"), ("safetensors", "copy.safetensors")])
+@pytest.mark.parametrize(
+    ("to", "out"), [("official", "new/sam.pth"), ("safetensors", "copy.safetensors")]
+)
 def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     told = tmp_path / "told.json"
-    assert main(["export", weights, "--to", to, "--out", str(tmp_path / out), "--json", str(told)]) == 0
+    assert (
+        main(["export", weights, "--to", to, "--out", str(tmp_path / out), "--json", str(told)])
+        == 0
+    )
     assert "read back: every tensor is the model's" in capsys.readouterr().out
     assert json.loads(told.read_text())["files"] == [str(tmp_path / out)]
 

@@ -13,14 +13,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.export.huggingface import config_of
-from gigamask.model import weights
-from gigamask.model.start import build
-from gigamask.prepare import synthetic
-from gigamask.prepare.synthetic import compose_scene
-from gigamask.train import checkpoint
+from gigamask.models import state_dict
+from gigamask.models.init import build_model
+from gigamask.synthetic import scenes as synthetic
+from gigamask.synthetic.scenes import compose_scene
+from gigamask.training import checkpoint
 from tests.journeys.scores import alike
 from tests.little import SPEC
 
@@ -30,8 +30,8 @@ with warnings.catch_warnings():
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 # Shapes do not tell the decoder's heads; an official file's model has 8.
-OFFICIAL = replace(SPEC, decoder_heads=8, drop_path=0.0)
-OURS = ["--model.decoder-heads", "8", "--model.drop-path", "0"]
+OFFICIAL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
+OURS = ["--model.decoder-num-heads", "8", "--model.drop-path-rate", "0"]
 
 
 def train(*words: object) -> int:
@@ -54,10 +54,22 @@ def write_coco(path: Path, photos: Path, numbers: range) -> None:
         scene = compose_scene(1, number, (96, 128))
         height, width = scene.masks.size
         for mask in scene.masks.to_dense():
-            rings, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+            rings, _ = cv2.findContours(
+                mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
+            )
             polygons = [ring.ravel().tolist() for ring in rings if len(ring) > 2]
-            annotations.append({"id": len(annotations), "image_id": number, "category_id": 1, "iscrowd": 0, "segmentation": polygons})
-        images.append({"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width})
+            annotations.append(
+                {
+                    "id": len(annotations),
+                    "image_id": number,
+                    "category_id": 1,
+                    "iscrowd": 0,
+                    "segmentation": polygons,
+                }
+            )
+        images.append(
+            {"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width}
+        )
         cv2.imwrite(str(photos / f"{number:04d}.png"), scene.pixels[:, :, ::-1])
     path.write_text(json.dumps({"images": images, "annotations": annotations}))
 
@@ -71,12 +83,14 @@ def own(tmp_path_factory) -> Path:
     for number in range(3):
         (path,) = synthetic.write(str(folder / "made"), 3, seed=number, long_side=(96, 128))
         path.rename(folder / f"coco128_{number:06d}.tar")
-    model = build(OFFICIAL, seed=3)
-    torch.save(weights.to_official(model), folder / "sam_vit_b_01ec64.pth")
+    model = build_model(OFFICIAL, seed=3)
+    torch.save(state_dict.to_official(model), folder / "sam_vit_b_01ec64.pth")
     theirs = SamModel(config_of(OFFICIAL))
-    theirs.load_state_dict(weights.to_huggingface(weights.to_official(model)))
+    theirs.load_state_dict(state_dict.to_huggingface(state_dict.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
-    weights.save(weights.to_official(model), model.spec, folder / "photos.safetensors")
+    state_dict.save_weights(
+        state_dict.to_official(model), model.spec, folder / "photos.safetensors"
+    )
     return folder
 
 
@@ -91,20 +105,56 @@ def held_out(tmp_path_factory) -> Path:
 def test_frozen_parts_stay_what_they_were_and_the_others_learn(own, scenes, tmp_path, name):
     before = torch.load(own / "sam_vit_b_01ec64.pth")
     run = tmp_path / "run"
-    assert train("--init", own / name, "--data", scenes, "--out", run, "--steps", 1, "--freeze", "image_encoder", "prompt_encoder") == 0
+    assert (
+        train(
+            "--init",
+            own / name,
+            "--data",
+            scenes,
+            "--out",
+            run,
+            "--steps",
+            1,
+            "--freeze",
+            "image_encoder",
+            "prompt_encoder",
+        )
+        == 0
+    )
     after = state(run)
     assert after.keys() == before.keys()
     moved = {key for key in after if not torch.equal(after[key], before[key])}
     assert moved
     assert {key.split(".")[0] for key in moved} == {"mask_decoder"}
-    names = {key.partition("/")[2].split(".")[0] for key in load_file(checkpoint.newest(run) / checkpoint.OPTIMIZER)}
+    names = {
+        key.partition("/")[2].split(".")[0]
+        for key in load_file(checkpoint.newest(run) / checkpoint.OPTIMIZER)
+    }
     assert names == {"mask_decoder"}, "what does not learn has no state"
 
 
 def test_parts_are_frozen_by_the_names_they_have(own, scenes, tmp_path):
     run = tmp_path / "run"
-    frozen = ["image_encoder.patch_embed", "image_encoder.blocks.0", "mask_decoder.iou_token.weight"]
-    assert train("--init", own / "sam-vit-base", "--data", scenes, "--out", run, "--steps", 1, "--freeze", *frozen) == 0
+    frozen = [
+        "image_encoder.patch_embed",
+        "image_encoder.blocks.0",
+        "mask_decoder.iou_token.weight",
+    ]
+    assert (
+        train(
+            "--init",
+            own / "sam-vit-base",
+            "--data",
+            scenes,
+            "--out",
+            run,
+            "--steps",
+            1,
+            "--freeze",
+            *frozen,
+        )
+        == 0
+    )
     before, after = torch.load(own / "sam_vit_b_01ec64.pth"), state(run)
     still = {key for key in after if torch.equal(after[key], before[key])}
     held = {key for key in after if any(f"{key}.".startswith(f"{part}.") for part in frozen)}
@@ -113,54 +163,123 @@ def test_parts_are_frozen_by_the_names_they_have(own, scenes, tmp_path):
     assert any(key.startswith("image_encoder.blocks.1.") for key in after.keys() - still)
 
 
-def test_another_input_side_interpolates_positions_and_nothing_else(own, scenes, tmp_path, held_out):
+def test_another_input_side_interpolates_positions_and_nothing_else(
+    own, scenes, tmp_path, held_out
+):
     path, run = own / "sam_vit_b_01ec64.pth", tmp_path / "run"
-    words = ["--init", path, "--data", scenes, "--out", run, "--steps", 1, "--optimizer.lr", 0, "--schedule.warmup", 0]
-    assert train(*words, "--model.input-side", 128) == 0
+    words = [
+        "--init",
+        path,
+        "--data",
+        scenes,
+        "--out",
+        run,
+        "--steps",
+        1,
+        "--optimizer.lr",
+        0,
+        "--schedule.warmup-steps",
+        0,
+    ]
+    assert train(*words, "--model.image-size", 128) == 0
     before, after = torch.load(path), state(run)
     other = {key for key in after if after[key].shape != before[key].shape}
-    assert other == {"image_encoder.pos_embed", "image_encoder.blocks.1.attn.rel_pos_h", "image_encoder.blocks.1.attn.rel_pos_w"}
-    assert torch.equal(after["image_encoder.pos_embed"], weights.resize_positions(before["image_encoder.pos_embed"], 16))
+    assert other == {
+        "image_encoder.pos_embed",
+        "image_encoder.blocks.1.attn.rel_pos_h",
+        "image_encoder.blocks.1.attn.rel_pos_w",
+    }
+    assert torch.equal(
+        after["image_encoder.pos_embed"],
+        state_dict.resize_positions(before["image_encoder.pos_embed"], 16),
+    )
     assert all(torch.equal(after[key], before[key]) for key in after.keys() - other)
     assert main(["evaluate", str(run), "--data", str(held_out), "--images", "1"]) == 0
     shutil.rmtree(run)
     assert train(*words) == 0
-    assert all(torch.equal(tensor, before[key]) for key, tensor in state(run).items()), "at its own side nothing changes"
+    assert all(torch.equal(tensor, before[key]) for key, tensor in state(run).items()), (
+        "at its own side nothing changes"
+    )
 
 
 def test_the_recipes_configuration(capsys):
     for name in ("finetune", "finetune_vit_l", "finetune_vit_h"):
         assert main(["train", name, "--print-config"]) == 0
         config = yaml.safe_load(capsys.readouterr().out)
-        assert (config["freeze"], config["model.input-side"], config["optimizer.lr"]) == (["image_encoder"], "1024", "8e-05")
+        assert (config["freeze"], config["model.image-size"], config["optimizer.lr"]) == (
+            ["image_encoder"],
+            "1024",
+            "8e-05",
+        )
     assert main(["train", "finetune", "--print-config", "--freeze"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == []
 
 
 REFUSED = [
-    ("finetune --data {scenes}", "--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from"),
-    ("finetune --data {scenes} --init sam_vit_b.pth", "--init sam_vit_b.pth: no such file or folder; give a run folder, a checkpoint, a .pth"),
+    (
+        "finetune --data {scenes}",
+        "--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from",
+    ),
+    (
+        "finetune --data {scenes} --init sam_vit_b.pth",
+        "--init sam_vit_b.pth: no such file or folder; give a run folder, a checkpoint, a .pth",
+    ),
     ("finetune --data nowhere --init {own}/sam-vit-base", "nowhere: no such path"),
-    ("{little} --data {scenes} --init {own}/train.json", "train.json: cannot be read as weights alone"),
+    (
+        "{little} --data {scenes} --init {own}/train.json",
+        "train.json: cannot be read as weights alone",
+    ),
     ("{little} --data {scenes} --init {own}/photos", "photos: holds no model.safetensors"),
-    ("{little} --data {scenes} --model.depth 1 --model.global-blocks 0 --init {own}/sam-vit-base", "has unknown"),
-    ("{little} --data {scenes} --model.dim 24 --init {own}/sam_vit_b_01ec64.pth", "of another shape"),
+    (
+        "{little} --data {scenes} --model.depth 1 --model.global-attn-indexes 0 --init {own}/sam-vit-base",
+        "has unknown",
+    ),
+    (
+        "{little} --data {scenes} --model.embed-dim 24 --init {own}/sam_vit_b_01ec64.pth",
+        "of another shape",
+    ),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze encoder",
         "--freeze names 'encoder', which is no part of the model; name image_encoder",
     ),
-    ("{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder mask_decoder", "leaves nothing to train"),
+    (
+        "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder mask_decoder",
+        "leaves nothing to train",
+    ),
     ("{little} --data {scenes} --evaluation.data nowhere", "nowhere: no such path"),
-    ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 2", "none of 12 images has a mask to evaluate; loosen"),
-    ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.images 0", "--evaluation.images is 0, it must be at least 1"),
-    ("{little} --data {scenes} --evaluation.data {scenes} --evaluation.best-by 2", "--evaluation.best-by is '2'"),
+    (
+        "{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 2",
+        "none of 12 images has a mask to evaluate; loosen",
+    ),
+    (
+        "{little} --data {scenes} --evaluation.data {scenes} --evaluation.images 0",
+        "--evaluation.images is 0, it must be at least 1",
+    ),
+    (
+        "{little} --data {scenes} --evaluation.data {scenes} --evaluation.best-by 2",
+        "--evaluation.best-by is '2'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_whatever_is_wrong_is_one_line_and_nothing_is_written(words, told, own, scenes, tmp_path, monkeypatch, capsys):
+def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
+    words, told, own, scenes, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *words.format(own=own, scenes=scenes, little=LITTLE).split(), "--out", "run", "--device", "cpu"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                *words.format(own=own, scenes=scenes, little=LITTLE).split(),
+                "--out",
+                "run",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
@@ -170,26 +289,46 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(words, told, own, 
 def test_a_training_is_watched_on_held_out_images(scenes, held_out, tmp_path, monkeypatch, capsys):
     """What is written down is what `evaluate` says of the same checkpoint, and training is the same with and without."""
     words, run = ["--data", scenes, "--steps", 4], tmp_path / "run"
-    watched = ["--evaluation.data", held_out, "--evaluation.every", 3, "--evaluation.best-by", "box", "--keep", 5]
+    watched = [
+        "--evaluation.data",
+        held_out,
+        "--evaluation.interval",
+        3,
+        "--evaluation.best-by",
+        "box",
+        "--keep",
+        5,
+    ]
     assert train(*words, *watched, "--out", run) == 0
     found = [line for line in lines(run) if "evaluation" in line]
     assert [line["step"] for line in found] == [3, 4], "every third, and the last"
-    assert all(list(line) == ["step", "evaluation", "worries", "seconds"] and line["seconds"] > 0 for line in found)
-    assert all(any(worry.startswith("blind") for worry in line["worries"]) for line in found), "after four updates nothing looks"
+    assert all(
+        list(line) == ["step", "evaluation", "worries", "seconds"] and line["seconds"] > 0
+        for line in found
+    )
+    assert all(any(worry.startswith("blind") for worry in line["worries"]) for line in found), (
+        "after four updates nothing looks"
+    )
     said = capsys.readouterr().err
     assert said.count("evaluated at step") == 2
     assert all(worry in said for line in found for worry in line["worries"])
     for line in found:
         weights_at, told = run / "checkpoints" / f"step_{line['step']:08d}", tmp_path / "told.json"
-        assert main(["evaluate", str(weights_at), "--data", str(held_out), "--json", str(told)]) == 0
+        assert (
+            main(["evaluate", str(weights_at), "--data", str(held_out), "--json", str(told)]) == 0
+        )
         whole = json.loads(told.read_text())
-        scores = {f"{n} click{'s' if n > 1 else ''}": whole["clicks"][str(n)] for n in (1, 3, 5)} | {name: whole[name] for name in ("oracle", "box")}
+        scores = {
+            f"{n} click{'s' if n > 1 else ''}": whole["clicks"][str(n)] for n in (1, 3, 5)
+        } | {name: whole[name] for name in ("oracle", "box")}
         assert alike({name: line["evaluation"][name] for name in scores}, scores)
     best = max(found, key=lambda line: (line["evaluation"]["box"], line["step"]))["step"]
     assert (run / "checkpoints" / "best").resolve().name == f"step_{best:08d}"
     assert train(*words, "--out", tmp_path / "unwatched") == 0
     for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
-        mine, others = (load_file(checkpoint.newest(each) / name) for each in (run, tmp_path / "unwatched"))
+        mine, others = (
+            load_file(checkpoint.newest(each) / name) for each in (run, tmp_path / "unwatched")
+        )
         assert mine.keys() == others.keys()
         assert all(torch.equal(mine[key], others[key]) for key in mine)
     built = []

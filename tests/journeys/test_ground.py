@@ -13,15 +13,24 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gigamask.cli import STOPPED, main
+from gigamask.cli.main import STOPPED, main
 from gigamask.data import index as indexes
 from gigamask.data.image import decode
-from gigamask.data.shards import Shards
-from gigamask.train import checkpoint
+from gigamask.data.shards import ShardReader
+from gigamask.training import checkpoint
 from tests import asked, little
 from tests.journeys.runs import same
 
-FEW = ["--points-per-side", "4", "--pred-iou-thresh", "0", "--stability-score-thresh", "0", "--box-nms-thresh", "0.95"]
+FEW = [
+    "--points-per-side",
+    "4",
+    "--pred-iou-thresh",
+    "0",
+    "--stability-score-thresh",
+    "0",
+    "--box-nms-thresh",
+    "0.95",
+]
 
 
 def ground(described: Path, out: Path, *words: object) -> int:
@@ -32,7 +41,7 @@ def ground(described: Path, out: Path, *words: object) -> int:
 def run(described, tmp_path_factory) -> Path:
     """A run of four updates, in which half of the images are held out."""
     out = tmp_path_factory.mktemp("ground") / "run"
-    assert ground(described, out, "--hold-out", "0.5") == 0
+    assert ground(described, out, "--val-split", "0.5") == 0
     return out
 
 
@@ -41,7 +50,7 @@ def picture(described, tmp_path_factory) -> Path:
     """The first image as a file of its own, and its json beside it."""
     folder = tmp_path_factory.mktemp("picture")
     index = indexes.open_or_build([str(described / "scenes")], str(folder / "index"))
-    shards = Shards(index.shard_paths)
+    shards = ShardReader(index.shard_paths)
     jpg, told = shards.read_entry(index, 0)
     shards.close()
     (folder / "photo.jpg").write_bytes(jpg)
@@ -54,7 +63,16 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
     monkeypatch.chdir(tmp_path)
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
-    given = ["--data", "scenes", "--queries", "scenes/queries.jsonl", "--segmenter", str(described / "segmenter.safetensors"), "--out", "runs/words"]
+    given = [
+        "--data",
+        "scenes",
+        "--queries",
+        "scenes/queries.jsonl",
+        "--segmenter",
+        str(described / "segmenter.safetensors"),
+        "--out",
+        "runs/words",
+    ]
     few = [
         "--steps",
         "2",
@@ -64,9 +82,9 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
         "4",
         "--model.embedding-dim",
         "16",
-        "--model.dim",
+        "--model.embed-dim",
         "16",
-        "--hold-out",
+        "--val-split",
         "0.6",
         "--device",
         "cpu",
@@ -82,16 +100,42 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
 
 def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     told = tmp_path / "told.json"
-    assert main(["ground", "evaluate", str(run), "--json", str(told), "--calibrate", "--device", "cpu"]) == 0
+    assert (
+        main(
+            ["ground", "evaluate", str(run), "--json", str(told), "--calibrate", "--device", "cpu"]
+        )
+        == 0
+    )
     printed, summary = capsys.readouterr().out, json.loads(told.read_text())
     assert f"{summary['queries']} queries about {summary['images']} images" in printed
     assert str(run / "confidence.json") in printed
     assert 0 < summary["images"] < 6
     assert set(summary["rules"]) == {"chance", "largest", "prior"}
-    assert {"weights", "segmenter", "data", "query_files", "hold_out", "protocol", "confidence", "calibration", "rejected"} < summary.keys()
+    assert {
+        "weights",
+        "segmenter",
+        "data",
+        "query_files",
+        "hold_out",
+        "protocol",
+        "confidence",
+        "calibration",
+        "rejected",
+    } < summary.keys()
     assert (summary["hold_out"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
     assert json.loads((run / "confidence.json").read_text()) == summary["confidence"]
-    assert main(["ground", "evaluate", str(checkpoint.newest(run)), "--json", str(tmp_path / "again.json")]) == 0
+    assert (
+        main(
+            [
+                "ground",
+                "evaluate",
+                str(checkpoint.newest(run)),
+                "--json",
+                str(tmp_path / "again.json"),
+            ]
+        )
+        == 0
+    )
     again = json.loads((tmp_path / "again.json").read_text())
     assert {**again, "weights": ""} == {**summary, "weights": ""}
 
@@ -101,10 +145,21 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     queries = (tmp_path / "other" / "queries.jsonl").read_text().splitlines()
     (tmp_path / "few.jsonl").write_text("\n".join(queries[:5]) + "\n")
     told = tmp_path / "told.json"
-    words = ["--data", str(tmp_path / "other"), "--queries", str(tmp_path / "few.jsonl"), "--json", str(told)]
+    words = [
+        "--data",
+        str(tmp_path / "other"),
+        "--queries",
+        str(tmp_path / "few.jsonl"),
+        "--json",
+        str(told),
+    ]
     assert main(["ground", "evaluate", str(run), *words]) == 0
     summary = json.loads(told.read_text())
-    assert (summary["query_files"], summary["hold_out"], summary["data"]) == ([str(tmp_path / "few.jsonl")], 0.0, [str(tmp_path / "other")])
+    assert (summary["query_files"], summary["hold_out"], summary["data"]) == (
+        [str(tmp_path / "few.jsonl")],
+        0.0,
+        [str(tmp_path / "other")],
+    )
     assert "5 queries about 1 images" in capsys.readouterr().out
     moved = tmp_path / "moved.safetensors"
     shutil.copy(described / "segmenter.safetensors", moved)
@@ -115,7 +170,23 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
 def test_asking_a_picture_a_tar_and_with_an_annotation(run, described, picture, tmp_path, capsys):
     told, drawn = tmp_path / "told.json", tmp_path / "drawn"
     texts = ["the red disc", "the large blue box left of the small ring"]
-    assert main(["ask", str(run), f"{described}/scenes/sa_000000.tar:0", *texts, "--json", str(told), "--pictures", str(drawn), "--top", "2"]) == 0
+    assert (
+        main(
+            [
+                "ask",
+                str(run),
+                f"{described}/scenes/sa_000000.tar:0",
+                *texts,
+                "--json",
+                str(told),
+                "--pictures",
+                str(drawn),
+                "--top",
+                "2",
+            ]
+        )
+        == 0
+    )
     printed, answers = capsys.readouterr().out, json.loads(told.read_text())["answers"]
     assert [each["text"] for each in answers] == texts
     masks = len(json.loads(picture.with_suffix(".json").read_text())["annotations"])
@@ -125,16 +196,45 @@ def test_asking_a_picture_a_tar_and_with_an_annotation(run, described, picture, 
         assert len(each["best"]) == 2
         assert each["best"][0]["confidence"] >= each["best"][1]["confidence"]
         assert f"{each['text']}: " in printed
-        assert f"mask {each['best'][0]['mask']}: {100 * each['best'][0]['confidence']:.0f} % confidence, x " in printed
+        assert (
+            f"mask {each['best'][0]['mask']}: {100 * each['best'][0]['confidence']:.0f} % confidence, x "
+            in printed
+        )
         height, width = cv2.imread(str(drawn / f"{number}.png")).shape[:2]
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"
-    assert main(["ask", str(run), str(picture), *texts, "--annotation", str(picture.with_suffix(".json")), "--json", str(told), "--top", "2"]) == 0
-    assert [each["best"] for each in json.loads(told.read_text())["answers"]] == [each["best"] for each in answers]
-    assert main(["ask", str(checkpoint.newest(run)), str(picture), texts[0], *FEW, "--json", str(told)]) == 0
+    assert (
+        main(
+            [
+                "ask",
+                str(run),
+                str(picture),
+                *texts,
+                "--annotation",
+                str(picture.with_suffix(".json")),
+                "--json",
+                str(told),
+                "--top",
+                "2",
+            ]
+        )
+        == 0
+    )
+    assert [each["best"] for each in json.loads(told.read_text())["answers"]] == [
+        each["best"] for each in answers
+    ]
+    assert (
+        main(
+            ["ask", str(checkpoint.newest(run)), str(picture), texts[0], *FEW, "--json", str(told)]
+        )
+        == 0
+    )
     [found] = json.loads(told.read_text())["answers"]
     assert found["candidates"] > 1
     height, width = shown.shape[:2]
-    assert all(0 <= x0 <= x1 < width and 0 <= y0 <= y1 < height for x0, y0, x1, y1 in (each["box"] for each in found["best"]))
+    assert all(
+        0 <= x0 <= x1 < width and 0 <= y0 <= y1 < height
+        for x0, y0, x1, y1 in (each["box"] for each in found["best"])
+    )
 
 
 def test_a_png_and_an_image_without_a_json(run, picture, tmp_path, capsys):
@@ -151,11 +251,23 @@ def test_a_png_and_an_image_without_a_json(run, picture, tmp_path, capsys):
 def test_interrupted_and_resumed(described, tmp_path, capfd):
     """In a process of its own, which need not start Python anew."""
     out = tmp_path / "run"
-    words = ["ground", "train", asked.RECIPE, *asked.flags(described, out), "--steps", "100000", "--save-every", "100000"]
+    words = [
+        "ground",
+        "train",
+        asked.RECIPE,
+        *asked.flags(described, out),
+        "--steps",
+        "100000",
+        "--save-every",
+        "100000",
+    ]
     process = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main(words)))
     process.start()
     deadline = time.monotonic() + 60
-    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size) and time.monotonic() < deadline:
+    while (
+        not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
     process.join(30)
@@ -170,7 +282,16 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
 
 def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    given = ["--hold-out", "0.4", "--evaluation.every", "2", "--sampler", "curriculum", "--mining", "hardest"]
+    given = [
+        "--val-split",
+        "0.4",
+        "--evaluation.interval",
+        "2",
+        "--sampler",
+        "curriculum",
+        "--mining",
+        "hardest",
+    ]
     assert ground(described, out, "--steps", 4, *given) == 0
     shutil.copytree(out, whole, symlinks=True)
     shutil.rmtree(out / "checkpoints" / "step_00000004")
@@ -182,15 +303,32 @@ def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
 
 
 def test_parts_are_chosen_by_name(described, tmp_path):
-    parts = ["--sampler", "relevance_diversity", "--text.lora-rank", "2", "--optimizer", "muon", "--precision", "bf16"]
+    parts = [
+        "--sampler",
+        "relevance_diversity",
+        "--text.lora-rank",
+        "2",
+        "--optimizer",
+        "muon",
+        "--precision",
+        "bf16",
+    ]
     assert ground(described, tmp_path / "run", "--steps", 2, *parts) == 0
-    assert main(["ask", str(tmp_path / "run"), f"{described}/scenes/sa_000000.tar:1", "the box"]) == 0
+    assert (
+        main(["ask", str(tmp_path / "run"), f"{described}/scenes/sa_000000.tar:1", "the box"]) == 0
+    )
 
 
 def test_help_is_there(capsys):
     for words, message in (
-        (["ground"], "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN"),
-        (["ground", "--help"], "gigamask ground evaluate RUN [--data PATH... --queries FILE...] [--calibrate]"),
+        (
+            ["ground"],
+            "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN",
+        ),
+        (
+            ["ground", "--help"],
+            "gigamask ground evaluate RUN [--data PATH... --queries FILE...] [--calibrate]",
+        ),
         (["ground", "train", "--help"], "ground_tiny"),
         (["ground", "evaluate", "--help"], "--calibrate"),
         (["ground", "train", "ground_tiny", "--help"], "--segmenter"),
@@ -212,35 +350,70 @@ def refused(capsys, words, message):
 def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_path, capsys):
     flags, out = asked.flags(described, tmp_path / "run"), tmp_path / "run"
     train = ["ground", "train", asked.RECIPE]
-    (tmp_path / "strange.jsonl").write_text('{"image": "sa_99.jpg", "query": "the red box", "mask_index": 0}\n')
+    (tmp_path / "strange.jsonl").write_text(
+        '{"image": "sa_99.jpg", "query": "the red box", "mask_index": 0}\n'
+    )
     for words, message in (
         ([*train, *flags[:2], *flags[4:]], "--queries"),
         ([*train, *flags[:4], *flags[6:]], "--segmenter"),
         ([*train, *flags, "--queries", tmp_path / "gone.jsonl"], "gone.jsonl: "),
-        ([*train, *flags, "--queries", tmp_path / "strange.jsonl"], "holds no such image; index its tar too, or leave the query out"),
+        (
+            [*train, *flags, "--queries", tmp_path / "strange.jsonl"],
+            "holds no such image; index its tar too, or leave the query out",
+        ),
         ([*train, *flags, "--segmenter", tmp_path / "gone.pth"], "gone.pth: "),
         ([*train, *flags, "--segmenter", run], str(run)),
         ([*train, *flags, "--model.embedding-dim", "64"], "--model.embedding-dim is 64"),
         ([*train, *flags, "--text.name", tmp_path / "gone"], "gone"),
-        ([*train, *flags, "--hold-out", "1e-9"], "--hold-out 1e-09"),
-        (["ground", "train", "tiny", "--data", described / "scenes", "--out", out], "recipe tiny is no recipe of 'gigamask ground train'"),
-        (["train", asked.RECIPE, *flags], "is no recipe of 'gigamask train'; give it to 'gigamask ground train'"),
-        (["ground", "train"], "ground train wants a recipe first (ground, ground_tiny, or file.py:function), or --resume RUN"),
+        ([*train, *flags, "--val-split", "1e-9"], "--val-split 1e-09"),
+        (
+            ["ground", "train", "tiny", "--data", described / "scenes", "--out", out],
+            "recipe tiny is no recipe of 'gigamask ground train'",
+        ),
+        (
+            ["train", asked.RECIPE, *flags],
+            "is no recipe of 'gigamask train'; give it to 'gigamask ground train'",
+        ),
+        (
+            ["ground", "train"],
+            "ground train wants a recipe first (ground, ground_tiny, or file.py:function), or --resume RUN",
+        ),
         (["ground", "train", "--resume", tmp_path / "gone"], "holds no config.yaml"),
         (["ground", "test"], "ground 'test'"),
     ):
         refused(capsys, words, message)
         assert not (out / "checkpoints").exists(), words
-    for words, name in ((["--max-masks", "3"], "max-masks"), (["--segmenter", run], "segmenter"), (["--text.max-tokens", "23"], "text.max-tokens")):
+    for words, name in (
+        (["--max-masks", "3"], "max-masks"),
+        (["--segmenter", run], "segmenter"),
+        (["--text.max-tokens", "23"], "text.max-tokens"),
+    ):
         given = ["ground", "train", "--resume", run, "--steps", "9", *words]
         refused(capsys, given, f"--{name} was")
-    assert main(["ground", "train", "--resume", str(run), "--max-masks", "5", "--allow-other-order"]) == 0
+    assert (
+        main(["ground", "train", "--resume", str(run), "--max-masks", "5", "--allow-data-change"])
+        == 0
+    )
 
 
 def test_scores_that_are_asked_for_wrongly_are_one_line(described, run, tmp_path, capsys):
     evaluate, plain = ["ground", "evaluate"], tmp_path / "plain"
     segmented = tmp_path / "tiny"
-    assert main(["train", f"{little.__file__}:little", "--data", str(described / "scenes"), "--out", str(segmented), "--steps", "1"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                f"{little.__file__}:little",
+                "--data",
+                str(described / "scenes"),
+                "--out",
+                str(segmented),
+                "--steps",
+                "1",
+            ]
+        )
+        == 0
+    )
     assert ground(described, plain, "--steps", 1) == 0
     for words, message in (
         ([*evaluate], "missing"),
@@ -248,7 +421,10 @@ def test_scores_that_are_asked_for_wrongly_are_one_line(described, run, tmp_path
         ([*evaluate, segmented], f"{segmented}: "),
         ([*evaluate, plain], "--data PATH... --queries FILE..."),
         ([*evaluate, run, "--data", described / "scenes"], "--data and --queries"),
-        ([*evaluate, run, "--queries", described / "scenes" / "queries.jsonl"], "--data and --queries"),
+        (
+            [*evaluate, run, "--queries", described / "scenes" / "queries.jsonl"],
+            "--data and --queries",
+        ),
         ([*evaluate, run, "--segmenter", tmp_path / "gone.pth"], "gone.pth"),
         ([*evaluate, run, "--calibrat"], "perhaps you meant --calibrate"),
         ([*evaluate, run, "--json", tmp_path / "no" / "told.json"], "cannot be written"),
@@ -262,7 +438,9 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
     small = json.loads(picture.with_suffix(".json").read_text())
     (tmp_path / "none.json").write_text(json.dumps({**small, "annotations": []}))
     small["image"] |= {"width": 3, "height": 2}
-    small["annotations"] = [{**small["annotations"][0], "segmentation": {"size": [2, 3], "counts": [0, 6]}}]
+    small["annotations"] = [
+        {**small["annotations"][0], "segmentation": {"size": [2, 3], "counts": [0, 6]}}
+    ]
     (tmp_path / "small.json").write_text(json.dumps(small))
     (tmp_path / "no.jpg").write_text("no picture")
     (tmp_path / "no.json").write_text("{")
@@ -282,15 +460,24 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
         (["ask", run, f"{described}/scenes/sa_000000.tar:77", "red"], "77"),
         (["ask", run, f"{tmp_path}/gone.tar:0", "red"], "gone.tar"),
         (["ask", run, described / "scenes" / "sa_000000.tar", "red"], "sa_000000.tar"),
-        (["ask", run, tmp_path / "no.jpg", "red"], "no.jpg: the 10 bytes are no JPEG that can be read"),
+        (
+            ["ask", run, tmp_path / "no.jpg", "red"],
+            "no.jpg: the 10 bytes are no JPEG that can be read",
+        ),
         (
             ["ask", run, picture, "red", "--annotation", tmp_path / "gone.json"],
             "gone.json: ",
         ),
         (["ask", run, picture, "red", "--annotation", tmp_path / "small.json"], "2 x 3"),
-        (["ask", run, picture, "red", "--annotation", tmp_path / "no.json"], "no.json: its json of 1 bytes is not an SA-1B annotation"),
+        (
+            ["ask", run, picture, "red", "--annotation", tmp_path / "no.json"],
+            "no.json: its json of 1 bytes is not an SA-1B annotation",
+        ),
         (["ask", run, picture, "red", "--annotation", tmp_path / "none.json"], "none.json: "),
-        (["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "99"], "--pred-iou-thresh"),
+        (
+            ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "99"],
+            "--pred-iou-thresh",
+        ),
         (["ask", run, picture, "red", "--points-per-side", "0"], "points_per_side is 0"),
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),

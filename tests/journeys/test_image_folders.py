@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 
 
 @pytest.fixture
@@ -15,14 +15,30 @@ def photos(tmp_path):
     for number in range(6):
         path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(simplejpeg.encode_jpeg(generator.integers(0, 256, (30, 40 + number, 3), dtype=np.uint8)))
+        path.write_bytes(
+            simplejpeg.encode_jpeg(generator.integers(0, 256, (30, 40 + number, 3), dtype=np.uint8))
+        )
     return tmp_path / "photos"
 
 
 def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
-    assert main(["index", str(photos), "--out", str(tmp_path / "index"), "--json", str(tmp_path / "index.json")]) == 0
+    assert (
+        main(
+            [
+                "index",
+                str(photos),
+                "--out",
+                str(tmp_path / "index"),
+                "--json",
+                str(tmp_path / "index.json"),
+            ]
+        )
+        == 0
+    )
     report = json.loads((tmp_path / "index.json").read_text())
-    assert {name: report[name] for name in ("images", "masks", "shards", "without_json", "scanned")} == {
+    assert {
+        name: report[name] for name in ("images", "masks", "shards", "without_json", "scanned")
+    } == {
         "images": 6,
         "masks": 0,
         "shards": 2,
@@ -37,7 +53,12 @@ def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
         ("verify", str(photos)): "class0: is a folder of images where tars are wanted",
-        ("repack", str(photos), "--out", str(tmp_path / "small")): "class0: is a folder of images where tars are wanted",
+        (
+            "repack",
+            str(photos),
+            "--out",
+            str(tmp_path / "small"),
+        ): "class0: is a folder of images where tars are wanted",
         (
             "train",
             "tiny",
@@ -48,7 +69,12 @@ def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
             "--steps",
             "1",
         ): "is a folder of images where tars are wanted; pack them into tars first",
-        ("index", str(photos / "class0" / "0.JPEG"), "--out", str(tmp_path / "index")): "0.JPEG: is an image; give the folder that it is in",
+        (
+            "index",
+            str(photos / "class0" / "0.JPEG"),
+            "--out",
+            str(tmp_path / "index"),
+        ): "0.JPEG: is an image; give the folder that it is in",
     }.items():
         assert main(list(words)) == 2
         error = capsys.readouterr().err.strip()

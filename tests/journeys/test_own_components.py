@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gigamask.arguments import load_run, run_of
-from gigamask.cli import main
-from gigamask.train.checkpoint import load_model
+from gigamask.cli.main import main
+from gigamask.config_files import config_of_weights, load_config
+from gigamask.training.checkpoint import load_model
 from tests import own_components
 from tests.journeys.runs import records, same
 
 FILE = Path(own_components.__file__)
-ENTRY_POINTS = {f"{part}.mine": f"tests.own_components:{kind.__name__}" for part, kind in own_components.PARTS.items()} | {
+ENTRY_POINTS = {
+    f"{part}.mine": f"tests.own_components:{kind.__name__}"
+    for part, kind in own_components.PARTS.items()
+} | {
     "recipe.narrow": "tests.own_components:narrow",
     "recipe.distilled": "tests.own_components:Distilled",
     "sampler.broken": "tests.own_components:Missing",
@@ -45,8 +48,22 @@ def used(prefix: str) -> set[str]:
 def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, installed):
     prefix = {"file": f"{FILE}:", "module": "tests.own_components:", "entry point": ""}[how]
     recipe = f"{prefix}narrow"
-    words = [word for part, kind in own_components.PARTS.items() for word in (f"--{part}", f"{prefix}{kind.__name__}" if prefix else "mine")]
-    words += ["--data", str(scenes), "--recompute", "1", "--freeze", "image_encoder.colours", "--evaluation.scale", "2", "--steps"]
+    words = [
+        word
+        for part, kind in own_components.PARTS.items()
+        for word in (f"--{part}", f"{prefix}{kind.__name__}" if prefix else "mine")
+    ]
+    words += [
+        "--data",
+        str(scenes),
+        "--activation-checkpointing",
+        "1",
+        "--freeze",
+        "image_encoder.colours",
+        "--evaluation.scale",
+        "2",
+        "--steps",
+    ]
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert main(["train", recipe, *words, "2", "--out", str(run)]) == 0
     assert used(how) == set(own_components.PARTS)
@@ -55,8 +72,10 @@ def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, instal
     assert same(run, whole)
     saved = yaml.safe_load((run / "config.yaml").read_text())
     named = f"{FILE}:" if how == "file" else "tests.own_components:"
-    assert {part: saved[part] for part in own_components.PARTS} == {part: named + kind.__name__ for part, kind in own_components.PARTS.items()}
-    assert load_run(str(run)).evaluation.scale == 2
+    assert {part: saved[part] for part in own_components.PARTS} == {
+        part: named + kind.__name__ for part, kind in own_components.PARTS.items()
+    }
+    assert load_config(str(run)).evaluation.scale == 2
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "size" in line.get("evaluation", {})] == [2, 4]
     assert {"focal", "squared", "iou_head"} <= records(run)[-1].keys()
@@ -67,18 +86,48 @@ def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, instal
 def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--model.encoder", f"{FILE}:Pooled", "--data", str(scenes), "--steps", "1"]
-    assert main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)]) == 0
+    assert (
+        main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)])
+        == 0
+    )
     assert main(["evaluate", str(run), "--data", str(scenes), "--images", "1"]) == 0
-    model = load_model(str(run), "cpu", run_of)
+    model = load_model(str(run), "cpu", config_of_weights)
     assert type(model.image_encoder).__name__ == "PooledEncoder"
     capsys.readouterr()
-    assert main(["plan", f"{FILE}:narrow", "--model.encoder", f"{FILE}:Pooled", "--optimizer", f"{FILE}:SGD"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                f"{FILE}:narrow",
+                "--model.encoder",
+                f"{FILE}:Pooled",
+                "--optimizer",
+                f"{FILE}:SGD",
+            ]
+        )
+        == 0
+    )
     assert "does not" not in capsys.readouterr().err
-    assert main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder.blocks", "--out", str(tmp_path / "other")]) == 2
+    assert (
+        main(
+            [
+                "train",
+                f"{FILE}:narrow",
+                *words,
+                "--freeze",
+                "image_encoder.blocks",
+                "--out",
+                str(tmp_path / "other"),
+            ]
+        )
+        == 2
+    )
     assert "--freeze names 'image_encoder.blocks'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("recipe", [f"{FILE}:Distilled", "tests.own_components:Distilled", "distilled"])
+@pytest.mark.parametrize(
+    "recipe", [f"{FILE}:Distilled", "tests.own_components:Distilled", "distilled"]
+)
 def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, installed, capsys):
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert main(["train", recipe, "--data", str(scenes), "--out", str(run), "--steps", "2"]) == 0
@@ -92,7 +141,23 @@ def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, install
     assert main(["plan", recipe]) == 0
     assert main(["pretrain", recipe, "--data", str(scenes), "--out", str(tmp_path / "not")]) == 2
     assert "give it to 'gigamask train'" in capsys.readouterr().err
-    assert main(["train", recipe, "--data", str(scenes), "--stages", "decoder", "--init", str(run), "--out", str(tmp_path / "not")]) == 2
+    assert (
+        main(
+            [
+                "train",
+                recipe,
+                "--data",
+                str(scenes),
+                "--stages",
+                "decoder",
+                "--init",
+                str(run),
+                "--out",
+                str(tmp_path / "not"),
+            ]
+        )
+        == 2
+    )
     assert "--stages" in capsys.readouterr().err
 
 
@@ -102,14 +167,27 @@ def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, install
         (["--sampler", "broken"], "Missing"),
         (["--sampler", "tests.nothing:Backwards"], "tests.nothing"),
         (["--sampler", "tests.own_components:Nothing"], "Nothing"),
-        (["--optimizer", "tests.own_components:Backwards"], "gigamask.seams.Optimizer"),
+        (["--optimizer", "tests.own_components:Backwards"], "gigamask.interfaces.Optimizer"),
         (["--sampler", "other"], "mine"),
-        (["--recompute", "2", "--model.encoder", "tests.own_components:Blockless"], "--recompute 2"),
+        (
+            [
+                "--activation-checkpointing",
+                "2",
+                "--model.encoder",
+                "tests.own_components:Blockless",
+            ],
+            "--activation-checkpointing 2",
+        ),
     ],
 )
-def test_what_cannot_be_found_is_one_line(words, told, tmp_path, installed, scenes, capsys, monkeypatch):
+def test_what_cannot_be_found_is_one_line(
+    words, told, tmp_path, installed, scenes, capsys, monkeypatch
+):
     monkeypatch.setattr(own_components, "Blockless", BLOCKLESS, raising=False)
-    assert main(["train", "narrow", *words, "--data", str(scenes), "--out", str(tmp_path / "run")]) == 2
+    assert (
+        main(["train", "narrow", *words, "--data", str(scenes), "--out", str(tmp_path / "run")])
+        == 2
+    )
     assert told in capsys.readouterr().err
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from gigamask.arguments import run_of
-from gigamask.cli import main
-from gigamask.train.checkpoint import load_model, newest
+from gigamask.cli.main import main
+from gigamask.config_files import config_of_weights
+from gigamask.training.checkpoint import load_model, newest
 
 RECIPE = '''
 from dataclasses import dataclass, fields
-from gigamask.train.segmentation import Segmentation
+from gigamask.training.sam_config import Segmentation
 from tests.little import little
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pooled(Segmentation):
             def forward(self, pixels, drop_path):
                 return self.scale * self.colours(self.pool(pixels))
         model = super().build(device)
-        model.image_encoder = Pool(self.model.patch, self.model.embedding_dim, self.scale)
+        model.image_encoder = Pool(self.model.patch-size, self.model.embedding_dim, self.scale)
         return model
 
 def pooled():
@@ -39,15 +39,55 @@ def pooled():
 def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
     (tmp_path / "pooled.py").write_text(RECIPE)
     recipe, run = f"{tmp_path / 'pooled.py'}:pooled", tmp_path / "run"
-    assert main(["train", recipe, "--data", str(scenes), "--out", str(run), "--scale", "2", "--steps", "2"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                recipe,
+                "--data",
+                str(scenes),
+                "--out",
+                str(run),
+                "--scale",
+                "2",
+                "--steps",
+                "2",
+            ]
+        )
+        == 0
+    )
     assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
     last = newest(run)
     assert main(["evaluate", str(last), "--data", str(scenes), "--images", "1"]) == 0
-    assert main(["evaluate", str(last / "model.safetensors"), "--data", str(scenes), "--images", "1"]) == 0
+    assert (
+        main(["evaluate", str(last / "model.safetensors"), "--data", str(scenes), "--images", "1"])
+        == 0
+    )
     assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", recipe]) == 0
-    assert main(["export", str(run), "--to", "safetensors", "--out", str(tmp_path / "own.safetensors")]) == 0
-    assert main(["train", recipe, "--data", str(scenes), "--out", str(tmp_path / "next"), "--init", str(run), "--steps", "1"]) == 0
-    model = load_model(str(run), "cpu", run_of)
+    assert (
+        main(
+            ["export", str(run), "--to", "safetensors", "--out", str(tmp_path / "own.safetensors")]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "train",
+                recipe,
+                "--data",
+                str(scenes),
+                "--out",
+                str(tmp_path / "next"),
+                "--init",
+                str(run),
+                "--steps",
+                "1",
+            ]
+        )
+        == 0
+    )
+    model = load_model(str(run), "cpu", config_of_weights)
     assert (type(model.image_encoder).__name__, model.image_encoder.scale) == ("Pool", 2.0)
     assert torch.isfinite(model.image_encoder(torch.zeros(1, 3, 64, 64), None)).all()
     capsys.readouterr()
@@ -56,8 +96,23 @@ def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
 
 
 def test_the_run_of_weights(scenes, tmp_path):
-    assert run_of(str(tmp_path / "none.pth")) is None
+    assert config_of_weights(str(tmp_path / "none.pth")) is None
     run = tmp_path / "run"
-    assert main(["train", f"{Path(__file__).resolve().parents[1] / 'little.py'}:little", "--data", str(scenes), "--out", str(run)]) == 0
-    held = [run_of(str(each)) for each in (run, newest(run), newest(run) / "model.safetensors")]
+    assert (
+        main(
+            [
+                "train",
+                f"{Path(__file__).resolve().parents[1] / 'little.py'}:little",
+                "--data",
+                str(scenes),
+                "--out",
+                str(run),
+            ]
+        )
+        == 0
+    )
+    held = [
+        config_of_weights(str(each))
+        for each in (run, newest(run), newest(run) / "model.safetensors")
+    ]
     assert [each and each.steps for each in held] == [4, 4, 4]

@@ -15,15 +15,23 @@ import yaml
 import gigamask
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFTOVERS = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")
+LEFTOVERS = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site"
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, zipfile.ZipFile, list[str]]:
     """The tree that was built from, the wheel made from its source archive, and the names in that archive."""
     tree, out = tmp_path_factory.mktemp("package") / "tree", tmp_path_factory.mktemp("built")
-    shutil.copytree(ROOT, tree, ignore=LEFTOVERS)  # what an earlier build left in the checkout would count as sources
-    done = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree], capture_output=True, text=True)
+    shutil.copytree(
+        ROOT, tree, ignore=LEFTOVERS
+    )  # what an earlier build left in the checkout would count as sources
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(next(out.glob("*.tar.gz"))) as source:
         names = [member.name.partition("/")[2] for member in source.getmembers() if member.isfile()]
@@ -37,7 +45,17 @@ def files(tree: Path, folder: str) -> set[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     tree, wheel, _ = built
     about = f"gigamask-{gigamask.__version__}.dist-info"
-    told = {f"{about}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")}
+    told = {
+        f"{about}/{name}"
+        for name in (
+            "METADATA",
+            "RECORD",
+            "WHEEL",
+            "entry_points.txt",
+            "top_level.txt",
+            "licenses/LICENSE",
+        )
+    }
     assert set(wheel.namelist()) == files(tree, "gigamask") | told
     assert "gigamask/py.typed" in wheel.namelist()
     assert wheel.read(f"{about}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
@@ -45,14 +63,31 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
 
 def test_the_source_archive_holds_what_is_read_tested_and_measured(built):
     tree, _, names = built
-    alone = {"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "Makefile", "constraints.txt", "pyproject.toml"}
-    assert alone | files(tree, "gigamask") | files(tree, "tests") | files(tree, "docs") | files(tree, "benchmarks") <= set(names)
+    alone = {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "CITATION.cff",
+        "Makefile",
+        "constraints.txt",
+        "pyproject.toml",
+    }
+    assert alone | files(tree, "gigamask") | files(tree, "tests") | files(tree, "docs") | files(
+        tree, "benchmarks"
+    ) <= set(names)
 
 
 def test_the_wheel_says_what_it_is(built):
     _, wheel, _ = built
-    said = Parser().parsestr(wheel.read(f"gigamask-{gigamask.__version__}.dist-info/METADATA").decode())
-    assert (said["Name"], said["License-Expression"], said["Description-Content-Type"]) == ("gigamask", "Apache-2.0", "text/markdown")
+    said = Parser().parsestr(
+        wheel.read(f"gigamask-{gigamask.__version__}.dist-info/METADATA").decode()
+    )
+    assert (said["Name"], said["License-Expression"], said["Description-Content-Type"]) == (
+        "gigamask",
+        "Apache-2.0",
+        "text/markdown",
+    )
     assert said["Requires-Python"] == ">=3.11"
 
 

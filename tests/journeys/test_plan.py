@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -25,14 +25,34 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
         "2x3",
         "--micro-batch-size",
         "1",
-        "--policy.clicks",
+        "--prompts.clicks",
         "0",
-        "--policy.no-pauses",
+        "--prompts.no-mask-only-rounds",
     ]
-    assert main([*words, "--config", str(config), "--dollars-per-gpu-hour", "3", "--efficiency", "0.4", "--json", str(told)]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--config",
+                str(config),
+                "--dollars-per-gpu-hour",
+                "3",
+                "--efficiency",
+                "0.4",
+                "--json",
+                str(told),
+            ]
+        )
+        == 0
+    )
     found, text = json.loads(told.read_text()), capsys.readouterr().out
     assert found["world"] == {"nodes": 2, "gpus_per_node": 3}
-    assert (found["batch_split"]["images"], found["batch_split"]["busiest"], found["masks_per_chunk"], found["rounds"]) == (1, 3, 2, 1)
+    assert (
+        found["batch_split"]["images"],
+        found["batch_split"]["busiest"],
+        found["masks_per_chunk"],
+        found["rounds"],
+    ) == (1, 3, 2, 1)
     assert found["fits"]
     assert found["gpu"]["name"] == "h200"
     assert found["time"][0]["dollars"] == pytest.approx(3 * found["time"][0]["gpu_hours"])
@@ -75,12 +95,24 @@ def test_help(capsys):
         (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
         (["plan", "tiny", "--batch-size", "0"], "--batch-size is 0, it must be at least 1"),
         (["plan", "tiny", "--efficiency", "0.3"], "--efficiency needs a GPU; give --gpu"),
-        (["plan", "tiny", "--gpu", "h200", "--efficiency", "0"], "--efficiency must be > 0, got 0.0"),
-        (["plan", "tiny", "--gpu", "h200", "--efficiency", "30"], "--efficiency must be at most 1, a share of the GPU's peak, got 30.0"),
-        (["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"], "--dollars-per-gpu-hour must be > 0, got -1.0"),
+        (
+            ["plan", "tiny", "--gpu", "h200", "--efficiency", "0"],
+            "--efficiency must be > 0, got 0.0",
+        ),
+        (
+            ["plan", "tiny", "--gpu", "h200", "--efficiency", "30"],
+            "--efficiency must be at most 1, a share of the GPU's peak, got 30.0",
+        ),
+        (
+            ["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"],
+            "--dollars-per-gpu-hour must be > 0, got -1.0",
+        ),
         (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib must be >= 0, got -1.0"),
         (["plan", "tiny", "--parallel", "tp"], "--parallel is 'tp'"),
-        (["plan", "tiny", "--json", "nowhere/plan.json"], "--json nowhere/plan.json: cannot be written"),
+        (
+            ["plan", "tiny", "--json", "nowhere/plan.json"],
+            "--json nowhere/plan.json: cannot be written",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(words, message, capsys):

@@ -13,16 +13,37 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli import STOPPED, main
+from gigamask.cli.main import STOPPED, main
 from gigamask.data import tar
-from gigamask.model.weights import MAE_PARTS, MAE_PATCHES
-from gigamask.train import checkpoint
+from gigamask.models.state_dict import MAE_PARTS, MAE_PATCHES
+from gigamask.training import checkpoint
 from tests.journeys.runs import records
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-SIZE = {"input-side": 64, "patch": 8, "dim": 16, "depth": 2, "heads": 2, "decoder-dim": 16, "decoder-depth": 1, "decoder-heads": 2}
+SIZE = {
+    "input-side": 64,
+    "patch": 8,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "decoder-dim": 16,
+    "decoder-depth": 1,
+    "decoder-heads": 2,
+}
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
-SHORT = [*SMALL, "--batch-size", "3", "--micro-batch-size", "2", "--loading.workers", "0", "--device", "cpu", "--log-every", "1"]
+SHORT = [
+    *SMALL,
+    "--batch-size",
+    "3",
+    "--micro-batch-size",
+    "2",
+    "--loader.workers",
+    "0",
+    "--device",
+    "cpu",
+    "--log-every",
+    "1",
+]
 
 
 def pretrain(*words: object) -> int:
@@ -43,7 +64,9 @@ def bare(scenes, tmp_path_factory) -> Path:
     (path,) = scenes.glob("*.tar")
     raw, members, folder = path.read_bytes(), tar.scan(path), tmp_path_factory.mktemp("bare")
     spans = zip(members.names, members.offsets, members.sizes, strict=True)
-    held = [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")]
+    held = [
+        (name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")
+    ]
     (folder / "tars").mkdir()
     (folder / "photos" / "class").mkdir(parents=True)
     tar.write(folder / "tars" / path.name, held)
@@ -68,29 +91,68 @@ def test_any_images_will_do(scenes, bare, mae, tmp_path):
         assert [line["step"] for line in records(run)] == [1, 2]
         assert all(line["loss"] == line["mse"] > 0 for line in records(run))
     assert same(weights(tmp_path / "tars"), weights(mae))
-    assert not same(weights(tmp_path / "photos"), weights(tmp_path / "tars")), "files are named as they are called, and chance goes by name"
+    assert not same(weights(tmp_path / "photos"), weights(tmp_path / "tars")), (
+        "files are named as they are called, and chance goes by name"
+    )
 
 
 def test_what_is_said_and_written(scenes, tmp_path, capsys):
     run, told = tmp_path / "run", tmp_path / "told.json"
     assert pretrain("--data", scenes, "--out", run, "--steps", 1, "--json", told) == 0
     said = capsys.readouterr()
-    assert said.out == f"{run}: 1 steps, 3 samples\nnext: gigamask train RECIPE --data TARS --init mae:{run} --out OUT\n"
+    assert (
+        said.out
+        == f"{run}: 1 steps, 3 samples\nnext: gigamask train RECIPE --data TARS --init mae:{run} --out OUT\n"
+    )
     assert "IoU" not in said.err, "there is none"
     assert json.loads(told.read_text()) == {"run": str(run), "step": 1, "samples": 3, "steps": 1}
     assert main(["pretrain", "--resume", str(run), "--steps", "2"]) == 0
-    assert capsys.readouterr().out.startswith(f"--steps was 1 and is 2 from here on\n{run}: 2 steps, 6 samples\n")
+    assert capsys.readouterr().out.startswith(
+        f"--steps was 1 and is 2 from here on\n{run}: 2 steps, 6 samples\n"
+    )
 
 
 def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
-    common = ["--data", str(scenes), "--loading.workers", "1", "--schedule", "drops", "--schedule.drops", "1.0", "--schedule.warmup", "3"]
+    common = [
+        "--data",
+        str(scenes),
+        "--loader.workers",
+        "1",
+        "--schedule",
+        "drops",
+        "--schedule.milestones",
+        "1.0",
+        "--schedule.warmup-steps",
+        "3",
+    ]
     run, gigamask = tmp_path / "run", str(Path(sys.executable).parent / "gigamask")
-    command = [gigamask, "pretrain", "mae_tiny", *SHORT, *common, "--out", str(run), "--steps", "100000", "--save-every", "100000"]
+    command = [
+        gigamask,
+        "pretrain",
+        "mae_tiny",
+        *SHORT,
+        *common,
+        "--out",
+        str(run),
+        "--steps",
+        "100000",
+        "--save-every",
+        "100000",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         deadline = time.monotonic() + 60
-        while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size) and time.monotonic() < deadline:
+        while (
+            not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGTERM)
         said, _ = process.communicate(timeout=30)
@@ -103,17 +165,32 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
     assert main(["pretrain", "--resume", str(run), "--steps", str(step + 2)]) == 0
     assert pretrain(*common, "--out", tmp_path / "whole", "--steps", step + 2) == 0
     assert same(weights(run), weights(tmp_path / "whole"))
-    assert same(*(load_file(checkpoint.newest(each) / checkpoint.OPTIMIZER) for each in (run, tmp_path / "whole")))
+    assert same(
+        *(
+            load_file(checkpoint.newest(each) / checkpoint.OPTIMIZER)
+            for each in (run, tmp_path / "whole")
+        )
+    )
 
 
-@pytest.mark.parametrize("place", ["", "checkpoints/step_00000002", "checkpoints/step_00000002/model.safetensors"])
+@pytest.mark.parametrize(
+    "place", ["", "checkpoints/step_00000002", "checkpoints/step_00000002/model.safetensors"]
+)
 def test_a_sam_starts_from_it(mae, scenes, tmp_path, place):
     """Frozen, its encoder stays what was pre-trained."""
     run = tmp_path / "sam"
     words = ["--init", f"mae:{mae / place}", "--freeze", "image_encoder", "--steps", "1"]
     assert main(["train", LITTLE, "--data", str(scenes), "--out", str(run), *words]) == 0
     before, after = weights(mae), weights(run)
-    names = [*MAE_PATCHES, *(f"blocks.{block}.{part}.{kind}" for block in (0, 1) for part in MAE_PARTS for kind in ("weight", "bias"))]
+    names = [
+        *MAE_PATCHES,
+        *(
+            f"blocks.{block}.{part}.{kind}"
+            for block in (0, 1)
+            for part in MAE_PARTS
+            for kind in ("weight", "bias")
+        ),
+    ]
     for name in names:
         there = f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}"
         assert torch.equal(before[name], after[there]), name
@@ -121,7 +198,23 @@ def test_a_sam_starts_from_it(mae, scenes, tmp_path, place):
 
 
 def test_its_own_training_goes_on_from_it(mae, scenes, tmp_path):
-    assert pretrain("--data", scenes, "--out", tmp_path / "on", "--init", mae, "--steps", 1, "--optimizer.lr", 0, "--schedule.warmup", 0) == 0
+    assert (
+        pretrain(
+            "--data",
+            scenes,
+            "--out",
+            tmp_path / "on",
+            "--init",
+            mae,
+            "--steps",
+            1,
+            "--optimizer.lr",
+            0,
+            "--schedule.warmup-steps",
+            0,
+        )
+        == 0
+    )
     assert same(weights(tmp_path / "on"), weights(mae))
 
 
@@ -135,54 +228,136 @@ def test_help_and_configuration(tmp_path, capsys):
         main(["pretrain", "mae_tiny", "--help"])
     said = capsys.readouterr().out
     assert leaving.value.code == 0
-    assert "--model.mask-share" in said
-    assert not [flag for flag in ("--stages", "--mae-steps", "--policy", "--loading.items", "--evaluation") if flag in said]
-    assert main(["pretrain", "mae_tiny", "--print-config", "--model.mask-share", "0.5", "--sampler", "streamed"]) == 0
+    assert "--model.mask-ratio" in said
+    assert not [
+        flag
+        for flag in ("--stages", "--mae-steps", "--prompts", "--loader.items", "--evaluation")
+        if flag in said
+    ]
+    assert (
+        main(
+            [
+                "pretrain",
+                "mae_tiny",
+                "--print-config",
+                "--model.mask-ratio",
+                "0.5",
+                "--sampler",
+                "streamed",
+            ]
+        )
+        == 0
+    )
     config = capsys.readouterr().out
-    assert yaml.safe_load(config)["model.mask-share"] == "0.5"
+    assert yaml.safe_load(config)["model.mask-ratio"] == "0.5"
     (tmp_path / "mine.yaml").write_text(config)
-    assert main(["pretrain", "mae_tiny", "--config", str(tmp_path / "mine.yaml"), "--print-config"]) == 0
+    assert (
+        main(["pretrain", "mae_tiny", "--config", str(tmp_path / "mine.yaml"), "--print-config"])
+        == 0
+    )
     assert capsys.readouterr().out == config
 
 
 REFUSED = [
-    ("pretrain", "pretrain wants a recipe first (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or file.py:function), or --resume RUN"),
+    (
+        "pretrain",
+        "pretrain wants a recipe first (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or file.py:function), or --resume RUN",
+    ),
     ("pretrain --resume", "--resume wants a run folder; see 'gigamask pretrain --help'"),
-    ("pretrain --resume nowhere", "nowhere: holds no config.yaml, so there is no run to resume; name a run folder, or begin one there with RECIPE"),
+    (
+        "pretrain --resume nowhere",
+        "nowhere: holds no config.yaml, so there is no run to resume; name a run folder, or begin one there with RECIPE",
+    ),
     ("pretrain mae_tin --data {scenes}", "no recipe is called 'mae_tin'; known are"),
-    ("pretrain tiny --data {scenes}", "recipe tiny is no recipe of 'gigamask pretrain'; give it to 'gigamask train'"),
-    ("pretrain {little} --data {scenes}", "little is no recipe of 'gigamask pretrain'; give it to 'gigamask train'"),
-    ("train mae_tiny --data {scenes}", "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'"),
-    ("train --resume {mae}", "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'"),
+    (
+        "pretrain tiny --data {scenes}",
+        "recipe tiny is no recipe of 'gigamask pretrain'; give it to 'gigamask train'",
+    ),
+    (
+        "pretrain {little} --data {scenes}",
+        "little is no recipe of 'gigamask pretrain'; give it to 'gigamask train'",
+    ),
+    (
+        "train mae_tiny --data {scenes}",
+        "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'",
+    ),
+    (
+        "train --resume {mae}",
+        "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'",
+    ),
     ("pretrain mae_tiny", "--data is empty"),
-    ("pretrain mae_tiny --data nowhere", "nowhere: no such path; give a tar, a folder of tars or images, a glob or an index"),
+    (
+        "pretrain mae_tiny --data nowhere",
+        "nowhere: no such path; give a tar, a folder of tars or images, a glob or an index",
+    ),
     ("pretrain mae_tiny --data {scenes} --steps 0", "--steps is 0, it must be at least 1"),
-    ("pretrain mae_tiny --data {scenes} --loading.items mask", "unknown flag --loading.items"),
-    ("pretrain mae_tiny --data {scenes} --evaluation.data {scenes}", "unknown flag --evaluation.data"),
+    ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
+    (
+        "pretrain mae_tiny --data {scenes} --evaluation.data {scenes}",
+        "unknown flag --evaluation.data",
+    ),
     ("pretrain mae_tiny --data {scenes} --stages mae", "unknown flag --stages"),
-    ("pretrain mae_tiny --data {scenes} --policy mixed", "recipe mae_tiny has no such part; it has sampler, loading.augment, optimizer, schedule"),
+    (
+        "pretrain mae_tiny --data {scenes} --prompts mixed",
+        "recipe mae_tiny has no such part; it has sampler, loader.augment, optimizer, schedule",
+    ),
     ("pretrain mae_tiny --data {scenes} --sampler nope", "--sampler is 'nope', known are random, "),
-    ("pretrain mae_tiny --data {scenes} --model.mask-share 1.5", "mask_share is 1.5; it is a share and must lie in (0, 1)"),
-    ("pretrain mae_tiny --data {scenes} --model.mask-share 0.999", "mask_share 0.999 of 256 patches leaves 0 visible"),
-    ("pretrain mae_tiny --data {scenes} --model.input-side 100", "input_side 100 is not a multiple of patch 8; the nearest that is: 96"),
-    ("pretrain mae_tiny --data {scenes} --freeze image_encoder", "--freeze names 'image_encoder', which is no part of the model; name patch_embed"),
-    ("pretrain mae_tiny --data {scenes} --init nowhere.pth", "--init nowhere.pth: no such file or folder; give a run folder, a checkpoint"),
+    (
+        "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
+        "mask_share is 1.5; it is a share and must lie in (0, 1)",
+    ),
+    (
+        "pretrain mae_tiny --data {scenes} --model.mask-ratio 0.999",
+        "mask_share 0.999 of 256 patches leaves 0 visible",
+    ),
+    (
+        "pretrain mae_tiny --data {scenes} --model.image-size 100",
+        "input_side 100 is not a multiple of patch 8; the nearest that is: 96",
+    ),
+    (
+        "pretrain mae_tiny --data {scenes} --freeze image_encoder",
+        "--freeze names 'image_encoder', which is no part of the model; name patch_embed",
+    ),
+    (
+        "pretrain mae_tiny --data {scenes} --init nowhere.pth",
+        "--init nowhere.pth: no such file or folder; give a run folder, a checkpoint",
+    ),
     (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
         "mae: starts a SAM from a masked autoencoder; to go on with the masked autoencoder itself",
     ),
-    ("pretrain mae_tiny --data {scenes} --json nowhere/x.json", "--json nowhere/x.json: cannot be written"),
+    (
+        "pretrain mae_tiny --data {scenes} --json nowhere/x.json",
+        "--json nowhere/x.json: cannot be written",
+    ),
     ("train {little} --data {scenes} --init {mae}", "holds a masked autoencoder; give mae:"),
-    ("train {little} --data {scenes} --init mae:nowhere", "--init mae:nowhere: no such file or folder"),
-    ("train {little} --data {scenes} --init mae:{scenes}", "holds no model.safetensors; give a folder that does"),
-    ("train {little} --data {scenes} --model.depth 3 --init mae:{mae}", "has 2 blocks of width 16, the model 3 of 16; build the model with depth=2"),
-    ("train {little} --data {scenes} --model.heads 4 --init mae:{mae}", "has 2 attention heads, the model 4; build the model with heads=2"),
-    ("evaluate {mae} --data {scenes}", "holds an encoder's pre-training alone; train on with --init mae:"),
+    (
+        "train {little} --data {scenes} --init mae:nowhere",
+        "--init mae:nowhere: no such file or folder",
+    ),
+    (
+        "train {little} --data {scenes} --init mae:{scenes}",
+        "holds no model.safetensors; give a folder that does",
+    ),
+    (
+        "train {little} --data {scenes} --model.depth 3 --init mae:{mae}",
+        "has 2 blocks of width 16, the model 3 of 16; build the model with depth=2",
+    ),
+    (
+        "train {little} --data {scenes} --model.num-heads 4 --init mae:{mae}",
+        "has 2 attention heads, the model 4; build the model with heads=2",
+    ),
+    (
+        "evaluate {mae} --data {scenes}",
+        "holds an encoder's pre-training alone; train on with --init mae:",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_whatever_is_wrong_is_one_line_and_nothing_is_written(words, told, mae, scenes, tmp_path, monkeypatch, capsys):
+def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
+    words, told, mae, scenes, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     given = words.format(scenes=scenes, mae=mae, little=LITTLE).split()
     if given[0] != "evaluate" and len(given) > 1 and given[1] != "--resume":
@@ -195,7 +370,10 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(words, told, mae, 
 
 
 def test_a_begun_run_keeps_its_shapes_and_its_order(mae, capsys):
-    for words, told in {("--model.dim", "24"): "weights of another shape cannot be resumed", ("--batch-size", "4"): "--batch-size was 3"}.items():
+    for words, told in {
+        ("--model.embed-dim", "24"): "weights of another shape cannot be resumed",
+        ("--batch-size", "4"): "--batch-size was 3",
+    }.items():
         assert main(["pretrain", "--resume", str(mae), *words]) == 2
         error = capsys.readouterr().err
         assert told in error
@@ -205,8 +383,33 @@ def test_a_begun_run_keeps_its_shapes_and_its_order(mae, capsys):
 def test_metas_own_file_starts_a_sam(mae, scenes, tmp_path):
     """As it is published: the weights under `model`, with no decoder and none of our numbers of pixels."""
     path = tmp_path / "mae_pretrain_vit_base.pth"
-    torch.save({"model": {name: value for name, value in weights(mae).items() if not name.startswith(("decoder", "mask_token", "pixel"))}}, path)
+    torch.save(
+        {
+            "model": {
+                name: value
+                for name, value in weights(mae).items()
+                if not name.startswith(("decoder", "mask_token", "pixel"))
+            }
+        },
+        path,
+    )
     for number, init in enumerate((path, mae)):
         run = tmp_path / str(number)
-        assert main(["train", LITTLE, "--data", str(scenes), "--out", str(run), "--init", f"mae:{init}", "--steps", "1"]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    LITTLE,
+                    "--data",
+                    str(scenes),
+                    "--out",
+                    str(run),
+                    "--init",
+                    f"mae:{init}",
+                    "--steps",
+                    "1",
+                ]
+            )
+            == 0
+        )
     assert same(weights(tmp_path / "0"), weights(tmp_path / "1"))

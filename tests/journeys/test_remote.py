@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gigamask.cli import main
-from gigamask.contracts import Batch, Chance, Group, Visit
+from gigamask.cli.main import main
 from gigamask.data import index as indexes
-from gigamask.data import store
-from gigamask.data.loader import Source, batches
-from gigamask.data.settings import Assembly
-from gigamask.prepare import synthetic
+from gigamask.data import storage
+from gigamask.data.loader import SampleSource, batches
+from gigamask.data.sample_config import SampleConfig
+from gigamask.synthetic import scenes
+from gigamask.types import Batch, RandomSpec, SampleRef, StepPlan
 from tests.servers import FileServer, ObjectStore
 
 
@@ -23,7 +23,7 @@ from tests.servers import FileServer, ObjectStore
 def tars(tmp_path_factory) -> Path:
     """A folder of three tars of four scenes each."""
     folder = tmp_path_factory.mktemp("tars")
-    synthetic.write(str(folder), 12, seed=2, shard_images=4)
+    scenes.write(str(folder), 12, seed=2, shard_images=4)
     return folder
 
 
@@ -42,15 +42,27 @@ def address(request, tars):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(store, "FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
 def load(folder: Path, workers: int) -> list[Batch]:
-    source = Source(str(folder), Assembly(side=64, grid=32, max_masks=6), Chance(seed=5, clicks=3, blocks=4))
+    source = SampleSource(
+        str(folder),
+        SampleConfig(image_size=64, mask_size=32, max_masks=6),
+        RandomSpec(seed=5, clicks=3, blocks=4),
+    )
     steps = [[(3, 0, 11), (4, 5)], [(6, 7, 8), (1,)], [(2, 9), (10, 3, 3)]]
     groups, position = [], 0
     for micros in steps:
-        groups.append(Group(tuple(tuple(Visit(0, position + row, row) for row in micro) for micro in micros), position, position + 5))
+        groups.append(
+            StepPlan(
+                tuple(
+                    tuple(SampleRef(0, position + row, row) for row in micro) for micro in micros
+                ),
+                position,
+                position + 5,
+            )
+        )
         position += 5
     return [batch for step in batches(source, groups, workers=workers) for batch in step]
 
@@ -59,7 +71,10 @@ def check_same(one: Batch, other: Batch) -> None:
     for field in fields(Batch):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
         if field.name == "draws":
-            assert all(torch.equal(getattr(mine, each.name), getattr(theirs, each.name)) for each in fields(mine))
+            assert all(
+                torch.equal(getattr(mine, each.name), getattr(theirs, each.name))
+                for each in fields(mine)
+            )
         elif isinstance(mine, torch.Tensor):
             assert torch.equal(mine, theirs), field.name
         else:
@@ -68,7 +83,19 @@ def check_same(one: Batch, other: Batch) -> None:
 
 def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_path, capsys):
     assert main(["index", str(tars), "--out", str(tmp_path / "here")]) == 0
-    assert main(["index", address, "--out", str(tmp_path / "there"), "--json", str(tmp_path / "report.json")]) == 0
+    assert (
+        main(
+            [
+                "index",
+                address,
+                "--out",
+                str(tmp_path / "there"),
+                "--json",
+                str(tmp_path / "report.json"),
+            ]
+        )
+        == 0
+    )
     assert "12 images with" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["scanned"], report["reused"], report["images"]) == (3, 0, 12)
@@ -92,7 +119,15 @@ def test_tars_are_indexed_by_several_processes(tars, tmp_path):
     with ObjectStore() as objects:
         for path in tars.iterdir():
             objects.put(path, path.name)
-        command = [str(Path(sys.executable).parent / "gigamask"), "index", f"{objects.url}/*.tar", "--out", str(tmp_path / "index"), "--workers", "2"]
+        command = [
+            str(Path(sys.executable).parent / "gigamask"),
+            "index",
+            f"{objects.url}/*.tar",
+            "--out",
+            str(tmp_path / "index"),
+            "--workers",
+            "2",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
     assert "12 images" in done.stdout

@@ -7,13 +7,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.unit.report.test_history import record, written
 
-from gigamask.cli import main
-from gigamask.prepare import synthetic
+from gigamask.cli.main import main
+from gigamask.synthetic import scenes as synthetic
 from tests import asked, little
 from tests.html import Page
 from tests.journeys.test_serve import browser, opened
-from tests.rooms.report.test_history import record, written
 
 __all__ = ["browser"]
 
@@ -47,9 +47,11 @@ def held_out(tmp_path_factory) -> Path:
 def runs(scenes, held_out, tmp_path_factory) -> Path:
     """Two runs: one that went through, and one that was stopped, whose last checkpoint was damaged, and that went on."""
     folder = tmp_path_factory.mktemp("runs")
-    watched = ["--evaluation.data", held_out, "--evaluation.every", 2]
+    watched = ["--evaluation.data", held_out, "--evaluation.interval", 2]
     assert train("--data", scenes, "--out", folder / "whole", *watched) == 0
-    assert train("--data", scenes, "--out", folder / "again", "--optimizer.lr", "0.01", *watched) == 0
+    assert (
+        train("--data", scenes, "--out", folder / "again", "--optimizer.lr", "0.01", *watched) == 0
+    )
     newest = folder / "again" / "checkpoints" / "step_00000004" / "model.safetensors"
     raw = newest.read_bytes()
     newest.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
@@ -78,7 +80,9 @@ def test_of_one_run(runs, tmp_path, capsys):
     assert page.row("step_00000004")[5] == "size and crc32 as written"
     assert page.row("SAM ViT-H, SA-23")[1:3] == ["58.1", ""]
     assert page.count("img") == 2
-    assert {"step_00000004 was damaged; training went on from step 2", "1 of metrics.jsonl"} <= set(page.text)
+    assert {"step_00000004 was damaged; training went on from step 2", "1 of metrics.jsonl"} <= set(
+        page.text
+    )
     assert any(line.endswith("2 steps or more trained again") for line in page.text)
     told = json.loads((tmp_path / "told.json").read_text())["runs"]["again"]
     assert told["records"]["step"] == [1, 2, 3, 4]
@@ -90,7 +94,9 @@ def test_of_one_run(runs, tmp_path, capsys):
     (run,) = page.data["runs"]
     assert run["records"]["loss"] == pytest.approx(told["records"]["loss"], rel=1e-5)
     assert run["resumed"] == [2]
-    assert {told["id"] for tag, told in page.tags if tag == "div" and told.get("class") == "charts"} == {"curve-charts", "score-charts"}
+    assert {
+        told["id"] for tag, told in page.tags if tag == "div" and told.get("class") == "charts"
+    } == {"curve-charts", "score-charts"}
 
 
 def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
@@ -111,25 +117,62 @@ def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
 
 
 def test_pictures_are_kept_by_evaluations(runs):
-    assert sorted(path.name for path in (runs / "whole" / "pictures").iterdir()) == ["step_00000002.jpg", "step_00000004.jpg"]
+    assert sorted(path.name for path in (runs / "whole" / "pictures").iterdir()) == [
+        "step_00000002.jpg",
+        "step_00000004.jpg",
+    ]
 
 
 def test_of_a_run_that_is_still_written_to(runs, tmp_path):
     """Half a line, no checkpoint yet, a recipe that is not here any more."""
     run = tmp_path / "run"
-    shutil.copytree(runs / "whole", run, ignore=shutil.ignore_patterns("checkpoints", "pictures", "origin.jsonl"))
+    shutil.copytree(
+        runs / "whole",
+        run,
+        ignore=shutil.ignore_patterns("checkpoints", "pictures", "origin.jsonl"),
+    )
     (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:-20])
-    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(LITTLE, "gone.py:little"))
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace(LITTLE, "gone.py:little")
+    )
     assert report(run) == 0
     page = Page((run / "report.html").read_text())
-    assert sections(page) == [name for name in SECTIONS if name not in ("pictures", "checkpoints", "origin")] + ["origin"]
+    assert sections(page) == [
+        name for name in SECTIONS if name not in ("pictures", "checkpoints", "origin")
+    ] + ["origin"]
     assert any("gone.py:little" in line for line in page.text)
 
 
 def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
-    staged = ["--stages", "mae,joint", "--mae-steps", "2", "--steps", "2", "--log-every", "1", "--loading.workers", "0"]
+    staged = [
+        "--stages",
+        "mae,joint",
+        "--mae-steps",
+        "2",
+        "--steps",
+        "2",
+        "--log-every",
+        "1",
+        "--loader.workers",
+        "0",
+    ]
     assert (
-        main(["train", "tiny", "--data", str(scenes), "--out", str(tmp_path / "runs"), "--batch-size", "2", "--micro-batch-size", "2", *staged]) == 0
+        main(
+            [
+                "train",
+                "tiny",
+                "--data",
+                str(scenes),
+                "--out",
+                str(tmp_path / "runs"),
+                "--batch-size",
+                "2",
+                "--micro-batch-size",
+                "2",
+                *staged,
+            ]
+        )
+        == 0
     )
     assert report(tmp_path / "runs" / "mae") == 0
     page = Page((tmp_path / "runs" / "mae" / "report.html").read_text())
@@ -137,12 +180,23 @@ def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
     assert "scores-beside-sam-s" not in sections(page)
     monkeypatch.chdir(tmp_path)
     assert report("runs") == 0
-    assert [row[0] for row in Page((tmp_path / "report.html").read_text()).rows[1:3]] == ["mae", "joint"]
+    assert [row[0] for row in Page((tmp_path / "report.html").read_text()).rows[1:3]] == [
+        "mae",
+        "joint",
+    ]
 
 
 def test_of_a_grounding(described, tmp_path):
     out = tmp_path / "run"
-    words = [*asked.flags(described, out), "--steps", "2", "--hold-out", "0.4", "--evaluation.every", "2"]
+    words = [
+        *asked.flags(described, out),
+        "--steps",
+        "2",
+        "--val-split",
+        "0.4",
+        "--evaluation.interval",
+        "2",
+    ]
     assert main(["ground", "train", asked.RECIPE, *words]) == 0
     assert report(out) == 0
     page = Page((out / "report.html").read_text())
@@ -152,7 +206,12 @@ def test_of_a_grounding(described, tmp_path):
 
 def test_the_demo_leaves_its_report(tmp_path, capsys):
     out = tmp_path / "demo"
-    assert main(["demo", "--out", str(out), "--train-images", "4", "--test-images", "2", "--steps", "1"]) == 0
+    assert (
+        main(
+            ["demo", "--out", str(out), "--train-images", "4", "--test-images", "2", "--steps", "1"]
+        )
+        == 0
+    )
     page = Page((out / "report.html").read_text())
     assert page.row("demo, evaluation.json")[-1] == "2"
     assert {"Best", "Worst", "Typical"} <= set(page.text)
@@ -165,8 +224,22 @@ HOSTILE = "</script><img src=x onerror=document.title='broken'>"
 
 def hostile(folder: Path, scale: float) -> None:
     """Writes a run of which every name is hostile, with numbers that are none or too large."""
-    records = [record(step, scale / step, **{HOSTILE: step, "__proto__": step, "huge": 1e308, "none": float("nan")}) for step in range(1, 80)]
-    scored = [{"step": step, "evaluation": {"1 click": 0.1, "blind": 0.05, HOSTILE: 0.2}, "worries": [HOSTILE]} for step in (20, 79)]
+    records = [
+        record(
+            step,
+            scale / step,
+            **{HOSTILE: step, "__proto__": step, "huge": 1e308, "none": float("nan")},
+        )
+        for step in range(1, 80)
+    ]
+    scored = [
+        {
+            "step": step,
+            "evaluation": {"1 click": 0.1, "blind": 0.05, HOSTILE: 0.2},
+            "worries": [HOSTILE],
+        }
+        for step in (20, 79)
+    ]
     written(folder, *records, *scored, config=f"recipe: {HOSTILE!r}\nsteps: '100'\nbatch: '4'\n")
 
 
@@ -176,13 +249,19 @@ def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path,
     for number, name in enumerate(names):
         hostile(tmp_path / "runs" / name, number + 1)
     out = tmp_path / "report.html"
-    for folder, scores, legend in ((tmp_path / "runs" / names[0], 2, ["as recorded", "smoothed"]), (tmp_path / "runs", 3, names)):
+    for folder, scores, legend in (
+        (tmp_path / "runs" / names[0], 2, ["as recorded", "smoothed"]),
+        (tmp_path / "runs", 3, names),
+    ):
         assert report(folder, "--out", out) == 0
         Page(out.read_text())
         with opened(browser, out.as_uri(), color_scheme=scheme) as page:
             page.wait_for_selector("#curve-charts figure")
             assert page.locator("#score-charts figure").count() == scores
-            titles = [text.splitlines()[0] for text in page.locator("#curve-charts figcaption").all_inner_texts()]
+            titles = [
+                text.splitlines()[0]
+                for text in page.locator("#curve-charts figcaption").all_inner_texts()
+            ]
             assert titles == ["Loss", HOSTILE, "proto", "Speed", "Waiting for data"]
             assert page.title().startswith("Report of ")
             assert page.locator("img").count() == 0
@@ -207,7 +286,10 @@ def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path,
         (["run", "empty"], "empty: has recorded nothing yet"),
         (["run", "run"], "run: is named twice"),
         (["run", "."], "run: is named twice"),
-        (["run", "--out", "missing/report.html"], "--out missing/report.html: cannot be written; name a file in a folder that exists"),
+        (
+            ["run", "--out", "missing/report.html"],
+            "--out missing/report.html: cannot be written; name a file in a folder that exists",
+        ),
         (["run", "--out", "bare"], "--out bare: cannot be written"),
         (["run", "--json", "missing/told.json"], "--json missing/told.json: cannot be written"),
         (["run", "--outt", "x"], "--outt"),

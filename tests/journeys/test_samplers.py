@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigamask import names
-from gigamask.arguments import parse_train
-from gigamask.cli import main
+from gigamask import registry
+from gigamask.cli.main import main
+from gigamask.config_files import parse_train
 from gigamask.data import index as indexes
 from gigamask.data.file_lock import exclusive_lock
-from gigamask.data.items import COLUMNS
-from gigamask.train.feed import Feed
-from gigamask.train.segmentation import Loading
+from gigamask.data.sample_table import COLUMNS
+from gigamask.training.sam_config import SamLoaderConfig
+from gigamask.training.train_data import TrainData
 from tests.journeys.runs import records
 from tests.little import little
 
@@ -32,19 +32,42 @@ def built(scenes, tmp_path_factory) -> Path:
 @pytest.fixture
 def table(built, tmp_path) -> Path:
     index = indexes.Index.open(built)
-    lines = ["name,domain,node", *(f"{index.entry_name(row)},{'street' if row % 3 else 'kitchen'},{row % 2}" for row in range(len(index)))]
+    lines = [
+        "name,domain,node",
+        *(
+            f"{index.entry_name(row)},{'street' if row % 3 else 'kitchen'},{row % 2}"
+            for row in range(len(index))
+        ),
+    ]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     return tmp_path / "table.csv"
 
 
-@pytest.mark.parametrize("name", names.SEAMS["sampler"][1])
+@pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
     index = indexes.Index.open(built)
     queried = "".join(f"{index.entry_name(row)},{row % 3},{row % 2}\n" for row in range(len(index)))
     (tmp_path / "queried.csv").write_text(f"name,complexity,domain\n{queried}")
-    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--batch-size", "6", "--micro-batch-size", "3"]
-    command += ["--sampler.ratio", "0", "1", "1"] * (name == "multi_level")  # the scenes have no fine ones
-    command += ["--loading.attributes", str(tmp_path / "queried.csv")] * (name == "relevance_diversity")  # images have no words
+    command = [
+        "train",
+        LITTLE,
+        "--data",
+        str(built),
+        "--out",
+        str(tmp_path),
+        "--sampler",
+        name,
+        "--batch-size",
+        "6",
+        "--micro-batch-size",
+        "3",
+    ]
+    command += ["--sampler.ratio", "0", "1", "1"] * (
+        name == "multi_level"
+    )  # the scenes have no fine ones
+    command += ["--loader.attributes", str(tmp_path / "queried.csv")] * (
+        name == "relevance_diversity"
+    )  # images have no words
     assert main([*command, "--steps", "3"]) == 0
     assert main([*command, "--steps", "4"]) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
@@ -53,51 +76,151 @@ def test_every_name_trains_and_goes_on(built, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["stratified_granularity", "loss_weighted"])
 def test_masks_may_be_what_is_sampled(built, tmp_path, name):
-    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path), "--sampler", name, "--loading.items", "mask"]) == 0
-    assert main(["stats", str(built), "--sampler", name, "--items", "mask", "--json", str(tmp_path / "told.json")]) == 0
-    assert json.loads((tmp_path / "told.json").read_text())["items"] == indexes.Index.open(built).manifest.masks
+    assert (
+        main(
+            [
+                "train",
+                LITTLE,
+                "--data",
+                str(built),
+                "--out",
+                str(tmp_path),
+                "--sampler",
+                name,
+                "--loader.items",
+                "mask",
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "stats",
+                str(built),
+                "--sampler",
+                name,
+                "--items",
+                "mask",
+                "--json",
+                str(tmp_path / "told.json"),
+            ]
+        )
+        == 0
+    )
+    assert (
+        json.loads((tmp_path / "told.json").read_text())["items"]
+        == indexes.Index.open(built).manifest.masks
+    )
 
 
 def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
-    run = replace(little(), data=(str(built),), batch_size=1, micro_batch_size=1, loading=Loading(items="mask", workers=0))
+    run = replace(
+        little(),
+        data=(str(built),),
+        batch_size=1,
+        micro_batch_size=1,
+        loader=SamLoaderConfig(items="mask", workers=0),
+    )
     index = indexes.Index.open(built)
-    feed = Feed(run, index)
+    feed = TrainData(run, index)
     met = []
     for (batch,) in islice(feed.batches(), index.manifest.masks):
         (image,) = (row for row in range(len(index)) if index.entry_name(row) == batch.names[0])
         assert len(batch.mask_image) <= 1
         boxes = index.masks["box"][index.mask_rows(image)].astype(float)
-        scale = batch.images.shape[-1] / max(index.images["width"][image], index.images["height"][image])
-        met += [(image, int(np.abs(boxes * scale - box).sum(1).argmin())) for box in batch.boxes_input.numpy()]
-    assert len(set(met)) == len(met) > 0.9 * index.manifest.masks, "some vanish from so small a grid"
+        scale = batch.images.shape[-1] / max(
+            index.images["width"][image], index.images["height"][image]
+        )
+        met += [
+            (image, int(np.abs(boxes * scale - box).sum(1).argmin()))
+            for box in batch.boxes_input.numpy()
+        ]
+    assert len(set(met)) == len(met) > 0.9 * index.manifest.masks, (
+        "some vanish from so small a grid"
+    )
 
 
 def test_attributes_of_ones_own_are_balanced(built, table, tmp_path):
-    given = ["--loading.attributes", str(table), "--sampler", "multi_attribute", "--sampler.attributes", "domain"]
-    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *given]) == 0
-    shown = ["--attributes", str(table), "--sampler", "sharded", "--sampler.nodes", "2", "--sampler.column", "node"]
-    assert main(["stats", str(built), *shown, "--json", str(tmp_path / "told.json"), "--picture", str(tmp_path / "told.png")]) == 0
+    given = [
+        "--loader.attributes",
+        str(table),
+        "--sampler",
+        "multi_attribute",
+        "--sampler.attributes",
+        "domain",
+    ]
+    assert (
+        main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *given]) == 0
+    )
+    shown = [
+        "--attributes",
+        str(table),
+        "--sampler",
+        "sharded",
+        "--sampler.nodes",
+        "2",
+        "--sampler.column",
+        "node",
+    ]
+    assert (
+        main(
+            [
+                "stats",
+                str(built),
+                *shown,
+                "--json",
+                str(tmp_path / "told.json"),
+                "--picture",
+                str(tmp_path / "told.png"),
+            ]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
     run = parse_train([LITTLE, "--data", str(built), "--out", str(tmp_path), *given]).run
     index = indexes.Index.open(built)
     kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}
-    met = [name for (*batches,) in islice(Feed(run, index).batches(), 4) for batch in batches for name in batch.names]
-    assert [name in kitchens for name in met].count(True) == len(met) // 2 == 6, "though only a third of the images are kitchens"
+    met = [
+        name
+        for (*batches,) in islice(TrainData(run, index).batches(), 4)
+        for batch in batches
+        for name in batch.names
+    ]
+    assert [name in kitchens for name in met].count(True) == len(met) // 2 == 6, (
+        "though only a third of the images are kitchens"
+    )
 
 
 def test_the_document_knows_every_sampler_and_column():
-    told = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\|(.*?)\|", (ROOT / "docs" / "samplers.md").read_text(), re.MULTILINE))))
-    assert names.SEAMS["sampler"][1].keys() | set(COLUMNS) <= told
+    told = set(
+        re.findall(
+            r"`([a-z_]+)`",
+            "".join(
+                re.findall(r"^\|(.*?)\|", (ROOT / "docs" / "samplers.md").read_text(), re.MULTILINE)
+            ),
+        )
+    )
+    assert registry.COMPONENTS["sampler"][1].keys() | set(COLUMNS) <= told
 
 
 def test_a_table_that_changed_is_refused_until_told(built, table, tmp_path, capsys):
-    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), "--loading.attributes", str(table)]
+    command = [
+        "train",
+        LITTLE,
+        "--data",
+        str(built),
+        "--out",
+        str(tmp_path / "run"),
+        "--loader.attributes",
+        str(table),
+    ]
     command += ["--sampler", "multi_attribute", "--sampler.attributes", "domain"]
     assert main([*command, "--steps", "2"]) == 0
     table.write_text(table.read_text().replace("kitchen", "street", 1))
     assert main([*command, "--steps", "3"]) == 2
     assert "table.csv" in capsys.readouterr().err
-    assert main([*command, "--steps", "3", "--allow-other-order"]) == 0
+    assert main([*command, "--steps", "3", "--allow-data-change"]) == 0
     assert main([*command, "--steps", "4"]) == 0
 
 
@@ -106,7 +229,9 @@ def test_another_sampler_begins_a_ledger_of_its_own_and_says_so(built, tmp_path,
     command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run")]
     assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0
     capsys.readouterr()
-    assert main([*command, "--steps", "3", "--sampler", "loss_weighted", "--allow-other-order"]) == 0
+    assert (
+        main([*command, "--steps", "3", "--sampler", "loss_weighted", "--allow-data-change"]) == 0
+    )
     assert "ledger" in capsys.readouterr().err
     assert main([*command, "--steps", "4", "--sampler", "loss_weighted"]) == 0
     assert "ledger" not in capsys.readouterr().err
@@ -117,27 +242,56 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     assert main([*command, "--steps", "2"]) == 0
     kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "data.json")}
     with exclusive_lock(tmp_path / "lock", "held"):
-        assert main([*command, "--sampler", "lazy", "--allow-other-order"]) == 2
-    assert main([*command, "--sampler", "multi_attribute", "--sampler.attributes", "region", "--allow-other-order"]) == 2
+        assert main([*command, "--sampler", "lazy", "--allow-data-change"]) == 2
+    assert (
+        main(
+            [
+                *command,
+                "--sampler",
+                "multi_attribute",
+                "--sampler.attributes",
+                "region",
+                "--allow-data-change",
+            ]
+        )
+        == 2
+    )
     assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sampler", "sharded", "--sampler.nodes", "2"], r"--batch-size must be a multiple of .*got 3"),
-        (["--sampler", "distributed_balanced", "--sampler.ranks", "2"], r"--batch-size must be a multiple of .*got 3"),
-        (["--sampler", "multi_attribute", "--sampler.attributes", "region"], r"no column 'region'; choose one of tar, masks, .*"),
-        (["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"], r"attribute 'difficulty' .*got float32"),
+        (
+            ["--sampler", "sharded", "--sampler.nodes", "2"],
+            r"--batch-size must be a multiple of .*got 3",
+        ),
+        (
+            ["--sampler", "distributed_balanced", "--sampler.ranks", "2"],
+            r"--batch-size must be a multiple of .*got 3",
+        ),
+        (
+            ["--sampler", "multi_attribute", "--sampler.attributes", "region"],
+            r"no column 'region'; choose one of tar, masks, .*",
+        ),
+        (
+            ["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"],
+            r"attribute 'difficulty' .*got float32",
+        ),
         (["--sampler", "curriculum", "--sampler.start", "1.5"], r"start .*1\.5"),
         (["--sampler", "curriculum", "--sampler.stat", "0.5"], r"--sampler\.stat"),
-        (["--sampler", "sharded", "--sampler.nodes", "3", "--batch-size", "6"], r"node 1 of 3 has no items"),
-        (["--loading.attributes", "nowhere.csv"], r"nowhere\.csv"),
-        (["--loading.items", "pixel"], r"--loading.items is 'pixel'"),
+        (
+            ["--sampler", "sharded", "--sampler.nodes", "3", "--batch-size", "6"],
+            r"node 1 of 3 has no items",
+        ),
+        (["--loader.attributes", "nowhere.csv"], r"nowhere\.csv"),
+        (["--loader.items", "pixel"], r"--loader.items is 'pixel'"),
     ],
 )
 def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):
-    assert main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *words]) == 2
+    assert (
+        main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *words]) == 2
+    )
     said = capsys.readouterr().err
     assert re.search(line, said), said
     assert said.count("\n") == 1

@@ -9,24 +9,33 @@ import cv2
 import numpy as np
 import pytest
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 from gigamask.data import annotation
-from gigamask.model.start import build
-from gigamask.model.weights import save, to_official
-from gigamask.prepare.synthetic import compose_scene
-from gigamask.segmenting import painted
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.synthetic.scenes import compose_scene
+from gigamask.workflows.segment import painted
 from tests import little
 
-SPEC = replace(little.SPEC, informed_start=True)
+SPEC = replace(little.SPEC, custom_init=True)
 
-FEW = ["--points-per-side", "4", "--pred-iou-thresh", "0", "--stability-score-thresh", "0", "--box-nms-thresh", "0.95"]
+FEW = [
+    "--points-per-side",
+    "4",
+    "--pred-iou-thresh",
+    "0",
+    "--stability-score-thresh",
+    "0",
+    "--box-nms-thresh",
+    "0.95",
+]
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
     """A file of random weights of 64 px."""
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save(to_official(build(SPEC, 0)), SPEC, path)
+    save_weights(to_official(build_model(SPEC, 0)), SPEC, path)
     return str(path)
 
 
@@ -42,7 +51,19 @@ def pictures(tmp_path) -> Path:
 
 def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path, capsys):
     out, told = tmp_path / "out", tmp_path / "told.json"
-    words = ["segment", weights, str(scenes), "--out", str(out), "--to-shards", "--shard-images", "8", *FEW, "--json", str(told)]
+    words = [
+        "segment",
+        weights,
+        str(scenes),
+        "--out",
+        str(out),
+        "--to-shards",
+        "--shard-images",
+        "8",
+        *FEW,
+        "--json",
+        str(told),
+    ]
     assert main(words) == 0
     done, printed = json.loads(told.read_text()), capsys.readouterr().out
     assert (done["images"], done["kept"], len(done["tars"]), done["left_out"]) == (12, 0, 2, [])
@@ -50,11 +71,25 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     assert f"gigamask index {out}" in printed
     entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
     assert len(entry.masks) > 3
-    assert main(["index", str(out), "--out", str(tmp_path / "index"), "--json", str(tmp_path / "index.json")]) == 0
+    assert (
+        main(
+            [
+                "index",
+                str(out),
+                "--out",
+                str(tmp_path / "index"),
+                "--json",
+                str(tmp_path / "index.json"),
+            ]
+        )
+        == 0
+    )
     report = json.loads((tmp_path / "index.json").read_text())
     assert (report["images"], report["masks"], report["rejected"]) == (12, done["masks"], [])
     assert main(["verify", str(out)]) == 0
-    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")}
+    stamps = {
+        path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")
+    }
     assert main(words) == 0
     again = json.loads(told.read_text())
     assert (again["kept"], again["tars_kept"], again["masks"]) == (12, 2, done["masks"])
@@ -70,30 +105,82 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     }
 
 
-def test_pictures_globs_and_an_index_give_jsons_and_pictures(weights, pictures, scenes, tmp_path, capsys):
+def test_pictures_globs_and_an_index_give_jsons_and_pictures(
+    weights, pictures, scenes, tmp_path, capsys
+):
     out, drawn = tmp_path / "out", tmp_path / "drawn"
     words = ["segment", weights, str(pictures), "--out", str(out), *FEW]
     assert main([*words, "--cache", str(tmp_path / "cache")]) == 0
     assert len(list((tmp_path / "cache").iterdir())) == 3
-    assert sorted(str(path.relative_to(out)) for path in out.rglob("[a-z]*.json") if ".segment" not in str(path)) == [
+    assert sorted(
+        str(path.relative_to(out))
+        for path in out.rglob("[a-z]*.json")
+        if ".segment" not in str(path)
+    ) == [
         "deep/one.json",
         "one.json",
         "two.json",
     ]
     told = json.loads((out / "two.json").read_text())
     assert told["image"]["file_name"] == "two.png"
-    assert {"segmentation", "area", "bbox", "predicted_iou", "point_coords", "stability_score", "crop_box", "id"} == told["annotations"][0].keys()
+    assert {
+        "segmentation",
+        "area",
+        "bbox",
+        "predicted_iou",
+        "point_coords",
+        "stability_score",
+        "crop_box",
+        "id",
+    } == told["annotations"][0].keys()
     assert main([*words, "--pictures", str(drawn)]) == 0  # of images that were done before, too
     assert "(3 images" in capsys.readouterr().out
-    assert cv2.imread(str(drawn / "deep" / "one.png")).shape == cv2.imread(str(pictures / "deep" / "one.jpg")).shape
-    assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "half"), "--precision", "bf16", *FEW]) == 0
+    assert (
+        cv2.imread(str(drawn / "deep" / "one.png")).shape
+        == cv2.imread(str(pictures / "deep" / "one.jpg")).shape
+    )
+    assert (
+        main(
+            [
+                "segment",
+                weights,
+                str(pictures),
+                "--out",
+                str(tmp_path / "half"),
+                "--precision",
+                "bf16",
+                *FEW,
+            ]
+        )
+        == 0
+    )
     both = [str(pictures / "*.*g"), str(pictures / "deep")]
-    assert main(["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to-shards", *FEW]) == 0
-    assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == ["one.json", "sa_000000.tar", "two.json"]
+    assert (
+        main(["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to-shards", *FEW])
+        == 0
+    )
+    assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == [
+        "one.json",
+        "sa_000000.tar",
+        "two.json",
+    ]
     assert main(["segment", weights, *both, "--out", str(tmp_path / "both"), *FEW]) == 2
     assert "one.json" in capsys.readouterr().err
     assert main(["index", str(pictures / "deep"), "--out", str(tmp_path / "index")]) == 0
-    assert main(["segment", weights, str(tmp_path / "index"), str(pictures / "two.png"), "--out", str(tmp_path / "mixed"), *FEW]) == 0
+    assert (
+        main(
+            [
+                "segment",
+                weights,
+                str(tmp_path / "index"),
+                str(pictures / "two.png"),
+                "--out",
+                str(tmp_path / "mixed"),
+                *FEW,
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "mixed" / "deep" / "one.json").exists()
 
 
@@ -108,35 +195,63 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
     assert "images left out: 2" in printed
     assert "cut.jpg" in printed
     assert "no.png" in printed
-    (pictures / "cut.jpg").write_bytes(raw)  # mended: done by the same command, and put into the tar
+    (pictures / "cut.jpg").write_bytes(
+        raw
+    )  # mended: done by the same command, and put into the tar
     assert main(words) == 0
     assert "(3 images were done before)\n  1 tars (0 were done before)" in capsys.readouterr().out
-    assert main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
+    assert (
+        main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
+    )
     assert "none of 1 images" in capsys.readouterr().err
 
 
 def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     shutil.copy(weights, tmp_path / "other.safetensors")
-    save(to_official(build(SPEC, 1)), SPEC, tmp_path / "other.safetensors")
+    save_weights(to_official(build_model(SPEC, 1)), SPEC, tmp_path / "other.safetensors")
     assert main(["segment", weights, str(pictures), *out, *FEW]) == 0
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "sa_1.tar").write_text("mine")
     capsys.readouterr()
     for words, message in [
-        ([weights, *out], "no image was given; give pictures, folders of them, tars, globs or an index"),
+        (
+            [weights, *out],
+            "no image was given; give pictures, folders of them, tars, globs or an index",
+        ),
         (out, "Missing from gigamask segment: WEIGHTS a run folder, a checkpoint"),
         ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
         ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
         ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
-        ([weights, str(pictures), *out, "--points-per-side", "0"], "points_per_side is 0; it counts something and must be at least 1"),
-        ([weights, str(pictures), *out, "--shard-images", "0"], "0 images a shard: at least one has to be"),
-        ([weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"], "an embedding cache of 0 bytes holds nothing"),
+        (
+            [weights, str(pictures), *out, "--points-per-side", "0"],
+            "points_per_side is 0; it counts something and must be at least 1",
+        ),
+        (
+            [weights, str(pictures), *out, "--shard-images", "0"],
+            "0 images a shard: at least one has to be",
+        ),
+        (
+            [weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"],
+            "an embedding cache of 0 bytes holds nothing",
+        ),
         ([weights, str(pictures), *out], "holds what other weights or other numbers have made"),
-        ([weights, str(pictures), *out, *FEW, "--precision", "bf16"], "holds what other weights or other numbers have made"),
-        ([str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW], "holds what other weights or other numbers have made"),
-        ([weights, str(pictures), "--out", str(tmp_path / "full")], "holds 1 tars such as sa_1.tar, which new ones would mix with"),
-        ([weights, str(pictures), *out, "--points-per-sid", "3"], "perhaps you meant --points-per-side"),
+        (
+            [weights, str(pictures), *out, *FEW, "--precision", "bf16"],
+            "holds what other weights or other numbers have made",
+        ),
+        (
+            [str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW],
+            "holds what other weights or other numbers have made",
+        ),
+        (
+            [weights, str(pictures), "--out", str(tmp_path / "full")],
+            "holds 1 tars such as sa_1.tar, which new ones would mix with",
+        ),
+        (
+            [weights, str(pictures), *out, "--points-per-sid", "3"],
+            "perhaps you meant --points-per-side",
+        ),
     ]:
         assert main(["segment", *words]) == 2, words
         printed = capsys.readouterr().err

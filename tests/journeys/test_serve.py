@@ -16,26 +16,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.unit.grounding.test_inference import saved as saved_run
 
-from gigamask import arguments
-from gigamask.cli import main
-from gigamask.geometry.runs import Runs
-from gigamask.model.start import build
-from gigamask.model.weights import save, to_official
-from gigamask.train.loop import train
+from gigamask import config_files
+from gigamask.cli.main import main
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.training.trainer import train
 from tests.asked import run_in
 from tests.little import SPEC, little
-from tests.rooms.grounding.test_inference import saved as saved_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WIDE, NARROW = (1366, 800), (390, 844)
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "little.safetensors"
-    spec = replace(SPEC, informed_start=True)
-    save(to_official(build(spec, 0)), spec, path)
+    spec = replace(SPEC, custom_init=True)
+    save_weights(to_official(build_model(spec, 0)), spec, path)
     return path
 
 
@@ -76,7 +78,10 @@ def get(address, headers=None, body=None):
         (["--words", "none"], "none"),
         (["--runs", ".", "--port", "70000"], "--port is 70000"),
         (["--runs", ".", "--port", "web"], "--port"),
-        (["--runs", ".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: is no address"),
+        (
+            ["--runs", ".", "--host", "no.such.host.invalid"],
+            "--host no.such.host.invalid: is no address",
+        ),
         (["--runs", ".", "--token", "short"], "--token has 5 letters"),
         (["--runs", ".", "--points-per-side", "0"], "points_per_side is 0"),
         (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
@@ -108,9 +113,9 @@ def runs(tmp_path_factory, scenes):
     """A folder with a run that has ended, and two whose records are written by the test."""
     folder = tmp_path_factory.mktemp("runs")
     run = replace(little(), data=(str(scenes),), out=str(folder / "done"), steps=2)
-    train(run, begun=lambda: arguments.save_run(run))
+    train(run, begun=lambda: config_files.save_config(run))
     for name, steps in (("a", 40), ("b", 50)):
-        arguments.save_run(replace(run, out=str(folder / name), steps=steps))
+        config_files.save_config(replace(run, out=str(folder / name), steps=steps))
         record(folder / name, range(1, 20))
     return folder
 
@@ -120,18 +125,35 @@ def address(weights, scenes, runs, described, tmp_path_factory):
     """Where a page with all there is is served."""
     words = tmp_path_factory.mktemp("words") / "run"
     saved_run(run_in(words, described))
-    with served("--weights", weights, "--data", scenes, "--runs", runs, "--words", words) as address:
+    with served(
+        "--weights", weights, "--data", scenes, "--runs", runs, "--words", words
+    ) as address:
         yield address
 
 
 def test_other_names_large_bodies_and_paths_are_refused(address):
     assert get(address)[0] == 200
     assert get(address, {"Host": "evil.example"})[0] == 421
-    assert get(f"{address}api/images", {"Origin": "http://evil.example", "Content-Type": "image/jpeg"}, b"x")[0] == 403
+    assert (
+        get(
+            f"{address}api/images",
+            {"Origin": "http://evil.example", "Content-Type": "image/jpeg"},
+            b"x",
+        )[0]
+        == 403
+    )
     assert get(f"{address}api/images", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
-    assert get(f"{address}api/images/a/predict", {"Content-Type": "application/json"}, b"x" * 2**17)[0] == 413
+    assert (
+        get(f"{address}api/images/a/predict", {"Content-Type": "application/json"}, b"x" * 2**17)[0]
+        == 413
+    )
     assert chunked(address, f"{'10000'}\r\n{'x' * 2**16}\r\n" * 3) == 413
-    for path in ("page/../app.py", "page/%2e%2e%2fapp.py", "../../etc/passwd", "api/data/images/..%2f..%2fetc"):
+    for path in (
+        "page/../app.py",
+        "page/%2e%2e%2fapp.py",
+        "../../etc/passwd",
+        "api/data/images/..%2f..%2fetc",
+    ):
         assert get(address + path)[0] in (404, 422)
 
 
@@ -153,7 +175,9 @@ def test_on_other_addresses_a_token_opens_the_door_once(weights, tmp_path):
         assert get(f"{own}api/about", {"Cookie": f"gigamask_token={token}"})[0] == 200
         opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         assert opened.open(f"{own}?token={token}", timeout=30).status == 200
-        assert json.loads(opened.open(f"{own}api/about", timeout=30).read())["weights"] == str(weights)
+        assert json.loads(opened.open(f"{own}api/about", timeout=30).read())["weights"] == str(
+            weights
+        )
     assert json.loads(told.read_text()) == {"address": address}
 
 
@@ -161,7 +185,9 @@ def test_on_other_addresses_a_token_opens_the_door_once(weights, tmp_path):
 def browser():
     """A real Chromium without a window."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: install one (Debian: apt-get install chromium) to test the page")
+        pytest.skip(
+            "no Chromium on this machine: install one (Debian: apt-get install chromium) to test the page"
+        )
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -176,12 +202,21 @@ def opened(browser, address, size=WIDE, **more):
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **more)
     page, wrong = context.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" and "status of 4" not in line.text else None)
+    page.on(
+        "console",
+        lambda line: (
+            wrong.append(line.text)
+            if line.type == "error" and "status of 4" not in line.text
+            else None
+        ),
+    )
     page.set_default_timeout(20_000)
     page.goto(address)
     yield page
     assert not wrong
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "the page is wider than the screen"
+    )
     context.close()
 
 
@@ -192,7 +227,9 @@ def click(page, across, down, **more):
 
 def answers(page, count):
     """Waits until there are so many answers and returns their words."""
-    page.wait_for_function("count => document.querySelectorAll('#answers li').length === count", arg=count)
+    page.wait_for_function(
+        "count => document.querySelectorAll('#answers li').length === count", arg=count
+    )
     return page.locator("#answers li").all_inner_texts()
 
 
@@ -209,14 +246,18 @@ def test_a_picture_is_dropped_clicked_and_answered(browser, address, tmp_path):
         bare = pixels(page)
         click(page, 0.5, 0.5)
         first = answers(page, 3)
-        assert all(re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first)
+        assert all(
+            re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first
+        )
         marked = pixels(page)
         assert marked != bare
         click(page, 0.2, 0.3, button="right")
         answers(page, 1)
         page.click("#undo")
         assert answers(page, 3) == first
-        page.wait_for_function("before => document.getElementById('canvas').toDataURL() === before", arg=marked)
+        page.wait_for_function(
+            "before => document.getElementById('canvas').toDataURL() === before", arg=marked
+        )
         page.keyboard.press("Escape")
         answers(page, 0)
         assert pixels(page) == bare
@@ -241,7 +282,7 @@ def saved(page, tmp_path):
     told = json.loads((tmp_path / "a.json").read_text())
     assert told["image"] == {"file_name": "photo.png", "height": 60, "width": 90}
     [mask] = told["annotations"]
-    dense = Runs.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]
+    dense = RLEMasks.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]
     assert (np.array(Image.open(tmp_path / "a.png").convert("L")) == 255 * dense).all()
     assert dense.sum() == mask["area"]
 
@@ -262,7 +303,8 @@ def test_data_are_browsed_and_samplers_asked(browser, address, size, scheme):
         drawn = page.locator("#drawn button").all_inner_texts()
         page.select_option("#sampler", "curriculum")
         page.wait_for_function(
-            "before => [...document.querySelectorAll('#drawn button')].map(b => b.innerText).join() !== before", arg=",".join(drawn)
+            "before => [...document.querySelectorAll('#drawn button')].map(b => b.innerText).join() !== before",
+            arg=",".join(drawn),
         )
         page.select_option("#sampler", "relevance_diversity")
         page.wait_for_selector("#toast:has-text('column')")
@@ -305,7 +347,9 @@ def test_words_find_masks(browser, address):
 
 
 def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, address, runs):
-    (runs / "a" / "metrics.jsonl").touch()  # on a busy machine it was written longer ago than a run counts as live
+    (
+        runs / "a" / "metrics.jsonl"
+    ).touch()  # on a busy machine it was written longer ago than a run counts as live
     with opened(browser, f"{address}#runs") as page:
         page.wait_for_selector("#curves figure")
         page.select_option("#run-a", "a")
@@ -315,13 +359,21 @@ def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, 
         record(runs / "a", range(20, 38))
         page.wait_for_selector("#run-facts:has-text('step 37 of 40')")
         with open(runs / "a" / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": 37, "rejected": "x.tar:sa_1", "reason": "x.tar:sa_1: <b>cut short</b>"}) + "\n")
+            file.write(
+                json.dumps(
+                    {"step": 37, "rejected": "x.tar:sa_1", "reason": "x.tar:sa_1: <b>cut short</b>"}
+                )
+                + "\n"
+            )
         page.wait_for_selector("#faults li:has-text('<b>cut short</b>')")
 
 
 def record(folder, steps):
     with open(folder / "metrics.jsonl", "a") as file:
-        file.writelines(json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0}) + "\n" for step in steps)
+        file.writelines(
+            json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0}) + "\n"
+            for step in steps
+        )
 
 
 def test_checkpoints_are_verified_from_the_page(browser, address):

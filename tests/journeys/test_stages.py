@@ -13,10 +13,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli import STOPPED, main
-from gigamask.model.weights import MAE_PARTS, MAE_PATCHES
-from gigamask.train import checkpoint
-from gigamask.train.watch import Watch
+from gigamask.cli.main import STOPPED, main
+from gigamask.models.state_dict import MAE_PARTS, MAE_PATCHES
+from gigamask.training import checkpoint
+from gigamask.training.logging import MetricsLogger
 from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -51,29 +51,65 @@ def images(tmp_path_factory) -> Path:
 def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
     assert sorted(path.name for path in whole.iterdir()) == sorted(STAGES)
     for stage in STAGES:
-        steps = [json.loads(line)["step"] for line in (whole / stage / "metrics.jsonl").read_text().splitlines()]
+        steps = [
+            json.loads(line)["step"]
+            for line in (whole / stage / "metrics.jsonl").read_text().splitlines()
+        ]
         assert steps[-1] == LENGTHS[stage]
         assert checkpoint.newest(whole / stage).name == f"step_{LENGTHS[stage]:08d}"
-    configs = {stage: yaml.safe_load((whole / stage / "config.yaml").read_text()) for stage in STAGES}
+    configs = {
+        stage: yaml.safe_load((whole / stage / "config.yaml").read_text()) for stage in STAGES
+    }
     assert {stage: config["init"] for stage, config in configs.items()} == {
         "mae": "null",
         "decoder": f"mae:{whole / 'mae'}",
         "joint": str(whole / "decoder"),
     }
     trunk = ["image_encoder.patch_embed", "image_encoder.pos_embed", "image_encoder.blocks"]
-    assert {stage: config["freeze"] for stage, config in configs.items()} == {"mae": [], "decoder": trunk, "joint": []}
+    assert {stage: config["freeze"] for stage, config in configs.items()} == {
+        "mae": [],
+        "decoder": trunk,
+        "joint": [],
+    }
 
 
 def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole, scenes, tmp_path):
     before, after, joint = (weights(whole / stage) for stage in STAGES)
-    names = [*MAE_PATCHES, *(f"blocks.{block}.{part}.{kind}" for block in (0, 1) for part in MAE_PARTS for kind in ("weight", "bias"))]
+    names = [
+        *MAE_PATCHES,
+        *(
+            f"blocks.{block}.{part}.{kind}"
+            for block in (0, 1)
+            for part in MAE_PARTS
+            for kind in ("weight", "bias")
+        ),
+    ]
     for name in names:
         there = f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}"
         assert torch.equal(before[name], after[there]), name
     assert torch.equal(before["pos_embed"][0, 1:], after["image_encoder.pos_embed"].flatten(0, 2))
-    assert train("--stages", "decoder", "--decoder-steps", 1, "--init", f"mae:{whole / 'mae'}", "--data", scenes, "--out", tmp_path) == 0
-    necks = [{name: tensor for name, tensor in each.items() if ".neck." in name} for each in (weights(tmp_path / "decoder"), after)]
-    assert not any(torch.equal(necks[0][name], necks[1][name]) for name in necks[0]), "the neck, which a masked autoencoder has not, learns"
+    assert (
+        train(
+            "--stages",
+            "decoder",
+            "--decoder-steps",
+            1,
+            "--init",
+            f"mae:{whole / 'mae'}",
+            "--data",
+            scenes,
+            "--out",
+            tmp_path,
+        )
+        == 0
+    )
+    necks = [
+        {name: tensor for name, tensor in each.items() if ".neck." in name}
+        for each in (weights(tmp_path / "decoder"), after)
+    ]
+    assert not any(torch.equal(necks[0][name], necks[1][name]) for name in necks[0]), (
+        "the neck, which a masked autoencoder has not, learns"
+    )
     moved = {name.split(".")[0] for name in joint if not torch.equal(after[name], joint[name])}
     assert moved >= {"image_encoder", "mask_decoder"}, "in the last stage everything learns"
 
@@ -82,17 +118,29 @@ def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
     """Each stage from the one before it; the last also as what it is, a run of the recipe."""
     words = ["--data", scenes, "--out", tmp_path]
     assert train("--stages", "mae", "--mae-steps", 2, *words) == 0
-    assert train("--stages", "decoder", "--decoder-steps", 2, "--init", f"mae:{tmp_path / 'mae'}", *words) == 0
+    assert (
+        train(
+            "--stages", "decoder", "--decoder-steps", 2, "--init", f"mae:{tmp_path / 'mae'}", *words
+        )
+        == 0
+    )
     assert train("--stages", "joint", "--steps", 3, "--init", tmp_path / "decoder", *words) == 0
     assert all(same(tmp_path / stage, whole / stage) for stage in STAGES)
-    assert train("--steps", 3, "--init", whole / "decoder", "--data", scenes, "--out", tmp_path / "plain") == 0
+    assert (
+        train(
+            "--steps", 3, "--init", whole / "decoder", "--data", scenes, "--out", tmp_path / "plain"
+        )
+        == 0
+    )
     assert same(tmp_path / "plain", whole / "joint")
 
 
 @pytest.mark.parametrize(("stage", "step"), [("decoder", 0), ("joint", 1), ("mae", 1)])
-def test_interrupted_in_a_stage_and_run_again_ends_the_same(whole, scenes, tmp_path, monkeypatch, capsys, stage, step):
+def test_interrupted_in_a_stage_and_run_again_ends_the_same(
+    whole, scenes, tmp_path, monkeypatch, capsys, stage, step
+):
     """Told between updates, the next one is the last; when that is the stage's last, the stage after it does not begin."""
-    waiting, updates = Watch.waiting, []
+    waiting, updates = MetricsLogger.waiting, []
 
     def told_to_stop(watch, batches):
         for batch in waiting(watch, batches):
@@ -105,38 +153,80 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(whole, scenes, tmp_p
     out, told = tmp_path / "out", tmp_path / "told.json"
     words = ["--stages", "mae,decoder,joint", *STEPS, "--data", scenes, "--out", out]
     with monkeypatch.context() as patched:
-        patched.setattr(Watch, "waiting", told_to_stop)
+        patched.setattr(MetricsLogger, "waiting", told_to_stop)
         assert train(*words, "--json", told) == STOPPED
     finished = step + 1 == LENGTHS[stage]
     there = STAGES[STAGES.index(stage) + finished]
     before = {"run": str(out / there), "steps": LENGTHS[there], "step": 0 if finished else step + 1}
-    assert {name: value for name, value in json.loads(told.read_text()).items() if name != "samples"} == before
+    assert {
+        name: value for name, value in json.loads(told.read_text()).items() if name != "samples"
+    } == before
     said = capsys.readouterr().out
-    assert said.endswith(f"{before['run']}: stopped and saved at step {before['step']} of {before['steps']}; the same command goes on\n")
+    assert said.endswith(
+        f"{before['run']}: stopped and saved at step {before['step']} of {before['steps']}; the same command goes on\n"
+    )
     assert sorted(path.name for path in out.iterdir()) == sorted(STAGES[: STAGES.index(stage) + 1])
     assert train(*words) == 0
     assert all(same(out / each, whole / each) for each in STAGES)
     assert train(*words) == 0, "what is finished is left as it is"
-    assert capsys.readouterr().out.endswith(f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data HELD_OUT_TARS\n")
+    assert capsys.readouterr().out.endswith(
+        f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data HELD_OUT_TARS\n"
+    )
 
 
 def test_a_stage_may_be_gone_on_with_alone(scenes, tmp_path):
     """Each folder is a run: the first is resumed by `pretrain`, the others by `train`."""
-    assert train("--stages", "mae,decoder", "--mae-steps", 1, "--decoder-steps", 1, "--data", scenes, "--out", tmp_path) == 0
+    assert (
+        train(
+            "--stages",
+            "mae,decoder",
+            "--mae-steps",
+            1,
+            "--decoder-steps",
+            1,
+            "--data",
+            scenes,
+            "--out",
+            tmp_path,
+        )
+        == 0
+    )
     assert main(["pretrain", "--resume", str(tmp_path / "mae"), "--steps", "2"]) == 0
     assert main(["train", "--resume", str(tmp_path / "decoder"), "--steps", "2"]) == 0
-    assert [checkpoint.newest(tmp_path / stage).name for stage in ("mae", "decoder")] == ["step_00000002"] * 2
+    assert [checkpoint.newest(tmp_path / stage).name for stage in ("mae", "decoder")] == [
+        "step_00000002"
+    ] * 2
 
 
 def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, capsys):
     """A longer last stage would make the one before it longer, too."""
     out = shutil.copytree(whole, tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for stage in ("mae", "decoder") for path in (out / stage).rglob("*")}
-    words = ["--stages", "mae,decoder,joint", "--mae-steps", 3, "--decoder-steps", 4, "--steps", 4, "--data", scenes, "--out", out]
+    before = {
+        path: path.stat().st_mtime_ns
+        for stage in ("mae", "decoder")
+        for path in (out / stage).rglob("*")
+    }
+    words = [
+        "--stages",
+        "mae,decoder,joint",
+        "--mae-steps",
+        3,
+        "--decoder-steps",
+        4,
+        "--steps",
+        4,
+        "--data",
+        scenes,
+        "--out",
+        out,
+    ]
     capsys.readouterr()
     assert train(*words) == 0
     said = capsys.readouterr().out
-    assert f"stage 1 of 3: is over, {out / 'decoder'} has begun\nstage 2 of 3: is over, {out / 'joint'} has begun\n" in said
+    assert (
+        f"stage 1 of 3: is over, {out / 'decoder'} has begun\nstage 2 of 3: is over, {out / 'joint'} has begun\n"
+        in said
+    )
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert checkpoint.newest(out / "joint").name == "step_00000004"
 
@@ -144,48 +234,97 @@ def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, caps
 def test_print_config_prints_each_stages(tmp_path, capsys):
     out = tmp_path / "out"
     assert (
-        train("--stages", "mae,decoder,joint", "--steps", 900, "--schedule.warmup", 60, "--seed", 5, "--data", "x", "--out", out, "--print-config")
+        train(
+            "--stages",
+            "mae,decoder,joint",
+            "--steps",
+            900,
+            "--schedule.warmup-steps",
+            60,
+            "--seed",
+            5,
+            "--data",
+            "x",
+            "--out",
+            out,
+            "--print-config",
+        )
         == 0
     )
     mae, decoder, joint = yaml.safe_load_all(capsys.readouterr().out)
     assert [each["out"] for each in (mae, decoder, joint)] == [str(out / stage) for stage in STAGES]
     assert [each["steps"] for each in (mae, decoder, joint)] == ["1500", "50", "900"]
-    assert [each["schedule.warmup"] for each in (mae, decoder, joint)] == ["100", "5", "60"], "of a short stage, at most a tenth"
+    assert [each["schedule.warmup-steps"] for each in (mae, decoder, joint)] == [
+        "100",
+        "5",
+        "60",
+    ], "of a short stage, at most a tenth"
     assert {each["seed"] for each in (mae, decoder, joint)} == {"5"}
-    assert (mae["recipe"], mae["model.dim"], mae["model.depth"], mae["batch-size"]) == ("mae_tiny", "16", "2", "32")
+    assert (mae["recipe"], mae["model.dim"], mae["model.depth"], mae["batch-size"]) == (
+        "mae_tiny",
+        "16",
+        "2",
+        "32",
+    )
     assert not [name for name in mae if name.startswith(("policy", "evaluation"))]
     assert not out.exists()
     assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0
-    assert yaml.safe_load(capsys.readouterr().out)["schedule.warmup"] == "2"
+    assert yaml.safe_load(capsys.readouterr().out)["schedule.warmup-steps"] == "2"
 
 
 def test_what_is_frozen_anyway_is_frozen_once(capsys):
-    assert train("--stages", "decoder", "--init", "x", "--freeze", "image_encoder", "--print-config") == 0
+    assert (
+        train("--stages", "decoder", "--init", "x", "--freeze", "image_encoder", "--print-config")
+        == 0
+    )
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == ["image_encoder"]
 
 
 REFUSED = [
-    ("--stages joint,mae", "--stages is joint,mae, they come in the order mae, decoder, joint; give each at most once"),
+    (
+        "--stages joint,mae",
+        "--stages is joint,mae, they come in the order mae, decoder, joint; give each at most once",
+    ),
     ("--stages mae,mae", "they come in the order"),
     ("--stages mae,encoder", "--stages names 'encoder', known are mae, decoder, joint"),
     ("--stages mae,", "--stages names '', known are"),
     ("--stages decoder", "there are no weights for one; give --init, or put mae before it"),
-    ("--mae-steps 3", "--mae-steps is the length of the stage mae, but no stages are asked for; give --stages mae,decoder,joint"),
-    ("--stages joint --decoder-steps 3", "--decoder-steps is the length of the stage decoder, but --stages is joint"),
+    (
+        "--mae-steps 3",
+        "--mae-steps is the length of the stage mae, but no stages are asked for; give --stages mae,decoder,joint",
+    ),
+    (
+        "--stages joint --decoder-steps 3",
+        "--decoder-steps is the length of the stage decoder, but --stages is joint",
+    ),
     ("--stages mae,joint --mae-steps 0", "--mae-steps is 0, it must be at least 1"),
     ("--stages mae,decoder --decoder-steps -1", "--decoder-steps is -1, it must be at least 1"),
-    ("--stages mae,decoder --init {whole}/joint", "joint would not be used: the stage mae starts anew, the others from it; leave out mae, or --init"),
+    (
+        "--stages mae,decoder --init {whole}/joint",
+        "joint would not be used: the stage mae starts anew, the others from it; leave out mae, or --init",
+    ),
     ("--stages decoder,joint --init mae:nowhere", "--init mae:nowhere: no such file or folder"),
-    ("--stages mae,decoder,joint --freeze nope", "--freeze names 'nope', which is no part of the model"),
+    (
+        "--stages mae,decoder,joint --freeze nope",
+        "--freeze names 'nope', which is no part of the model",
+    ),
     ("--stages mae,decoder,joint --evaluation.data nowhere", "nowhere: no such path"),
     ("--stages mae,decoder,joint --data {images}", "is a folder of images where tars are wanted"),
-    ("--stages mae,decoder,joint --evaluation.data {images}", "is a folder of images where tars are wanted"),
-    ("--stages mae,decoder,joint --evaluation.every 0", "--evaluation.every is 0, it must be at least 1"),
+    (
+        "--stages mae,decoder,joint --evaluation.data {images}",
+        "is a folder of images where tars are wanted",
+    ),
+    (
+        "--stages mae,decoder,joint --evaluation.interval 0",
+        "--evaluation.interval is 0, it must be at least 1",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(words, told, whole, images, scenes, tmp_path, monkeypatch, capsys):
+def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(
+    words, told, whole, images, scenes, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     data = [] if "--data" in words else ["--data", scenes]
     assert train(*words.format(whole=whole, images=images).split(), *data, "--out", "out") == 2

@@ -9,23 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli import STOPPED, main
-from gigamask.train import checkpoint
+from gigamask.cli.main import STOPPED, main
+from gigamask.training import checkpoint
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_being_told_saves_and_leaves_with_its_own_code_while_a_second_training_is_refused(scenes, tmp_path, capsys, number):
+def test_being_told_saves_and_leaves_with_its_own_code_while_a_second_training_is_refused(
+    scenes, tmp_path, capsys, number
+):
     """Terminals and batch systems tell the loader's processes, too."""
     out = tmp_path / "run"
-    command = ["train", LITTLE, "--data", str(scenes), "--out", str(out), "--steps", "100000", "--save-every", "100000", "--loading.workers", "1"]
+    command = [
+        "train",
+        LITTLE,
+        "--data",
+        str(scenes),
+        "--out",
+        str(out),
+        "--steps",
+        "100000",
+        "--save-every",
+        "100000",
+        "--loader.workers",
+        "1",
+    ]
     gigamask = str(Path(sys.executable).parent / "gigamask")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([gigamask, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        [gigamask, *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         deadline = time.monotonic() + 60
-        while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size) and time.monotonic() < deadline:
+        while (
+            not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert main(command) == 2
         assert "another process" in capsys.readouterr().err

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli import main
-from gigamask.contracts import Chance
+from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data import loader
-from gigamask.data.choose import Filters
-from gigamask.data.items import open_items
-from gigamask.data.settings import Assembly
-from gigamask.prepare import synthetic
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_table import open_sample_table
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.shards import Streamed
+from gigamask.synthetic import scenes
+from gigamask.types import RandomSpec
 from tests.servers import FileServer
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -25,7 +25,7 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 def tars(tmp_path_factory) -> Path:
     """A folder of three tars of eight scenes each, and an index of them as they are on this disk."""
     folder = tmp_path_factory.mktemp("tars")
-    synthetic.write(str(folder), 24, seed=4, shard_images=8)
+    scenes.write(str(folder), 24, seed=4, shard_images=8)
     return folder
 
 
@@ -37,24 +37,38 @@ def weights(run: Path) -> list[bytes]:
     return files
 
 
-def names_of_epoch(index: indexes.Index, workers: int, world: int, start: int, read_ahead: int) -> list[str]:
+def names_of_epoch(
+    index: indexes.Index, workers: int, world: int, start: int, read_ahead: int
+) -> list[str]:
     """The samples that all ranks together are given from `start` to the end of the first epoch."""
-    found = open_items(index, Filters())
+    found = open_sample_table(index, MaskFilters())
     sampler, micro, batch = Streamed(lanes=world * 2 * max(workers, 1), buffer=1), 2, 4
     sequence = SampleSequence(sampler, found.items, locate=found.locate)
-    source = loader.Source(str(index.folder), Assembly(side=32, grid=8, max_masks=2), Chance(0, 1, 1), read_ahead, 2 * micro)
+    source = loader.SampleSource(
+        str(index.folder),
+        SampleConfig(image_size=32, mask_size=8, max_masks=2),
+        RandomSpec(0, 1, 1),
+        read_ahead,
+        2 * micro,
+    )
     names = []
     for rank in range(world):
-        groups = islice(iter_steps(sequence, start, batch, micro, rank, world), (len(index) - start) // batch)
+        groups = islice(
+            iter_steps(sequence, start, batch, micro, rank, world), (len(index) - start) // batch
+        )
         for step in loader.batches(source, groups, workers=workers):
             names += [name for made in step for name in made.names]
     return names
 
 
 @pytest.mark.parametrize(("workers", "world"), [(0, 1), (2, 1), (0, 2)])
-def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(tars, tmp_path, workers, world):
+def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(
+    tars, tmp_path, workers, world
+):
     with FileServer(tars) as server:
-        index = indexes.build([f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))], tmp_path / "index")
+        index = indexes.build(
+            [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))], tmp_path / "index"
+        )
         everything = sorted(index.entry_name(row) for row in range(len(index)))
         bytes_of_tars = sum(path.stat().st_size for path in tars.glob("*.tar"))
         asked, sent = len(server.asked), server.bytes_sent
@@ -70,22 +84,81 @@ def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(tars, tmp_p
 
 def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp_path):
     # A rate that does not depend on the number of steps, so that a run of two can become one of four.
-    flags = ["--sampler", "streamed", "--sampler.lanes", "2", "--sampler.buffer", "3", "--schedule.final", "1"]
+    flags = [
+        "--sampler",
+        "streamed",
+        "--sampler.lanes",
+        "2",
+        "--sampler.buffer",
+        "3",
+        "--schedule.min-lr-ratio",
+        "1",
+    ]
     with FileServer(tars) as server:
         data = [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))]
-        remote = ["train", LITTLE, "--data", *data, *flags, "--loading.read-ahead-mb", "1", "--out", str(tmp_path / "remote")]
+        remote = [
+            "train",
+            LITTLE,
+            "--data",
+            *data,
+            *flags,
+            "--loader.read-ahead-mb",
+            "1",
+            "--out",
+            str(tmp_path / "remote"),
+        ]
         assert main([*remote, "--steps", "2"]) == 0
         assert main([*remote, "--steps", "4"]) == 0
-    assert main(["train", LITTLE, "--data", str(tars), *flags, "--out", str(tmp_path / "local"), "--steps", "4"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                LITTLE,
+                "--data",
+                str(tars),
+                *flags,
+                "--out",
+                str(tmp_path / "local"),
+                "--steps",
+                "4",
+            ]
+        )
+        == 0
+    )
     assert weights(tmp_path / "remote") == weights(tmp_path / "local")
 
 
 def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
     assert main(["index", str(tars), "--out", str(tmp_path / "index")]) == 0
-    assert main(["masks", str(tmp_path / "index"), "--out", str(tmp_path / "store"), "--grid", "32", "--side", "64"]) == 0
-    flags = ["train", LITTLE, "--data", str(tmp_path / "index"), "--loading.augment", "none"]
+    assert (
+        main(
+            [
+                "masks",
+                str(tmp_path / "index"),
+                "--out",
+                str(tmp_path / "store"),
+                "--grid",
+                "32",
+                "--side",
+                "64",
+            ]
+        )
+        == 0
+    )
+    flags = ["train", LITTLE, "--data", str(tmp_path / "index"), "--loader.augment", "none"]
     assert main([*flags, "--out", str(tmp_path / "json")]) == 0
-    assert main([*flags, "--out", str(tmp_path / "stored"), "--loading.mask-store", str(tmp_path / "store")]) == 0
+    assert (
+        main(
+            [
+                *flags,
+                "--out",
+                str(tmp_path / "stored"),
+                "--loader.mask-store",
+                str(tmp_path / "store"),
+            ]
+        )
+        == 0
+    )
     assert weights(tmp_path / "json") == weights(tmp_path / "stored")
 
 
@@ -99,5 +172,5 @@ def test_data_that_have_changed_are_not_trained_on_unasked(tars, tmp_path, capsy
     assert main([*command, "--steps", "2"]) == 2
     said = capsys.readouterr().err
     assert "24 images in 3 tars, its data are 32 images in 4 tars" in said
-    assert main([*command, "--steps", "2", "--allow-other-order"]) == 0
+    assert main([*command, "--steps", "2", "--allow-data-change"]) == 0
     assert main([*command, "--steps", "3"]) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
@@ -22,14 +22,54 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 def trained(scenes, tmp_path_factory) -> Path:
     """A run of four steps."""
     out = tmp_path_factory.mktemp("trained") / "run"
-    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(out), "--json", str(out.parent / "train.json")]) == 0
+    assert (
+        main(
+            [
+                "train",
+                LITTLE,
+                "--data",
+                str(scenes),
+                "--out",
+                str(out),
+                "--json",
+                str(out.parent / "train.json"),
+            ]
+        )
+        == 0
+    )
     return out
 
 
 def test_synth_index_stats(tmp_path, capsys):
-    assert main(["synth", str(tmp_path / "scenes"), "--images", "5", "--seed", "3", "--json", str(tmp_path / "synth.json")]) == 0
+    assert (
+        main(
+            [
+                "synth",
+                str(tmp_path / "scenes"),
+                "--images",
+                "5",
+                "--seed",
+                "3",
+                "--json",
+                str(tmp_path / "synth.json"),
+            ]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "synth.json").read_text())["images"] == 5
-    assert main(["index", str(tmp_path / "scenes"), "--out", str(tmp_path / "index"), "--json", str(tmp_path / "index.json")]) == 0
+    assert (
+        main(
+            [
+                "index",
+                str(tmp_path / "scenes"),
+                "--out",
+                str(tmp_path / "index"),
+                "--json",
+                str(tmp_path / "index.json"),
+            ]
+        )
+        == 0
+    )
     report = json.loads((tmp_path / "index.json").read_text())
     assert report["images"] == 5
     assert report["masks"] > 10
@@ -37,7 +77,10 @@ def test_synth_index_stats(tmp_path, capsys):
     assert main(["stats", str(tmp_path / "index"), "--json", str(tmp_path / "stats.json")]) == 0
     assert "masks" in capsys.readouterr().out
     stats = json.loads((tmp_path / "stats.json").read_text())
-    assert main(["stats", str(tmp_path / "scenes" / "*.tar"), "--json", str(tmp_path / "again.json")]) == 0
+    assert (
+        main(["stats", str(tmp_path / "scenes" / "*.tar"), "--json", str(tmp_path / "again.json")])
+        == 0
+    )
     assert json.loads((tmp_path / "again.json").read_text()) == stats
 
 
@@ -51,13 +94,32 @@ def test_a_run_that_was_copied_goes_on_where_it_is(trained, tmp_path, capsys):
 
 
 def test_train_leaves_a_run(trained):
-    assert json.loads((trained.parent / "train.json").read_text()) == {"run": str(trained), "step": 4, "samples": 12, "steps": 4}
+    assert json.loads((trained.parent / "train.json").read_text()) == {
+        "run": str(trained),
+        "step": 4,
+        "samples": 12,
+        "steps": 4,
+    }
     told = records(trained)
     assert [record["step"] for record in told] == [1, 2, 3, 4]
-    assert {"loss", "focal", "dice", "iou_head", "iou", "rate", "gradient_norm", "images_per_s", "waited_s", "memory_gb"} <= told[0].keys()
+    assert {
+        "loss",
+        "focal",
+        "dice",
+        "iou_head",
+        "iou",
+        "lr",
+        "grad_norm",
+        "images_per_s",
+        "data_time_s",
+        "memory_gb",
+    } <= told[0].keys()
     assert (trained / "config.yaml").exists()
     assert list((trained / "tensorboard").iterdir())
-    assert [path.name for path in sorted((trained / "checkpoints").iterdir())] == ["step_00000002", "step_00000004"]
+    assert [path.name for path in sorted((trained / "checkpoints").iterdir())] == [
+        "step_00000002",
+        "step_00000004",
+    ]
 
 
 def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys):
@@ -77,50 +139,140 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
         real_data = request.getfixturevalue("real_data")
         train_on, test_on = real_data / "bsds_train", real_data / "bsds_val"
     run, told = tmp_path / "photos", tmp_path / "scores.json"
-    few = ["--steps", "1", "--batch-size", "2", "--loading.max-masks", "2"]
+    few = ["--steps", "1", "--batch-size", "2", "--loader.max-masks", "2"]
     assert main(["train", "photos", "--data", str(train_on), "--out", str(run), *few]) == 0
-    assert main(["evaluate", str(run), "--data", str(test_on), "--images", "1", "--min-predicted-iou", "0.75", "--json", str(told)]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(run),
+                "--data",
+                str(test_on),
+                "--images",
+                "1",
+                "--min-predicted-iou",
+                "0.75",
+                "--json",
+                str(told),
+            ]
+        )
+        == 0
+    )
     assert json.loads(told.read_text())["masks"] > 0
 
 
 def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
     sheets = tmp_path / "sheets"
-    words = ["evaluate", str(trained), "--data", str(scenes), "--images", "3", "--pictures", str(sheets), "--json", str(tmp_path / "scores.json")]
-    assert main([*words, "--boundaries", "--automatic", "--points-per-side", "4", "--html", str(tmp_path / "scores.html")]) == 0
+    words = [
+        "evaluate",
+        str(trained),
+        "--data",
+        str(scenes),
+        "--images",
+        "3",
+        "--pictures",
+        str(sheets),
+        "--json",
+        str(tmp_path / "scores.json"),
+    ]
+    assert (
+        main(
+            [
+                *words,
+                "--boundaries",
+                "--automatic",
+                "--points-per-side",
+                "4",
+                "--html",
+                str(tmp_path / "scores.html"),
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "scores.html").read_text().count("<img") == 3
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["images"] == 3
     assert list(scores["clicks"]) == ["1", "2", "3", "5", "9"]
-    assert all(0 <= value <= 1 for value in [*scores["clicks"].values(), scores["oracle"], scores["box"]])
+    assert all(
+        0 <= value <= 1 for value in [*scores["clicks"].values(), scores["oracle"], scores["box"]]
+    )
     assert scores["oracle"] >= scores["clicks"]["1"]
     assert scores["protocol"]["feed_mask"] is True
-    assert scores["size"]["small"]["masks"] + scores["size"]["medium"]["masks"] + scores["size"]["large"]["masks"] == scores["masks"]
+    assert (
+        scores["size"]["small"]["masks"]
+        + scores["size"]["medium"]["masks"]
+        + scores["size"]["large"]["masks"]
+        == scores["masks"]
+    )
     assert scores["calibration"]["masks"] == scores["automatic"]["truth"] == scores["masks"]
     assert set(scores["boundary_f"]) == set(scores["clicks"])
     printed = capsys.readouterr().out
-    assert all(words in printed for words in ("1 click", "Boundary IoU, %:", "from 4 points a side", "AR@1000"))
+    assert all(
+        words in printed
+        for words in ("1 click", "Boundary IoU, %:", "from 4 points a side", "AR@1000")
+    )
     for name in ("best", "worst", "typical"):
         assert cv2.imread(str(sheets / f"{name}.png")).shape[0] > 200
     checkpoint = sorted((trained / "checkpoints").iterdir())[-1]
     for weights in (checkpoint, checkpoint / "model.safetensors"):
-        assert main(["evaluate", str(weights), "--data", str(scenes), "--images", "3", "--json", str(tmp_path / "again.json")]) == 0
+        assert (
+            main(
+                [
+                    "evaluate",
+                    str(weights),
+                    "--data",
+                    str(scenes),
+                    "--images",
+                    "3",
+                    "--json",
+                    str(tmp_path / "again.json"),
+                ]
+            )
+            == 0
+        )
         again = json.loads((tmp_path / "again.json").read_text())
-        assert alike({name: again[name] for name in ("clicks", "box")}, {name: scores[name] for name in ("clicks", "box")})
+        assert alike(
+            {name: again[name] for name in ("clicks", "box")},
+            {name: scores[name] for name in ("clicks", "box")},
+        )
 
 
 def test_init_starts_from_other_weights(trained, scenes, tmp_path):
-    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(tmp_path / "run"), "--init", str(trained), "--steps", "1"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                LITTLE,
+                "--data",
+                str(scenes),
+                "--out",
+                str(tmp_path / "run"),
+                "--init",
+                str(trained),
+                "--steps",
+                "1",
+            ]
+        )
+        == 0
+    )
 
 
 def test_follow_prints_the_nine_doors(scenes, capsys):
     assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", LITTLE]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line[:1].isdigit()] == [str(door) for door in range(1, 10)]
+    assert [line.split()[0] for line in lines if line[:1].isdigit()] == [
+        str(door) for door in range(1, 10)
+    ]
 
 
 def test_demo_in_small(tmp_path, capsys):
     out = tmp_path / "demo"
-    assert main(["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "2"]) == 0
+    assert (
+        main(
+            ["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "2"]
+        )
+        == 0
+    )
     assert json.loads((out / "evaluation.json").read_text())["images"] == 2
     assert cv2.imread(str(out / "report.png")) is not None
     assert "gigamask train tiny" in capsys.readouterr().out
@@ -153,42 +305,161 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         ("index", str(tmp_path / "cut.tar"), "--out", str(tmp_path / "i")): "cut.tar: member",
         ("stats", str(tmp_path / "*.none")): "matches no file",
         ("stats",): "no path was given",
-        ("stats", str(scenes), "--attributes", "none.csv"): "tell what a sampler visits, but none is named; give --sampler NAME",
-        ("stats", str(scenes), "--json", str(tmp_path / "none" / "x.json")): "x.json: cannot be written; name a file in a folder that exists",
-        ("synth", str(bare), "--images", "1"): "bare.tar: File exists; check the path, its permissions and the disk",
+        (
+            "stats",
+            str(scenes),
+            "--attributes",
+            "none.csv",
+        ): "tell what a sampler visits, but none is named; give --sampler NAME",
+        (
+            "stats",
+            str(scenes),
+            "--json",
+            str(tmp_path / "none" / "x.json"),
+        ): "x.json: cannot be written; name a file in a folder that exists",
+        (
+            "synth",
+            str(bare),
+            "--images",
+            "1",
+        ): "bare.tar: File exists; check the path, its permissions and the disk",
         ("synth", str(tmp_path / "s"), "--images", "0"): "0 images",
-        ("synth", str(tmp_path / "s"), "--images", "many"): "--images must be a whole number, got 'many'",
+        (
+            "synth",
+            str(tmp_path / "s"),
+            "--images",
+            "many",
+        ): "--images must be a whole number, got 'many'",
         (*train, "--data", str(tmp_path / "gone")): "no such path",
         (*train,): "--data is empty",
         (*train, "--data", str(scenes), "--init", str(tmp_path / "text.pth")): "text.pth",
         (*train, "--data", str(scenes), "--stepps", "3"): "perhaps you meant --steps",
-        (*train, "--data", str(scenes), "--loading.filters.min-predicted-iou", "2"): "none of 12 images has a mask that passes the filters",
+        (
+            *train,
+            "--data",
+            str(scenes),
+            "--loader.filters.min-predicted-iou",
+            "2",
+        ): "none of 12 images has a mask that passes the filters",
         ("train", "huge", "--data", str(scenes)): "no recipe is called 'huge'",
         ("train", "--resume", str(empty)): "holds no config.yaml",
-        ("train", "--resume", str(trained), "--model.dim", "32"): "weights of another shape cannot be resumed",
+        (
+            "train",
+            "--resume",
+            str(trained),
+            "--model.embed-dim",
+            "32",
+        ): "weights of another shape cannot be resumed",
         ("evaluate", str(tmp_path / "gone.pth"), "--data", str(scenes)): "gone.pth",
         ("evaluate", str(trained), "--data", str(empty)): "holds no .tar file",
         ("evaluate", str(trained)): "data",
-        ("evaluate", str(trained), "--data", str(scenes), "--images", "0"): "--images is 0, it must be at least 1",
-        ("evaluate", str(trained), "--data", str(scenes), "--device", "gpu"): "--device is 'gpu', known are auto, cpu, cuda and cuda:N",
-        ("evaluate", str(trained), "--data", str(scenes), "--html", str(tmp_path / "none" / "x.html")): "x.html: cannot be written; name a file",
-        ("demo", "--out", str(tmp_path / "demo"), "--steps", "0"): "--steps is 0, it must be at least 1",
-        ("demo", "--out", str(tmp_path / "demo"), "--test-images", "0"): "--test-images is 0, it must be at least 1",
-        ("memory", "foo"): "memory 'foo' is not known, it is sample, loader, plan or grounding; see 'gigamask memory --help'",
-        ("memory", "plan", "--weights-gb", "-1"): "--weights-gb is -1.0, it must be at least 0; give another value",
-        ("ablate", "losses", "--data", str(scenes), "--test", str(scenes), "--out", str(tmp_path / "a"), "--images", "0"): "--images is 0, it",
-        ("evaluate", str(trained), "--data", str(scenes), "--min-predicted-iou", "3"): "no mask to evaluate",
-        ("evaluate", str(trained), "--data", str(scenes), "--automatic", "--points-per-side", "0"): "points_per_side is 0",
+        (
+            "evaluate",
+            str(trained),
+            "--data",
+            str(scenes),
+            "--images",
+            "0",
+        ): "--images is 0, it must be at least 1",
+        (
+            "evaluate",
+            str(trained),
+            "--data",
+            str(scenes),
+            "--device",
+            "gpu",
+        ): "--device is 'gpu', known are auto, cpu, cuda and cuda:N",
+        (
+            "evaluate",
+            str(trained),
+            "--data",
+            str(scenes),
+            "--html",
+            str(tmp_path / "none" / "x.html"),
+        ): "x.html: cannot be written; name a file",
+        (
+            "demo",
+            "--out",
+            str(tmp_path / "demo"),
+            "--steps",
+            "0",
+        ): "--steps is 0, it must be at least 1",
+        (
+            "demo",
+            "--out",
+            str(tmp_path / "demo"),
+            "--test-images",
+            "0",
+        ): "--test-images is 0, it must be at least 1",
+        (
+            "memory",
+            "foo",
+        ): "memory 'foo' is not known, it is sample, loader, plan or grounding; see 'gigamask memory --help'",
+        (
+            "memory",
+            "plan",
+            "--weights-gb",
+            "-1",
+        ): "--weights-gb is -1.0, it must be at least 0; give another value",
+        (
+            "ablate",
+            "losses",
+            "--data",
+            str(scenes),
+            "--test",
+            str(scenes),
+            "--out",
+            str(tmp_path / "a"),
+            "--images",
+            "0",
+        ): "--images is 0, it",
+        (
+            "evaluate",
+            str(trained),
+            "--data",
+            str(scenes),
+            "--min-predicted-iou",
+            "3",
+        ): "no mask to evaluate",
+        (
+            "evaluate",
+            str(trained),
+            "--data",
+            str(scenes),
+            "--automatic",
+            "--points-per-side",
+            "0",
+        ): "points_per_side is 0",
         ("follow", "sa_1"): "names no sample",
         ("follow", f"{scenes}/sa_000000.tar:sa_99"): "holds no image 'sa_99'",
-        ("follow", f"{scenes}/sa_000000.tar:sa_1", "--recipe", "huge"): "no recipe is called 'huge'",
+        (
+            "follow",
+            f"{scenes}/sa_000000.tar:sa_1",
+            "--recipe",
+            "huge",
+        ): "no recipe is called 'huge'",
         ("fly",): "'fly'; known are download, convert,",
         ("trian",): "'trian'; perhaps you meant train; see 'gigamask --help'",
         ("predict", str(trained)): "'predict'; perhaps you meant segment;",
-        ("segment", "--weights", str(trained)): "--weights; perhaps you meant WEIGHTS, an argument without a flag",
+        (
+            "segment",
+            "--weights",
+            str(trained),
+        ): "--weights; perhaps you meant WEIGHTS, an argument without a flag",
         ("index", str(scenes), "--num-workers", "2"): "--num-workers; perhaps you meant --workers",
-        (*train, "--data", str(scenes), "--num-epochs", "2"): "--num-epochs; perhaps you meant --epochs",
-        ("synth", "", "--images", "1"): "argument 2 is empty, as a variable of the shell that is not set",
+        (
+            *train,
+            "--data",
+            str(scenes),
+            "--num-epochs",
+            "2",
+        ): "--num-epochs; perhaps you meant --epochs",
+        (
+            "synth",
+            "",
+            "--images",
+            "1",
+        ): "argument 2 is empty, as a variable of the shell that is not set",
         ("stats", str(scenes), "--json", str(tmp_path / "no" / "where.json")): "cannot be written",
     }
     for words, message in cases.items():
@@ -200,6 +471,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
 
 
 def test_the_installed_command_answers_help_without_torch():
-    done = subprocess.run([Path(sys.executable).parent / "gigamask", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "gigamask", "--help"], capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert "usage: gigamask VERB" in done.stdout

@@ -12,43 +12,46 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.grounding.test_evaluation import spoilt
+from tests.unit.grounding.test_model import query_batch
 
-from gigamask.cli import main
+from gigamask.cli.main import main
 from gigamask.data import queries
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
 from gigamask.grounding.config import GroundingEvalConfig
 from gigamask.grounding.inference import load_model
 from gigamask.grounding.mask_features import MaskFeatureExtractor
-from gigamask.losses.mining import Hardest
+from gigamask.losses.ohem import OHEM
 from gigamask.samplers.curriculum import Curriculum
 from gigamask.samplers.hard_examples import LossWeighted
 from gigamask.samplers.stratified import RELEVANCE, Stratified
-from gigamask.train import checkpoint
-from gigamask.train.feed import Feed, open_index
-from gigamask.train.loop import train
-from gigamask.train.state import TrainState
-from gigamask.train.step import step
-from gigamask.train.watch import Watch
+from gigamask.training import checkpoint
+from gigamask.training.logging import MetricsLogger
+from gigamask.training.state import TrainState
+from gigamask.training.step import step
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
 from tests.asked import run_in
 from tests.laws.test_training import same
 from tests.ranks import fork
-from tests.rooms.grounding.test_evaluation import spoilt
-from tests.rooms.grounding.test_model import query_batch
 
 
 def die_after_four(run) -> None:
-    record = Watch.record
+    record = MetricsLogger.record
 
     def dying(self, step, images, figures):
         record(self, step, images, figures)
         if step == 4:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Watch.record = dying
+    MetricsLogger.record = dying
     train(run)
 
 
-@pytest.mark.parametrize("parts", [{"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": Hardest(share=0.5)}])
+@pytest.mark.parametrize(
+    "parts",
+    [{"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": OHEM(keep_ratio=0.5)}],
+)
 def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
     """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with it."""
     whole = train(run_in(tmp_path / "whole", described, steps=6, **parts))
@@ -60,11 +63,17 @@ def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
     assert checkpoint.newest(Path(run.out)).name == "step_00000003"
     assert same(whole, train(run))
     begun = run.build().state_dict()
-    moved = {name for name, tensor in whole.model.state_dict().items() if not torch.equal(tensor, begun[name])}
+    moved = {
+        name
+        for name, tensor in whole.model.state_dict().items()
+        if not torch.equal(tensor, begun[name])
+    }
     assert len(moved) > 0.9 * len(begun), "it has learned"
     held = load_file(checkpoint.newest(Path(run.out)) / checkpoint.MODEL)
     texts = {name for name in held if name.startswith("text.")}
-    assert all(name.startswith("text.adapters.") and name.endswith(("lora_A", "lora_B")) for name in texts)
+    assert all(
+        name.startswith("text.adapters.") and name.endswith(("lora_A", "lora_B")) for name in texts
+    )
     assert len(texts) == (8 if "lora_rank" in parts else 0)
     assert texts <= moved
 
@@ -73,7 +82,12 @@ def logits(model) -> torch.Tensor:
     """How far masks score above none, for random queries. What moves all scores alike has no gradient but rounding, of which Adam makes steps."""
     batch = query_batch(masks=7)
     with torch.no_grad():
-        scores = model(batch.features, batch.mask_valid, batch.text_features.features, batch.text_features.attention_mask)
+        scores = model(
+            batch.features,
+            batch.mask_valid,
+            batch.text_features.features,
+            batch.text_features.attention_mask,
+        )
     return (scores[:, :-1] - scores[:, -1:])[batch.mask_valid]
 
 
@@ -82,21 +96,31 @@ def steps_of(run, cuts):
     states = []
     for micro in cuts:
         cut = replace(run, micro_batch_size=micro)
-        state = TrainState.begin(cut, torch.device("cpu"))
-        made = Feed(cut, open_index(cut)).batches()
+        state = TrainState.initialize(cut, torch.device("cpu"))
+        made = TrainData(cut, open_index(cut)).batches()
         for _ in range(2):
             done = step(cut.task(torch.device("cpu")), state, next(made), run.batch_size, 1e-3, 1.0)
             assert not done.skipped
             if state.step == 0:
-                gradient = torch.cat([parameter.grad.flatten() for parameter in state.model.parameters()])
+                gradient = torch.cat(
+                    [parameter.grad.flatten() for parameter in state.model.parameters()]
+                )
             state.step += 1
         states.append((state, done, gradient))
     return states
 
 
-@pytest.mark.parametrize("parts", [{"lora_rank": 2}, {"mining": Hardest(share=0.4), "sampler": LossWeighted(per_epoch=20, importance=True)}])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"lora_rank": 2},
+        {"mining": OHEM(keep_ratio=0.4), "sampler": LossWeighted(per_epoch=20, importance=True)},
+    ],
+)
 def test_micro_batches_make_the_step_of_the_batch(tmp_path, described, parts):
-    (whole, told, gradient), *others = steps_of(run_in(tmp_path / "run", described, batch_size=9, **parts), (9, 2))
+    (whole, told, gradient), *others = steps_of(
+        run_in(tmp_path / "run", described, batch_size=9, **parts), (9, 2)
+    )
     for state, done, other in others:
         assert (other - gradient).abs().max() < 1e-5 * gradient.abs().max()
         assert done.losses == pytest.approx(told.losses, rel=1e-4)
@@ -110,7 +134,11 @@ def train_losses(out: str) -> list[float]:
 
 
 def test_two_ranks_train_what_one_trains(tmp_path, described):
-    parts = {"mining": Hardest(share=0.5), "hold_out": 0.5, "evaluation": GroundingEvalConfig(every=3, count=12)}
+    parts = {
+        "mining": OHEM(keep_ratio=0.5),
+        "hold_out": 0.5,
+        "evaluation": GroundingEvalConfig(interval=3, count=12),
+    }
     alone = run_in(tmp_path / "alone", described, steps=6, **parts)
     state = train(alone)
     run = run_in(tmp_path / "both", described, steps=6, **parts)
@@ -127,13 +155,20 @@ def test_two_ranks_train_what_one_trains(tmp_path, described):
 @pytest.mark.parametrize("sampler", [Curriculum(), Stratified(RELEVANCE, epoch_length="data")])
 def test_samplers_of_queries_order_them(tmp_path, described, sampler):
     run = run_in(tmp_path / "run", described, sampler=sampler, batch_size=8)
-    feed = Feed(run, open_index(run))
-    dataset = run.supply(open_index(run)).loader(False).dataset
+    feed = TrainData(run, open_index(run))
+    dataset = run.data_source(open_index(run)).loader(False).dataset
     texts = {query.text: number for number, query in enumerate(dataset.queries)}
-    seen = [texts[text] for _, batches in zip(range(2), feed.batches(), strict=False) for batch in batches for text in batch.texts]
+    seen = [
+        texts[text]
+        for _, batches in zip(range(2), feed.batches(), strict=False)
+        for batch in batches
+        for text in batch.texts
+    ]
     order = sampler.order(dataset.items, 0, None)
     wanted = order[np.arange(min(16, len(order)))]
-    assert [dataset.queries[number].text for number in seen[: len(wanted)]] == [dataset.queries[number].text for number in wanted.tolist()]
+    assert [dataset.queries[number].text for number in seen[: len(wanted)]] == [
+        dataset.queries[number].text for number in wanted.tolist()
+    ]
 
 
 def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
@@ -146,7 +181,9 @@ def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
         made.append(self)
 
     monkeypatch.setattr(MaskFeatureExtractor, "__init__", noted)
-    run = run_in(tmp_path / "run", described, cache=None, batch_size=36, micro_batch_size=36, steps=4)
+    run = run_in(
+        tmp_path / "run", described, cache=None, batch_size=36, micro_batch_size=36, steps=4
+    )
     train(run)
     assert [each.encoded for each in made] == [6], "two epochs of 72 queries about six images"
     train(replace(run, steps=6))
@@ -162,7 +199,7 @@ def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):
     train(run)
     queries.write(path, queries.read(path)[:-1])
     more = replace(run, steps=3)
-    with pytest.raises(Fault, match=rf"^{path}.*{run.out}"):
+    with pytest.raises(GigamaskError, match=rf"^{path}.*{run.out}"):
         train(more)
     assert train(more, other_order=True).step == 3
 
@@ -171,27 +208,35 @@ def test_a_trained_network_starts_another(tmp_path, described):
     run = run_in(tmp_path / "run", described, steps=2)
     trained = train(run).model.state_dict()
     other = run_in(tmp_path / "other", described, init=run.out)
-    state = TrainState.begin(other, torch.device("cpu"), checkpoint.locate(other.init))
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in state.model.state_dict().items())
+    state = TrainState.initialize(other, torch.device("cpu"), checkpoint.locate(other.init))
+    assert all(
+        torch.equal(tensor, trained[name]) for name, tensor in state.model.state_dict().items()
+    )
 
 
 def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_path, described):
-    run = spoilt(run_in(tmp_path / "run", described, batch_size=36, micro_batch_size=36, steps=4), tmp_path, [1])
+    run = spoilt(
+        run_in(tmp_path / "run", described, batch_size=36, micro_batch_size=36, steps=4),
+        tmp_path,
+        [1],
+    )
     state = train(run)
     assert state.step == 4
     lines = (Path(run.out) / "metrics.jsonl").read_text()
     assert lines.count('"rejected": "sa_000000.tar:sa_1"') == 1
     (tmp_path / "worse").mkdir()
-    worse = spoilt(replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5])
-    with pytest.raises(Fault, match=r"^3 of \d+ samples.*1.0%"):
+    worse = spoilt(
+        replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5]
+    )
+    with pytest.raises(GigamaskError, match=r"^3 of \d+ samples.*1.0%"):
         train(worse)
 
 
 def test_it_learns(tmp_path, described):
     """Twenty-four queries by heart: the loss of the last steps is a fraction of the first."""
     run = run_in(tmp_path / "run", described, batch_size=24, micro_batch_size=24, steps=40)
-    state, task = TrainState.begin(run, torch.device("cpu")), run.task(torch.device("cpu"))
-    made = Feed(run, open_index(run)).batches()
+    state, task = TrainState.initialize(run, torch.device("cpu")), run.task(torch.device("cpu"))
+    made = TrainData(run, open_index(run)).batches()
     batches = next(made)
     losses = [step(task, state, batches, 24, 1e-2, 1.0).record["loss"] for _ in range(40)]
     made.close()

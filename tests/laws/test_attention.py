@@ -5,8 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.model import attention
-from gigamask.model.attention import attend, attend_augmented, attend_in_chunks, attend_plainly, relative
+from gigamask.models.sam import attention
+from gigamask.models.sam.attention import (
+    attend,
+    attend_augmented,
+    attend_in_chunks,
+    attend_plainly,
+    relative,
+)
 
 
 def inputs(batch, heads, height, width, dim, dtype=torch.float64):
@@ -22,22 +28,40 @@ def inputs(batch, heads, height, width, dim, dtype=torch.float64):
 def answer_and_gradients(form, leaves):
     q, k, v, rows, columns = leaves
     answer = form(q, k, v, relative(rows), relative(columns))
-    weight = torch.linspace(-1, 1, answer.numel(), dtype=torch.float64).view_as(answer).sin().to(answer.dtype)
+    weight = (
+        torch.linspace(-1, 1, answer.numel(), dtype=torch.float64)
+        .view_as(answer)
+        .sin()
+        .to(answer.dtype)
+    )
     return [answer.detach(), *torch.autograd.grad(answer, leaves, weight)]
 
 
 def assert_equal(form, leaves, limit):
-    for mine, plain in zip(answer_and_gradients(form, leaves), answer_and_gradients(attend_plainly, leaves), strict=True):
+    for mine, plain in zip(
+        answer_and_gradients(form, leaves),
+        answer_and_gradients(attend_plainly, leaves),
+        strict=True,
+    ):
         assert (mine - plain).abs().max() <= limit * (1 + plain.abs().max())
 
 
 @pytest.mark.parametrize("form", [attend_in_chunks, attend_augmented])
-@pytest.mark.parametrize("shape", [(1, 2, 8, 8, 64), (2, 2, 7, 7, 80), (1, 1, 5, 9, 64), (6, 2, 4, 4, 64), (1, 1, 36, 36, 16)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 2, 8, 8, 64), (2, 2, 7, 7, 80), (1, 1, 5, 9, 64), (6, 2, 4, 4, 64), (1, 1, 36, 36, 16)],
+)
 def test_fused_forms_equal_the_plain_form(form, shape):
     assert_equal(form, inputs(*shape), 1e-12)
 
 
-@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 6), st.integers(1, 6), st.sampled_from([40, 100, 400, 1500]))
+@given(
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from([40, 100, 400, 1500]),
+)
 @settings(max_examples=20, deadline=None)
 def test_the_size_of_chunks_changes_nothing(batch, heads, height, width, chunk):
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +76,9 @@ def test_augmented_form_at_any_width(height, width, dim):
 
 
 def test_the_chunked_form_differentiates_numerically():
-    assert torch.autograd.gradcheck(lambda q, k, v, r, c: attend(q, k, v, relative(r), relative(c)), inputs(1, 2, 2, 3, 4))
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, r, c: attend(q, k, v, relative(r), relative(c)), inputs(1, 2, 2, 3, 4)
+    )
 
 
 def test_relative_offsets_are_query_minus_key():
@@ -66,7 +92,9 @@ def test_relative_offsets_are_query_minus_key():
 @pytest.mark.parametrize("form", [attend_in_chunks, attend_augmented])
 def test_half_precision_is_close_to_the_truth(form):
     leaves = inputs(1, 2, 9, 9, 64, torch.bfloat16)
-    truth = answer_and_gradients(attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves])
+    truth = answer_and_gradients(
+        attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves]
+    )
     for mine, true in zip(answer_and_gradients(form, leaves), truth, strict=True):
         assert mine.dtype == torch.bfloat16
         assert (mine - true).abs().mean() <= 0.02 * true.abs().mean()
@@ -85,6 +113,8 @@ def test_autocast_takes_half_queries_and_float_tables():
 def test_no_more_than_queries_keys_and_values_are_kept():
     q, k, v, rows, columns = inputs(1, 3, 16, 16, 8, torch.float32)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+    ):
         attend_in_chunks(q, k, v, relative(rows), relative(columns))
     assert sum(kept) <= 3 * q.numel() + 2 * 16 * 16 * 8 + 4 * 16 * 16

@@ -6,21 +6,28 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.contracts import Chance, Entry, Visit
-from gigamask.data.augment import Flip, LargeScaleJitter, Plain, ResizedCrop
+from gigamask.data.augment import HorizontalFlip, LargeScaleJitter, NoAugment, ScaleJitter
 from gigamask.data.dataset import build_sample
-from gigamask.data.settings import Assembly
-from gigamask.draws import draw
-from gigamask.geometry.runs import Runs
+from gigamask.data.sample_config import SampleConfig
+from gigamask.masks.rle import RLEMasks
+from gigamask.rng import make_rng
+from gigamask.types import ImageAnnotation, RandomSpec, SampleRef
 
-AUGMENTS = [Plain(), Flip(), LargeScaleJitter(), LargeScaleJitter(1.5, 4.0), ResizedCrop(), LargeScaleJitter(0.1, 0.3, flip=1.0)]
-CHANCE = Chance(seed=3, clicks=1, blocks=1)
+AUGMENTS = [
+    NoAugment(),
+    HorizontalFlip(),
+    LargeScaleJitter(),
+    LargeScaleJitter(1.5, 4.0),
+    ScaleJitter(),
+    LargeScaleJitter(0.1, 0.3, flip=1.0),
+]
+CHANCE = RandomSpec(seed=3, clicks=1, blocks=1)
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250]])
 
 
 def painted(height, width, seed):
     """A photograph of three rectangles in pure colours on black, and their masks."""
-    random = draw(seed, "rectangles")
+    random = make_rng(seed, "rectangles")
     masks, pixels = np.zeros((3, height, width), bool), np.zeros((height, width, 3), np.uint8)
     for number in range(3):
         y0, x0 = int(random.integers(height)), int(random.integers(width))
@@ -30,28 +37,40 @@ def painted(height, width, seed):
         pixels[y0:y1, x0:x1] = COLOURS[number]
     scores = np.full(3, 0.9, np.float32)
     raw = simplejpeg.encode_jpeg(pixels, quality=100, colorsubsampling="444")
-    return raw, masks, Entry("x.tar:a", (height, width), Runs.from_dense(masks), scores, scores)
+    return (
+        raw,
+        masks,
+        ImageAnnotation("x.tar:a", (height, width), RLEMasks.from_dense(masks), scores, scores),
+    )
 
 
 # As wide as it is high, wider, higher, and hardly anything.
-sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from([(1, 1), (1, 300), (300, 1), (2, 200)])
+sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from(
+    [(1, 1), (1, 300), (300, 1), (2, 200)]
+)
 
 
 @settings(deadline=None)
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31), st.sampled_from([48, 64]))
 def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, side):
     raw, dense, entry = painted(*size, position)
-    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=side, grid=side, augment=augment), CHANCE)
-    h, w = sample.frame.resized
+    sample = build_sample(
+        raw,
+        entry,
+        SampleRef(0, position, 0),
+        SampleConfig(image_size=side, mask_size=side, augment=augment),
+        CHANCE,
+    )
+    h, w = sample.transform.resized
     assert sample.image.shape == (3, h, w)
     shown = np.zeros((side, side, 3), int)
     shown[:h, :w] = sample.image.numpy().transpose(1, 2, 0)
     # Away from borders, where resizing and the JPEG mix colours, a pixel has its mask's colour, and beside the mask it has not.
-    reach = 2 + int(np.ceil(max(np.array(sample.frame.resized) / sample.frame.crop_size)))
-    cells = sample.frame.masks(entry.masks, side).areas()
+    reach = 2 + int(np.ceil(max(np.array(sample.transform.resized) / sample.transform.crop_size)))
+    cells = sample.transform.masks(entry.masks, side).areas()
     shown_masks = np.flatnonzero((cells > 0) & (dense.sum((1, 2)) <= 0.9 * dense[0].size))
     assert len(shown_masks) == len(sample.masks)
-    shares = sample.frame.soft_masks(entry.masks[shown_masks], side)
+    shares = sample.transform.soft_masks(entry.masks[shown_masks], side)
     for number, mask, share in zip(shown_masks, sample.masks.to_dense(), shares, strict=True):
         full, none = share > 0.999, share < 0.001
         assert mask[full].all()
@@ -67,7 +86,9 @@ def eroded(mask, by):
     """The pixels of a mask all of whose neighbours, up to `by` away, are in it; what lies beside the picture counts as in it."""
     for _ in range(2):  # down the columns, then along the rows
         padded = np.pad(mask, ((by, by), (0, 0)), constant_values=True)
-        mask = np.logical_and.reduce([padded[shift : shift + len(mask)] for shift in range(2 * by + 1)]).T
+        mask = np.logical_and.reduce(
+            [padded[shift : shift + len(mask)] for shift in range(2 * by + 1)]
+        ).T
     return mask
 
 
@@ -75,43 +96,66 @@ def eroded(mask, by):
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_boxes_are_those_of_the_visible_part(size, augment, position):
     raw, dense, entry = painted(*size, position)
-    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=32, augment=augment), CHANCE)
-    frame = sample.frame
+    sample = build_sample(
+        raw,
+        entry,
+        SampleRef(0, position, 0),
+        SampleConfig(image_size=64, mask_size=32, augment=augment),
+        CHANCE,
+    )
+    frame = sample.transform
     y0, x0, y1, x1 = frame.crop
     boxes = []
     for mask, cells in zip(dense, frame.masks(entry.masks, 32).areas(), strict=True):
-        rows, columns = np.flatnonzero(mask[y0:y1, x0:x1].any(1)), np.flatnonzero(mask[y0:y1, x0:x1].any(0))
+        rows, columns = (
+            np.flatnonzero(mask[y0:y1, x0:x1].any(1)),
+            np.flatnonzero(mask[y0:y1, x0:x1].any(0)),
+        )
         if cells and mask.sum() <= 0.9 * mask.size:
             boxes.append([columns[0] + x0, rows[0] + y0, columns[-1] + x0, rows[-1] + y0])
     expected = frame.boxes_to_input(np.array(boxes, np.float32).reshape(-1, 4))
     assert np.array_equal(sample.boxes_input, expected)
     assert (sample.boxes_input >= -0.5).all()
     assert (sample.boxes_input <= np.array(frame.resized)[[1, 0, 1, 0]] - 0.5).all()
-    assert len(sample.masks) == len(boxes) == len(sample.draws.first)
+    assert len(sample.masks) == len(boxes) == len(sample.random_inputs.first)
 
 
 @settings(deadline=None)
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
     raw, dense, entry = painted(*size, position)
-    sample = build_sample(raw, entry, Visit(0, position, 0), Assembly(side=64, grid=64, augment=augment), CHANCE)
+    sample = build_sample(
+        raw,
+        entry,
+        SampleRef(0, position, 0),
+        SampleConfig(image_size=64, mask_size=64, augment=augment),
+        CHANCE,
+    )
     if not len(sample.masks):
         return
-    frame = sample.frame
-    points = sample.masks.points(draw(position, "points").random((len(sample.masks), 5)))
-    original = np.floor(frame.points_to_original(points.astype(np.float64)) + 0.5 + 1e-9).astype(int)
+    frame = sample.transform
+    points = sample.masks.points(make_rng(position, "points").random((len(sample.masks), 5)))
+    original = np.floor(frame.points_to_original(points.astype(np.float64)) + 0.5 + 1e-9).astype(
+        int
+    )
     for (x0, y0, x1, y1), inside, landed in zip(sample.boxes_input, points, original, strict=True):
         # A cell belongs to a box when its centre does, whose edge is half a pixel of the original outside the box's last centre.
         half = np.array(frame.resized[::-1]) / np.array(frame.crop_size[::-1]) / 2 + 1e-3
         assert (inside >= np.array([x0, y0]) - half).all()
         assert (inside <= np.array([x1, y1]) + half).all()
-        near = [dense[:, y, x] | dense[:, max(y - 1, 0), x] | dense[:, y, max(x - 1, 0)] | dense[:, max(y - 1, 0), max(x - 1, 0)] for x, y in landed]
+        near = [
+            dense[:, y, x]
+            | dense[:, max(y - 1, 0), x]
+            | dense[:, y, max(x - 1, 0)]
+            | dense[:, max(y - 1, 0), max(x - 1, 0)]
+            for x, y in landed
+        ]
         assert np.logical_and.reduce(near).any()
 
 
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
-    frame = augment.frame(size, 64, draw(0, "frame", position))
+    frame = augment.frame(size, 64, make_rng(0, "frame", position))
     y0, x0, y1, x1 = frame.crop
     assert 0 <= y0 < y1 <= size[0]
     assert 0 <= x0 < x1 <= size[1]
@@ -120,14 +164,14 @@ def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
     laid = np.sort(frame.points_to_input(corners), 0)
     assert np.allclose(laid, [[-0.5, -0.5], [frame.resized[1] - 0.5, frame.resized[0] - 0.5]])
     assert np.allclose(frame.points_to_original(frame.points_to_input(corners)), corners)
-    assert frame == augment.frame(size, 64, draw(0, "frame", position))
+    assert frame == augment.frame(size, 64, make_rng(0, "frame", position))
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])
 def test_photographs_keep_their_shape(size):
     for position in range(200):
         for augment in AUGMENTS:
-            frame = augment.frame(size, 256, draw(0, "frame", position))
+            frame = augment.frame(size, 256, make_rng(0, "frame", position))
             down, across = np.array(frame.resized) / frame.crop_size
             # Both sides are rounded to whole pixels.
             assert abs(down - across) <= 0.5 / frame.crop_size[0] + 0.5 / frame.crop_size[1] + 1e-9

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.synthetic.test_descriptions import read
 
-from gigamask.prepare.describable import COLOURS, Described, compose_scene
-from gigamask.prepare.descriptions import EXTREMES, RELATIONS, Look, Thing
-from gigamask.prepare.questions import KINDS, ask
-from tests.rooms.prepare.test_descriptions import read
+from gigamask.synthetic.described_scenes import COLOURS, Described, compose_scene
+from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, Appearance, Thing
+from gigamask.synthetic.text_queries import KINDS, ask
 
 SCENES = 40
 
@@ -30,7 +30,10 @@ def test_scenes_hold_whole_things_that_can_be_seen():
     for each in scenes():
         masks = each.scene.masks
         assert len(masks) - len(each.things) in (0, 1)
-        assert sorted(each.masks.tolist() + [number for number in range(len(masks)) if number not in each.masks]) == list(range(len(masks)))
+        assert sorted(
+            each.masks.tolist()
+            + [number for number in range(len(masks)) if number not in each.masks]
+        ) == list(range(len(masks)))
         shares = masks.areas() / np.prod(masks.size)
         assert shares.min() > 0.006
         height, width = masks.size
@@ -53,7 +56,11 @@ def test_sizes_are_clearly_apart():
     for each in scenes():
         for shape in ("disc", "box", "star", "ring", "triangle", "cross"):
             areas = {
-                size: [thing.area for thing in each.things if thing.look[0] == size and thing.look.shape == shape]
+                size: [
+                    thing.area
+                    for thing in each.things
+                    if thing.look[0] == size and thing.look.shape == shape
+                ]
                 for size in ("small", None, "large")
             }
             assert max(areas["small"], default=0) * 1.15 < min(areas[None], default=np.inf)
@@ -72,7 +79,9 @@ def test_colours_are_what_they_are_called():
             if thing.look.pattern == "plain":
                 found = np.median(pixels[dense[mask]], axis=0)
                 total += 1
-                nearest = names[int(np.linalg.norm(np.array(list(COLOURS.values())) - found, axis=1).argmin())]
+                nearest = names[
+                    int(np.linalg.norm(np.array(list(COLOURS.values())) - found, axis=1).argmin())
+                ]
                 wrong += [(number, thing.look, nearest)] if nearest != thing.look.colour else []
                 assert np.linalg.norm(found - ground) > 50
     assert total > 120
@@ -89,7 +98,7 @@ def test_patterns_can_be_seen():
     assert all(np.quantile(found, 0.05) > 1.5 * plain for found in spreads.values())
 
 
-def true_of(thing: Thing, wanted: Look) -> bool:
+def true_of(thing: Thing, wanted: Appearance) -> bool:
     return all(word is None or word == has for word, has in zip(wanted, thing.look, strict=True))
 
 
@@ -100,17 +109,30 @@ def answers(text: str, things: list[Thing]) -> set[int]:
             if f" {way} " in text:
                 wanted, anchor = (read(part)[0] for part in text.split(f" {way} "))
                 [beside] = [thing for thing in things if true_of(thing, anchor)]
-                there = [number for number, thing in enumerate(things) if true_of(thing, wanted) and thing is not beside]
-                middles = {number: np.subtract(things[number].middle_xy, beside.middle_xy) for number in there}
+                there = [
+                    number
+                    for number, thing in enumerate(things)
+                    if true_of(thing, wanted) and thing is not beside
+                ]
+                middles = {
+                    number: np.subtract(things[number].middle_xy, beside.middle_xy)
+                    for number in there
+                }
                 if relation == "nearest":
                     return {min(there, key=lambda number: np.hypot(*middles[number]))}
-                axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[relation]
+                axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[
+                    relation
+                ]
                 return {number for number in there if sign * middles[number][axis] > 0}
     for rank, ways in EXTREMES.items():
         found = re.match(rf"the (?:{'|'.join(ways)}) (.*)", text)
         if found:
-            there = [number for number, thing in enumerate(things) if true_of(thing, read(found[1])[0])]
-            return {(max if rank == "largest" else min)(there, key=lambda number: things[number].area)}
+            there = [
+                number for number, thing in enumerate(things) if true_of(thing, read(found[1])[0])
+            ]
+            return {
+                (max if rank == "largest" else min)(there, key=lambda number: things[number].area)
+            }
     return {number for number, thing in enumerate(things) if true_of(thing, read(text)[0])}
 
 
@@ -139,25 +161,41 @@ def test_questions_are_not_plain_from_less():
                 assert sum(true_of(thing, read(cut[0])[0]) for thing in each.things) >= 2
             elif kind == "absent":
                 wanted = read(text)[0]
-                fewer = [wanted._replace(**{side: None}) for side, word in zip(Look._fields, wanted, strict=True) if word]
+                fewer = [
+                    wanted._replace(**{side: None})
+                    for side, word in zip(Appearance._fields, wanted, strict=True)
+                    if word
+                ]
                 assert any(any(true_of(thing, look) for thing in each.things) for look in fewer)
 
 
 LOOKS = st.builds(
-    Look,
+    Appearance,
     st.sampled_from(["small", None, "large"]),
-    *[st.sampled_from(each) for each in (["red", "white", "grey"], ["plain", "striped"], ["disc", "box"])],
+    *[
+        st.sampled_from(each)
+        for each in (["red", "white", "grey"], ["plain", "striped"], ["disc", "box"])
+    ],
 )
 
 
 @given(
-    st.lists(st.tuples(LOOKS, st.integers(0, 9), st.integers(0, 9), st.integers(3, 30)), max_size=9, unique_by=lambda each: each[1:3]),
+    st.lists(
+        st.tuples(LOOKS, st.integers(0, 9), st.integers(0, 9), st.integers(3, 30)),
+        max_size=9,
+        unique_by=lambda each: each[1:3],
+    ),
     st.integers(0, 9),
 )
 @settings(max_examples=60)
 def test_whatever_things_there_are_what_is_asked_is_true(given, seed):
     things = [
-        Thing(look, (40.0 * x - half, 40.0 * y - half, 40.0 * x + half, 40.0 * y + half), (40.0 * x, 40.0 * y), 4.0 * half * half)
+        Thing(
+            look,
+            (40.0 * x - half, 40.0 * y - half, 40.0 * x + half, 40.0 * y + half),
+            (40.0 * x, 40.0 * y),
+            4.0 * half * half,
+        )
         for look, x, y, half in given
     ]
     check_questions(things, ask(np.random.default_rng(seed), things))

@@ -4,19 +4,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigamask.geometry.frame import Frame
-from gigamask.geometry.runs import Runs
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
 
 
 @st.composite
-def frames(draw) -> Frame:
+def frames(draw) -> ImageTransform:
     """Frames of any crop, scale and flip; the crop keeps its shape only roughly, as rounding does."""
     height, width = draw(st.integers(1, 60)), draw(st.integers(1, 60))
     y0, x0 = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     y1, x1 = draw(st.integers(y0 + 1, height)), draw(st.integers(x0 + 1, width))
     side = draw(st.sampled_from([16, 24, 64]))
-    resized = Frame.whole((y1 - y0, x1 - x0), side).resized
-    return Frame((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
+    resized = ImageTransform.whole((y1 - y0, x1 - x0), side).resized
+    return ImageTransform((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
 
 
 @given(frames(), st.integers(0, 2**32 - 1))
@@ -27,19 +27,24 @@ def test_points_and_boxes_come_back(frame, seed):
     corners = np.sort(points[:, :2], 1).reshape(3, 4)
     boxes = frame.boxes_to_input(corners)
     assert (boxes[:, :2] <= boxes[:, 2:]).all()
-    assert np.allclose(np.sort(frame.points_to_original(boxes.reshape(3, 2, 2)), 1).reshape(3, 4), corners)
+    assert np.allclose(
+        np.sort(frame.points_to_original(boxes.reshape(3, 2, 2)), 1).reshape(3, 4), corners
+    )
 
 
 @given(frames(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
 def test_a_cell_shows_the_pixel_at_its_centre(frame, grid, seed):
     masks = np.random.default_rng(seed).random((3, *frame.original)) < 0.5
-    centres = (np.arange(grid) + 0.5) * frame.side / grid - 0.5
+    centres = (np.arange(grid) + 0.5) * frame.image_size / grid - 0.5
     xy = np.stack(np.meshgrid(centres, centres), -1)
     original = frame.points_to_original(xy)
     # A centre on the border of two pixels may show either; the whole-number rule takes one, rounding in float perhaps the other.
-    x, y = (np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int) for i in (0, 1))
+    x, y = (
+        np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int)
+        for i in (0, 1)
+    )
     inside = (xy[..., 0] < frame.resized[1] - 0.5) & (xy[..., 1] < frame.resized[0] - 0.5)
-    shown = frame.masks(Runs.from_dense(masks), grid).to_dense()
+    shown = frame.masks(RLEMasks.from_dense(masks), grid).to_dense()
     assert not shown[:, ~inside].any()
     y0, x0, y1, x1 = frame.crop
     candidates = masks[:, np.clip(y, y0, y1 - 1)[:, None], np.clip(x, x0, x1 - 1)[None]]
@@ -52,7 +57,7 @@ def test_soft_masks_are_means_of_the_crop(frame, grid, seed):
     y0, x0, y1, x1 = frame.crop
     fine = grid * 20
     # Many samples a cell, taken where the points say the crop lies.
-    samples = (np.arange(fine) + 0.5) * frame.side / fine - 0.5
+    samples = (np.arange(fine) + 0.5) * frame.image_size / fine - 0.5
     original = frame.points_to_original(np.stack([samples, samples], -1))
     x, y = np.floor(original.T + 0.5).astype(int)
     crop = np.zeros((2, *frame.original), bool)
@@ -60,9 +65,12 @@ def test_soft_masks_are_means_of_the_crop(frame, grid, seed):
     seen = crop[:, np.clip(y, 0, frame.original[0] - 1)][:, :, np.clip(x, 0, frame.original[1] - 1)]
     seen = seen & ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
     expected = seen.reshape(2, grid, 20, grid, 20).mean((2, 4))
-    soft = frame.soft_masks(Runs.from_dense(masks), grid)
+    soft = frame.soft_masks(RLEMasks.from_dense(masks), grid)
     # Each border between pixels within a cell may put one of its 20 samples on the wrong side.
-    borders = sum(crop_length / length * frame.side / grid + 2 for crop_length, length in zip(frame.crop_size, frame.resized, strict=True))
+    borders = sum(
+        crop_length / length * frame.image_size / grid + 2
+        for crop_length, length in zip(frame.crop_size, frame.resized, strict=True)
+    )
     assert np.abs(soft - expected).max() <= borders / 20
 
 
@@ -78,7 +86,9 @@ def test_a_marked_pixel_lands_where_points_say(frame, data):
     weight = image[0].double().numpy()
     mask = np.zeros((1, *frame.original), bool)
     mask[0, y, x] = True
-    soft = frame.soft_masks(Runs.from_dense(mask), frame.side)[0][: frame.resized[0], : frame.resized[1]].astype(float)
+    soft = frame.soft_masks(RLEMasks.from_dense(mask), frame.image_size)[0][
+        : frame.resized[0], : frame.resized[1]
+    ].astype(float)
     # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than a pixel of the input or of the crop.
     reach = max(1.0, *(np.array(frame.resized) / frame.crop_size))
     for seen in (weight, soft):
@@ -87,13 +97,22 @@ def test_a_marked_pixel_lands_where_points_say(frame, data):
         assert np.abs(centre - expected).max() <= reach
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([16, 24, 64]), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.sampled_from([16, 24, 64]), st.integers(0, 2**32 - 1)
+)
 def test_a_flip_mirrors_image_and_masks_alike(height, width, side, seed):
     random = np.random.default_rng(seed)
-    plain, mirrored = (Frame.whole((height, width), side, flip) for flip in (False, True))
+    plain, mirrored = (ImageTransform.whole((height, width), side, flip) for flip in (False, True))
     h, w = plain.resized
     pixels = random.integers(0, 256, (height, width, 3), np.uint8)
     assert np.array_equal(plain.image(pixels).numpy()[:, :, ::-1], mirrored.image(pixels).numpy())
-    runs = Runs.from_dense(random.random((2, height, width)) < 0.5)
-    assert np.array_equal(plain.masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1], mirrored.masks(runs, side).to_dense()[:, :h, :w])
-    assert np.allclose(plain.soft_masks(runs, side)[:, :h, :w][:, :, ::-1], mirrored.soft_masks(runs, side)[:, :h, :w], atol=1e-6)
+    runs = RLEMasks.from_dense(random.random((2, height, width)) < 0.5)
+    assert np.array_equal(
+        plain.masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1],
+        mirrored.masks(runs, side).to_dense()[:, :h, :w],
+    )
+    assert np.allclose(
+        plain.soft_masks(runs, side)[:, :h, :w][:, :, ::-1],
+        mirrored.soft_masks(runs, side)[:, :h, :w],
+        atol=1e-6,
+    )

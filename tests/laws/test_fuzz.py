@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gigamask.data import annotation, image, tar
-from gigamask.faults import BadSample, Fault
-from gigamask.geometry.runs import Runs
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.masks.rle import RLEMasks
 from tests import broken
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(max_examples=300, deadline=timedelta(seconds=5))
 
 edits = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["set", "insert", "delete", "cut", "repeat"]), st.binary(min_size=1, max_size=12)),
+    st.tuples(
+        st.floats(0, 1),
+        st.sampled_from(["set", "insert", "delete", "cut", "repeat"]),
+        st.binary(min_size=1, max_size=12),
+    ),
     min_size=1,
     max_size=6,
 )
@@ -58,7 +62,11 @@ def archives() -> list[bytes]:
     for layout in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=layout) as archive:
-            for name in ("sa_1.jpg", "deep/sa_1.json", *(["f" * 120 + ".jpg"] if layout != tarfile.USTAR_FORMAT else [])):
+            for name in (
+                "sa_1.jpg",
+                "deep/sa_1.json",
+                *(["f" * 120 + ".jpg"] if layout != tarfile.USTAR_FORMAT else []),
+            ):
                 info = tarfile.TarInfo(name)
                 info.size = 600
                 archive.addfile(info, io.BytesIO(b"p" * info.size))
@@ -78,7 +86,7 @@ def reseal(data: bytes) -> bytes:
     return b"".join(blocks)
 
 
-def check_words(fault: Fault, beginning: str) -> None:
+def check_words(fault: GigamaskError, beginning: str) -> None:
     """One line that begins with what is at fault."""
     assert str(fault).startswith(beginning)
     assert "\n" not in str(fault)
@@ -89,10 +97,13 @@ def check_scan(data: bytes) -> None:
         path = Path(folder, "t.tar")
         path.write_bytes(data)
         before = tar.scan(path, salvage=True)
-        assert all(offset + size <= len(data) for offset, size in zip(before.offsets.tolist(), before.sizes.tolist(), strict=True))
+        assert all(
+            offset + size <= len(data)
+            for offset, size in zip(before.offsets.tolist(), before.sizes.tolist(), strict=True)
+        )
         try:
             found = tar.scan(path)
-        except Fault as fault:
+        except GigamaskError as fault:
             check_words(fault, str(path))
             return
         assert len(found.names) == len(found.offsets) == len(found.sizes)
@@ -117,7 +128,9 @@ def test_changed_tars(which, changes, sealed):
             st.integers(0, 6),
             st.sampled_from([(0, 100), (124, 12), (148, 8), (156, 1), (257, 8), (345, 155)]),
             st.one_of(
-                st.binary(max_size=20), st.from_regex(r"[0-7]{1,12}", fullmatch=True).map(str.encode), st.sampled_from([b"\x80", b"\xff" * 12])
+                st.binary(max_size=20),
+                st.from_regex(r"[0-7]{1,12}", fullmatch=True).map(str.encode),
+                st.sampled_from([b"\x80", b"\xff" * 12]),
             ),
         ),
         min_size=1,
@@ -140,14 +153,14 @@ def test_headers_that_say_anything(which, changes, kind):
 def test_random_bytes_are_no_tar_and_no_annotation_and_no_jpg(data, sealed):
     check_scan(reseal(data) if sealed else data)
     for reader in (annotation.parse, image.size, image.decode):
-        with pytest.raises(BadSample, match=r"^x: "):
+        with pytest.raises(CorruptSampleError, match=r"^x: "):
             reader(data, "x")
 
 
 def check_parse(raw: bytes) -> None:
     try:
         entry = annotation.parse(raw, "x")
-    except BadSample as bad:
+    except CorruptSampleError as bad:
         check_words(bad, "x: ")
         return
     height, width = entry.size
@@ -165,15 +178,28 @@ def test_changed_annotations(number, changes):
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.integers(-2, 30) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-2, 30)
+    | st.floats()
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 coco_text = st.text(st.characters(min_codepoint=45, max_codepoint=113), max_size=30)
 masks = st.fixed_dictionaries(
     {
         "segmentation": st.fixed_dictionaries(
-            {"size": st.just([4, 5]) | anything, "counts": st.just([3, 17]) | st.lists(st.integers(0, 20), max_size=6) | coco_text | anything}
+            {
+                "size": st.just([4, 5]) | anything,
+                "counts": st.just([3, 17])
+                | st.lists(st.integers(0, 20), max_size=6)
+                | coco_text
+                | anything,
+            }
         ),
         "predicted_iou": st.floats(0, 1) | anything,
         "stability_score": st.just(1) | anything,
@@ -181,7 +207,13 @@ masks = st.fixed_dictionaries(
 )
 records = st.fixed_dictionaries(
     {
-        "image": st.fixed_dictionaries({"image_id": st.integers(0, 9) | anything, "width": st.just(5) | anything, "height": st.just(4) | anything})
+        "image": st.fixed_dictionaries(
+            {
+                "image_id": st.integers(0, 9) | anything,
+                "width": st.just(5) | anything,
+                "height": st.just(4) | anything,
+            }
+        )
         | anything,
         "annotations": st.lists(masks | anything, max_size=4) | anything,
     }
@@ -198,7 +230,14 @@ wild = (
     coco_text
     | st.binary(max_size=20)
     | st.lists(st.integers(-3, 60), max_size=8)
-    | st.lists(st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.none() | st.text(max_size=2), max_size=5)
+    | st.lists(
+        st.integers(-(2**70), 2**70)
+        | st.floats()
+        | st.booleans()
+        | st.none()
+        | st.text(max_size=2),
+        max_size=5,
+    )
 )
 
 
@@ -209,15 +248,21 @@ wild = (
 )
 def test_run_lengths_of_anything(masks, size):
     """Twelve bools are a mask of 3 x 4 pixels, so that what is sound comes up as well."""
-    dense = [np.array(mask).reshape(1, 3, 4) if len(mask) == 12 and isinstance(mask[0], bool) else None for mask in masks]
-    counts = [mask if picture is None else Runs.from_dense(picture).to_coco()[0] for mask, picture in zip(masks, dense, strict=True)]
+    dense = [
+        np.array(mask).reshape(1, 3, 4) if len(mask) == 12 and isinstance(mask[0], bool) else None
+        for mask in masks
+    ]
+    counts = [
+        mask if picture is None else RLEMasks.from_dense(picture).to_coco()[0]
+        for mask, picture in zip(masks, dense, strict=True)
+    ]
     try:
-        runs = Runs.from_coco(counts, size)
-    except Fault as fault:
+        runs = RLEMasks.from_coco(counts, size)
+    except GigamaskError as fault:
         check_words(fault, "")
         return
     assert len(runs) == len(counts)
-    again = Runs.from_coco(runs.to_coco(), size)
+    again = RLEMasks.from_coco(runs.to_coco(), size)
     assert np.array_equal(again.bounds, runs.bounds)
     for area, picture in zip(runs.areas(), dense, strict=True):
         assert 0 <= area <= size[0] * size[1]
@@ -234,13 +279,23 @@ def pictures() -> list[bytes]:
     for mode in ("RGB", "L", "CMYK"):
         for progressive in (False, True):
             buffer = io.BytesIO()
-            pixels.convert(mode).save(buffer, "JPEG", quality=60, progressive=progressive, exif=exif, dpi=(72, 72), icc_profile=b"p" * 50)
+            pixels.convert(mode).save(
+                buffer,
+                "JPEG",
+                quality=60,
+                progressive=progressive,
+                exif=exif,
+                dpi=(72, 72),
+                icc_profile=b"p" * 50,
+            )
             made.append(buffer.getvalue())
     buffer = io.BytesIO()
     pixels.save(buffer, "MPO", save_all=True, append_images=[pixels])
     made.append(buffer.getvalue())
     at = made[0].index(b"\xff\xc0") + 11
-    made += [made[0][:at] + bytes([sampling]) + made[0][at + 1 :] for sampling in (0x31, 0x14, 0x44)]
+    made += [
+        made[0][:at] + bytes([sampling]) + made[0][at + 1 :] for sampling in (0x31, 0x14, 0x44)
+    ]
     return made
 
 
@@ -255,7 +310,7 @@ def test_changed_pictures(which, changes, early, half):
         size = image.size(data, "x")
         assert 0 < size[0] * size[1] <= image.MAX_PIXELS
         pixels = image.decode(data, "x", size, half)
-    except BadSample as bad:
+    except CorruptSampleError as bad:
         check_words(bad, "x: ")
         return
     assert pixels.shape == ((-(-size[0] // 2), -(-size[1] // 2), 3) if half else (*size, 3))
@@ -275,20 +330,53 @@ def header(kind: bytes, size: bytes) -> bytes:
 
 def make_claims(folder: Path) -> None:
     """Gives the readers what states enormous sizes, in an address space that cannot hold them; prints how much was refused."""
-    sizes = (b"\x80" + (2**62).to_bytes(11, "big"), b"\x80" + (2**33 - 512).to_bytes(11, "big"), b"77777777777\0", b"\xff" * 12)
+    sizes = (
+        b"\x80" + (2**62).to_bytes(11, "big"),
+        b"\x80" + (2**33 - 512).to_bytes(11, "big"),
+        b"77777777777\0",
+        b"\xff" * 12,
+    )
     starts = [header(kind, size) for kind in (b"x", b"g", b"L", b"K", b"S", b"0") for size in sizes]
-    for records in (b"30 size=9999999999999999999\n", b"28 size=4611686018427387904\n", b"99999999999999999999 a=b\n"):
-        starts.append(header(b"x", b"%011o\0" % len(records)) + records.ljust(tar.BLOCK, b"\0") + header(b"0", b"00000000000\0"))
+    for records in (
+        b"30 size=9999999999999999999\n",
+        b"28 size=4611686018427387904\n",
+        b"99999999999999999999 a=b\n",
+    ):
+        starts.append(
+            header(b"x", b"%011o\0" % len(records))
+            + records.ljust(tar.BLOCK, b"\0")
+            + header(b"0", b"00000000000\0")
+        )
     starts.append(header(b"x", b"00000000000\0") * 5000)
     jsons = []
-    for width, height, counts in ((2**30, 1, "0"), (65_535, 65_535, "0"), (65_535, 16_384, [65_535 * 16_384])):
-        mask = {"segmentation": {"size": [height, width], "counts": counts}, "predicted_iou": 1, "stability_score": 1}
-        jsons.append(json.dumps({"image": {"image_id": 1, "width": width, "height": height}, "annotations": [mask]}).encode())
-    jpgs = [broken.restate(pictures()[0], *size) for size in ((65_535, 65_535), (65_500, 1_100), (8_193, 8_192))]
+    for width, height, counts in (
+        (2**30, 1, "0"),
+        (65_535, 65_535, "0"),
+        (65_535, 16_384, [65_535 * 16_384]),
+    ):
+        mask = {
+            "segmentation": {"size": [height, width], "counts": counts},
+            "predicted_iou": 1,
+            "stability_score": 1,
+        }
+        jsons.append(
+            json.dumps(
+                {"image": {"image_id": 1, "width": width, "height": height}, "annotations": [mask]}
+            ).encode()
+        )
+    jpgs = [
+        broken.restate(pictures()[0], *size)
+        for size in ((65_535, 65_535), (65_500, 1_100), (8_193, 8_192))
+    ]
     readers = [(tar.scan, folder / "t.tar", start) for start in starts]
     readers += [(lambda raw: annotation.parse(raw, "x"), raw, None) for raw in jsons]
-    readers += [(lambda raw: image.decode(raw, "x"), raw, None) for raw in jpgs] + [(lambda raw: image.size(raw, "x"), raw, None) for raw in jpgs]
-    readers += [(lambda counts: Runs.from_coco([counts], (2**15, 2**15)), counts, None) for counts in ("o" * 10**6, "0" * 10**6, [2**31], [10**30])]
+    readers += [(lambda raw: image.decode(raw, "x"), raw, None) for raw in jpgs] + [
+        (lambda raw: image.size(raw, "x"), raw, None) for raw in jpgs
+    ]
+    readers += [
+        (lambda counts: RLEMasks.from_coco([counts], (2**15, 2**15)), counts, None)
+        for counts in ("o" * 10**6, "0" * 10**6, [2**31], [10**30])
+    ]
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
     refused = 0
@@ -298,7 +386,7 @@ def make_claims(folder: Path) -> None:
                 file.write(start)
                 file.truncate(2**33)  # as long as what is claimed, without taking room
             tar.scan(given_to, salvage=True)
-        with contextlib.suppress(Fault):
+        with contextlib.suppress(GigamaskError):
             reader(given_to)
             print("taken:", given_to if start is None else start[:200])
             continue
@@ -311,6 +399,12 @@ def test_no_claim_is_paid_for_in_memory(tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("address space is limited and measured as on Linux")
     command = f"from pathlib import Path; from tests.laws.test_fuzz import make_claims; make_claims(Path({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "41 of 41\n"

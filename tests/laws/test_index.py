@@ -15,8 +15,8 @@ from pycocotools import mask as coco
 
 from gigamask.data import tar
 from gigamask.data.index import build, extend
-from gigamask.data.shards import Shards
-from gigamask.faults import Fault
+from gigamask.data.shards import ShardReader
+from gigamask.errors import GigamaskError
 
 
 @st.composite
@@ -31,18 +31,47 @@ def archives(draw):
             random = np.random.default_rng(number)
             annotations = []
             for density in draw(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), max_size=4)):
-                encoded = coco.encode(np.asfortranarray(random.random((height, width)) < density).astype(np.uint8, order="F"))
-                scores = {"predicted_iou": round(random.random(), 3), "stability_score": random.integers(2).item()}
-                annotations.append({"segmentation": {"size": [height, width], "counts": encoded["counts"].decode()}, **scores})
-            image = {"image_id": number, "width": width, "height": height, "file_name": f"sa_{number}.jpg"}
-            members.append((f"sa_{number}.json", json.dumps({"annotations": annotations, "image": image}).encode()))
-    members += [(f"{name}.json", b"{}") for name in draw(st.sets(st.sampled_from(["left", "over"])))]
+                encoded = coco.encode(
+                    np.asfortranarray(random.random((height, width)) < density).astype(
+                        np.uint8, order="F"
+                    )
+                )
+                scores = {
+                    "predicted_iou": round(random.random(), 3),
+                    "stability_score": random.integers(2).item(),
+                }
+                annotations.append(
+                    {
+                        "segmentation": {
+                            "size": [height, width],
+                            "counts": encoded["counts"].decode(),
+                        },
+                        **scores,
+                    }
+                )
+            image = {
+                "image_id": number,
+                "width": width,
+                "height": height,
+                "file_name": f"sa_{number}.jpg",
+            }
+            members.append(
+                (
+                    f"sa_{number}.json",
+                    json.dumps({"annotations": annotations, "image": image}).encode(),
+                )
+            )
+    members += [
+        (f"{name}.json", b"{}") for name in draw(st.sets(st.sampled_from(["left", "over"])))
+    ]
     members += [(name, b"text") for name in draw(st.sets(st.sampled_from(["readme", "a.txt"])))]
     prefix = draw(st.sampled_from(["", "./", "images/", "a/b/"]))
     return [(prefix + name, payload) for name, payload in draw(st.permutations(members))]
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools against numpy 2
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # pycocotools against numpy 2
 @settings(deadline=None, max_examples=40)
 @given(archives())
 def test_rows_are_what_the_plain_way_finds(members):
@@ -51,19 +80,30 @@ def test_rows_are_what_the_plain_way_finds(members):
         tar.write(path, members)
         index = build(path, Path(folder) / "index")
         with tarfile.open(path) as archive:
-            stored = {os.path.basename(member.name): archive.extractfile(member).read() for member in archive}
+            stored = {
+                os.path.basename(member.name): archive.extractfile(member).read()
+                for member in archive
+            }
         stems = [name[:-4] for name in stored if name.endswith(".jpg")]
         assert [name.decode() for name in index.images["name"]] == stems
-        shards, mask_count = Shards(index.shard_paths), 0
+        shards, mask_count = ShardReader(index.shard_paths), 0
         for row, stem in enumerate(stems):
             assert index.find(index.entry_name(row)) == row
-            assert shards.read_entry(index, row) == (stored[f"{stem}.jpg"], stored.get(f"{stem}.json"))
+            assert shards.read_entry(index, row) == (
+                stored[f"{stem}.jpg"],
+                stored.get(f"{stem}.json"),
+            )
             height, width, *_ = simplejpeg.decode_jpeg_header(stored[f"{stem}.jpg"])
             assert (index.images["height"][row], index.images["width"][row]) == (height, width)
             assert index.images["image_id"][row] == int(stem[3:])
-            annotations = json.loads(stored.get(f"{stem}.json", b'{"annotations": []}'))["annotations"]
+            annotations = json.loads(stored.get(f"{stem}.json", b'{"annotations": []}'))[
+                "annotations"
+            ]
             rows = index.mask_rows(row)
-            assert (rows.start, rows.stop) == (mask_count, mask_count := mask_count + len(annotations))
+            assert (rows.start, rows.stop) == (
+                mask_count,
+                mask_count := mask_count + len(annotations),
+            )
             assert index.images["masks"][row] == len(annotations)
             for mask, annotation in zip(range(rows.start, rows.stop), annotations, strict=True):
                 dense = coco.decode(annotation["segmentation"]).astype(bool)
@@ -87,13 +127,24 @@ def six(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
     for tar_number in range(6):
         members = [("readme", b"text")] * bool(random.integers(2))
         for number in range(10**tar_number, 10**tar_number + random.integers(1, 4)):
-            members.append((f"sa_{number}.jpg", simplejpeg.encode_jpeg(np.zeros((6, 8, 3), np.uint8))))
+            members.append(
+                (f"sa_{number}.jpg", simplejpeg.encode_jpeg(np.zeros((6, 8, 3), np.uint8)))
+            )
             annotations = [
-                {"segmentation": {"size": [6, 8], "counts": [int(cut), 48 - int(cut)]}, "predicted_iou": float(cut / 48), "stability_score": 1.0}
+                {
+                    "segmentation": {"size": [6, 8], "counts": [int(cut), 48 - int(cut)]},
+                    "predicted_iou": float(cut / 48),
+                    "stability_score": 1.0,
+                }
                 for cut in random.integers(0, 49, random.integers(0, 5))
             ]
             image = {"image_id": number, "width": 8, "height": 6, "file_name": f"sa_{number}.jpg"}
-            members.append((f"sa_{number}.json", json.dumps({"annotations": annotations, "image": image}).encode()))
+            members.append(
+                (
+                    f"sa_{number}.json",
+                    json.dumps({"annotations": annotations, "image": image}).encode(),
+                )
+            )
         tar.write(folder / "tars" / f"{tar_number}.tar", members)
     return folder / "tars", _files(build(folder / "tars", folder / "whole").folder)
 
@@ -110,9 +161,16 @@ def test_any_parts_in_any_order_make_the_same_index(six, data):
     paths = sorted(map(str, tars.iterdir()))
     with TemporaryDirectory() as folder:
         owners = [data.draw(st.integers(0, 3)) for _ in paths]
-        dealt = [[path for path, owner in zip(paths, owners, strict=True) if owner == part] for part in range(4)]
+        dealt = [
+            [path for path, owner in zip(paths, owners, strict=True) if owner == part]
+            for part in range(4)
+        ]
         extra = data.draw(st.lists(st.sampled_from(paths), max_size=2))
-        parts = [build(data.draw(st.permutations(held)), Path(folder) / str(part)).folder for part, held in enumerate([*dealt, extra]) if held]
+        parts = [
+            build(data.draw(st.permutations(held)), Path(folder) / str(part)).folder
+            for part, held in enumerate([*dealt, extra])
+            if held
+        ]
         parts = data.draw(st.permutations(parts))
         if data.draw(st.booleans()):
             parts = [build(parts[:2], Path(folder) / "first two").folder, *parts[2:]]
@@ -138,5 +196,5 @@ def test_a_damaged_header_is_refused(which, damage, at):
         try:
             tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError:
-            with pytest.raises(Fault, match=r"a.tar: "):
+            with pytest.raises(GigamaskError, match=r"a.tar: "):
                 tar.scan(path)

@@ -35,7 +35,11 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
                 yield statement.lineno, statement.value.value
 
 
@@ -46,7 +50,9 @@ def public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFu
         for node in owner.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 bodies.append(node)
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+            elif isinstance(
+                node, (ast.FunctionDef, ast.AsyncFunctionDef)
+            ) and not node.name.startswith("_"):
                 yield node
 
 
@@ -60,7 +66,11 @@ def mannerisms(text: str, first_line: int = 1) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), first_line):
         prose = re.sub(r"`[^`]*`", "", line)
-        found += [f"{number}: '{match[0]}'" for pattern in MANNERISMS if (match := re.search(pattern, prose, re.IGNORECASE))]
+        found += [
+            f"{number}: '{match[0]}'"
+            for pattern in MANNERISMS
+            if (match := re.search(pattern, prose, re.IGNORECASE))
+        ]
     return found
 
 
@@ -69,7 +79,9 @@ def without_parameters(tree: ast.Module) -> list[str]:
     found = []
     for node in public_functions(tree):
         names = [each.arg for each in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
-        if len(names) - (names[:1] in (["self"], ["cls"])) >= 2 and not re.search(r"^\s*Args:$", ast.get_docstring(node) or "", re.MULTILINE):
+        if len(names) - (names[:1] in (["self"], ["cls"])) >= 2 and not re.search(
+            r"^\s*Args:$", ast.get_docstring(node) or "", re.MULTILINE
+        ):
             found.append(f"{node.lineno}: {node.name} has no Args:")
     return found
 
@@ -77,10 +89,14 @@ def without_parameters(tree: ast.Module) -> list[str]:
 def violations(path: Path) -> list[str]:
     """Return what a source file or a page of the docs should say otherwise."""
     if path.suffix == ".md":
-        prose = "\n".join("" if line.startswith("    ") else line for line in path.read_text().splitlines())
+        prose = "\n".join(
+            "" if line.startswith("    ") else line for line in path.read_text().splitlines()
+        )
         return mannerisms(prose)
     tree = ast.parse(path.read_text())
-    return [each for line, text in docstrings(tree) for each in mannerisms(text, line)] + without_parameters(tree)
+    return [
+        each for line, text in docstrings(tree) for each in mannerisms(text, line)
+    ] + without_parameters(tree)
 
 
 @pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
@@ -96,7 +112,12 @@ def test_a_mannerism_and_a_missing_section_are_found():
     ]
     text = 'def f(a, b):\n    """Add."""\n\n\nclass A:\n    def g(self, a, b):\n        """Add.\n\n        Args:\n            a: One.\n        """\n'
     assert without_parameters(ast.parse(text)) == ["1: f has no Args:"]
-    assert without_parameters(ast.parse("def _f(a, b): ...\ndef g(a): ...\nclass _A:\n    def h(self, a, b): ...\n")) == []
+    assert (
+        without_parameters(
+            ast.parse("def _f(a, b): ...\ndef g(a): ...\nclass _A:\n    def h(self, a, b): ...\n")
+        )
+        == []
+    )
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from gigamask.cli import main
-from gigamask.contracts import Chance, Visit
-from gigamask.data.loader import Job, Source
-from gigamask.draws import draw
+from gigamask.cli.main import main
+from gigamask.data.loader import BatchJob, SampleSource
+from gigamask.interfaces import LossSnapshot, Sampler, SampleTable
+from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.curriculum import AdaptiveCurriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
-from gigamask.seams import Items, Ledger, Sampler
-from gigamask.train.feed import Feed, open_index
-from gigamask.train.loop import train
-from gigamask.train.state import TrainState
-from gigamask.train.step import step
-from gigamask.train.tasks import SamTask
+from gigamask.training.state import TrainState
+from gigamask.training.step import step
+from gigamask.training.tasks import SamTask
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
+from gigamask.types import RandomSpec, SampleRef
 from tests.laws.test_training import run_in
 from tests.ranks import fork
 
@@ -40,9 +40,13 @@ class Sensitive(Sampler):
     def decay(self) -> float:
         return 0.5
 
-    def order(self, items: Items, epoch: int, ledger: Ledger) -> np.ndarray:
-        told = np.nan_to_num(ledger.losses, nan=-1.0).tobytes() + ledger.seen.tobytes() + np.nan_to_num(ledger.epoch_losses).tobytes()
-        return draw(epoch, "sensitive", *told[:200]).integers(items.count, size=self.per_epoch)
+    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot) -> np.ndarray:
+        told = (
+            np.nan_to_num(ledger.losses, nan=-1.0).tobytes()
+            + ledger.seen.tobytes()
+            + np.nan_to_num(ledger.epoch_losses).tobytes()
+        )
+        return make_rng(epoch, "sensitive", *told[:200]).integers(items.count, size=self.per_epoch)
 
 
 def loss_of(number: int, item: int) -> float:
@@ -55,12 +59,14 @@ def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
     known, seen, of_epochs = [np.nan] * count, [-1] * count, {}
     for start in range(0, steps * batch, batch):
         means = [np.mean(of_epochs.get(epoch, [np.nan])) for epoch in range(start // per_epoch)]
-        ledger = Ledger(np.array(known, np.float32), np.array(seen, np.int32), np.array(means, np.float64))
+        ledger = LossSnapshot(
+            np.array(known, np.float32), np.array(seen, np.int32), np.array(means, np.float64)
+        )
         told: dict[int, list[float]] = {}
         for number in range(start, start + batch):
             epoch, position = divmod(number, per_epoch)
             if not position:
-                orders[epoch] = sampler.order(Items(count, {}), epoch, ledger)
+                orders[epoch] = sampler.order(SampleTable(count, {}), epoch, ledger)
             item = int(orders[epoch][position])
             sequence.append(item)
             loss = loss_of(number, item)
@@ -69,25 +75,46 @@ def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
                 of_epochs.setdefault(epoch, []).append(loss)
                 seen[item] = epoch
         for item, losses in told.items():
-            known[item] = float(np.float32(np.mean(losses) if np.isnan(known[item]) else 0.5 * known[item] + 0.5 * np.mean(losses)))
+            known[item] = float(
+                np.float32(
+                    np.mean(losses)
+                    if np.isnan(known[item])
+                    else 0.5 * known[item] + 0.5 * np.mean(losses)
+                )
+            )
     return sequence
 
 
-def visited(history: LossHistory, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int) -> list[int]:
+def visited(
+    history: LossHistory, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int
+) -> list[int]:
     """The same from step `first` on, as training goes through it: every rank takes all of a leg before the first step's losses are noted."""
-    sequences = [SampleSequence(Sensitive(per_epoch), Items(len(history.losses), {}), replace_book(history)) for _ in range(world)]
-    cut = [iter_segments(sequence, first * batch, batch, micro, rank, world) for rank, sequence in enumerate(sequences)]
+    sequences = [
+        SampleSequence(
+            Sensitive(per_epoch), SampleTable(len(history.losses), {}), replace_book(history)
+        )
+        for _ in range(world)
+    ]
+    cut = [
+        iter_segments(sequence, first * batch, batch, micro, rank, world)
+        for rank, sequence in enumerate(sequences)
+    ]
     taken: list[int] = []
     while len(taken) < steps * batch:
         ahead = [list(next(legs_of_rank)) for legs_of_rank in cut]
         for of_ranks in zip(*ahead, strict=True):
             start, rows = of_ranks[0].start, np.empty(batch, np.int64)
             for group in of_ranks:
-                for visit in (visit for visits in group.micros for visit in visits):
-                    rows[visit.place] = visit.row
+                for visit in (visit for visits in group.micro_batches for visit in visits):
+                    rows[visit.batch_index] = visit.row
             taken += rows.tolist()
             for sequence in sequences:
-                sequence.record_losses(start, np.array([loss_of(start + place, row) for place, row in enumerate(rows.tolist())]))
+                sequence.record_losses(
+                    start,
+                    np.array(
+                        [loss_of(start + place, row) for place, row in enumerate(rows.tolist())]
+                    ),
+                )
             if len(taken) == steps * batch:
                 book_after(history, sequences[0])
                 return taken
@@ -95,7 +122,9 @@ def visited(history: LossHistory, per_epoch: int, batch: int, micro: int, world:
 
 
 def replace_book(history: LossHistory) -> LossHistory:
-    return LossHistory.from_arrays({name: array.copy() for name, array in history.arrays().items()}, "", history.decay, "")
+    return LossHistory.from_arrays(
+        {name: array.copy() for name, array in history.arrays().items()}, "", history.decay, ""
+    )
 
 
 def book_after(history: LossHistory, sequence: SampleSequence) -> None:
@@ -111,19 +140,34 @@ def book_after(history: LossHistory, sequence: SampleSequence) -> None:
     stop=st.integers(0, 9),
 )
 @settings(max_examples=150, deadline=None)
-def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(count, per_epoch, batch, micro, worlds, stop):
+def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(
+    count, per_epoch, batch, micro, worlds, stop
+):
     history = LossHistory.empty("", count, 0.5)
     before = visited(history, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
     after = visited(replace_book(history), per_epoch, batch, micro, worlds[1], stop, 6)
     assert before + after == plainly(count, per_epoch, batch, stop + 6)
 
 
-@given(window=st.integers(1, 3), per_epoch=st.integers(1, 9), batch=st.integers(1, 20), seed=st.integers(0, 9))
+@given(
+    window=st.integers(1, 3),
+    per_epoch=st.integers(1, 9),
+    batch=st.integers(1, 20),
+    seed=st.integers(0, 9),
+)
 @settings(max_examples=60, deadline=None)
-def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(window, per_epoch, batch, seed):
-    sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=per_epoch, threshold=1.0, window=window), []
-    history, losses = LossHistory.empty("", 7, 0.0), draw(seed, "losses").uniform(0, 2, (40, batch))
-    sequence = SampleSequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), history)
+def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(
+    window, per_epoch, batch, seed
+):
+    sampler, shares = (
+        AdaptiveCurriculum(growth=0.2, per_epoch=per_epoch, threshold=1.0, window=window),
+        [],
+    )
+    history, losses = (
+        LossHistory.empty("", 7, 0.0),
+        make_rng(seed, "losses").uniform(0, 2, (40, batch)),
+    )
+    sequence = SampleSequence(sampler, SampleTable(7, {"difficulty": np.arange(7.0)}), history)
     for start, of_step in enumerate(losses):
         sequence.prepare(start * batch, batch)
         shares.append(sampler.share(history.snapshot.epoch_losses))
@@ -135,7 +179,7 @@ def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
     """Epochs of five in steps of three: the order of an epoch sees the mean of one that ended before the step it begins in."""
     sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
     history = LossHistory.empty("", 7, 0.0)
-    sequence = SampleSequence(sampler, Items(7, {"difficulty": np.arange(7.0)}), history)
+    sequence = SampleSequence(sampler, SampleTable(7, {"difficulty": np.arange(7.0)}), history)
     for start in range(0, 27, 3):
         sequence.prepare(start, 3)
         shares.append(round(sampler.share(history.snapshot.epoch_losses), 1))
@@ -149,38 +193,46 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     sampler = LossWeighted(per_epoch=6, ema=0.5, temperature=0.1)
     run = run_in(tmp_path / "run", scenes, sampler=sampler, batch_size=3, steps=2)
     state = train(run)
-    items, history, index = Items(len(state.book.losses), {}), state.book, open_index(run)
-    first = sampler.order(items, 0, Ledger.empty(items.count))[np.arange(6)]
+    items, history, index = (
+        SampleTable(len(state.loss_history.losses), {}),
+        state.loss_history,
+        open_index(run),
+    )
+    first = sampler.order(items, 0, LossSnapshot.empty(items.count))[np.arange(6)]
     assert np.flatnonzero(np.isfinite(history.losses)).tolist() == sorted(set(first.tolist()))
-    onward = Feed(run, index, state.cursor, history).batches()
+    onward = TrainData(run, index, state.cursor, history).batches()
     names = [name for batches in islice(onward, 2) for batch in batches for name in batch.names]
     after = sampler.order(items, 1, history.snapshot)[np.arange(6)]
     assert names == [index.entry_name(row) for row in after.tolist()]
-    assert not np.array_equal(after, sampler.order(items, 1, Ledger.empty(items.count))[np.arange(6)])
+    assert not np.array_equal(
+        after, sampler.order(items, 1, LossSnapshot.empty(items.count))[np.arange(6)]
+    )
 
 
 def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
-    (batch,) = next(Feed(run, open_index(run)).batches())
-    state = TrainState.begin(run, torch.device("cpu"))
-    task = SamTask(run.policy, run.objective, 3)
+    (batch,) = next(TrainData(run, open_index(run)).batches())
+    state = TrainState.initialize(run, torch.device("cpu"))
+    task = SamTask(run.prompts, run.loss, 3)
     by_image: list[list[float]] = [[], []]
-    for terms in task.terms(state.model, batch, lambda whole: whole):
-        for number, loss in enumerate(terms.by_mask.tolist()):
+    for terms in task.compute_losses(state.model, batch, lambda whole: whole):
+        for number, loss in enumerate(terms.per_mask.tolist()):
             by_image[int(batch.mask_image[terms.first + number])].append(loss)
     done = step(task, state, [batch], 2, 1e-3, None)
     assert done.losses == pytest.approx([np.mean(losses) for losses in by_image], rel=1e-5)
-    assert done.record["loss"] == pytest.approx(np.mean([loss for losses in by_image for loss in losses]), rel=1e-5)
+    assert done.record["loss"] == pytest.approx(
+        np.mean([loss for losses in by_image for loss in losses]), rel=1e-5
+    )
 
 
 def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
-    (batch,) = next(Feed(run, open_index(run)).batches())
-    task, gradients, losses = SamTask(run.policy, run.objective, 3), [], []
+    (batch,) = next(TrainData(run, open_index(run)).batches())
+    task, gradients, losses = SamTask(run.prompts, run.loss, 3), [], []
     for weights in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [2.0, 0.5]):
-        state = TrainState.begin(run, torch.device("cpu"))
+        state = TrainState.initialize(run, torch.device("cpu"))
         state.model.double()
-        state = TrainState.around(state.model, run)
+        state = TrainState.from_model(state.model, run)
         done = step(task, state, [replace(batch, weights=torch.tensor(weights))], 2, 0.0, None)
         gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters()]))
         losses.append(done.losses)
@@ -192,27 +244,48 @@ def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, sce
 
 def gradient(run, state, source, visit) -> np.ndarray:
     """The gradient of one step that consists of this visit alone, in fifty random directions."""
-    done = step(SamTask(run.policy, run.objective, 64), state, [source.batch(Job((visit,), 0, 1))], 1, 0.0, None)
+    done = step(
+        SamTask(run.prompts, run.loss, 64),
+        state,
+        [source.batch(BatchJob((visit,), 0, 1))],
+        1,
+        0.0,
+        None,
+    )
     assert not done.skipped
     whole = torch.cat([p.grad.flatten() for p in state.model.parameters()])
-    return (torch.from_numpy(draw(0, "directions").normal(size=(50, len(whole)))) @ whole).numpy()
+    return (
+        torch.from_numpy(make_rng(0, "directions").normal(size=(50, len(whole)))) @ whole
+    ).numpy()
 
 
 def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
     """Steps of weighted samples have in the mean the gradient of steps over all items alike, which unweighted ones miss."""
     run = run_in(tmp_path / "run", scenes, batch_size=1, micro_batch_size=1)
-    source = Source(str(open_index(run).folder), run.assembly, Chance(0, run.policy.draws, run.model.depth))
-    state = TrainState.around(TrainState.begin(run, torch.device("cpu")).model.double(), run)
+    source = SampleSource(
+        str(open_index(run).folder),
+        run.sample_config,
+        RandomSpec(0, run.prompts.num_uniforms, run.model.depth),
+    )
+    state = TrainState.from_model(
+        TrainState.initialize(run, torch.device("cpu")).model.double(), run
+    )
     count = len(source.index)
-    every = np.stack([gradient(run, state, source, Visit(0, row, row)) for row in range(count)])
+    every = np.stack([gradient(run, state, source, SampleRef(0, row, row)) for row in range(count)])
     history = LossHistory.empty("", count, 0.0)
     history.update(np.arange(count), np.zeros(count, int), np.linalg.norm(every, axis=1))
     history.take_snapshot(1)
     sampler = LossWeighted(per_epoch=4000, importance=True, temperature=0.3, floor=0.05)
-    orders = [sampler.order(Items(count, {}), epoch, history.snapshot) for epoch in range(400)]
-    items, weights = (np.concatenate([getattr(order, each) for order in orders]) for each in ("items", "weights"))
+    orders = [
+        sampler.order(SampleTable(count, {}), epoch, history.snapshot) for epoch in range(400)
+    ]
+    items, weights = (
+        np.concatenate([getattr(order, each) for order in orders]) for each in ("items", "weights")
+    )
     # What a step does with a weight is what this sum does with it.
-    assert np.allclose(gradient(run, state, source, Visit(0, 3, 3, weight=1.75)), 1.75 * every[3], rtol=1e-9)
+    assert np.allclose(
+        gradient(run, state, source, SampleRef(0, 3, 3, weight=1.75)), 1.75 * every[3], rtol=1e-9
+    )
     truth = every.mean(0)
     for weighted, off in ((True, False), (False, True)):
         samples = every[items] * (weights[:, None] if weighted else 1.0)
@@ -225,17 +298,27 @@ def ledger_in(out: str) -> dict[str, np.ndarray]:
     return load_file(sorted(Path(out).glob("checkpoints/step_*"))[-1] / "ledger.safetensors")
 
 
-@pytest.mark.parametrize("sampler", [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)])
-def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(tmp_path, scenes, sampler):
+@pytest.mark.parametrize(
+    "sampler",
+    [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)],
+)
+def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(
+    tmp_path, scenes, sampler
+):
     """Two processes train as one does: the same samples in every step, the same ledger, to rounding."""
     alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch_size=4))
     run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch_size=4, save_every=4)
     fork(2, main, ["train", "--resume", run.out])
     weights = load_file(Path(run.out) / "checkpoints" / "step_00000008" / "model.safetensors")
-    assert all(np.allclose(tensor.numpy(), weights[name], atol=2e-4) for name, tensor in alone.model.state_dict().items())
+    assert all(
+        np.allclose(tensor.numpy(), weights[name], atol=2e-4)
+        for name, tensor in alone.model.state_dict().items()
+    )
     both = ledger_in(run.out)
     shutil.rmtree(Path(run.out) / "checkpoints" / "step_00000008")
-    after = train(replace(run, loading=replace(run.loading, workers=1))).book.arrays()
+    after = train(replace(run, loader=replace(run.loader, workers=1))).book.arrays()
     for name, array in alone.book.arrays().items():
         for other in (both, after):
-            assert np.allclose(other[name], array, rtol=0 if name in ("seen", "counts") else 1e-3, equal_nan=True), name
+            assert np.allclose(
+                other[name], array, rtol=0 if name in ("seen", "counts") else 1e-3, equal_nan=True
+            ), name

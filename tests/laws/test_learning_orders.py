@@ -8,41 +8,59 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gigamask.interfaces import LossSnapshot, Order, Sampler, SampleTable, WeightedOrder
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
-from gigamask.seams import Items, Ledger, Order, Sampler, Weighted
 from tests.orders import listed
 
 SEEDS, COUNTS, EPOCHS = st.integers(0, 3), st.integers(1, 60), st.integers(0, 9)
 SHARES = st.floats(0.01, 1.0)
 LENGTHS = st.integers(1, 90)
 CURRICULA = st.builds(Curriculum, SHARES, st.floats(0, 12), st.integers(1, 12))
-ADAPTIVE = st.builds(AdaptiveCurriculum, SHARES, SHARES, st.floats(0.01, 2), st.integers(1, 4), st.none() | LENGTHS)
-WEIGHTED = st.builds(LossWeighted, st.floats(0.05, 20), SHARES, st.just(0.99), st.booleans(), LENGTHS)
-REPLAYS = st.builds(Replay, st.floats(0, 0.9), st.integers(1, 20), st.floats(0, 100), st.integers(1, 9), LENGTHS)
+ADAPTIVE = st.builds(
+    AdaptiveCurriculum, SHARES, SHARES, st.floats(0.01, 2), st.integers(1, 4), st.none() | LENGTHS
+)
+WEIGHTED = st.builds(
+    LossWeighted, st.floats(0.05, 20), SHARES, st.just(0.99), st.booleans(), LENGTHS
+)
+REPLAYS = st.builds(
+    Replay, st.floats(0, 0.9), st.integers(1, 20), st.floats(0, 100), st.integers(1, 9), LENGTHS
+)
 LOSSES = st.floats(0, 100, width=32) | st.just(float("nan"))
 
 
 @st.composite
-def ledgers(draw, count: int, epochs: int = 9) -> Ledger:
+def ledgers(draw, count: int, epochs: int = 9) -> LossSnapshot:
     losses = np.array(draw(st.lists(LOSSES, min_size=count, max_size=count)), np.float32)
-    seen = np.array(draw(st.lists(st.integers(0, epochs), min_size=count, max_size=count)), np.int32)
+    seen = np.array(
+        draw(st.lists(st.integers(0, epochs), min_size=count, max_size=count)), np.int32
+    )
     history = draw(st.lists(st.floats(0, 3) | st.just(float("nan")), max_size=30))
-    return Ledger(losses, np.where(np.isnan(losses), np.int32(-1), seen), np.array(history, np.float64))
+    return LossSnapshot(
+        losses, np.where(np.isnan(losses), np.int32(-1), seen), np.array(history, np.float64)
+    )
 
 
-def items_of(count: int, seed: int = 0) -> Items:
+def items_of(count: int, seed: int = 0) -> SampleTable:
     # Some are equally difficult.
-    return Items(count, {"difficulty": np.random.default_rng(count).integers(30, size=count).astype(np.float32)}, seed)
+    return SampleTable(
+        count,
+        {"difficulty": np.random.default_rng(count).integers(30, size=count).astype(np.float32)},
+        seed,
+    )
 
 
-def nothing(count: int) -> Ledger:
-    return Ledger(np.full(count, np.nan, np.float32), np.full(count, -1, np.int32), np.empty(0))
+def nothing(count: int) -> LossSnapshot:
+    return LossSnapshot(
+        np.full(count, np.nan, np.float32), np.full(count, -1, np.int32), np.empty(0)
+    )
 
 
 @given(st.one_of(CURRICULA, ADAPTIVE, WEIGHTED, REPLAYS), COUNTS, SEEDS, EPOCHS, st.data())
 @settings(max_examples=120)
-def test_orders_depend_on_seed_epoch_and_ledger_alone_and_their_length_on_the_items(sampler: Sampler, count, seed, epoch, data):
+def test_orders_depend_on_seed_epoch_and_ledger_alone_and_their_length_on_the_items(
+    sampler: Sampler, count, seed, epoch, data
+):
     items, told = items_of(count, seed), data.draw(ledgers(count))
     before = [each.copy() for each in (told.losses, told.seen, told.epoch_losses)]
     np.random.seed(1)
@@ -53,14 +71,17 @@ def test_orders_depend_on_seed_epoch_and_ledger_alone_and_their_length_on_the_it
     assert np.random.get_state()[1].tobytes() == state
     np.random.seed(2)
     random.seed(2)
-    again = sampler.order(items_of(count, seed), epoch, Ledger(*before))
+    again = sampler.order(items_of(count, seed), epoch, LossSnapshot(*before))
     assert np.array_equal(visited, listed(again))
-    assert isinstance(order, Weighted) == isinstance(again, Weighted)
-    if isinstance(order, Weighted):
+    assert isinstance(order, WeightedOrder) == isinstance(again, WeightedOrder)
+    if isinstance(order, WeightedOrder):
         assert np.array_equal(order.weights, again.weights)
         assert np.isfinite(order.weights).all()
         assert (order.weights > 0).all()
-    assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(before, (told.losses, told.seen, told.epoch_losses), strict=True))
+    assert all(
+        np.array_equal(*pair, equal_nan=True)
+        for pair in zip(before, (told.losses, told.seen, told.epoch_losses), strict=True)
+    )
     assert len(order) == len(sampler.order(items, 0, nothing(count))) > 0
     assert isinstance(order, Order)
     assert 0 <= listed(order).min() <= listed(order).max() < count
@@ -77,7 +98,9 @@ def test_the_share_of_a_curriculum_never_shrinks(sampler, times):
 
 
 @given(CURRICULA, COUNTS, SEEDS)
-def test_a_curriculum_visits_what_its_share_reaches_and_in_the_end_every_item_once(sampler, count, seed):
+def test_a_curriculum_visits_what_its_share_reaches_and_in_the_end_every_item_once(
+    sampler, count, seed
+):
     items = items_of(count, seed)
     rank = np.empty(count, int)
     rank[np.argsort(items.columns["difficulty"], kind="stable")] = np.arange(count)
@@ -85,7 +108,11 @@ def test_a_curriculum_visits_what_its_share_reaches_and_in_the_end_every_item_on
         order = rank[listed(sampler.order(items, epoch, None))]
         for position, place in enumerate(order.tolist()):
             # A position belongs to the last stage that begins at it or before.
-            stage = max(stage for stage in range(sampler.stages) if stage * count // sampler.stages <= position)
+            stage = max(
+                stage
+                for stage in range(sampler.stages)
+                if stage * count // sampler.stages <= position
+            )
             assert place < np.ceil(round(sampler.share(epoch + stage / sampler.stages) * count, 6))
     assert np.array_equal(np.sort(order), np.arange(count))
 
@@ -102,10 +129,14 @@ def test_the_adaptive_share_never_shrinks_whatever_the_losses(sampler, history):
 
 
 @given(ADAPTIVE, COUNTS, SEEDS, st.integers(1, 8))
-def test_while_the_adaptive_share_stays_its_items_come_up_equally_often(sampler, count, seed, epochs):
+def test_while_the_adaptive_share_stays_its_items_come_up_equally_often(
+    sampler, count, seed, epochs
+):
     items = items_of(count, seed)
     orders = [listed(sampler.order(items, epoch, nothing(count))) for epoch in range(epochs)]
-    easiest = np.argsort(items.columns["difficulty"], kind="stable")[: int(np.ceil(round(sampler.start * count, 6)))]
+    easiest = np.argsort(items.columns["difficulty"], kind="stable")[
+        : int(np.ceil(round(sampler.start * count, 6)))
+    ]
     counts = np.bincount(np.concatenate(orders), minlength=count)
     assert counts.sum() == counts[easiest].sum()
     assert np.ptp(counts[easiest]) <= 1
@@ -124,22 +155,31 @@ def test_probabilities_have_their_floor_their_sum_and_the_order_of_the_losses(sa
 @given(WEIGHTED, COUNTS, SEEDS, EPOCHS, st.data())
 def test_an_item_is_drawn_as_often_as_expected_up_to_two(sampler, count, seed, epoch, data):
     told = data.draw(ledgers(count))
-    order = listed(sampler.order(Items(count, {}, seed), epoch, told))
+    order = listed(sampler.order(SampleTable(count, {}, seed), epoch, told))
     wanted = sampler.relative(told.losses) / count * len(order)
     assert np.abs(np.bincount(order, minlength=count) - wanted).max() < 2.001
 
 
 @given(REPLAYS, COUNTS, SEEDS, st.integers(1, 70), st.data())
 @settings(max_examples=60)
-def test_every_batch_holds_its_share_of_replays_and_the_others_are_all_items_in_turn(sampler, count, seed, batch, data):
+def test_every_batch_holds_its_share_of_replays_and_the_others_are_all_items_in_turn(
+    sampler, count, seed, batch, data
+):
     """Batches begin anywhere, also in one epoch to end in the next."""
     told = data.draw(ledgers(count))
     share = Fraction(sampler.share).limit_denominator(1_000_000)
-    epochs = [(sampler.order(Items(count, {}, seed), epoch, told), sampler.buffer(epoch, told)) for epoch in range(6)]
+    epochs = [
+        (sampler.order(SampleTable(count, {}, seed), epoch, told), sampler.buffer(epoch, told))
+        for epoch in range(6)
+    ]
     sequence = np.concatenate([order for order, _ in epochs])
-    replayed = np.array([int((place + 1) * share) > int(place * share) for place in range(len(sequence))])
+    replayed = np.array(
+        [int((place + 1) * share) > int(place * share) for place in range(len(sequence))]
+    )
     in_batches = np.convolve(replayed, np.ones(min(batch, len(sequence)), int), "valid")
-    assert all(abs(held - min(batch, len(sequence)) * share) < 1 for held in set(in_batches.tolist()))
+    assert all(
+        abs(held - min(batch, len(sequence)) * share) < 1 for held in set(in_batches.tolist())
+    )
     ordinary = sequence[~replayed]
     for start in range(0, len(ordinary) - count + 1, count):
         assert np.array_equal(np.sort(ordinary[start : start + count]), np.arange(count))
@@ -155,7 +195,11 @@ def test_every_batch_holds_its_share_of_replays_and_the_others_are_all_items_in_
 def test_the_buffer_is_what_it_is_said_to_be(sampler, count, epoch, data):
     told = data.draw(ledgers(count))
     buffer = sampler.buffer(epoch, told)
-    recent = [item for item in range(count) if told.seen[item] >= 0 and told.seen[item] >= epoch - sampler.recent]
+    recent = [
+        item
+        for item in range(count)
+        if told.seen[item] >= 0 and told.seen[item] >= epoch - sampler.recent
+    ]
     assert len(buffer) <= sampler.size
     assert len(set(buffer.tolist())) == len(buffer)
     assert set(buffer.tolist()) <= set(recent)
@@ -166,8 +210,16 @@ def test_the_buffer_is_what_it_is_said_to_be(sampler, count, epoch, data):
         assert not left or told.losses[left].max() <= told.losses[buffer].min()
 
 
-@pytest.mark.parametrize("sampler", [Curriculum(), AdaptiveCurriculum(), LossWeighted(), Replay()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "sampler",
+    [Curriculum(), AdaptiveCurriculum(), LossWeighted(), Replay()],
+    ids=lambda each: type(each).__name__,
+)
 def test_epochs_and_seeds_differ(sampler):
-    told = Ledger(np.arange(100, dtype=np.float32), np.zeros(100, np.int32), np.empty(0))
-    orders = [listed(sampler.order(items_of(100, seed), epoch, told)).tobytes() for seed in (0, 1) for epoch in (0, 1)]
+    told = LossSnapshot(np.arange(100, dtype=np.float32), np.zeros(100, np.int32), np.empty(0))
+    orders = [
+        listed(sampler.order(items_of(100, seed), epoch, told)).tobytes()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
     assert len(set(orders)) == 4

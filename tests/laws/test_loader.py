@@ -6,16 +6,16 @@ from itertools import islice
 import pytest
 import torch
 
-from gigamask.contracts import Batch, Chance, Draws
 from gigamask.data import index as indexes
-from gigamask.data.augment import Flip
-from gigamask.data.choose import Filters
-from gigamask.data.items import open_items
-from gigamask.data.loader import Source, batches
-from gigamask.data.settings import Assembly
-from gigamask.prepare.synthetic import write
+from gigamask.data.augment import HorizontalFlip
+from gigamask.data.loader import SampleSource, batches
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_table import open_sample_table
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.random import Random
+from gigamask.synthetic.scenes import write
+from gigamask.types import Batch, RandomInputs, RandomSpec
 
 STEPS = 5
 
@@ -24,12 +24,18 @@ STEPS = 5
 def deliver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     index = indexes.build(write(folder, 7, shard_images=4), folder / "index")
-    source = Source(str(index.folder), Assembly(side=96, grid=24, max_masks=4, augment=Flip()), Chance(seed=1, clicks=2, blocks=2))
-    found = open_items(index, Filters())
+    source = SampleSource(
+        str(index.folder),
+        SampleConfig(image_size=96, mask_size=24, max_masks=4, augment=HorizontalFlip()),
+        RandomSpec(seed=1, clicks=2, blocks=2),
+    )
+    found = open_sample_table(index, MaskFilters())
 
     def run(steps=STEPS, samples=0, workers=0, **cut):
         cut = {"batch_size": 6, "micro_batch_size": 6} | cut
-        order = iter_steps(SampleSequence(Random(), found.items, locate=found.locate), samples, **cut)
+        order = iter_steps(
+            SampleSequence(Random(), found.items, locate=found.locate), samples, **cut
+        )
         return list(islice(batches(source, order, workers=workers), steps))
 
     return run
@@ -37,21 +43,34 @@ def deliver(tmp_path_factory):
 
 def contents(batch):
     """Everything in a batch, tensors as bytes with their shape."""
-    parts = [getattr(batch, field.name) for field in fields(Batch)] + [getattr(batch.draws, field.name) for field in fields(Draws)]
+    parts = [getattr(batch, field.name) for field in fields(Batch)] + [
+        getattr(batch.random_inputs, field.name) for field in fields(RandomInputs)
+    ]
     return [
-        (part.dtype, tuple(part.shape), part.numpy().tobytes()) if isinstance(part, torch.Tensor) else part
+        (part.dtype, tuple(part.shape), part.numpy().tobytes())
+        if isinstance(part, torch.Tensor)
+        else part
         for part in parts
-        if not isinstance(part, Draws)
+        if not isinstance(part, RandomInputs)
     ]
 
 
 def join(micros):
     """The micro-batches as one batch: names, images, and masks with everything that is theirs."""
     names = [name for micro in micros for name in micro.names]
-    masks = [(names_of(micro, k), micro.dense(k, k + 1).numpy().tobytes()) for micro in micros for k in range(len(micro.mask_image))]
+    masks = [
+        (names_of(micro, k), micro.dense(k, k + 1).numpy().tobytes())
+        for micro in micros
+        for k in range(len(micro.mask_image))
+    ]
     tensors = [
         torch.cat([part(micro) for micro in micros])
-        for part in (lambda m: m.images, lambda m: m.boxes_input, lambda m: m.draws.clicks, lambda m: m.draws.drop_path)
+        for part in (
+            lambda m: m.images,
+            lambda m: m.boxes_input,
+            lambda m: m.draws.clicks,
+            lambda m: m.draws.drop_path,
+        )
     ]
     return names, masks, [tensor.numpy().tobytes() for tensor in tensors]
 
@@ -66,12 +85,17 @@ def names_of(micro, mask):
 def test_workers_change_nothing(deliver, micro):
     here = [[contents(batch) for batch in step] for step in deliver(micro_batch_size=micro)]
     for workers in (1, 3):
-        assert [[contents(batch) for batch in step] for step in deliver(micro_batch_size=micro, workers=workers)] == here
+        assert [
+            [contents(batch) for batch in step]
+            for step in deliver(micro_batch_size=micro, workers=workers)
+        ] == here
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_micro_batches_are_one_batch(deliver, micro):
-    assert [join(step) for step in deliver(micro_batch_size=micro)] == [join(step) for step in deliver()]
+    assert [join(step) for step in deliver(micro_batch_size=micro)] == [
+        join(step) for step in deliver()
+    ]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -82,7 +106,7 @@ def test_ranks_partition_each_batch(deliver, world):
         parts = [join(rank[step]) for rank in ranks]
         assert all(parts[rank][0] == names[rank::world] for rank in range(world))
         assert sorted(mask for part in parts for mask in part[1]) == sorted(masks)
-        assert len({batch.pause for rank in ranks for batch in rank[step]}) == 1
+        assert len({batch.mask_only_round_u for rank in ranks for batch in rank[step]}) == 1
         assert {batch.cursor for rank in ranks for batch in rank[step]} == {whole[0].cursor}
 
 
@@ -90,9 +114,10 @@ def test_ranks_partition_each_batch(deliver, world):
 def test_resuming_gives_the_same_rest(deliver, taken):
     whole = deliver()
     cursor = whole[taken - 1][-1].cursor
-    assert [[contents(batch) for batch in step] for step in deliver(STEPS - taken, cursor.samples, workers=1)] == [
-        [contents(batch) for batch in step] for step in whole[taken:]
-    ]
+    assert [
+        [contents(batch) for batch in step]
+        for step in deliver(STEPS - taken, cursor.samples, workers=1)
+    ] == [[contents(batch) for batch in step] for step in whole[taken:]]
 
 
 def test_an_epoch_visits_every_image_once_and_draws_anew_in_the_next(deliver):
@@ -100,5 +125,5 @@ def test_an_epoch_visits_every_image_once_and_draws_anew_in_the_next(deliver):
     first, second = (batch for (batch,) in steps)
     assert sorted(first.names) == sorted(second.names)
     assert len(set(first.names)) == 7
-    assert first.pause != second.pause
-    assert not torch.equal(first.draws.drop_path, second.draws.drop_path)
+    assert first.mask_only_round_u != second.mask_only_round_u
+    assert not torch.equal(first.random_inputs.drop_path, second.random_inputs.drop_path)

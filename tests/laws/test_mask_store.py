@@ -9,19 +9,25 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.contracts import Chance, Draws, Visit
-from gigamask.data import index, mask_piece, mask_store, tar
+from gigamask.data import index, mask_store, mask_store_shard, tar
 from gigamask.data.annotation import parse
-from gigamask.data.augment import Flip, Plain
-from gigamask.data.choose import Diverse, Filters, Quality, RandomChoice, SizeBalanced
-from gigamask.data.colour import ColourJitter
+from gigamask.data.augment import HorizontalFlip, NoAugment
+from gigamask.data.color_jitter import ColorJitter
 from gigamask.data.dataset import build_sample
-from gigamask.data.settings import Assembly
-from gigamask.data.shards import Shards
-from gigamask.geometry.frame import Frame
-from gigamask.geometry.runs import Runs
+from gigamask.data.mask_sampling import (
+    BestMasks,
+    DiverseMasks,
+    MaskFilters,
+    RandomMasks,
+    SizeBalancedMasks,
+)
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.shards import ShardReader
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.types import RandomInputs, RandomSpec, SampleRef
 
-CHANCE = Chance(seed=9, clicks=2, blocks=3)
+CHANCE = RandomSpec(seed=9, clicks=2, blocks=3)
 SIZES = [(60, 90), (90, 61), (50, 50), (97, 70), (33, 200), (200, 33), (9, 9)]
 
 
@@ -34,12 +40,31 @@ def opened(tmp_path_factory):
         random = np.random.default_rng(number)
         masks = random.random((12, *size)) < np.linspace(0, 1, 12)[:, None, None]
         annotations = [
-            {"segmentation": {"size": list(size), "counts": counts.decode()}, "predicted_iou": float(random.random()), "stability_score": 0.9}
-            for counts in Runs.from_dense(masks).to_coco()
+            {
+                "segmentation": {"size": list(size), "counts": counts.decode()},
+                "predicted_iou": float(random.random()),
+                "stability_score": 0.9,
+            }
+            for counts in RLEMasks.from_dense(masks).to_coco()
         ]
-        record = {"image": {"image_id": number, "width": size[1], "height": size[0], "file_name": f"sa_{number}.jpg"}, "annotations": annotations}
+        record = {
+            "image": {
+                "image_id": number,
+                "width": size[1],
+                "height": size[0],
+                "file_name": f"sa_{number}.jpg",
+            },
+            "annotations": annotations,
+        }
         members.append((f"sa_{number}.json", json.dumps(record).encode()))
-        members.append((f"sa_{number}.jpg", simplejpeg.encode_jpeg(random.integers(0, 256, (*size, 3), dtype=np.uint8), quality=80)))
+        members.append(
+            (
+                f"sa_{number}.jpg",
+                simplejpeg.encode_jpeg(
+                    random.integers(0, 256, (*size, 3), dtype=np.uint8), quality=80
+                ),
+            )
+        )
     tar.write(folder / "a.tar", members[:6])
     tar.write(folder / "b.tar", members[6:])
     return index.build(folder, folder / "index")
@@ -48,39 +73,75 @@ def opened(tmp_path_factory):
 @pytest.fixture(scope="module", params=[(64, 16), (64, 64), (60, 7)])
 def store(request, opened, tmp_path_factory):
     side, grid = request.param
-    return mask_store.build(opened, tmp_path_factory.mktemp("store") / "store", grid, side, mirrored=True)
+    return mask_store.build(
+        opened, tmp_path_factory.mktemp("store") / "store", grid, side, mirrored=True
+    )
 
 
 def contents(sample):
-    draws = [getattr(sample.draws, field.name).numpy().tobytes() for field in fields(Draws)]
+    draws = [
+        getattr(sample.random_inputs, field.name).numpy().tobytes()
+        for field in fields(RandomInputs)
+    ]
     arrays = (sample.image.numpy(), sample.masks.bounds, sample.masks.starts, sample.boxes_input)
-    return [sample.name, sample.visit, sample.frame, sample.masks.size, *((each.dtype, each.shape, each.tobytes()) for each in arrays), *draws]
+    return [
+        sample.name,
+        sample.ref,
+        sample.transform,
+        sample.masks.size,
+        *((each.dtype, each.shape, each.tobytes()) for each in arrays),
+        *draws,
+    ]
 
 
-@pytest.mark.parametrize("augment", [Plain(), Flip(0.5), Flip(1.0)])
-@pytest.mark.parametrize("choice", [RandomChoice(), Diverse(), Quality(), SizeBalanced()])
+@pytest.mark.parametrize("augment", [NoAugment(), HorizontalFlip(0.5), HorizontalFlip(1.0)])
+@pytest.mark.parametrize(
+    "choice", [RandomMasks(), DiverseMasks(), BestMasks(), SizeBalancedMasks()]
+)
 def test_samples_are_equal_bit_for_bit(opened, store, augment, choice):
     made = store.manifest
-    common = Assembly(made.side, made.grid, 5, Filters(min_predicted_iou=0.1), choice, augment, ColourJitter(0.2, 0.2, 0.2))
-    shards = Shards(opened.shard_paths)
+    common = SampleConfig(
+        made.side,
+        made.grid,
+        5,
+        MaskFilters(min_predicted_iou=0.1),
+        choice,
+        augment,
+        ColorJitter(0.2, 0.2, 0.2),
+    )
+    shards = ShardReader(opened.shard_paths)
     for row in range(len(opened)):
         jpg, raw = shards.read_entry(opened, row)
         entry = parse(raw, opened.entry_name(row))
         for epoch in range(2):
-            ordinary = build_sample(jpg, entry, Visit(epoch, row, row), common, CHANCE)
+            ordinary = build_sample(jpg, entry, SampleRef(epoch, row, row), common, CHANCE)
             settings_of_store = replace(common, mask_store=str(store.folder))
-            assert contents(mask_store.build_stored_sample(jpg, store, Visit(epoch, row, row), settings_of_store, CHANCE)) == contents(ordinary)
+            assert contents(
+                mask_store.build_stored_sample(
+                    jpg, store, SampleRef(epoch, row, row), settings_of_store, CHANCE
+                )
+            ) == contents(ordinary)
             assert len(ordinary.masks)
 
 
 @settings(deadline=None)
-@given(st.integers(1, 80), st.integers(1, 80), st.sampled_from([(64, 16), (64, 64), (60, 7), (128, 32)]), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 80),
+    st.integers(1, 80),
+    st.sampled_from([(64, 16), (64, 64), (60, 7), (128, 32)]),
+    st.integers(0, 2**32 - 1),
+)
 def test_a_mirrored_raster_is_the_mirror_where_it_lies_on_the_cells(height, width, square, seed):
     side, grid = square
-    runs = Runs.from_dense(np.random.default_rng(seed).random((3, height, width)) < 0.5)
-    plain, flipped = (Frame.whole((height, width), side, flip).masks(runs, grid) for flip in (False, True))
-    if mask_piece.has_own_mirror((height, width), side, grid):
+    runs = RLEMasks.from_dense(np.random.default_rng(seed).random((3, height, width)) < 0.5)
+    plain, flipped = (
+        ImageTransform.whole((height, width), side, flip).masks(runs, grid)
+        for flip in (False, True)
+    )
+    if mask_store_shard.has_own_mirror((height, width), side, grid):
         return
-    mirrored = mask_piece.mirror(plain, Frame.whole((height, width), side).resized[1] * grid // side)
+    mirrored = mask_store_shard.mirror(
+        plain, ImageTransform.whole((height, width), side).resized[1] * grid // side
+    )
     assert np.array_equal(mirrored.bounds, flipped.bounds)
     assert np.array_equal(mirrored.starts, flipped.starts)

@@ -7,37 +7,64 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import SampleTable
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
-from gigamask.seams import Items
 
-CUTS = st.fixed_dictionaries({"per_epoch": st.integers(1, 40), "batch": st.integers(1, 17), "seed": st.integers(0, 3)})
+CUTS = st.fixed_dictionaries(
+    {"per_epoch": st.integers(1, 40), "batch": st.integers(1, 17), "seed": st.integers(0, 3)}
+)
 
 
 def sequence(per_epoch: int, seed: int, length: int) -> list[tuple[int, int, int]]:
     """The epochs' orders one after the other, written down plainly."""
     epochs = range(-(-length // per_epoch))
-    orders = [Random().order(Items(per_epoch, {}, seed), epoch, None) for epoch in epochs]
-    return [(epoch, position, int(item)) for epoch in epochs for position, item in enumerate(orders[epoch])][:length]
+    orders = [Random().order(SampleTable(per_epoch, {}, seed), epoch, None) for epoch in epochs]
+    return [
+        (epoch, position, int(item))
+        for epoch in epochs
+        for position, item in enumerate(orders[epoch])
+    ][:length]
 
 
 def steps(count: int, per_epoch: int, seed: int, **cut) -> list:
-    return list(islice(iter_steps(SampleSequence(Random(), Items(per_epoch, {}, seed)), **cut), count))
+    return list(
+        islice(iter_steps(SampleSequence(Random(), SampleTable(per_epoch, {}, seed)), **cut), count)
+    )
 
 
 @given(CUTS, st.integers(1, 5), st.integers(1, 6))
 def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
     per_epoch, batch, seed = cut["per_epoch"], cut["batch"], cut["seed"]
     plain = sequence(per_epoch, seed, 4 * batch)
-    ranks = [steps(4, per_epoch, seed, consumed=0, batch_size=batch, micro_batch_size=micro, rank=rank, world_size=world) for rank in range(world)]
+    ranks = [
+        steps(
+            4,
+            per_epoch,
+            seed,
+            consumed=0,
+            batch_size=batch,
+            micro_batch_size=micro,
+            rank=rank,
+            world_size=world,
+        )
+        for rank in range(world)
+    ]
     for step in range(4):
-        mine = [[visit[:3] for part in rank[step].micros for visit in part] for rank in ranks]
-        assert all(mine[rank] == plain[step * batch : (step + 1) * batch][rank::world] for rank in range(world))
-        assert {len(rank[step].micros) for rank in ranks} == {-(-batch // (world * micro))}
-        assert all(len(part) <= micro for rank in ranks for part in rank[step].micros)
-        assert {(rank[step].start, rank[step].samples) for rank in ranks} == {(step * batch, (step + 1) * batch)}
+        mine = [
+            [visit[:3] for part in rank[step].micro_batches for visit in part] for rank in ranks
+        ]
+        assert all(
+            mine[rank] == plain[step * batch : (step + 1) * batch][rank::world]
+            for rank in range(world)
+        )
+        assert {len(rank[step].micro_batches) for rank in ranks} == {-(-batch // (world * micro))}
+        assert all(len(part) <= micro for rank in ranks for part in rank[step].micro_batches)
+        assert {(rank[step].start, rank[step].samples) for rank in ranks} == {
+            (step * batch, (step + 1) * batch)
+        }
 
 
 @given(CUTS, st.integers(1, 3), st.integers(0, 6))
@@ -45,20 +72,43 @@ def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
 def test_resuming_at_any_step_gives_the_same_rest(cut, world, taken):
     per_epoch, batch, seed = cut["per_epoch"], cut["batch"], cut["seed"]
     for rank in range(world):
-        whole = steps(taken + 3, per_epoch, seed, consumed=0, batch_size=batch, micro_batch_size=2, rank=rank, world_size=world)
+        whole = steps(
+            taken + 3,
+            per_epoch,
+            seed,
+            consumed=0,
+            batch_size=batch,
+            micro_batch_size=2,
+            rank=rank,
+            world_size=world,
+        )
         cursor = whole[taken - 1].samples if taken else 0
-        assert steps(3, per_epoch, seed, consumed=cursor, batch_size=batch, micro_batch_size=2, rank=rank, world_size=world) == whole[taken:]
+        assert (
+            steps(
+                3,
+                per_epoch,
+                seed,
+                consumed=cursor,
+                batch_size=batch,
+                micro_batch_size=2,
+                rank=rank,
+                world_size=world,
+            )
+            == whole[taken:]
+        )
 
 
 TARS = st.lists(st.integers(0, 30), max_size=12)
 
 
-def tar_items(sizes: list[int]) -> Items:
-    return Items(sum(sizes), {"tar": np.repeat(np.arange(len(sizes)), sizes)})
+def tar_items(sizes: list[int]) -> SampleTable:
+    return SampleTable(sum(sizes), {"tar": np.repeat(np.arange(len(sizes)), sizes)})
 
 
 @given(TARS, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
-def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_head(sizes, lanes, buffer, epoch):
+def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_head(
+    sizes, lanes, buffer, epoch
+):
     items = tar_items(sizes)
     order = Streamed(lanes, buffer).order(items, epoch, None)
     assert np.array_equal(np.sort(order), np.arange(items.count))
@@ -73,29 +123,58 @@ def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_he
         assert np.isin(jumps, starts).all()  # onward, or to the beginning of another tar
 
 
-@given(TARS.filter(lambda sizes: sum(sizes) > 0), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.data())
-def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(sizes, lanes, world, micro, data):
+@given(
+    TARS.filter(lambda sizes: sum(sizes) > 0),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.data(),
+)
+def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(
+    sizes, lanes, world, micro, data
+):
     items, batch = tar_items(sizes), data.draw(st.integers(1, 7))
     start = data.draw(st.integers(0, items.count - 1))
     sampler = Streamed(lanes, 4)
-    whole = [(epoch, int(item)) for epoch in range(batch + 2) for item in sampler.order(items, epoch, None)]
+    whole = [
+        (epoch, int(item))
+        for epoch in range(batch + 2)
+        for item in sampler.order(items, epoch, None)
+    ]
     steps_wanted = -(-(items.count - start) // batch)
     dealt = []
     for rank in range(world):
-        taken = islice(iter_steps(SampleSequence(sampler, items), start, batch, micro, rank, world), steps_wanted)
-        dealt += [(visit.epoch, visit.position, visit.row) for group in taken for visits in group.micros for visit in visits]
+        taken = islice(
+            iter_steps(SampleSequence(sampler, items), start, batch, micro, rank, world),
+            steps_wanted,
+        )
+        dealt += [
+            (visit.epoch, visit.position, visit.row)
+            for group in taken
+            for visits in group.micro_batches
+            for visit in visits
+        ]
     dealt.sort()
-    assert [(epoch, item) for epoch, _, item in dealt] == whole[start : start + steps_wanted * batch]
+    assert [(epoch, item) for epoch, _, item in dealt] == whole[
+        start : start + steps_wanted * batch
+    ]
 
 
 def test_lanes_of_their_own_let_every_worker_read_onward():
     items, world, micro, workers = tar_items([100, 100, 100]), 2, 2, 3
     sampler = Streamed(lanes=world * micro * workers, buffer=1)
     for rank in range(world):
-        steps = islice(iter_steps(SampleSequence(sampler, items), 0, world * micro, micro, rank, world), items.count // (world * micro))
-        jobs = [visits for group in steps for visits in group.micros]
+        steps = islice(
+            iter_steps(SampleSequence(sampler, items), 0, world * micro, micro, rank, world),
+            items.count // (world * micro),
+        )
+        jobs = [visits for group in steps for visits in group.micro_batches]
         for worker in range(workers):
-            lanes_read = {visit.position % sampler.lanes for visits in jobs[worker::workers] for visit in visits}
+            lanes_read = {
+                visit.position % sampler.lanes
+                for visits in jobs[worker::workers]
+                for visit in visits
+            }
             assert len(lanes_read) == micro
 
 
@@ -109,5 +188,5 @@ def test_neighbours_are_mixed_and_epochs_differ():
 @pytest.mark.parametrize("fields", [{"lanes": 0}, {"buffer": 0}])
 def test_a_streamed_order_needs_a_lane_and_a_buffer(fields):
     (name,) = fields
-    with pytest.raises(Fault, match=rf"{name}.*0"):
+    with pytest.raises(GigamaskError, match=rf"{name}.*0"):
         Streamed(**fields)

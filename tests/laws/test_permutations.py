@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.draws import draw
+from gigamask.interfaces import Sampler, SampleTable
+from gigamask.rng import make_rng
 from gigamask.samplers import random as random_sampler
 from gigamask.samplers.feistel import ROUNDS, SMALL, _mix, balanced_subset, cycle, permute
 from gigamask.samplers.random import LazyShuffle, Random, bucket_shuffled
 from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
-from gigamask.seams import Items, Sampler
 from tests.orders import listed
 
 SEEDS, EPOCHS = st.integers(0, 2**63), st.integers(0, 2**31)
-NEAR_POWERS = st.builds(lambda power, beside: 2**power + beside, st.integers(14, 16), st.integers(1, 9)) | st.integers(SMALL + 1, 70_000)
+NEAR_POWERS = st.builds(
+    lambda power, beside: 2**power + beside, st.integers(14, 16), st.integers(1, 9)
+) | st.integers(SMALL + 1, 70_000)
 SAMPLERS = [
     Random(),
     LazyShuffle(),
@@ -29,10 +31,10 @@ SAMPLERS = [
     StreamingTars(2),
     Sharded(2),
 ]
-ITEMS = Items(190, {"tar": np.repeat(np.arange(5), [40, 30, 50, 60, 10])}, 3)
+ITEMS = SampleTable(190, {"tar": np.repeat(np.arange(5), [40, 30, 50, 60, 10])}, 3)
 
 
-def whole(sampler: Sampler, items: Items, epoch: int) -> np.ndarray:
+def whole(sampler: Sampler, items: SampleTable, epoch: int) -> np.ndarray:
     return listed(sampler.order(items, epoch, None))
 
 
@@ -43,44 +45,48 @@ def is_permutation(order: np.ndarray, count: int) -> bool:
 @given(st.integers(0, 300), EPOCHS, SEEDS, st.integers(1, 320))
 def test_random_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chunk):
     for sampler in (Random(), LazyShuffle(), LazyShuffle(chunk)):
-        assert is_permutation(whole(sampler, Items(count, {}, seed), epoch), count)
+        assert is_permutation(whole(sampler, SampleTable(count, {}, seed), epoch), count)
 
 
 @given(st.integers(1, 3000), st.integers(200, 3000), SEEDS)
 def test_what_is_dealt_is_a_permutation(count, piece, seed):
     with patch.object(random_sampler, "PIECE", piece):
-        found = bucket_shuffled(np.arange(count), draw(seed, "test"))
+        found = bucket_shuffled(np.arange(count), make_rng(seed, "test"))
     assert is_permutation(found, count)
-    assert np.array_equal(found, bucket_shuffled(np.arange(count), draw(seed, "test")))
+    assert np.array_equal(found, bucket_shuffled(np.arange(count), make_rng(seed, "test")))
 
 
 @given(NEAR_POWERS, SEEDS)
 @settings(max_examples=25, deadline=None)
 def test_networks_permute_any_size(size, seed):
-    assert is_permutation(permute(np.arange(size), size, draw(seed, "test")), size)
+    assert is_permutation(permute(np.arange(size), size, make_rng(seed, "test")), size)
 
 
 @given(st.integers(1, 12), SEEDS)
 def test_a_network_permutes_all_numbers_of_so_many_bits(bits, seed):
-    keys = draw(seed, "test").integers(2**63, size=ROUNDS, dtype=np.uint64)
-    assert is_permutation(_mix(np.arange(2**bits, dtype=np.uint64), bits, keys).astype(np.int64), 2**bits)
+    keys = make_rng(seed, "test").integers(2**63, size=ROUNDS, dtype=np.uint64)
+    assert is_permutation(
+        _mix(np.arange(2**bits, dtype=np.uint64), bits, keys).astype(np.int64), 2**bits
+    )
 
 
 @given(st.integers(1, 2**40), SEEDS, st.data())
 @settings(deadline=None)
 def test_different_positions_hold_different_items_at_any_size(size, seed, data):
-    positions = np.array(data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=60)), np.int64)
-    items = permute(positions, size, draw(seed, "test"))
+    positions = np.array(
+        data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=60)), np.int64
+    )
+    items = permute(positions, size, make_rng(seed, "test"))
     assert len(np.unique(items)) == len(positions)
     assert ((items >= 0) & (items < size)).all()
     for at in range(0, len(positions), 13):
-        assert permute(positions[at : at + 1], size, draw(seed, "test"))[0] == items[at]
+        assert permute(positions[at : at + 1], size, make_rng(seed, "test"))[0] == items[at]
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**6), EPOCHS, SEEDS, st.data())
 @settings(deadline=None)
 def test_chunks_of_any_size_hold_each_item_once(count, chunk, epoch, seed, data):
-    order = LazyShuffle(chunk).order(Items(count, {}, seed), epoch, None)
+    order = LazyShuffle(chunk).order(SampleTable(count, {}, seed), epoch, None)
     start = data.draw(st.integers(0, count - 1))
     items = order[np.arange(start, min(start + 40, count))]
     assert len(np.unique(items)) == len(items)
@@ -121,8 +127,36 @@ def test_an_order_depends_on_seed_and_epoch_only(sampler, monkeypatch):
     random.seed(5)
     np.random.seed(5)
     for module, names in (
-        (random, ("seed", "random", "shuffle", "sample", "choice", "choices", "randint", "randrange", "getrandbits", "setstate")),
-        (np.random, ("seed", "rand", "random", "shuffle", "permutation", "choice", "randint", "uniform", "set_state", "default_rng")),
+        (
+            random,
+            (
+                "seed",
+                "random",
+                "shuffle",
+                "sample",
+                "choice",
+                "choices",
+                "randint",
+                "randrange",
+                "getrandbits",
+                "setstate",
+            ),
+        ),
+        (
+            np.random,
+            (
+                "seed",
+                "rand",
+                "random",
+                "shuffle",
+                "permutation",
+                "choice",
+                "randint",
+                "uniform",
+                "set_state",
+                "default_rng",
+            ),
+        ),
     ):
         for name in names:
             monkeypatch.setattr(module, name, refused)
@@ -141,7 +175,9 @@ def test_an_order_depends_on_seed_and_epoch_only(sampler, monkeypatch):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda each: type(each).__name__)
 def test_any_positions_may_be_asked_for(sampler):
     order, plain = sampler.order(ITEMS, 2, None), whole(sampler, ITEMS, 2)
-    some = draw(0, "test").integers(len(order), size=70)
+    some = make_rng(0, "test").integers(len(order), size=70)
     assert np.array_equal(order[some], plain[some])
-    assert np.array_equal(np.concatenate([order[some[start : start + 9]] for start in range(0, 70, 9)]), plain[some])
+    assert np.array_equal(
+        np.concatenate([order[some[start : start + 9]] for start in range(0, 70, 9)]), plain[some]
+    )
     assert len(order[some[:0]]) == 0

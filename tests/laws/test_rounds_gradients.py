@@ -6,13 +6,13 @@ import itertools
 import pytest
 import torch
 
-from gigamask.contracts import Draws, Prediction, Truth
-from gigamask.draws import draw
-from gigamask.losses.objective import MaskObjective
-from gigamask.model.sizes import tiny
-from gigamask.model.start import build
-from gigamask.prompts.policy import InteractiveSchedule
-from gigamask.prompts.rounds import play
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.rng import make_rng
+from gigamask.types import Prediction, RandomInputs, Targets
 
 MASK_IMAGE = torch.tensor([0, 0, 1, 1, 1])
 PAUSE = 0.4
@@ -21,35 +21,54 @@ PAUSE = 0.4
 @pytest.fixture(scope="module")
 def world():
     """A small model in float64, two images of uneven size, five masks and their draws."""
-    spec = dataclasses.replace(tiny(), input_side=64, dim=32, depth=2, heads=2, window=4, global_blocks=(1,), embedding_dim=32, decoder_mlp=64)
-    model = build(spec, seed=0).double()
-    rng = draw(0, "test gradients")
+    spec = dataclasses.replace(
+        tiny(),
+        image_size=64,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        window_size=4,
+        global_attn_indexes=(1,),
+        embedding_dim=32,
+        decoder_mlp=64,
+    )
+    model = build_model(spec, seed=0).double()
+    rng = make_rng(0, "test gradients")
     sizes = torch.tensor([[64, 48], [40, 64]])
     images = torch.tensor(rng.integers(0, 256, (2, 3, 64, 64))).to(torch.uint8)
-    place = torch.arange(spec.grid) * 2 + 1
-    valid = ((place[:, None] < sizes[:, None, :1]) & (place < sizes[:, 1:, None].transpose(1, 2)))[MASK_IMAGE]
+    place = torch.arange(spec.mask_size) * 2 + 1
+    valid = ((place[:, None] < sizes[:, None, :1]) & (place < sizes[:, 1:, None].transpose(1, 2)))[
+        MASK_IMAGE
+    ]
     coarse = torch.tensor(rng.random((5, 1, 4, 4)))
-    masks = (torch.nn.functional.interpolate(coarse, size=(spec.grid, spec.grid), mode="bilinear")[:, 0] > 0.5) & valid
+    masks = (
+        torch.nn.functional.interpolate(
+            coarse, size=(spec.mask_size, spec.mask_size), mode="bilinear"
+        )[:, 0]
+        > 0.5
+    ) & valid
     boxes = torch.tensor([[4.0, 8.0, 40.0, 30.0]]).expand(5, 4)
-    draws = Draws(
+    draws = RandomInputs(
         first=torch.tensor([0.1, 0.9, 0.7, 0.3, 0.6]),
         clicks=torch.tensor(rng.random((5, 9, 2)), dtype=torch.float32),
         box_noise=torch.tensor(rng.standard_normal((5, 4)), dtype=torch.float32),
         drop_path=torch.zeros(2, spec.depth, 2),
     )
-    return model, images, sizes, Truth(masks, valid, boxes, (2.0, 2.0)), draws
+    return model, images, sizes, Targets(masks, valid, boxes, (2.0, 2.0)), draws
 
 
 def rounds(model, embedding, truth, draws, chunk, policy):
     """Yields the rounds of some masks, each with the truth it is held against."""
-    part = Truth(truth.masks[chunk], truth.valid[chunk], truth.boxes_input[chunk], truth.cell_xy)
-    spent = Draws(draws.first[chunk], draws.clicks[chunk], draws.box_noise[chunk], draws.drop_path)
+    part = Targets(truth.masks[chunk], truth.valid[chunk], truth.boxes_input[chunk], truth.cell_xy)
+    spent = RandomInputs(
+        draws.first[chunk], draws.clicks[chunk], draws.box_noise[chunk], draws.drop_path
+    )
 
     def decode(prompts):
         low, iou = model.decode(embedding, MASK_IMAGE[chunk], prompts)
         return Prediction(low, iou, low)
 
-    for played in play(decode, part, policy, spent, PAUSE):
+    for played in run_rounds(decode, part, policy, spent, PAUSE):
         yield played, part
 
 
@@ -63,7 +82,10 @@ def whole_graph(world, policy):
     """Every round's loss in one sum, then one backward pass through everything."""
     model, images, sizes, truth, draws = world
     embedding = model.encode(images, sizes)
-    losses = [MaskObjective()(played, part).loss for played, part in rounds(model, embedding, truth, draws, slice(0, 5), policy)]
+    losses = [
+        SamLoss()(played, part).loss
+        for played, part in rounds(model, embedding, truth, draws, slice(0, 5), policy)
+    ]
     assert len(losses) == policy.rounds
     torch.stack(losses).sum().backward()
     return gradients(model)
@@ -75,17 +97,25 @@ def leaf(world, policy, chunk):
     embedding = model.encode(images, sizes)
     copy = embedding.detach().requires_grad_()
     for start in range(0, 5, chunk):
-        for played, part in rounds(model, copy, truth, draws, slice(start, min(5, start + chunk)), policy):
-            MaskObjective()(played, part).loss.backward()
+        for played, part in rounds(
+            model, copy, truth, draws, slice(start, min(5, start + chunk)), policy
+        ):
+            SamLoss()(played, part).loss.backward()
     embedding.backward(copy.grad)
     return gradients(model)
 
 
-@pytest.mark.parametrize("policy", [InteractiveSchedule(), InteractiveSchedule(clicks=2, pauses=False)])
+@pytest.mark.parametrize(
+    "policy", [InteractiveSchedule(), InteractiveSchedule(clicks=2, mask_only_rounds=False)]
+)
 def test_leaf_gradients_in_any_chunks_are_the_whole_graphs(world, policy):
     expected = whole_graph(world, policy)
     learned = {name: grad for name, grad in expected.items() if grad is not None}
-    assert {name.split(".")[0] for name in learned} == {"image_encoder", "prompt_encoder", "mask_decoder"}
+    assert {name.split(".")[0] for name in learned} == {
+        "image_encoder",
+        "prompt_encoder",
+        "mask_decoder",
+    }
     largest = max(grad.norm() for grad in learned.values())
     for chunk in (5, 2, 1):
         found = leaf(world, policy, chunk)
@@ -99,8 +129,13 @@ def test_the_masks_fed_back_matter_to_the_gradient(world):
     """Were rounds independent of each other, the law above would say little."""
     model, images, sizes, truth, draws = world
     embedding = model.encode(images, sizes).detach()
-    fed = [played.prompts.masks for played, _ in rounds(model, embedding, truth, draws, slice(0, 5), InteractiveSchedule())]
+    fed = [
+        played.prompts.masks
+        for played, _ in rounds(model, embedding, truth, draws, slice(0, 5), InteractiveSchedule())
+    ]
     assert fed[0] is None
     assert all(not mask.requires_grad for mask in fed[1:])
     assert all(not torch.equal(before, after) for before, after in itertools.pairwise(fed[1:]))
-    assert (whole_graph(world, InteractiveSchedule())["prompt_encoder.mask_downscaling.0.weight"] != 0).any()
+    assert (
+        whole_graph(world, InteractiveSchedule())["prompt_encoder.mask_downscaling.0.weight"] != 0
+    ).any()

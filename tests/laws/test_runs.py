@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigamask.faults import Fault
-from gigamask.geometry.runs import Runs, dense
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks, decode_rle
 
 
 @st.composite
@@ -16,9 +16,14 @@ def pixel_masks(draw, fewest: int = 0, filled: bool = False) -> np.ndarray:
     height, width = draw(st.integers(1, 17)), draw(st.integers(1, 17))
     count = draw(st.integers(fewest, 5))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    masks = random.random((count, height, width)) < random.choice([0, 0.05, 0.5, 0.95, 1], (count, 1, 1))
+    masks = random.random((count, height, width)) < random.choice(
+        [0, 0.05, 0.5, 0.95, 1], (count, 1, 1)
+    )
     for mask in masks[: count // 2]:
-        (y0, y1), (x0, x1) = np.sort(random.integers(0, height + 1, 2)), np.sort(random.integers(0, width + 1, 2))
+        (y0, y1), (x0, x1) = (
+            np.sort(random.integers(0, height + 1, 2)),
+            np.sort(random.integers(0, width + 1, 2)),
+        )
         mask[:] = False
         mask[y0:y1, x0:x1] = True
     if filled:
@@ -39,35 +44,42 @@ def edges_from(draw, size: int) -> np.ndarray:
     return draw(st.floats(-3, size)) + np.cumsum([0.0, *steps])
 
 
-def same(a: Runs, b: Runs) -> bool:
-    return a.size == b.size and np.array_equal(a.bounds, b.bounds) and np.array_equal(a.starts, b.starts)
+def same(a: RLEMasks, b: RLEMasks) -> bool:
+    return (
+        a.size == b.size
+        and np.array_equal(a.bounds, b.bounds)
+        and np.array_equal(a.starts, b.starts)
+    )
 
 
-def read(counts: list, size: tuple[int, int]) -> tuple[Runs | None, str]:
+def read(counts: list, size: tuple[int, int]) -> tuple[RLEMasks | None, str]:
     """The masks, or why they were refused."""
     try:
-        return Runs.from_coco(counts, size), ""
-    except Fault as fault:
+        return RLEMasks.from_coco(counts, size), ""
+    except GigamaskError as fault:
         return None, str(fault)
 
 
 @given(pixel_masks())
 def test_runs_to_pixels_and_back(masks):
-    runs = Runs.from_dense(masks)
+    runs = RLEMasks.from_dense(masks)
     assert np.array_equal(runs.to_dense(), masks)
-    assert same(Runs.from_dense(runs.to_dense()), runs)
-    assert np.array_equal(dense(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size).numpy(), masks)
+    assert same(RLEMasks.from_dense(runs.to_dense()), runs)
+    assert np.array_equal(
+        decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size).numpy(),
+        masks,
+    )
 
 
 @given(pixel_masks())
 def test_runs_to_text_and_back(masks):
-    runs = Runs.from_dense(masks)
-    assert same(Runs.from_coco(runs.to_coco(), runs.size), runs)
+    runs = RLEMasks.from_dense(masks)
+    assert same(RLEMasks.from_coco(runs.to_coco(), runs.size), runs)
 
 
 @given(pixel_masks())
 def test_bounds_increase_within_each_mask(masks):
-    runs = Runs.from_dense(masks)
+    runs = RLEMasks.from_dense(masks)
     for part in np.split(runs.bounds, runs.starts[1:-1]):
         assert (np.diff(part) > 0).all()
     assert ((runs.bounds >= 0) & (runs.bounds < masks[0].size if len(masks) else True)).all()
@@ -79,38 +91,49 @@ def test_resampling_equals_indexing(masks, data):
     flip = data.draw(st.booleans())
     shown = masks[:, rows][:, :, columns] & (rows >= 0)[:, None] & (columns >= 0)
     expected = shown[:, :, ::-1] if flip else shown
-    resampled = Runs.from_dense(masks).resample(rows, columns, flip)
+    resampled = RLEMasks.from_dense(masks).resample(rows, columns, flip)
     assert np.array_equal(resampled.to_dense(), expected)
-    assert same(resampled, Runs.from_dense(expected))
+    assert same(resampled, RLEMasks.from_dense(expected))
 
 
 @given(pixel_masks(), st.data())
 def test_averages_equal_overlaps_written_out(masks, data):
-    row_edges, column_edges = edges_from(data.draw, masks.shape[1]), edges_from(data.draw, masks.shape[2])
+    row_edges, column_edges = (
+        edges_from(data.draw, masks.shape[1]),
+        edges_from(data.draw, masks.shape[2]),
+    )
 
     def shares(edges: np.ndarray, size: int) -> np.ndarray:
         pixels = np.arange(size)
         overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
         return np.clip(overlap, 0, None) / np.diff(edges)[:, None]
 
-    expected = shares(row_edges, masks.shape[1]) @ masks.astype(float) @ shares(column_edges, masks.shape[2]).T
+    expected = (
+        shares(row_edges, masks.shape[1])
+        @ masks.astype(float)
+        @ shares(column_edges, masks.shape[2]).T
+    )
     flip = data.draw(st.booleans())
-    average = Runs.from_dense(masks).average(row_edges, column_edges, flip)
+    average = RLEMasks.from_dense(masks).average(row_edges, column_edges, flip)
     assert np.allclose(average, expected[:, :, ::-1] if flip else expected, rtol=0, atol=1e-6)
 
 
 @given(pixel_masks(), st.integers(1, 17), st.integers(1, 17))
 def test_averages_equal_opencv_area(masks, height, width):
     height, width = min(height, masks.shape[1]), min(width, masks.shape[2])
-    average = Runs.from_dense(masks).average(np.linspace(0, masks.shape[1], height + 1), np.linspace(0, masks.shape[2], width + 1))
+    average = RLEMasks.from_dense(masks).average(
+        np.linspace(0, masks.shape[1], height + 1), np.linspace(0, masks.shape[2], width + 1)
+    )
     for mask, share in zip(masks, average, strict=True):
-        expected = cv2.resize(mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
+        expected = cv2.resize(
+            mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA
+        )
         assert np.allclose(share, expected, rtol=0, atol=2e-5)
 
 
 @given(pixel_masks())
 def test_areas_and_boxes_equal_those_of_pixels(masks):
-    runs = Runs.from_dense(masks)
+    runs = RLEMasks.from_dense(masks)
     assert np.array_equal(runs.areas(), masks.sum((1, 2)))
     for mask, box in zip(masks, runs.boxes(), strict=True):
         y, x = np.nonzero(mask)
@@ -122,7 +145,7 @@ def test_overlaps_equal_those_of_pixels(masks, seed):
     other = np.random.default_rng(seed).permuted(masks, axis=2)[: max(len(masks) - 1, 0)]
     shared = np.einsum("nhw,mhw->nm", masks.astype(int), other.astype(int))
     union = masks.sum((1, 2))[:, None] + other.sum((1, 2)) - shared
-    a, b = Runs.from_dense(masks), Runs.from_dense(other)
+    a, b = RLEMasks.from_dense(masks), RLEMasks.from_dense(other)
     assert np.array_equal(a.intersections(b), shared)
     assert np.array_equal(a.iou(b), np.where(union, shared / np.maximum(union, 1), 0))
 
@@ -130,8 +153,10 @@ def test_overlaps_equal_those_of_pixels(masks, seed):
 @given(pixel_masks(filled=True), st.data())
 def test_points_are_the_pixels_their_numbers_say(masks, data):
     count = data.draw(st.integers(0, 5))
-    uniforms = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))).random((len(masks), count))
-    points = Runs.from_dense(masks).points(uniforms)
+    uniforms = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))).random(
+        (len(masks), count)
+    )
+    points = RLEMasks.from_dense(masks).points(uniforms)
     for mask, u, xy in zip(masks, uniforms, points, strict=True):
         foreground = np.argwhere(mask.T)
         assert np.array_equal(xy, foreground[(u * len(foreground)).astype(int)])
@@ -139,7 +164,7 @@ def test_points_are_the_pixels_their_numbers_say(masks, data):
 
 def test_points_are_uniform():
     mask = np.random.default_rng(0).random((1, 12, 15)) < 0.4
-    points = Runs.from_dense(mask).points(np.random.default_rng(1).random((1, 100_000)))[0]
+    points = RLEMasks.from_dense(mask).points(np.random.default_rng(1).random((1, 100_000)))[0]
     counts = np.bincount(points[:, 1] * 15 + points[:, 0], minlength=180)[mask.ravel()]
     expected = 100_000 / mask.sum()
     cells = mask.sum()
@@ -149,22 +174,37 @@ def test_points_are_uniform():
 
 @given(pixel_masks(fewest=1), st.data())
 def test_choosing_and_joining_equal_those_of_pixels(masks, data):
-    runs = Runs.from_dense(masks)
+    runs = RLEMasks.from_dense(masks)
     index = np.array(data.draw(st.lists(st.integers(0, len(masks) - 1), max_size=6)), np.int64)
     assert np.array_equal(runs[index].to_dense(), masks[index])
-    assert same(Runs.concatenate([runs[index], runs]), Runs.from_dense(np.concatenate([masks[index], masks])))
+    assert same(
+        RLEMasks.concatenate([runs[index], runs]),
+        RLEMasks.from_dense(np.concatenate([masks[index], masks])),
+    )
 
 
-@given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20), st.lists(st.integers(-5, 2**70), max_size=9)), max_size=4), st.data())
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.text(max_size=20),
+            st.lists(st.integers(-5, 2**70), max_size=9),
+        ),
+        max_size=4,
+    ),
+    st.data(),
+)
 def test_garbage_is_refused_or_sound(counts, data):
-    size = data.draw(st.sampled_from([(1, 1), (3, 4), (1, 40), (2**15, 2**15), (2**20, 2**20), (0, 3)]))
+    size = data.draw(
+        st.sampled_from([(1, 1), (3, 4), (1, 40), (2**15, 2**15), (2**20, 2**20), (0, 3)])
+    )
     runs, refusal = read(counts, size)
     if runs is None:
         assert refusal.startswith(("mask ", "size "))
         assert "\n" not in refusal
         return
     assert len(runs) == len(counts)
-    assert same(Runs.from_coco(runs.to_coco(), size), runs)
+    assert same(RLEMasks.from_coco(runs.to_coco(), size), runs)
 
 
 ALPHABET = st.integers(48, 111)
@@ -176,17 +216,19 @@ def test_garbage_in_the_right_letters_is_refused_or_sound(text, height, width):
     if runs is None:
         assert refusal.startswith("mask 0: ")
     else:
-        assert same(Runs.from_dense(runs.to_dense()), runs)
+        assert same(RLEMasks.from_dense(runs.to_dense()), runs)
 
 
 @given(pixel_masks(fewest=1), st.data())
 def test_one_wrong_letter_never_makes_an_unsound_mask(masks, data):
-    texts = Runs.from_dense(masks).to_coco()
+    texts = RLEMasks.from_dense(masks).to_coco()
     index = data.draw(st.integers(0, len(texts) - 1))
     place = data.draw(st.integers(0, len(texts[index]) - 1))
-    texts[index] = texts[index][:place] + data.draw(st.binary(max_size=2)) + texts[index][place + 1 :]
+    texts[index] = (
+        texts[index][:place] + data.draw(st.binary(max_size=2)) + texts[index][place + 1 :]
+    )
     runs, refusal = read(texts, masks.shape[1:])
     if runs is None:
         assert refusal.startswith(f"mask {index}: ")
     else:
-        assert same(Runs.from_dense(runs.to_dense()), runs)
+        assert same(RLEMasks.from_dense(runs.to_dense()), runs)

@@ -11,17 +11,17 @@ import torch
 from safetensors.numpy import load_file
 from torch import distributed
 
-from gigamask import arguments
-from gigamask.faults import Fault
-from gigamask.losses.mining import Hardest
-from gigamask.model.sam import Sam
-from gigamask.parallel.shard import is_shared_out, shard
-from gigamask.parallel.world import World, join, leave
-from gigamask.seams import Evaluator, Verdict
-from gigamask.train import checkpoint
-from gigamask.train.loop import train
-from gigamask.train.optim import AdamW8bit, MuonAdamW
-from gigamask.train.segmentation import Segmentation
+from gigamask import config_files
+from gigamask.distributed.fsdp import is_sharded_tensor, shard
+from gigamask.distributed.world import World, destroy_world, init_world
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import EvaluationResult, Evaluator
+from gigamask.losses.ohem import OHEM
+from gigamask.models.sam.sam import Sam
+from gigamask.training import checkpoint
+from gigamask.training.optim import AdamW8bit, MuonAdamW
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.trainer import train
 from tests.little import little
 from tests.ranks import fork
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Exact(Segmentation):
+class Exact(SamTrainConfig):
     """A run in float64, unless it asks for another precision."""
 
     def build(self, device: str = "cpu") -> Sam:
@@ -41,7 +41,8 @@ def exact() -> Exact:
     """A batch of five in micro-batches of one: of two processes one has three images, of four one has two and the others an empty turn."""
     run = little()
     return Exact(
-        **{name: getattr(run, name) for name in run.__dataclass_fields__} | {"recipe": f"{__file__}:exact", "batch_size": 5, "micro_batch_size": 1}
+        **{name: getattr(run, name) for name in run.__dataclass_fields__}
+        | {"recipe": f"{__file__}:exact", "batch_size": 5, "micro_batch_size": 1}
     )
 
 
@@ -50,12 +51,15 @@ CASES = {
     4: {
         "ddp": {"parallel": "ddp"},
         "hsdp": {"parallel": "hsdp", "freeze": ("image_encoder.blocks.0", "prompt_encoder")},
-        "fsdp": {"parallel": "fsdp", "recompute": 1, "mining": Hardest(0.3)},
+        "fsdp": {"parallel": "fsdp", "recompute": 1, "mining": OHEM(0.3)},
     },
 }
 
 
-HALVES = {"ddp, bf16": {"parallel": "ddp", "precision": "bf16"}, "fsdp, bf16": {"parallel": "fsdp", "precision": "bf16"}}
+HALVES = {
+    "ddp, bf16": {"parallel": "ddp", "precision": "bf16"},
+    "fsdp, bf16": {"parallel": "fsdp", "precision": "bf16"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,71 +69,110 @@ class Measured(Evaluator):
     every: int = 2
 
     def open(self, run, world):
-        def evaluate(model: Sam) -> Verdict:
-            assert not any(map(is_shared_out, model.parameters()))
-            return Verdict({"size": float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))}, "size")
+        def evaluate(model: Sam) -> EvaluationResult:
+            assert not any(map(is_sharded_tensor, model.parameters()))
+            return EvaluationResult(
+                {
+                    "size": float(
+                        sum(parameter.detach().abs().sum() for parameter in model.parameters())
+                    )
+                },
+                "size",
+            )
 
         return evaluate
 
 
 def case(folder: Path, scenes: Path, **changes):
     run = replace(exact(), out=str(folder), data=(str(scenes),), steps=3, save_every=2, **changes)
-    arguments.save_run(run)
+    config_files.save_config(run)
     return run
 
 
 def by_ranks(folders: list[str]) -> None:
     """What each process does: trains the run in every folder, and those in `on`, which have two steps behind them, to their end."""
-    world = join(os.environ, CPU, little().timeout_s)
+    world = init_world(os.environ, CPU, little().timeout_s)
     try:
         for folder in folders:
-            run, here = arguments.load_run(folder), world
-            if run.parallel == "hsdp":  # as if each half of the processes were on a machine of its own
+            run, here = config_files.load_config(folder), world
+            if (
+                run.parallel == "hsdp"
+            ):  # as if each half of the processes were on a machine of its own
                 half = world.size // 2
                 here = replace(world, node=world.rank // half, nodes=2)
             sums, add = [], distributed.all_reduce
-            distributed.all_reduce = lambda *given, sums=sums, add=add, **named: (sums.append(1), add(*given, **named))[1]
+            distributed.all_reduce = lambda *given, sums=sums, add=add, **named: (
+                sums.append(1),
+                add(*given, **named),
+            )[1]
             state = train(replace(run, evaluation=Measured()), here)
             distributed.all_reduce = add
-            shares = [is_shared_out(parameter) for parameter in state.model.parameters()]
+            shares = [is_sharded_tensor(parameter) for parameter in state.model.parameters()]
             assert any(shares) == (run.parallel != "ddp"), shares
-            for mesh in {parameter.device_mesh for parameter in state.model.parameters() if is_shared_out(parameter)}:
-                waits = [group._get_backend(CPU).options._timeout.total_seconds() for group in mesh.get_all_groups()]
+            for mesh in {
+                parameter.device_mesh
+                for parameter in state.model.parameters()
+                if is_sharded_tensor(parameter)
+            }:
+                waits = [
+                    group._get_backend(CPU).options._timeout.total_seconds()
+                    for group in mesh.get_all_groups()
+                ]
                 assert waits == [run.timeout_s] * mesh.ndim, waits
-            if world.first:
+            if world.is_main:
                 (Path(folder) / "all_reduces").write_text(str(len(sums)))
     finally:
-        leave(world)
+        destroy_world(world)
 
 
 def kept(run) -> dict[str, np.ndarray]:
     folder = checkpoint.newest(Path(run.out))
     assert folder.name == "step_00000003"
-    return {name: array for file in (checkpoint.MODEL, checkpoint.OPTIMIZER) for name, array in load_file(folder / file).items()}
+    return {
+        name: array
+        for file in (checkpoint.MODEL, checkpoint.OPTIMIZER)
+        for name, array in load_file(folder / file).items()
+    }
 
 
 def alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], apart: float = 1e-10) -> bool:
     assert ours.keys() == theirs.keys()
-    return all(ours[name].shape == theirs[name].shape and np.allclose(ours[name], theirs[name], rtol=0, atol=apart) for name in ours)
+    return all(
+        ours[name].shape == theirs[name].shape
+        and np.allclose(ours[name], theirs[name], rtol=0, atol=apart)
+        for name in ours
+    )
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_train_what_one_trains(tmp_path, scenes, count):
     """Also one that goes on alone where they stopped, and they where one stopped: what is kept is whole."""
-    runs = {name: case(tmp_path / name, scenes, **changes) for name, changes in CASES[count].items()}
+    runs = {
+        name: case(tmp_path / name, scenes, **changes) for name, changes in CASES[count].items()
+    }
     on = case(tmp_path / "on", scenes, **CASES[count]["fsdp"])
     alone = {name: replace(run, out=str(tmp_path / f"{name}_alone")) for name, run in runs.items()}
     for run in alone.values():
         Path(run.out).mkdir()
         train(replace(run, evaluation=Measured()))
-    shutil.copytree(Path(alone["fsdp"].out) / "checkpoints" / "step_00000002", Path(on.out) / "checkpoints" / "step_00000002")
-    halves = [case(tmp_path / name, scenes, **changes) for name, changes in HALVES.items() if count == 2]
+    shutil.copytree(
+        Path(alone["fsdp"].out) / "checkpoints" / "step_00000002",
+        Path(on.out) / "checkpoints" / "step_00000002",
+    )
+    halves = [
+        case(tmp_path / name, scenes, **changes) for name, changes in HALVES.items() if count == 2
+    ]
     fork(count, by_ranks, [run.out for run in (*runs.values(), on, *halves)])
-    assert not halves or alike(*map(kept, halves), apart=1e-6), "in half precision sharding rounds nothing that is not rounded without"
+    assert not halves or alike(*map(kept, halves), apart=1e-6), (
+        "in half precision sharding rounds nothing that is not rounded without"
+    )
     for name, run in runs.items():
         assert alike(kept(alone[name]), kept(run)), name
         best = checkpoint.verify(Path(run.out) / "checkpoints" / checkpoint.BEST)["score"]
-        assert best == pytest.approx(checkpoint.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"], rel=1e-12), name
+        assert best == pytest.approx(
+            checkpoint.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"],
+            rel=1e-12,
+        ), name
     assert alike(kept(alone["fsdp"]), kept(on))
     assert (Path(runs["ddp"].out) / "all_reduces").read_text() == "3", "one for each step"
     shutil.rmtree(Path(runs["fsdp"].out) / "checkpoints" / "step_00000003")
@@ -140,12 +183,12 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
 @pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
-    with pytest.raises(Fault, match=rf"^--parallel hsdp.*{nodes}.*{each}"):
+    with pytest.raises(GigamaskError, match=rf"^--parallel hsdp.*{nodes}.*{each}"):
         shard(encoder, World(0, size, 0, nodes), "hsdp", half=None, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])
 def test_some_optimizers_want_whole_parameters(optimizer):
     name = type(optimizer).__name__
-    with pytest.raises(Fault, match=rf"^--parallel hsdp.*{name}.*--parallel ddp"):
+    with pytest.raises(GigamaskError, match=rf"^--parallel hsdp.*{name}.*--parallel ddp"):
         replace(little(), optimizer=optimizer, parallel="hsdp").check()

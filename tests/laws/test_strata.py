@@ -9,26 +9,43 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gigamask.interfaces import Sampler, SampleTable
 from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
-from gigamask.seams import Items, Sampler
 
 SIZES = st.tuples(*[st.integers(0, 25)] * 3).filter(any)
 RATIOS = st.tuples(*[st.integers(0, 12)] * 3).filter(any)
 Strata = partial(Stratified, epoch_length="data")
 SAMPLERS = st.one_of(
-    st.builds(partial, st.just(Stratified), st.just(("granularity",)), st.none() | st.integers(1, 40)),
-    st.builds(partial, st.just(InterleavedStrata), RATIOS | st.none(), st.integers(1, 5), st.none() | st.integers(1, 40)),
-    st.builds(partial, st.just(Strata), st.permutations(["granularity", "tar"]).map(tuple), st.none() | st.integers(1, 9)),
+    st.builds(
+        partial, st.just(Stratified), st.just(("granularity",)), st.none() | st.integers(1, 40)
+    ),
+    st.builds(
+        partial,
+        st.just(InterleavedStrata),
+        RATIOS | st.none(),
+        st.integers(1, 5),
+        st.none() | st.integers(1, 40),
+    ),
+    st.builds(
+        partial,
+        st.just(Strata),
+        st.permutations(["granularity", "tar"]).map(tuple),
+        st.none() | st.integers(1, 9),
+    ),
     st.builds(partial, st.just(Strata), st.just(RELEVANCE), st.none() | st.integers(1, 9)),
 )
 """Not built yet: the checks of types spend numbers of `random`, which strategies must not."""
 
 
-def mixed(sizes: tuple[int, int, int], tars: int = 3, seed: int = 0) -> Items:
+def mixed(sizes: tuple[int, int, int], tars: int = 3, seed: int = 0) -> SampleTable:
     generator = np.random.default_rng(sum(sizes))
     granularity = generator.permutation(np.repeat(np.arange(3, dtype=np.int32), sizes))
     tar = np.sort(generator.integers(tars, size=len(granularity)))
-    return Items(len(granularity), {"granularity": granularity, "tar": tar, "complexity": tar, "domain": np.zeros_like(tar)}, seed)
+    return SampleTable(
+        len(granularity),
+        {"granularity": granularity, "tar": tar, "complexity": tar, "domain": np.zeros_like(tar)},
+        seed,
+    )
 
 
 def can(sampler: Sampler, sizes: tuple[int, int, int]) -> bool:
@@ -36,18 +53,24 @@ def can(sampler: Sampler, sizes: tuple[int, int, int]) -> bool:
     return ratio is None or all(size or not part for size, part in zip(sizes, ratio, strict=True))
 
 
-def levels(sampler: Sampler, items: Items, epochs: int) -> np.ndarray:
-    return items.columns["granularity"][np.concatenate([sampler.order(items, epoch, None) for epoch in range(epochs)])]
+def levels(sampler: Sampler, items: SampleTable, epochs: int) -> np.ndarray:
+    return items.columns["granularity"][
+        np.concatenate([sampler.order(items, epoch, None) for epoch in range(epochs)])
+    ]
 
 
 def in_windows(found: np.ndarray, length: int) -> np.ndarray:
     """How many of each stratum stand in each window."""
-    sums = np.cumsum(np.concatenate([np.zeros((1, 3), int), found[:, None] == np.arange(3)]), axis=0)
+    sums = np.cumsum(
+        np.concatenate([np.zeros((1, 3), int), found[:, None] == np.arange(3)]), axis=0
+    )
     return sums[length:] - sums[:-length]
 
 
 @given(SIZES, SAMPLERS, st.integers(0, 3), st.integers(0, 9))
-def test_orders_depend_on_seed_and_epoch_alone_and_their_length_on_neither(sizes, make, seed, epoch):
+def test_orders_depend_on_seed_and_epoch_alone_and_their_length_on_neither(
+    sizes, make, seed, epoch
+):
     sampler = make()
     assume(can(sampler, sizes))
     items = mixed(sizes, seed=seed)
@@ -67,8 +90,13 @@ def test_orders_depend_on_seed_and_epoch_alone_and_their_length_on_neither(sizes
 @given(SIZES, st.integers(0, 3), st.none() | st.integers(1, 40), st.integers(0, 5))
 def test_strata_are_exactly_equal(sizes, seed, number, epoch):
     items = mixed(sizes, seed=seed)
-    counts = np.bincount(items.columns["granularity"][Stratified(per_stratum=number).order(items, epoch, None)], minlength=3)
-    assert counts.tolist() == [(number or min(size for size in sizes if size)) if size else 0 for size in sizes]
+    counts = np.bincount(
+        items.columns["granularity"][Stratified(per_stratum=number).order(items, epoch, None)],
+        minlength=3,
+    )
+    assert counts.tolist() == [
+        (number or min(size for size in sizes if size)) if size else 0 for size in sizes
+    ]
 
 
 @given(SIZES, RATIOS, st.none() | st.integers(1, 40), st.integers(1, 70))
@@ -96,9 +124,14 @@ def test_every_rank_holds_the_ratio(sizes, ratio, ranks, per_epoch):
         assert (in_windows(found[rank::ranks], period) * gcd(*ratio) == ratio).all()
 
 
-@given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))
+@given(
+    SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12), st.integers(0, 5)
+)
 def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, steps, start):
-    found, there = levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
+    found, there = (
+        levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4),
+        np.array(sizes) > 0,
+    )
     assert len(found) % (4 * ranks * there.sum()) == 0
     for world in (world for world in range(1, ranks + 1) if ranks % world == 0):
         for rank in range(world):
@@ -112,12 +145,17 @@ def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, 
 @given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12))
 def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
     """Ranks that are balanced each for itself could all be at the same stratum at the same time."""
-    found, there = levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
+    found, there = (
+        levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4),
+        np.array(sizes) > 0,
+    )
     batch = min(steps * ranks, len(found))
     assert np.abs(in_windows(found, batch)[::ranks][:, there] - batch / there.sum()).max() < 1
 
 
-@given(SIZES, st.integers(1, 9), st.permutations(["granularity", "tar"]), st.none() | st.integers(1, 9))
+@given(
+    SIZES, st.integers(1, 9), st.permutations(["granularity", "tar"]), st.none() | st.integers(1, 9)
+)
 def test_joint_cells_are_exactly_equal(sizes, tars, attributes, number):
     items = mixed(sizes, tars)
     order = Strata(attributes=tuple(attributes), per_stratum=number).order(items, 2, None)
@@ -132,17 +170,32 @@ def test_items_of_a_cell_come_up_equally_often(sizes, make, seed, epochs):
     sampler = make()
     assume(can(sampler, sizes))
     items = mixed(sizes, seed=seed)
-    counts = sum(np.bincount(sampler.order(items, epoch, None), minlength=items.count) for epoch in range(epochs))
-    cells = items.columns["granularity"] * 3 + (items.columns["tar"] if getattr(sampler, "epoch_length", None) == "data" else 0)
+    counts = sum(
+        np.bincount(sampler.order(items, epoch, None), minlength=items.count)
+        for epoch in range(epochs)
+    )
+    cells = items.columns["granularity"] * 3 + (
+        items.columns["tar"] if getattr(sampler, "epoch_length", None) == "data" else 0
+    )
     assert all(np.ptp(counts[cells == cell]) <= 1 for cell in np.unique(cells))
 
 
-DEFAULTS = [Stratified(), Strata(("granularity", "tar")), Strata(RELEVANCE), InterleavedStrata(), InterleavedStrata(None)]
+DEFAULTS = [
+    Stratified(),
+    Strata(("granularity", "tar")),
+    Strata(RELEVANCE),
+    InterleavedStrata(),
+    InterleavedStrata(None),
+]
 
 
 @pytest.mark.parametrize("sampler", DEFAULTS)
 @given(st.tuples(*[st.integers(20, 40)] * 3))
 @settings(max_examples=6)
 def test_epochs_and_seeds_differ(sampler, sizes):
-    orders = [sampler.order(mixed(sizes, seed=seed), epoch, None).tobytes() for seed in (0, 1) for epoch in (0, 1)]
+    orders = [
+        sampler.order(mixed(sizes, seed=seed), epoch, None).tobytes()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
     assert len(set(orders)) == 4

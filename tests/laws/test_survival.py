@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gigamask.samplers.hard_examples import LossWeighted
-from gigamask.train import checkpoint
-from gigamask.train.loop import train
+from gigamask.training import checkpoint
+from gigamask.training.trainer import train
 from tests.laws.test_training import run_in, same
 
 KILLS = 30
@@ -19,10 +19,18 @@ MOST_S = 120
 def test_thirty_kills_at_any_moment(tmp_path, scenes):
     """Also while it loads, saves or prunes: checkpoints are written after every update, and each process is killed soon after its first."""
     steps, chance = 90, random.Random(0)
-    parts = {"steps": steps, "save_every": 1, "log_every": 100, "batch_size": 1, "sampler": LossWeighted(per_epoch=8)}
+    parts = {
+        "steps": steps,
+        "save_every": 1,
+        "log_every": 100,
+        "batch_size": 1,
+        "sampler": LossWeighted(per_epoch=8),
+    }
     whole = train(run_in(tmp_path / "whole", scenes, **parts))
     run = run_in(tmp_path / "killed", scenes, **parts)
-    context = multiprocessing.get_context("fork")  # so that the thirty need not start Python; torch computes with one thread here
+    context = multiprocessing.get_context(
+        "fork"
+    )  # so that the thirty need not start Python; torch computes with one thread here
     reached, deadline = [], time.monotonic() + MOST_S
     for _ in range(KILLS):
         process = context.Process(target=train, args=(run,))
@@ -33,7 +41,9 @@ def test_thirty_kills_at_any_moment(tmp_path, scenes):
         time.sleep(chance.uniform(0, 0.05))
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL, "it was to be killed before its end; give it more steps"
+        assert process.exitcode == -signal.SIGKILL, (
+            "it was to be killed before its end; give it more steps"
+        )
         reached.append(newest(run))
     assert reached == sorted(reached)
     assert 0 < reached[0] < reached[-1] < steps
@@ -52,4 +62,4 @@ def test_a_killed_run_may_be_resumed_with_other_workers(tmp_path, scenes):
     whole = train(replace(run, out=str(tmp_path / "run")))
     for folder in checkpoint.complete(tmp_path / "run" / "checkpoints")[1:]:
         folder.rename(tmp_path / folder.name)
-    assert same(whole, train(replace(run, loading=replace(run.loading, workers=1))))
+    assert same(whole, train(replace(run, loader=replace(run.loader, workers=1))))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.draws import draw
-from gigamask.faults import Fault
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import SampleTable
+from gigamask.rng import make_rng
 from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset
-from gigamask.seams import Items
 from tests.orders import listed
 
 SIZES = st.lists(st.integers(0, 25) | st.just(1), max_size=9)
@@ -16,21 +16,28 @@ SOME = SIZES.filter(lambda sizes: sum(sizes) > 0)
 PER_TAR, SEEDS = st.integers(1, 30), st.integers(0, 2**40)
 
 
-def items_of(sizes: list[int], seed: int = 0) -> Items:
+def items_of(sizes: list[int], seed: int = 0) -> SampleTable:
     """Items whose tars' numbers have gaps."""
-    return Items(sum(sizes), {"tar": np.repeat(3 * np.arange(len(sizes), dtype=np.int32) + 1, sizes)}, seed)
+    return SampleTable(
+        sum(sizes), {"tar": np.repeat(3 * np.arange(len(sizes), dtype=np.int32) + 1, sizes)}, seed
+    )
 
 
-def exposures(sampler, items: Items, epochs: int) -> np.ndarray:
+def exposures(sampler, items: SampleTable, epochs: int) -> np.ndarray:
     """How often each item was visited up to the end of each epoch."""
-    counts = [np.bincount(listed(sampler.order(items, epoch, None)), minlength=items.count) for epoch in range(epochs)]
+    counts = [
+        np.bincount(listed(sampler.order(items, epoch, None)), minlength=items.count)
+        for epoch in range(epochs)
+    ]
     return np.cumsum(counts, axis=0)
 
 
-def spread(counts: np.ndarray, items: Items) -> int:
+def spread(counts: np.ndarray, items: SampleTable) -> int:
     """The largest difference between how often two items of one tar were visited, at the end of any epoch."""
     tars = items.columns["tar"]
-    return max((int(np.ptp(counts[:, tars == tar], axis=1).max()) for tar in np.unique(tars)), default=0)
+    return max(
+        (int(np.ptp(counts[:, tars == tar], axis=1).max()) for tar in np.unique(tars)), default=0
+    )
 
 
 def runs(labels: np.ndarray) -> np.ndarray:
@@ -45,7 +52,9 @@ def test_tar_aware_takes_up_to_so_many_of_each_tar_one_after_the_other(sizes, pe
     assert order.dtype == np.int64
     assert len(np.unique(order)) == len(order)
     tars = items.columns["tar"][order]
-    assert np.bincount(tars, minlength=28)[1::3][: len(sizes)].tolist() == [min(size, per_tar) for size in sizes]
+    assert np.bincount(tars, minlength=28)[1::3][: len(sizes)].tolist() == [
+        min(size, per_tar) for size in sizes
+    ]
     assert len(runs(tars)) == np.count_nonzero(sizes)
 
 
@@ -62,7 +71,9 @@ def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch)
     items = items_of(sizes, seed)
     order = TarSubset(per_tar, mixed=True).order(items, epoch, None)
     assert order.dtype == np.int64
-    assert np.bincount(items.columns["tar"][order], minlength=28)[1::3][: len(sizes)].tolist() == [per_tar * (size > 0) for size in sizes]
+    assert np.bincount(items.columns["tar"][order], minlength=28)[1::3][: len(sizes)].tolist() == [
+        per_tar * (size > 0) for size in sizes
+    ]
     counts = np.bincount(order, minlength=items.count)
     assert spread(counts[None], items) <= 1
 
@@ -93,17 +104,19 @@ def test_streaming_epochs_of_equal_tars_hold_whole_ones(tars, size, number, seed
 
 @given(SOME, st.integers(1, 5), SEEDS, st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(sizes, nodes, seed, named):
+def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(
+    sizes, nodes, seed, named
+):
     items = items_of(sizes, seed)
     # Tars without items lie somewhere, too.
     owner = items.columns["tar"] * nodes // (items.columns["tar"][-1] + 1)
     if len(np.unique(owner)) < nodes:
-        with pytest.raises(Fault, match=r"^node [0-9] of [0-9]"):
+        with pytest.raises(GigamaskError, match=r"^node [0-9] of [0-9]"):
             Sharded(nodes).order(items, 0, None)
         return
     if named:
-        owner = (nodes - 1 - owner)[draw(seed, "test").permutation(items.count)]
-        items = Items(items.count, {"place": owner.astype(np.int16)}, seed)
+        owner = (nodes - 1 - owner)[make_rng(seed, "test").permutation(items.count)]
+        items = SampleTable(items.count, {"place": owner.astype(np.int16)}, seed)
     sampler = Sharded(nodes, "place" if named else None)
     largest = np.bincount(owner).max()
     epochs = [sampler.order(items, epoch, None) for epoch in range(4)]

@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.model.sizes import tiny
-from gigamask.model.start import build
-from gigamask.predict.automatic import AutomaticMasks, Found, crop_boxes, point_grid, segmentations, uncropped
-from gigamask.predict.transform import ResizeLongestSide
-from gigamask.prepare.synthetic import compose_scene
+from gigamask.inference.automatic_mask_generator import (
+    MaskProposals,
+    SamAutomaticMaskGenerator,
+    crop_boxes,
+    point_grid,
+    segmentations,
+    uncropped,
+)
+from gigamask.inference.resize_longest_side import ResizeLongestSide
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
+from gigamask.synthetic.scenes import compose_scene
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,7 +33,9 @@ def processor():
 @pytest.mark.parametrize(("layers", "points"), [(0, 32), (1, 8), (2, 9)])
 @pytest.mark.parametrize("size", [(259, 316), (400, 120), (64, 64)])
 def test_crops_and_their_points_agree(processor, layers, points, size):
-    boxes, grids, _, _ = processor.generate_crop_boxes(np.zeros((*size, 3), np.uint8), 1024, layers, 512 / 1500, points)
+    boxes, grids, _, _ = processor.generate_crop_boxes(
+        np.zeros((*size, 3), np.uint8), 1024, layers, 512 / 1500, points
+    )
     mine = crop_boxes(size, layers, 512 / 1500)
     assert [list(box) for box, _ in mine] == boxes.tolist()
     for (box, _), theirs in zip(mine, grids[0].swapaxes(0, 1), strict=True):
@@ -38,8 +47,14 @@ def test_crops_and_their_points_agree(processor, layers, points, size):
 def blobs(embedding, mask_image, prompts):
     """Answers each point with three discs around it, on the low-resolution grid of a model of 64 px, whatever the picture is."""
     place = torch.arange(32) * 2 + 0.5
-    far = (place[:, None] - prompts.points_xy_input[:, :1, 1:, None]) ** 2 + (place - prompts.points_xy_input[:, :1, :1, None]) ** 2
-    radius = torch.tensor([4.0, 9.0, 20.0])[:, None, None] * prompts.points_xy_input[:, :1, :1, None] / 32
+    far = (place[:, None] - prompts.points_xy_input[:, :1, 1:, None]) ** 2 + (
+        place - prompts.points_xy_input[:, :1, :1, None]
+    ) ** 2
+    radius = (
+        torch.tensor([4.0, 9.0, 20.0])[:, None, None]
+        * prompts.points_xy_input[:, :1, :1, None]
+        / 32
+    )
     iou = torch.rand(len(mask_image), 3, generator=torch.Generator().manual_seed(0))
     return (radius - far.sqrt()).float(), iou
 
@@ -49,16 +64,22 @@ def test_filters_boxes_and_runs_agree(processor, crop, monkeypatch):
     """One batch of a crop: the same masks pass, with the same boxes, and are the same runs on the whole image."""
     image, size = compose_scene(1, 3).pixels, (259, 316)
     x0, y0, x1, y1 = crop
-    model = build(replace(tiny(), input_side=64), 0).eval()
+    model = build_model(replace(tiny(), image_size=64), 0).eval()
     monkeypatch.setattr(model, "decode", blobs)
-    asked = AutomaticMasks(model, pred_iou_thresh=0.3, stability_score_thresh=0.7)
+    asked = SamAutomaticMaskGenerator(model, pred_iou_thresh=0.3, stability_score_thresh=0.7)
     asked.predictor.set_image(image[y0:y1, x0:x1])
     points = point_grid(6) * (x1 - x0, y1 - y0)
     parts = list(asked._ask(points, crop, size))
-    found = Found.concatenate(parts)
-    coords = torch.from_numpy(asked.predictor.transform.apply_coords(points, (y1 - y0, x1 - x0)))[:, None]
-    logits, iou, _ = asked.predictor.predict_torch(coords, torch.ones(len(points), 1), return_logits=True)
-    masks, scores, boxes = processor.filter_masks(logits[None].flatten(0, 1), iou, size, list(crop), 0.3, 0.7, 0.0, 1.0)
+    found = MaskProposals.concatenate(parts)
+    coords = torch.from_numpy(asked.predictor.transform.apply_coords(points, (y1 - y0, x1 - x0)))[
+        :, None
+    ]
+    logits, iou, _ = asked.predictor.predict_torch(
+        coords, torch.ones(len(points), 1), return_logits=True
+    )
+    masks, scores, boxes = processor.filter_masks(
+        logits[None].flatten(0, 1), iou, size, list(crop), 0.3, 0.7, 0.0, 1.0
+    )
     assert len(found) == len(scores) > 3
     assert len(found) < iou.numel() - 10
     assert found.predicted_iou.tolist() == scores.tolist()

@@ -9,21 +9,36 @@ from pycocotools import mask as codes
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from gigamask.evaluate import boundary_scores
-from gigamask.evaluate.average_precision import PROPOSALS, Found, Protocol, measure
-from gigamask.geometry.boundary import inner_band
-from gigamask.geometry.runs import Runs
+from gigamask.evaluation import boundary
+from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_ap
+from gigamask.masks.boundary import inner_band
+from gigamask.masks.rle import RLEMasks
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-COCO_NAMES = ["AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "AR@1", "AR@10", "AR@100", "AR@100 small", "AR@100 medium", "AR@100 large"]
+COCO_NAMES = [
+    "AP",
+    "AP50",
+    "AP75",
+    "AP small",
+    "AP medium",
+    "AP large",
+    "AR@1",
+    "AR@10",
+    "AR@100",
+    "AR@100 small",
+    "AR@100 medium",
+    "AR@100 large",
+]
 
 
-def as_coco(images: list[Found], found: bool, by_class: bool) -> COCO:
+def as_coco(images: list[ImageDetections], found: bool, by_class: bool) -> COCO:
     """A data set as a person who writes COCO's json by hand would make it."""
     annotations = []
     for number, image in enumerate(images):
-        masks, classes = (image.found, image.found_classes) if found else (image.truth, image.truth_classes)
+        masks, classes = (
+            (image.found, image.found_classes) if found else (image.truth, image.truth_classes)
+        )
         areas = masks.to_dense().sum((1, 2))
         for i, counts in enumerate(masks.to_coco()):
             annotation = {
@@ -43,7 +58,10 @@ def as_coco(images: list[Found], found: bool, by_class: bool) -> COCO:
             annotations.append(annotation)
     data = COCO()
     data.dataset = {
-        "images": [{"id": number, "height": image.truth.size[0], "width": image.truth.size[1]} for number, image in enumerate(images)],
+        "images": [
+            {"id": number, "height": image.truth.size[0], "width": image.truth.size[1]}
+            for number, image in enumerate(images)
+        ],
         "annotations": annotations,
         "categories": [{"id": each} for each in range(10)],
     }
@@ -51,28 +69,50 @@ def as_coco(images: list[Found], found: bool, by_class: bool) -> COCO:
     return data
 
 
-def by_pycocotools(images: list[Found], protocol: Protocol) -> dict[str, float | None]:
+def by_pycocotools(
+    images: list[ImageDetections], protocol: CocoProtocol
+) -> dict[str, float | None]:
     """The same numbers by pycocotools; those its `summarize` does not know are read from its curves."""
     with contextlib.redirect_stdout(io.StringIO()):
-        judge = COCOeval(as_coco(images, False, protocol.by_class), as_coco(images, True, protocol.by_class), "segm")
+        judge = COCOeval(
+            as_coco(images, False, protocol.by_class),
+            as_coco(images, True, protocol.by_class),
+            "segm",
+        )
         judge.params.maxDets = list(protocol.max_found)
         judge.params.useCats = int(protocol.by_class)
         judge.evaluate()
         judge.accumulate()
         if protocol.max_found == (1, 10, 100):
             judge.summarize()
-            return {name: None if value == -1 else value for name, value in zip(COCO_NAMES, judge.stats, strict=True)}
+            return {
+                name: None if value == -1 else value
+                for name, value in zip(COCO_NAMES, judge.stats, strict=True)
+            }
     precision, recall, top = judge.eval["precision"], judge.eval["recall"], protocol.max_found[-1]
-    arrays = {"AP": precision[..., 0, -1], "AP50": precision[0, ..., 0, -1], "AP75": precision[5, ..., 0, -1]}
-    arrays |= {f"AP {name}": precision[..., area, -1] for area, name in enumerate(("small", "medium", "large"), 1)}
+    arrays = {
+        "AP": precision[..., 0, -1],
+        "AP50": precision[0, ..., 0, -1],
+        "AP75": precision[5, ..., 0, -1],
+    }
+    arrays |= {
+        f"AP {name}": precision[..., area, -1]
+        for area, name in enumerate(("small", "medium", "large"), 1)
+    }
     arrays |= {f"AR@{k}": recall[..., 0, place] for place, k in enumerate(protocol.max_found)}
-    arrays |= {f"AR@{top} {name}": recall[..., area, -1] for area, name in enumerate(("small", "medium", "large"), 1)}
-    return {name: np.mean(array[array > -1]) if (array > -1).any() else None for name, array in arrays.items()}
+    arrays |= {
+        f"AR@{top} {name}": recall[..., area, -1]
+        for area, name in enumerate(("small", "medium", "large"), 1)
+    }
+    return {
+        name: np.mean(array[array > -1]) if (array > -1).any() else None
+        for name, array in arrays.items()
+    }
 
 
-def compare(images: list[Found], protocol: Protocol | None = None) -> dict:
-    protocol = protocol or Protocol()
-    result, expected = measure(images, protocol), by_pycocotools(images, protocol)
+def compare(images: list[ImageDetections], protocol: CocoProtocol | None = None) -> dict:
+    protocol = protocol or CocoProtocol()
+    result, expected = coco_ap(images, protocol), by_pycocotools(images, protocol)
     assert [name for name in result if name[:2] in ("AP", "AR")] == list(expected)
     for name, value in expected.items():
         if value is None:
@@ -89,24 +129,32 @@ def shapes(random: np.random.Generator, count: int, size: tuple[int, int]) -> np
     for mask in masks:
         centre, half = random.uniform(0, size), random.uniform(0, 1) ** 2 * np.array(size) / 1.5
         away = np.abs(y - centre[0]) / max(half[0], 0.1), np.abs(x - centre[1]) / max(half[1], 0.1)
-        mask[:] = np.maximum(*away) < 1 if random.random() < 0.5 else away[0] ** 2 + away[1] ** 2 < 1
+        mask[:] = (
+            np.maximum(*away) < 1 if random.random() < 0.5 else away[0] ** 2 + away[1] ** 2 < 1
+        )
     return masks
 
 
 def jitter(random: np.random.Generator, masks: np.ndarray) -> np.ndarray:
     """The masks, each moved by some pixels, so that IoU falls anywhere."""
-    return np.array([np.roll(mask, random.integers(-6, 7, 2), (0, 1)) for mask in masks], bool).reshape(masks.shape)
+    return np.array(
+        [np.roll(mask, random.integers(-6, 7, 2), (0, 1)) for mask in masks], bool
+    ).reshape(masks.shape)
 
 
-def scene(random: np.random.Generator, truths: int, founds: int, levels: int = 20) -> Found:
+def scene(
+    random: np.random.Generator, truths: int, founds: int, levels: int = 20
+) -> ImageDetections:
     """An image whose found masks are the truth moved, copied and made up, with `levels` different scores, so that ties abound."""
     size = tuple(map(int, random.integers(40, 160, 2)))
     truth = shapes(random, truths, size)
     made = [jitter(random, truth[random.integers(0, truths, founds)])] if truths else []
-    found = np.concatenate([*made, shapes(random, founds, size)])[random.permutation(founds * (1 + len(made)))[:founds]]
-    return Found(
-        Runs.from_dense(truth),
-        Runs.from_dense(found.reshape(founds, *size)),
+    found = np.concatenate([*made, shapes(random, founds, size)])[
+        random.permutation(founds * (1 + len(made)))[:founds]
+    ]
+    return ImageDetections(
+        RLEMasks.from_dense(truth),
+        RLEMasks.from_dense(found.reshape(founds, *size)),
         random.integers(0, levels, founds) / levels,
         crowd=random.random(truths) < 0.2,
         truth_classes=random.integers(0, 3, truths),
@@ -115,10 +163,22 @@ def scene(random: np.random.Generator, truths: int, founds: int, levels: int = 2
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("protocol", [Protocol(), Protocol(by_class=False), PROPOSALS, Protocol((3, 5))], ids=["coco", "agnostic", "1000", "few"])
+@pytest.mark.parametrize(
+    "protocol",
+    [CocoProtocol(), CocoProtocol(by_class=False), PROPOSALS, CocoProtocol((3, 5))],
+    ids=["coco", "agnostic", "1000", "few"],
+)
 def test_random_images(seed, protocol):
     random = np.random.default_rng(seed)
-    images = [scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=int(random.choice([1, 3, 1000]))) for _ in range(12)]
+    images = [
+        scene(
+            random,
+            int(random.integers(0, 9)),
+            int(random.integers(0, 25)),
+            levels=int(random.choice([1, 3, 1000])),
+        )
+        for _ in range(12)
+    ]
     result = compare(images, protocol)
     assert 0 < result["AP"] < 1
 
@@ -127,7 +187,7 @@ def test_more_masks_than_count():
     """1,100 masks in an image, of which those beyond 100 or 1,000 must not count, whatever their scores tie with."""
     random = np.random.default_rng(1)
     images = [scene(random, 5, 1100, levels) for levels in (1, 2, 10_000)]
-    result = compare(images, Protocol((100, 1000), by_class=False))
+    result = compare(images, CocoProtocol((100, 1000), by_class=False))
     assert result["AR@100"] < result["AR@1000"] == compare(images, PROPOSALS)["AR@1000"]
     assert result["found"] == 3300
 
@@ -136,12 +196,19 @@ def test_images_without_truth_or_masks():
     random = np.random.default_rng(2)
     nothing, only_truth, only_found = scene(random, 0, 0), scene(random, 5, 0), scene(random, 0, 5)
     full = scene(random, 6, 9)
-    for images in ([nothing], [only_truth], [only_found], [nothing, only_truth, only_found], [full, nothing, only_found, only_truth, full], []):
-        for protocol in (Protocol(), PROPOSALS):
+    for images in (
+        [nothing],
+        [only_truth],
+        [only_found],
+        [nothing, only_truth, only_found],
+        [full, nothing, only_found, only_truth, full],
+        [],
+    ):
+        for protocol in (CocoProtocol(), PROPOSALS):
             result = compare(images, protocol)
             assert result["images"] == len(images)
-    assert measure([only_truth])["AP"] == 0
-    assert measure([only_found])["AP"] is None
+    assert coco_ap([only_truth])["AP"] == 0
+    assert coco_ap([only_found])["AP"] is None
 
 
 def test_identical_masks():
@@ -150,7 +217,15 @@ def test_identical_masks():
     one = shapes(random, 1, (80, 90))
     for truths, founds in ((1, 7), (7, 1), (4, 4)):
         for scores in (np.full(founds, 0.5), np.linspace(1, 0, founds)):
-            compare([Found(Runs.from_dense(one.repeat(truths, 0)), Runs.from_dense(one.repeat(founds, 0)), scores)])
+            compare(
+                [
+                    ImageDetections(
+                        RLEMasks.from_dense(one.repeat(truths, 0)),
+                        RLEMasks.from_dense(one.repeat(founds, 0)),
+                        scores,
+                    )
+                ]
+            )
 
 
 def test_all_background():
@@ -160,13 +235,21 @@ def test_all_background():
     empty, some = np.zeros((3, *size), bool), shapes(random, 3, size)
     for truth in (empty, some, np.concatenate([empty, some])):
         for found in (empty, some, np.concatenate([some, empty])):
-            compare([Found(Runs.from_dense(truth), Runs.from_dense(found), random.random(len(found)))])
+            compare(
+                [
+                    ImageDetections(
+                        RLEMasks.from_dense(truth),
+                        RLEMasks.from_dense(found),
+                        random.random(len(found)),
+                    )
+                ]
+            )
 
 
 def test_everything_is_crowd():
     image = scene(np.random.default_rng(5), 6, 30)
     crowd = np.ones(6, bool)
-    found = Found(image.truth, image.found, image.scores, crowd)
+    found = ImageDetections(image.truth, image.found, image.scores, crowd)
     result = compare([found])
     assert result["AP"] is None
     assert result["truth"] == 0
@@ -184,20 +267,25 @@ def test_thresholds_met_exactly():
     large = np.zeros((2, 40, 300), bool)
     large[0, :36, :256], large[1, :36, :257] = True, True
     for masks, guesses in ((truth, found), (large, large[::-1].copy())):
-        images = [Found(Runs.from_dense(mask[None]), Runs.from_dense(guess[None]), np.ones(1)) for mask, guess in zip(masks, guesses, strict=True)]
+        images = [
+            ImageDetections(
+                RLEMasks.from_dense(mask[None]), RLEMasks.from_dense(guess[None]), np.ones(1)
+            )
+            for mask, guess in zip(masks, guesses, strict=True)
+        ]
         compare(images)
 
 
 def test_stated_areas_decide_the_size():
     image = scene(np.random.default_rng(6), 8, 20)
     areas = np.random.default_rng(7).uniform(1, 20_000, 8)
-    compare([Found(image.truth, image.found, image.scores, truth_areas=areas)])
+    compare([ImageDetections(image.truth, image.found, image.scores, truth_areas=areas)])
 
 
 def test_scores_in_half_and_single_precision():
     image = scene(np.random.default_rng(8), 8, 40, levels=1000)
     for kind in (np.float16, np.float32):
-        compare([Found(image.truth, image.found, image.scores.astype(kind))])
+        compare([ImageDetections(image.truth, image.found, image.scores.astype(kind))])
 
 
 def test_images_of_many_sizes_and_their_order():
@@ -212,12 +300,23 @@ class ByBoundaries(COCOeval):
 
     def computeIoU(self, image, category):  # noqa: N802
         ious = super().computeIoU(image, category)
-        where = [(image, category)] if self.params.useCats else [(image, each) for each in self.params.catIds]
-        truth, found = ([each for place in where for each in masks[place]] for masks in (self._gts, self._dts))
+        where = (
+            [(image, category)]
+            if self.params.useCats
+            else [(image, each) for each in self.params.catIds]
+        )
+        truth, found = (
+            [each for place in where for each in masks[place]] for masks in (self._gts, self._dts)
+        )
         if not truth or not found:
             return ious
-        best = np.argsort([-each["score"] for each in found], kind="mergesort")[: self.params.maxDets[-1]]
-        drawn, guessed = ([band(codes.decode(each["segmentation"])) for each in some] for some in (truth, [found[i] for i in best]))
+        best = np.argsort([-each["score"] for each in found], kind="mergesort")[
+            : self.params.maxDets[-1]
+        ]
+        drawn, guessed = (
+            [band(codes.decode(each["segmentation"])) for each in some]
+            for some in (truth, [found[i] for i in best])
+        )
         edges = codes.iou(guessed, drawn, [0] * len(drawn))
         solid = [not each["iscrowd"] for each in truth]
         ious[:, solid] = np.minimum(ious, edges)[:, solid]
@@ -226,7 +325,7 @@ class ByBoundaries(COCOeval):
 
 def band(pixels: np.ndarray) -> dict:
     """The code of a mask's band."""
-    inside = inner_band(pixels.astype(bool), boundary_scores.Protocol().band_px(pixels.shape))
+    inside = inner_band(pixels.astype(bool), boundary.BoundaryProtocol().band_px(pixels.shape))
     return codes.encode(np.asfortranarray(inside.astype(np.uint8)))
 
 
@@ -234,7 +333,10 @@ def band(pixels: np.ndarray) -> dict:
 @pytest.mark.parametrize("seed", range(3))
 def test_boundary_average_precision(seed, by_class, monkeypatch):
     random = np.random.default_rng(seed)
-    images = [scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=1000) for _ in range(12)]
-    by_masks = measure(images, Protocol(by_class=by_class))["AP"]
+    images = [
+        scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=1000)
+        for _ in range(12)
+    ]
+    by_masks = coco_ap(images, CocoProtocol(by_class=by_class))["AP"]
     monkeypatch.setitem(globals(), "COCOeval", ByBoundaries)
-    assert compare(images, Protocol(by_class=by_class, boundaries=True))["AP"] < by_masks
+    assert compare(images, CocoProtocol(by_class=by_class, boundaries=True))["AP"] < by_masks

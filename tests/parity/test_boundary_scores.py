@@ -5,20 +5,35 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as faster
 
-from gigamask.evaluate.boundary_scores import boundary_f, boundary_iou
-from gigamask.geometry.runs import Runs
+from gigamask.evaluation.boundary import boundary_f, boundary_iou
+from gigamask.masks.rle import RLEMasks
 
 
 def blobs(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.ndarray:
     """Smooth regions with holes and islands, many of which touch the border."""
     noise = random.normal(size=(count, *size)).astype(np.float32)
-    return np.array([cv2.GaussianBlur(each, (0, 0), random.uniform(1, 6)) for each in noise]) > random.normal(0, 0.05, (count, 1, 1))
+    return np.array(
+        [cv2.GaussianBlur(each, (0, 0), random.uniform(1, 6)) for each in noise]
+    ) > random.normal(0, 0.05, (count, 1, 1))
 
 
 def odd_masks(size: tuple[int, int]) -> dict[str, np.ndarray]:
     """Masks at which definitions part ways."""
     height, width = size
-    names = ("empty", "full", "pixel", "corner", "last", "row", "column", "line", "diagonal", "ring", "frame", "checks")
+    names = (
+        "empty",
+        "full",
+        "pixel",
+        "corner",
+        "last",
+        "row",
+        "column",
+        "line",
+        "diagonal",
+        "ring",
+        "frame",
+        "checks",
+    )
     masks = {name: np.zeros(size, bool) for name in names}
     masks["full"][:] = True
     masks["pixel"][height // 2, width // 2] = True
@@ -44,7 +59,9 @@ def seg2bmap(mask: np.ndarray) -> np.ndarray:
         for x in range(width):
             right, below = x + 1 < width, y + 1 < height
             if right and below:
-                lines[y, x] = len({mask[y, x], mask[y, x + 1], mask[y + 1, x], mask[y + 1, x + 1]}) > 1
+                lines[y, x] = (
+                    len({mask[y, x], mask[y, x + 1], mask[y + 1, x], mask[y + 1, x + 1]}) > 1
+                )
             elif right:
                 lines[y, x] = mask[y, x] != mask[y, x + 1]
             elif below:
@@ -60,7 +77,10 @@ def f_by_distances(guess: np.ndarray, truth: np.ndarray) -> float:
     else:
         squares = ((found[:, None] - wanted[None]) ** 2).sum(-1)
         limit = np.ceil(0.008 * np.linalg.norm(guess.shape)) ** 2
-        precision, recall = (squares.min(1) <= limit).sum() / float(len(found)), (squares.min(0) <= limit).sum() / float(len(wanted))
+        precision, recall = (
+            (squares.min(1) <= limit).sum() / float(len(found)),
+            (squares.min(0) <= limit).sum() / float(len(wanted)),
+        )
     return 0.0 if precision + recall == 0 else 2 * precision * recall / (precision + recall)
 
 
@@ -68,8 +88,15 @@ def f_by_transform(guess: np.ndarray, truth: np.ndarray) -> float:
     """The same with an exact distance transform, for pictures too large to try all pairs."""
     found, wanted = seg2bmap(guess), seg2bmap(truth)
     limit = np.ceil(0.008 * np.linalg.norm(guess.shape))
-    near = [cv2.distanceTransform((~lines).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE) <= limit for lines in (found, wanted)]
-    precision, recall = (found & near[1]).sum() / found.sum(), (wanted & near[0]).sum() / wanted.sum()
+    near = [
+        cv2.distanceTransform((~lines).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+        <= limit
+        for lines in (found, wanted)
+    ]
+    precision, recall = (
+        (found & near[1]).sum() / found.sum(),
+        (wanted & near[0]).sum() / wanted.sum(),
+    )
     return 2 * precision * recall / (precision + recall)
 
 
@@ -92,9 +119,18 @@ def test_random_blobs(seed):
     random = np.random.default_rng(seed)
     size = tuple(map(int, random.integers(20, 90, 2)))
     truth = blobs(random, 8, size)
-    guess = np.array([np.roll(mask, random.integers(-4, 5, 2), (0, 1)) for mask in truth[random.permutation(8) if seed % 2 else np.arange(8)]])
-    assert boundary_f(guess, truth).tolist() == [f_by_distances(*pair) for pair in zip(guess, truth, strict=True)]
-    assert boundary_iou(guess, truth).tolist() == [iou_of_bands(*pair) for pair in zip(guess, truth, strict=True)]
+    guess = np.array(
+        [
+            np.roll(mask, random.integers(-4, 5, 2), (0, 1))
+            for mask in truth[random.permutation(8) if seed % 2 else np.arange(8)]
+        ]
+    )
+    assert boundary_f(guess, truth).tolist() == [
+        f_by_distances(*pair) for pair in zip(guess, truth, strict=True)
+    ]
+    assert boundary_iou(guess, truth).tolist() == [
+        iou_of_bands(*pair) for pair in zip(guess, truth, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("size", [(9, 13), (40, 31), (1, 1), (1, 7), (6, 1), (2, 2)])
@@ -111,15 +147,30 @@ def test_every_pair_of_odd_masks(size):
 def test_large_pictures():
     """Radii and widths of more than a pixel or two: 480 x 640 has 7 and 16."""
     random = np.random.default_rng(1)
-    truth = np.array([cv2.resize(mask.astype(np.uint8), (640, 480), interpolation=cv2.INTER_NEAREST) for mask in blobs(random, 3, (60, 80))]) > 0
+    truth = (
+        np.array(
+            [
+                cv2.resize(mask.astype(np.uint8), (640, 480), interpolation=cv2.INTER_NEAREST)
+                for mask in blobs(random, 3, (60, 80))
+            ]
+        )
+        > 0
+    )
     guess = np.array([np.roll(mask, (3, -6), (0, 1)) for mask in truth])
-    assert boundary_f(guess, truth).tolist() == [f_by_transform(*pair) for pair in zip(guess, truth, strict=True)]
-    assert boundary_iou(guess, truth).tolist() == [by_faster_coco_eval(*pair) for pair in zip(guess, truth, strict=True)]
+    assert boundary_f(guess, truth).tolist() == [
+        f_by_transform(*pair) for pair in zip(guess, truth, strict=True)
+    ]
+    assert boundary_iou(guess, truth).tolist() == [
+        by_faster_coco_eval(*pair) for pair in zip(guess, truth, strict=True)
+    ]
 
 
 def by_faster_coco_eval(guess: np.ndarray, truth: np.ndarray) -> float:
     """IoU of the bands that faster-coco-eval takes off run lengths."""
-    codes = [{"size": list(mask.shape), "counts": Runs.from_dense(mask[None]).to_coco()[0]} for mask in (guess, truth)]
+    codes = [
+        {"size": list(mask.shape), "counts": RLEMasks.from_dense(mask[None]).to_coco()[0]}
+        for mask in (guess, truth)
+    ]
     one, other = (faster.decode(faster.rleToBoundary(code, 0.02)).astype(bool) for code in codes)
     return (one & other).sum() / (one | other).sum() if (one | other).any() else 1.0
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.contracts import Prediction, Round, Truth
 from gigamask.prompts.clicks import input_to_cell
-from gigamask.prompts.policy import CentreClicks
+from gigamask.prompts.schedule import CenterClicks
+from gigamask.types import Prediction, PromptRound, Targets
 
 
 def squares(region: np.ndarray) -> np.ndarray:
@@ -32,11 +32,14 @@ def roots(region: np.ndarray) -> np.ndarray:
 
 
 def click_by_rule(truth, guess, valid, clicked, distance=squares) -> tuple[int, int, int]:
-    """The next click x, y and label; without an error left it confirms, as `CentreClicks` says, where the papers say nothing."""
+    """The next click x, y and label; without an error left it confirms, as `CenterClicks` says, where the papers say nothing."""
     free = np.ones(truth.shape, np.int64)
     for x, y in clicked:
         free[y, x] = 0
-    misses, alarms = distance(truth & ~guess & valid) * free, distance(~truth & guess & valid) * free
+    misses, alarms = (
+        distance(truth & ~guess & valid) * free,
+        distance(~truth & guess & valid) * free,
+    )
     chosen, label = (misses, 1) if misses.max() > alarms.max() else (alarms, 0)
     if chosen.max() == 0:
         chosen, label = distance(truth & valid) * free, 1
@@ -48,15 +51,23 @@ def click_by_rule(truth, guess, valid, clicked, distance=squares) -> tuple[int, 
     return int(x), int(y), label
 
 
-def play_and_compare(truth: np.ndarray, guesses: list[np.ndarray], valid: np.ndarray | None = None, distance=squares) -> list[tuple[int, int, int]]:
+def play_and_compare(
+    truth: np.ndarray, guesses: list[np.ndarray], valid: np.ndarray | None = None, distance=squares
+) -> list[tuple[int, int, int]]:
     """Plays a click against each guess, the first against none, and compares each with the rule's; returns the clicks."""
     valid = np.ones_like(truth) if valid is None else valid
-    given = Truth(torch.from_numpy(truth)[None], torch.from_numpy(valid)[None], torch.zeros(1, 4), (4.0, 4.0))
-    policy, played, clicks = CentreClicks(clicks=len(guesses) + 1), None, []
+    given = Targets(
+        torch.from_numpy(truth)[None], torch.from_numpy(valid)[None], torch.zeros(1, 4), (4.0, 4.0)
+    )
+    policy, played, clicks = CenterClicks(clicks=len(guesses) + 1), None, []
     for guess in [np.zeros_like(truth), *guesses]:
         if clicks:
             logits = torch.from_numpy(np.where(guess, 1.0, -1.0).astype(np.float32))[None, None]
-            played = Round(len(clicks) - 1, prompts, Prediction(logits, torch.ones(1, 1), torch.zeros(1, 1, 4, 4)))
+            played = PromptRound(
+                len(clicks) - 1,
+                prompts,
+                Prediction(logits, torch.ones(1, 1), torch.zeros(1, 1, 4, 4)),
+            )
         prompts = policy.next(played, given, None, 0.0)
         x, y = input_to_cell(prompts.points_xy_input[0, -2], given.cell_xy).tolist()
         found = x, y, int(prompts.labels[0, -2])
@@ -70,7 +81,9 @@ def play_and_compare(truth: np.ndarray, guesses: list[np.ndarray], valid: np.nda
 def blob(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     """Noise, or a smooth region."""
     noise = random.normal(size=size).astype(np.float32)
-    return (noise if random.random() < 0.3 else cv2.GaussianBlur(noise, (0, 0), random.uniform(0.8, 5))) > random.normal(0, 0.05)
+    return (
+        noise if random.random() < 0.3 else cv2.GaussianBlur(noise, (0, 0), random.uniform(0.8, 5))
+    ) > random.normal(0, 0.05)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -114,7 +127,11 @@ def test_thin_and_scattered_errors():
     size = (15, 17)
     y, x = np.mgrid[: size[0], : size[1]]
     row, column, dot = y == 7, x == 16, (y == 14) & (x == 0)
-    checks, ring, stairs = (x + y) % 2 == 0, (np.hypot(y - 7, x - 8) > 4) & (np.hypot(y - 7, x - 8) < 7), x == y
+    checks, ring, stairs = (
+        (x + y) % 2 == 0,
+        (np.hypot(y - 7, x - 8) > 4) & (np.hypot(y - 7, x - 8) < 7),
+        x == y,
+    )
     everything = [row, column, dot, checks, ring, stairs, x < 0, x >= 0]
     for truth in everything:
         play_and_compare(truth, everything)
@@ -133,5 +150,11 @@ def test_depths_a_hair_apart():
 def test_pictures_of_true_size(seed):
     random = np.random.default_rng(seed)
     size = (480, 640)
-    regions = [cv2.resize(blob(random, (48, 64)).astype(np.uint8), size[::-1], interpolation=cv2.INTER_LINEAR) > 0 for _ in range(4)]
+    regions = [
+        cv2.resize(
+            blob(random, (48, 64)).astype(np.uint8), size[::-1], interpolation=cv2.INTER_LINEAR
+        )
+        > 0
+        for _ in range(4)
+    ]
     play_and_compare(regions[0], regions[1:], distance=roots)

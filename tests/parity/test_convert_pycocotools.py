@@ -13,9 +13,9 @@ from pycocotools import mask as coco
 
 from gigamask.data import annotation
 from gigamask.data import index as indexes
-from gigamask.data.shards import Shards
-from gigamask.prepare.coco import CocoImage
-from gigamask.prepare.convert import Options, convert
+from gigamask.data.shards import ShardReader
+from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.convert_coco import CocoImage
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -48,7 +48,10 @@ def segmentation(random: np.random.Generator, height: int, width: int) -> list |
         told = coco.encode(np.asfortranarray(pixels.astype(np.uint8)))
         return {"size": [height, width], "counts": told["counts"].decode()}
     flat = np.concatenate([[False], pixels.T.ravel(), [not pixels[-1, -1]]])
-    return {"size": [height, width], "counts": np.diff(np.flatnonzero(flat[1:] != flat[:-1]), prepend=0).tolist()}
+    return {
+        "size": [height, width],
+        "counts": np.diff(np.flatnonzero(flat[1:] != flat[:-1]), prepend=0).tolist(),
+    }
 
 
 def as_coco_does(segmentation: list | dict, height: int, width: int) -> np.ndarray:
@@ -67,11 +70,17 @@ def test_a_thousand_annotations():
         height, width = map(int, random.integers(1, 120, 2))
         given = [segmentation(random, height, width) for _ in range(25)]
         expected = [as_coco_does(each, height, width) for each in given]
-        raws = [msgspec.Raw(json.dumps({"segmentation": each, "id": i, "image_id": 1}).encode()) for i, each in enumerate(given)]
+        raws = [
+            msgspec.Raw(json.dumps({"segmentation": each, "id": i, "image_id": 1}).encode())
+            for i, each in enumerate(given)
+        ]
         objects = CocoImage(1, "1.png", Path("1.png"), (height, width), raws, False).objects()
         filled = [i for i, mask in enumerate(expected) if mask.any()]
         assert [extra["id"] for extra in objects.extras] == filled
-        assert np.array_equal(objects.masks.to_dense(), np.array([expected[i] for i in filled]).reshape(-1, height, width))
+        assert np.array_equal(
+            objects.masks.to_dense(),
+            np.array([expected[i] for i in filled]).reshape(-1, height, width),
+        )
         assert len(objects.rejected) == len(given) - len(filled)
         empty += len(objects.rejected)
     assert empty > 20
@@ -80,12 +89,15 @@ def test_a_thousand_annotations():
 def check(folder, expected: dict[int, list[np.ndarray]]) -> None:
     """Compares the masks that the index finds under a folder with those expected of each image id."""
     index = indexes.build(folder, folder / "index")
-    shards = Shards(index.shard_paths)
+    shards = ShardReader(index.shard_paths)
     assert index.images["image_id"].tolist() == list(expected)
     for row, masks in enumerate(expected.values()):
         entry = annotation.parse(shards.read_entry(index, row)[1], "x")
         assert len(entry.masks) == len(masks) == index.images["masks"][row]
-        assert all(np.array_equal(found, mask) for found, mask in zip(entry.masks.to_dense(), masks, strict=True))
+        assert all(
+            np.array_equal(found, mask)
+            for found, mask in zip(entry.masks.to_dense(), masks, strict=True)
+        )
 
 
 def test_a_file_through_shards_and_index(tmp_path):
@@ -94,13 +106,30 @@ def test_a_file_through_shards_and_index(tmp_path):
     (tmp_path / "pictures").mkdir()
     for number in (12, 7, 100):
         height, width = map(int, random.integers(40, 90, 2))
-        images.append({"id": number, "file_name": f"{number}.png", "height": height, "width": width})
-        Image.fromarray(random.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(tmp_path / "pictures" / f"{number}.png")
+        images.append(
+            {"id": number, "file_name": f"{number}.png", "height": height, "width": width}
+        )
+        Image.fromarray(random.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(
+            tmp_path / "pictures" / f"{number}.png"
+        )
         given = [segmentation(random, height, width) for _ in range(9)]
-        annotations += [{"id": len(annotations) + i, "image_id": number, "segmentation": each} for i, each in enumerate(given)]
-        expected[number] = [mask for mask in (as_coco_does(each, height, width) for each in given) if mask.any()]
-    (tmp_path / "instances.json").write_text(json.dumps({"images": images, "annotations": annotations}))
-    convert(tmp_path / "instances.json", tmp_path / "pictures", tmp_path / "out", Options(), shard_images=2)
+        annotations += [
+            {"id": len(annotations) + i, "image_id": number, "segmentation": each}
+            for i, each in enumerate(given)
+        ]
+        expected[number] = [
+            mask for mask in (as_coco_does(each, height, width) for each in given) if mask.any()
+        ]
+    (tmp_path / "instances.json").write_text(
+        json.dumps({"images": images, "annotations": annotations})
+    )
+    convert(
+        tmp_path / "instances.json",
+        tmp_path / "pictures",
+        tmp_path / "out",
+        ConvertOptions(),
+        shard_images=2,
+    )
     check(tmp_path / "out", expected)
 
 
@@ -111,7 +140,11 @@ def test_coco128(real_data, tmp_path):
     pictures = {}
     for path in sorted(source.glob("*.tar")):
         with tarfile.open(path) as archive:
-            pictures |= {int(member.name[3:-4]): archive.extractfile(member).read() for member in archive if member.name.endswith(".jpg")}
+            pictures |= {
+                int(member.name[3:-4]): archive.extractfile(member).read()
+                for member in archive
+                if member.name.endswith(".jpg")
+            }
     told["images"] = [image for image in told["images"] if image["id"] in pictures]
     for image in told["images"]:
         (tmp_path / image["file_name"]).write_bytes(pictures[image["id"]])
@@ -121,6 +154,12 @@ def test_coco128(real_data, tmp_path):
     sizes = {image["id"]: (image["height"], image["width"]) for image in told["images"]}
     for each in told["annotations"]:
         masks[each["image_id"]].append(as_coco_does(each["segmentation"], *sizes[each["image_id"]]))
-    done = convert(source / "instances.json", tmp_path, tmp_path / "out", Options(keep_crowds=True))
-    assert (done["images"], done["masks"], done["masks_left_out"]) == (len(masks), sum(map(len, masks.values())), [])
+    done = convert(
+        source / "instances.json", tmp_path, tmp_path / "out", ConvertOptions(keep_crowds=True)
+    )
+    assert (done["images"], done["masks"], done["masks_left_out"]) == (
+        len(masks),
+        sum(map(len, masks.values())),
+        [],
+    )
     check(tmp_path / "out", masks)

@@ -13,30 +13,40 @@ from transformers.loss import loss_for_object_detection as detr
 from transformers.models.mask2former.modeling_mask2former import sample_point
 from transformers.models.maskformer import modeling_maskformer as maskformer
 
-from gigamask.contracts import Truth
-from gigamask.draws import draw
-from gigamask.losses.mask import dice, focal
-from gigamask.losses.points import read, sample
-from gigamask.losses.quality import actual_iou, regression
+from gigamask.losses.focal_dice import dice, focal
+from gigamask.losses.iou import actual_iou, iou_regression
+from gigamask.losses.points import read, sample_points
+from gigamask.rng import make_rng
+from gigamask.types import Targets
 
 
 def flat(logits, truth, loss):
     """Returns the other implementation's loss of each mask and answer."""
-    rows = [loss(logits[m, k].reshape(1, -1), truth[m].reshape(1, -1)) for m in range(len(logits)) for k in range(logits.shape[1])]
+    rows = [
+        loss(logits[m, k].reshape(1, -1), truth[m].reshape(1, -1))
+        for m in range(len(logits))
+        for k in range(logits.shape[1])
+    ]
     return torch.stack(rows).reshape(logits.shape[:2])
 
 
 def case(dtype, soft):
     """Logits and targets, and weights that make every answer's gradient matter."""
-    rng = draw(0, "test parity")
+    rng = make_rng(0, "test parity")
     logits = torch.tensor(rng.standard_normal((4, 3, 33, 47)) * 4).to(dtype).requires_grad_()
     truth = torch.tensor(rng.random((4, 33, 47))).to(dtype)
-    return logits, truth if soft else (truth > 0.7).to(dtype), torch.tensor(rng.random((4, 3))).to(dtype)
+    return (
+        logits,
+        truth if soft else (truth > 0.7).to(dtype),
+        torch.tensor(rng.random((4, 3))).to(dtype),
+    )
 
 
 def agree(logits, weights, ours, theirs, tolerance):
     assert torch.allclose(ours, theirs, rtol=tolerance, atol=0)
-    (our_grad,), (their_grad,) = (torch.autograd.grad((each * weights).sum(), logits) for each in (ours, theirs))
+    (our_grad,), (their_grad,) = (
+        torch.autograd.grad((each * weights).sum(), logits) for each in (ours, theirs)
+    )
     assert (our_grad - their_grad).abs().max() < tolerance * their_grad.abs().max()
 
 
@@ -44,26 +54,45 @@ def agree(logits, weights, ours, theirs, tolerance):
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (0.8, 2.0), (0.5, 1.0)])
-def test_losses_and_gradients_equal_maskformers_and_detrs(source, soft, dtype, tolerance, alpha, gamma):
+def test_losses_and_gradients_equal_maskformers_and_detrs(
+    source, soft, dtype, tolerance, alpha, gamma
+):
     logits, truth, weights = case(dtype, soft)
     valid = torch.ones(truth.shape, dtype=torch.bool)
     theirs = flat(logits, truth, lambda x, t: source.sigmoid_focal_loss(x, t, 1, alpha, gamma))
     agree(logits, weights, focal(logits, truth, valid, alpha, gamma), theirs, tolerance)
-    agree(logits, weights, dice(logits, truth, valid), flat(logits, truth, lambda x, t: source.dice_loss(x, t, 1)), tolerance)
+    agree(
+        logits,
+        weights,
+        dice(logits, truth, valid),
+        flat(logits, truth, lambda x, t: source.dice_loss(x, t, 1)),
+        tolerance,
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.25, 0.8])
 def test_losses_and_gradients_equal_monais_on_the_valid_part(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        losses = pytest.importorskip("monai.losses", reason="MONAI is not installed: pip install monai")
+        losses = pytest.importorskip(
+            "monai.losses", reason="MONAI is not installed: pip install monai"
+        )
     logits, truth, weights = case(torch.float64, soft=False)
     valid = torch.zeros(truth.shape, dtype=torch.bool)
     valid[:, :20, :31] = True
-    x, t = logits[..., :20, :31].flatten(0, 1)[:, None], truth[:, None, :20, :31].expand(-1, 3, -1, -1).flatten(0, 1)[:, None]
-    theirs = losses.FocalLoss(gamma=2.0, alpha=alpha, reduction="none")(x, t).mean((1, 2, 3)).view(4, 3)
-    agree(logits, weights, focal(logits, truth, valid, alpha), theirs.double(), 1e-5)  # MONAI's works in float32
-    theirs = losses.DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")(x, t).view(4, 3)
+    x, t = (
+        logits[..., :20, :31].flatten(0, 1)[:, None],
+        truth[:, None, :20, :31].expand(-1, 3, -1, -1).flatten(0, 1)[:, None],
+    )
+    theirs = (
+        losses.FocalLoss(gamma=2.0, alpha=alpha, reduction="none")(x, t).mean((1, 2, 3)).view(4, 3)
+    )
+    agree(
+        logits, weights, focal(logits, truth, valid, alpha), theirs.double(), 1e-5
+    )  # MONAI's works in float32
+    theirs = losses.DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")(
+        x, t
+    ).view(4, 3)
     agree(logits, weights, dice(logits, truth, valid), theirs, 1e-12)
 
 
@@ -75,29 +104,52 @@ def test_the_actual_iou_equals_pycocotools_and_its_regression_pytorchs():
             [pycocotools.mask.encode(np.asfortranarray(mask.numpy(), np.uint8)) for mask in masks]
             for masks in (logits[m] > 0, truth[m : m + 1] > 0.5)
         )
-        assert actual[m].tolist() == pytest.approx(pycocotools.mask.iou(guesses, [real], [0])[:, 0].tolist(), rel=1e-6)
-    predicted = torch.tensor(draw(0, "test parity", 1).random((4, 3)))
-    assert torch.equal(regression(predicted, actual, "mse"), F.mse_loss(predicted, actual.double(), reduction="none"))
-    assert torch.equal(regression(predicted, actual, "l1"), F.l1_loss(predicted, actual.double(), reduction="none"))
+        assert actual[m].tolist() == pytest.approx(
+            pycocotools.mask.iou(guesses, [real], [0])[:, 0].tolist(), rel=1e-6
+        )
+    predicted = torch.tensor(make_rng(0, "test parity", 1).random((4, 3)))
+    assert torch.equal(
+        iou_regression(predicted, actual, "mse"),
+        F.mse_loss(predicted, actual.double(), reduction="none"),
+    )
+    assert torch.equal(
+        iou_regression(predicted, actual, "l1"),
+        F.l1_loss(predicted, actual.double(), reduction="none"),
+    )
 
 
 def test_reading_at_places_equals_mask2formers_in_value_and_gradient():
-    rng = draw(0, "test parity", 2)
+    rng = make_rng(0, "test parity", 2)
     logits = torch.tensor(rng.standard_normal((4, 3, 32, 32))).requires_grad_()
     places = torch.tensor(rng.random((4, 3, 300, 2)))
     weights = torch.tensor(rng.standard_normal((4, 3, 300)))
-    theirs = sample_point(logits.flatten(0, 1)[:, None], places.flatten(0, 1), align_corners=False, padding_mode="border").view(4, 3, 300)
+    theirs = sample_point(
+        logits.flatten(0, 1)[:, None],
+        places.flatten(0, 1),
+        align_corners=False,
+        padding_mode="border",
+    ).view(4, 3, 300)
     agree(logits, weights, read(logits, places), theirs, 1e-9)
 
 
 def test_the_loss_at_points_equals_mask2formers_at_the_same_points():
-    rng = draw(0, "test parity", 3)
+    rng = make_rng(0, "test parity", 3)
     low = torch.tensor(rng.standard_normal((4, 3, 32, 32)) * 4).requires_grad_()
     masks = torch.tensor(rng.random((4, 128, 128)) > 0.7)
     shift = torch.tensor(rng.random((4, 2))).float()
-    points = sample(low, Truth(masks, masks | True, torch.zeros(4, 4), (1.0, 1.0), shift), 0, 300, 3.0, 0.75)
-    rows, answers, inside = points.logits.view(12, 1, 1, 300), points.truth.view(12, 1, 300), points.valid.view(12, 1, 300)
+    points = sample_points(
+        low, Targets(masks, masks | True, torch.zeros(4, 4), (1.0, 1.0), shift), 0, 300, 3.0, 0.75
+    )
+    rows, answers, inside = (
+        points.logits.view(12, 1, 1, 300),
+        points.truth.view(12, 1, 300),
+        points.valid.view(12, 1, 300),
+    )
     theirs = torch.stack([detr.dice_loss(rows[i, 0], answers[i].double(), 1) for i in range(12)])
     assert torch.allclose(dice(rows, answers, inside)[:, 0], theirs, rtol=1e-12)
-    cross_entropy = F.binary_cross_entropy_with_logits(rows[:, 0, 0], answers[:, 0].double(), reduction="none").mean(1)
-    assert torch.allclose(focal(rows, answers, inside, alpha=0.5, gamma=0.0)[:, 0] * 2, cross_entropy, rtol=1e-12)
+    cross_entropy = F.binary_cross_entropy_with_logits(
+        rows[:, 0, 0], answers[:, 0].double(), reduction="none"
+    ).mean(1)
+    assert torch.allclose(
+        focal(rows, answers, inside, alpha=0.5, gamma=0.0)[:, 0] * 2, cross_entropy, rtol=1e-12
+    )

@@ -10,27 +10,29 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.model.sizes import tiny
-from gigamask.model.start import build
-from gigamask.predict.automatic import AutomaticMasks
-from gigamask.predict.predictor import Predictor
-from gigamask.prepare.synthetic import compose_scene
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+from gigamask.inference.predictor import SamPredictor
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
+from gigamask.synthetic.scenes import compose_scene
 from tests import official
 
-SPEC = replace(tiny(), input_side=64, window=3)
+SPEC = replace(tiny(), image_size=64, window_size=3)
 
 
 @pytest.fixture(scope="module")
 def package():
     if not official.there():
-        pytest.skip("Meta's segment_anything is not installed: put it on PYTHONPATH, as the head of this file says, to compare with it")
+        pytest.skip(
+            "Meta's segment_anything is not installed: put it on PYTHONPATH, as the head of this file says, to compare with it"
+        )
     with official.imported() as package:
         yield package
 
 
 @pytest.fixture(scope="module")
 def models(package):
-    mine = build(SPEC, 0).eval()
+    mine = build_model(SPEC, 0).eval()
     return mine, official.with_weights_of(mine, package)
 
 
@@ -43,7 +45,7 @@ PROMPTS = {"points": POINTS, "box": BOX, "points and box": POINTS | BOX, "nothin
 def test_the_predictor_is_metas(package, models, upright):
     image = compose_scene(1, 3).pixels
     image = np.ascontiguousarray(image.transpose(1, 0, 2)) if upright else image
-    mine, theirs = Predictor(models[0]), package.SamPredictor(models[1])
+    mine, theirs = SamPredictor(models[0]), package.SamPredictor(models[1])
     mine.set_image(image)
     theirs.set_image(image)
     assert (mine.original_size, mine.input_size) == (theirs.original_size, theirs.input_size)
@@ -51,13 +53,19 @@ def test_the_predictor_is_metas(package, models, upright):
     low = theirs.predict(**POINTS)[2][:1]
     for asked in [*PROMPTS.values(), {"mask_input": low}, POINTS | {"mask_input": low}]:
         for several in (True, False):
-            found, expected = (each.predict(**asked, multimask_output=several, return_logits=True) for each in (mine, theirs))
+            found, expected = (
+                each.predict(**asked, multimask_output=several, return_logits=True)
+                for each in (mine, theirs)
+            )
             for one, other in zip(found, expected, strict=True):
                 assert one.shape == other.shape
                 assert np.abs(one - other).max() <= 1e-5 * max(1, np.abs(other).max())
     for name in ("apply_coords", "apply_boxes"):
         given = np.arange(8.0).reshape(-1, 2 if name == "apply_coords" else 4)
-        assert np.allclose(getattr(mine.transform, name)(given, (259, 316)), getattr(theirs.transform, name)(given, (259, 316)))
+        assert np.allclose(
+            getattr(mine.transform, name)(given, (259, 316)),
+            getattr(theirs.transform, name)(given, (259, 316)),
+        )
         torch.testing.assert_close(
             getattr(mine.transform, f"{name}_torch")(torch.from_numpy(given), (259, 316)),
             getattr(theirs.transform, f"{name}_torch")(torch.from_numpy(given), (259, 316)),
@@ -67,16 +75,41 @@ def test_the_predictor_is_metas(package, models, upright):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"points_per_side": 12, "pred_iou_thresh": 0.02, "stability_score_thresh": 0.5, "stability_score_offset": 0.2, "box_nms_thresh": 1.0},
-        {"points_per_side": 8, "crop_n_layers": 2, "crop_n_points_downscale_factor": 2, "box_nms_thresh": 0.9, "crop_nms_thresh": 0.8},
-        {"points_per_side": 8, "points_per_batch": 7, "crop_n_layers": 1, "box_nms_thresh": 0.95, "min_mask_region_area": 50},
-        {"points_per_side": None, "point_grids": [np.array([[0.5, 0.5], [0.2, 0.7]])], "output_mode": "uncompressed_rle"},
+        {
+            "points_per_side": 12,
+            "pred_iou_thresh": 0.02,
+            "stability_score_thresh": 0.5,
+            "stability_score_offset": 0.2,
+            "box_nms_thresh": 1.0,
+        },
+        {
+            "points_per_side": 8,
+            "crop_n_layers": 2,
+            "crop_n_points_downscale_factor": 2,
+            "box_nms_thresh": 0.9,
+            "crop_nms_thresh": 0.8,
+        },
+        {
+            "points_per_side": 8,
+            "points_per_batch": 7,
+            "crop_n_layers": 1,
+            "box_nms_thresh": 0.95,
+            "min_mask_region_area": 50,
+        },
+        {
+            "points_per_side": None,
+            "point_grids": [np.array([[0.5, 0.5], [0.2, 0.7]])],
+            "output_mode": "uncompressed_rle",
+        },
     ],
 )
 def test_automatic_masks_are_metas_in_the_same_order(package, models, settings):
     image = compose_scene(1, 3).pixels
     settings = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0} | settings
-    mine, theirs = AutomaticMasks(models[0], **settings).generate(image), package.SamAutomaticMaskGenerator(models[1], **settings).generate(image)
+    mine, theirs = (
+        SamAutomaticMaskGenerator(models[0], **settings).generate(image),
+        package.SamAutomaticMaskGenerator(models[1], **settings).generate(image),
+    )
     assert len(mine) == len(theirs) > 1
     for one, other in zip(mine, theirs, strict=True):
         assert list(one) == list(other)
@@ -87,6 +120,10 @@ def test_automatic_masks_are_metas_in_the_same_order(package, models, settings):
         assert np.abs(np.subtract(one["bbox"], other["bbox"])).max() <= 1
         if isinstance(one["segmentation"], dict):
             assert one["segmentation"]["size"] == other["segmentation"]["size"]
-            assert abs(len(one["segmentation"]["counts"]) - len(other["segmentation"]["counts"])) <= 2
+            assert (
+                abs(len(one["segmentation"]["counts"]) - len(other["segmentation"]["counts"])) <= 2
+            )
         else:
-            assert (one["segmentation"] != other["segmentation"]).sum() <= 3  # logits within 1e-5 of 0 may fall on either side
+            assert (
+                one["segmentation"] != other["segmentation"]
+            ).sum() <= 3  # logits within 1e-5 of 0 may fall on either side

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.predict.predictor import Predictor
+from gigamask.inference.predictor import SamPredictor
 from tests.parity.test_huggingface_sam import SMALL, pair
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPil
 
-SIDE = SMALL.input_side
+SIDE = SMALL.image_size
 POINTS, LABELS = [[[12.5, 30.0], [70.0, 8.0]]], [[1, 0]]
 BOX = [[[10.0, 4.0, 60.5, 40.0]]]
 
@@ -35,7 +35,9 @@ def processor():
 
 def picture(size: tuple[int, int]) -> np.ndarray:
     """Random pixels, smoothed a little so that resizing does not leave mere grey."""
-    coarse = np.random.default_rng(5).integers(0, 256, (-(-size[0] // 3), -(-size[1] // 3), 3), dtype=np.uint8)
+    coarse = np.random.default_rng(5).integers(
+        0, 256, (-(-size[0] // 3), -(-size[1] // 3), 3), dtype=np.uint8
+    )
     return coarse.repeat(3, 0).repeat(3, 1)[: size[0], : size[1]]
 
 
@@ -51,11 +53,17 @@ def theirs(
     given = {}
     for name, value in prompts.items():
         tensor = torch.tensor(value)[None]
-        given[name] = tensor if name == "input_labels" else (tensor.float().unflatten(-1, (-1, 2)) * scale).flatten(-2).view(tensor.shape)
+        given[name] = (
+            tensor
+            if name == "input_labels"
+            else (tensor.float().unflatten(-1, (-1, 2)) * scale).flatten(-2).view(tensor.shape)
+        )
     if mask is not None:
         given["input_masks"] = torch.from_numpy(mask)[None]
     answer = models[1](pixel_values=seen["pixel_values"], multimask_output=several, **given)
-    large = processor.post_process_masks([answer.pred_masks[0]], seen["original_sizes"], seen["reshaped_input_sizes"], binarize=False)
+    large = processor.post_process_masks(
+        [answer.pred_masks[0]], seen["original_sizes"], seen["reshaped_input_sizes"], binarize=False
+    )
     return large[0][0], answer.iou_scores[0, 0], answer.pred_masks[0, 0]
 
 
@@ -75,7 +83,7 @@ def test_masks_scores_and_logits_agree(models, processor, size, several, kind):
     if "box" in kind:
         mine |= {"box": np.array(BOX[0][0])}
         given |= {"input_boxes": BOX[0]}
-    predictor = Predictor(models[0])
+    predictor = SamPredictor(models[0])
     predictor.set_image(image)
     found = predictor.predict(**mine, multimask_output=several, return_logits=True)
     expected = theirs(models, processor, image, several, None, **given)
@@ -86,10 +94,21 @@ def test_masks_scores_and_logits_agree(models, processor, size, several, kind):
 
 
 def test_a_mask_fed_back_agrees(models, processor):
-    image, predictor = picture((45, 90)), Predictor(models[0])
+    image, predictor = picture((45, 90)), SamPredictor(models[0])
     predictor.set_image(image)
     low = predictor.predict(np.array(POINTS[0]), np.array(LABELS[0]))[2][:1]
-    found = predictor.predict(np.array(POINTS[0]), np.array(LABELS[0]), np.array(BOX[0][0]), low, False, True)
-    expected = theirs(models, processor, image, False, low, input_points=POINTS, input_labels=LABELS, input_boxes=BOX[0])
+    found = predictor.predict(
+        np.array(POINTS[0]), np.array(LABELS[0]), np.array(BOX[0][0]), low, False, True
+    )
+    expected = theirs(
+        models,
+        processor,
+        image,
+        False,
+        low,
+        input_points=POINTS,
+        input_labels=LABELS,
+        input_boxes=BOX[0],
+    )
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)

@@ -1,0 +1,128 @@
+"""`gigamask ground`: train a grounding model (`ground train`) and evaluate it (`ground evaluate`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from gigamask import parser
+from gigamask.errors import GigamaskError
+
+if TYPE_CHECKING:
+    from gigamask.grounding.config import GroundingTrainConfig
+
+USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN [--section.leaf value ...]
+       gigamask ground train --resume RUN
+       gigamask ground evaluate RUN [--data PATH... --queries FILE...] [--calibrate]"""
+
+
+@dataclass(frozen=True)
+class GroundCommand:
+    """train a model that finds masks by text (ground train), or evaluate one against baselines (ground evaluate)"""
+
+    weights: Positional[Annotated[str, arg(metavar="RUN")]]
+    """the folder of a 'ground train', or one of its checkpoints"""
+    data: tuple[str, ...] = ()
+    """tars, folders of tars, globs, or an index; default: the held-out or evaluation images of the training"""
+    queries: tuple[str, ...] = ()
+    """JSONL files of queries about them"""
+    calibrate: bool = False
+    """save the confidence fitted to these queries to the run folder, for 'gigamask ask'"""
+    segmenter: str | None = None
+    """where the segmenter's weights are now, if they have moved"""
+    device: str = "auto"
+    """auto is cuda when there is one"""
+    json: str | None = None
+    """write the metrics to this JSON file"""
+
+    def run(self) -> dict[str, Any]:
+        from gigamask.cli.commands.progress import bar
+        from gigamask.grounding.config import GroundingEvalConfig
+        from gigamask.grounding.evaluation import evaluate, format_table, score_queries
+        from gigamask.grounding.inference import load_model
+        from gigamask.grounding.metrics import PositionPrior
+
+        if bool(self.data) != bool(self.queries):
+            raise GigamaskError(
+                "--data and --queries need each other; pass both, or neither for the held-out images"
+            )
+        config = load_config(self.weights, self.segmenter, self.device)
+        if not isinstance(config.evaluation, GroundingEvalConfig):  # an evaluator of the user's own
+            config = replace(config, evaluation=GroundingEvalConfig())
+        if self.data:
+            evaluation = replace(config.evaluation, data=self.data, queries=self.queries)
+            config = replace(config, evaluation=evaluation)
+        elif not config.evaluation.data and not config.val_split:
+            raise GigamaskError(
+                f"{config.out}: the training held out no images; pass --data PATH... --queries FILE..."
+            )
+        model = load_model(config, self.weights)
+        index, dataset = config.evaluation_set()
+        loader = config.query_loader(dataset, index)
+        with bar("score queries") as progress:
+            results, rejected = score_queries(model, loader, progress)
+        training = config.training_set()
+        prior = PositionPrior.fit(training[1], training[0]) if training else None
+        report = evaluate(results, dataset, index, prior, rejected)
+        source = config.evaluation if config.evaluation.data else config
+        summary = report.summary() | {
+            "weights": self.weights,
+            "run": config.out,
+            "segmenter": config.segmenter,
+            "data": list(source.data),
+            "query_files": list(source.queries),
+            "hold_out": 0.0 if config.evaluation.data else config.val_split,
+        }
+        print(format_table(summary))
+        for reason in rejected:
+            print(f"  not read: {reason}")
+        if self.calibrate:
+            print(report.confidence.save(config.out))
+        return summary
+
+
+def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrainConfig:
+    """Load the config of a grounding run.
+
+    Args:
+        path: Run folder or one of its checkpoints.
+        segmenter: Replaces the segmenter's path, None keeps it.
+        device: Device to run on.
+
+    Returns:
+        The config, whose `out` is the run folder.
+
+    Raises:
+        Fault: The folder is not that of a grounding run.
+    """
+    from pathlib import Path
+
+    from gigamask import config_files
+    from gigamask.grounding.config import GroundingTrainConfig
+
+    candidates = (Path(path), Path(path).parent.parent)
+    folders = (folder for folder in candidates if (folder / config_files.CONFIG).is_file())
+    folder = str(next(folders, Path(path)))
+    config = config_files.load_config(folder)
+    if not isinstance(config, GroundingTrainConfig):
+        raise GigamaskError(
+            f"{path}: not a grounding run; pass the folder of a 'gigamask ground train'"
+        )
+    return replace(config, out=folder, segmenter=segmenter or config.segmenter, device=device)
+
+
+def parse(words: Sequence[str]) -> GroundCommand:
+    """Parse `gigamask ground evaluate`; `gigamask.workflows.train` handles `ground train`."""
+    if not words or words[0] in ("-h", "--help"):
+        print(
+            f"{USAGE}\n\n{GroundCommand.__doc__}\n\n'gigamask ground train --help' lists recipes, 'gigamask ground evaluate --help' flags."
+        )
+        raise SystemExit(0)
+    if words[0] != "evaluate":
+        raise GigamaskError(
+            f"ground {words[0]!r} is not a command, choose train or evaluate; see 'gigamask ground --help'"
+        )
+    return parser.parse(GroundCommand, words[1:], "gigamask ground evaluate")

@@ -1,0 +1,123 @@
+"""`gigamask serve`: serve a web page until it is stopped."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import OmitArgPrefixes
+
+from gigamask.errors import GigamaskError
+from gigamask.inference.amg_config import AutomaticMaskConfig
+
+if TYPE_CHECKING:
+    from gigamask.grounding.inference import GroundingPredictor
+    from gigamask.serve.app import AppState
+
+MIN_TOKEN_LENGTH = 16
+"""Shorter ones could be guessed."""
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """serve a web page: try a model by clicks, boxes and text, browse data and samplers, watch runs"""
+
+    weights: str | None = None
+    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    data: tuple[str, ...] = ()
+    """data to browse: tars, folders of tars, globs, or an index"""
+    runs: str | None = None
+    """folder of runs to watch, finished ones and those in training"""
+    words: str | None = None
+    """folder of a 'ground train' run, which finds masks by text; without --weights its segmenter is tried"""
+    host: str = "127.0.0.1"
+    """address to listen on; other addresses than this machine's own need a token"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one"""
+    token: str | None = None
+    """secret that the browser must know; made up and printed if --host is not this machine's own"""
+    allow_host: tuple[str, ...] = ()
+    """further host names of the page, such as that of a proxy in front of it"""
+    cache: str | None = None
+    """folder that keeps image embeddings between restarts"""
+    device: str = "auto"
+    """auto is cuda when there is one"""
+    masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
+        default_factory=AutomaticMaskConfig
+    )
+    """how all masks of an image are generated; names and defaults are those of SamAutomaticMaskGenerator"""
+    json: str | None = None
+    """file for what was printed, as data, written when the server stops"""
+
+    def run(self) -> dict[str, Any]:
+        self._check()
+        from gigamask.serve import server
+
+        with ExitStack() as stack:
+            policy = server.security_policy(self.host, self.token, self.allow_host)
+            listener = stack.enter_context(server.bind(self.host, self.port))
+            state = self._state(stack)
+            address = server.page_url(listener, self.host, policy.token)
+            print(f"{address}\nCtrl-C stops it", flush=True)
+            server.serve(state, policy, listener)
+        return {"address": address}
+
+    def _check(self) -> None:
+        """Raise `GigamaskError` where there is nothing to show, or a flag or a package is wrong."""
+        from importlib.util import find_spec
+
+        if not (self.weights or self.data or self.runs or self.words):
+            raise GigamaskError(
+                "there is nothing to show; give --weights WEIGHTS, --data PATH..., --runs DIR or --words RUN, or several of them"
+            )
+        if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+            raise GigamaskError(
+                f"the page needs {' and '.join(missing)}; install: pip install 'gigamask[web]'"
+            )
+        if not 0 <= self.port < 2**16:
+            raise GigamaskError(
+                f"--port is {self.port}, it must lie in 0 to {2**16 - 1}; 0 takes a free one"
+            )
+        token = self.token
+        short = token is not None and len(token) < MIN_TOKEN_LENGTH
+        if token is not None and (short or not token.isascii() or not token.isalnum()):
+            raise GigamaskError(
+                f"--token has {len(token)} letters, it must have {MIN_TOKEN_LENGTH} or more, all of A-Z, a-z and 0-9; leave it out to have one made"
+            )
+
+    def _state(self, stack: ExitStack) -> AppState:
+        """Return what the page shows; the stack keeps a temporary index."""
+        from pathlib import Path
+
+        from gigamask import config_files
+        from gigamask.cli.commands.opening import opened
+        from gigamask.inference.embedding_cache import EmbeddingCache
+        from gigamask.serve.app import AppState
+        from gigamask.serve.dataset_view import DatasetView
+        from gigamask.serve.runs_view import RunsView
+        from gigamask.serve.sampler_view import SamplerView
+        from gigamask.serve.session import Session
+        from gigamask.training.checkpoint import load_model
+
+        runs = RunsView(Path(self.runs)) if self.runs else None
+        index = stack.enter_context(opened(self.data)) if self.data else None
+        text_model = self._text_model() if self.words else None
+        model = text_model.mask_features.model if text_model else None
+        if self.weights:
+            model = load_model(self.weights, self.device, config_files.config_of_weights)
+        cache = EmbeddingCache(Path(self.cache)) if self.cache else None
+        return AppState(
+            session=Session(model, text_model, self.masks, cache) if model else None,
+            dataset=DatasetView(index) if index else None,
+            samplers=SamplerView(index) if index else None,
+            runs=runs,
+            weights=self.weights or self.words,
+        )
+
+    def _text_model(self) -> GroundingPredictor:
+        from gigamask.cli.commands.ground import load_config
+        from gigamask.grounding.inference import GroundingPredictor
+
+        words = self.words or ""
+        return GroundingPredictor.from_checkpoint(load_config(words, None, self.device), words)

@@ -1,0 +1,1 @@
+"""Segment Anything's image encoder, prompt encoder and mask decoder."""

@@ -1,0 +1,102 @@
+"""The mask decoder: image embeddings and prompt embeddings become mask logits and predicted IoUs (Segment Anything, `modeling/mask_decoder.py`).
+
+Enters: embeddings of B images, the tokens of M prompts, which image each belongs to, mask prompts, and which of the four mask tokens are `asked`.
+Leaves: logits `(M, K, G, G)` and IoU `(M, K)` of these. Heads of tokens that are not asked for are not computed. The 2 x 2 transposed convolutions do
+not overlap, so they are matrix products over tokens; pixels are put in order once, on the K logits.
+
+Not here: prompts (`model.prompt_encoder`), the transformer (`model.two_way`), masks at the image's own size (`geometry`).
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gigamask.models.configs import SamConfig
+from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
+from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
+
+MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
+"""Mask tokens: those of three masks, of a single one, and all as in Meta's export."""
+
+
+class MaskDecoder(nn.Module):
+    """SAM's mask decoder for many images with many masks each in one call."""
+
+    def __init__(self, spec: SamConfig) -> None:
+        super().__init__()
+        dim, self.side = spec.embedding_dim, spec.embedding_size
+        self.transformer = TwoWayTransformer(spec)
+        self.iou_token = nn.Embedding(1, dim)
+        self.mask_tokens = nn.Embedding(4, dim)
+        self.output_upscaling = nn.Sequential(
+            nn.ConvTranspose2d(dim, dim // 4, 2, stride=2),
+            LayerNorm2d(dim // 4),
+            nn.GELU(),
+            nn.ConvTranspose2d(dim // 4, dim // 8, 2, stride=2),
+            nn.GELU(),
+        )
+        self.output_hypernetworks_mlps = nn.ModuleList(MLP(dim, dim, dim // 8) for _ in range(4))
+        self.iou_prediction_head = MLP(dim, spec.iou_hidden, 4)
+
+    def forward(
+        self,
+        images: Float[Tensor, "B C E E"],
+        positions: Float[Tensor, "E E C"],
+        prompts: Float[Tensor, "M N C"],
+        mask_image: Int64[Tensor, "M"],
+        dense: DensePrompt | None,
+        asked: range,
+        token_mask: Bool[Tensor, "M N"] | None = None,
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
+        tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
+        attended = None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
+        flat = images.flatten(2).transpose(1, 2).contiguous()
+        tokens, image = self.transformer(
+            flat, positions.flatten(0, 1), tokens, mask_image, dense, attended
+        )
+        heads = torch.stack(
+            [self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in asked], -1
+        )
+        iou = self.iou_prediction_head(tokens[:, 0])[:, asked.start : asked.stop]
+        return self._masks(image, heads), iou
+
+    def _masks(
+        self, image: Float[Tensor, "M T C"], heads: Float[Tensor, "M c K"]
+    ) -> Float[Tensor, "M K G G"]:
+        """Returns each head's product with the image tokens, upscaled four times."""
+        first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
+        norm = cast(LayerNorm2d, self.output_upscaling[1])
+        twice = _upscale(image, first).unflatten(-1, (4, -1))
+        four = (
+            _checkpointed(lambda x: _upscale(F.gelu(layer_norm(x, norm)), second), twice)
+            .unflatten(-1, (4, -1))
+            .flatten(1, 3)
+        )
+        logits = _checkpointed(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
+        side = self.side
+        pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])
+        return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
+            len(image), heads.shape[-1], 4 * side, 4 * side
+        )
+
+
+def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a function of which backward keeps only the input: the upscaled tokens are the largest tensors here, and what is computed again
+    (a normalisation, a GELU, no matrix product) costs little."""
+    return (
+        checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+        if torch.is_grad_enabled()
+        else function(x)
+    )
+
+
+def _upscale(tokens: Float[Tensor, "... C"], layer: nn.ConvTranspose2d) -> Float[Tensor, "... D"]:
+    """Applies a 2 x 2 transposed convolution of stride 2 to tokens; the four pixels of each lie side by side in D, row by row."""
+    bias = cast(Tensor, layer.bias)
+    return F.linear(tokens, layer.weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))

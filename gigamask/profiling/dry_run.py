@@ -1,0 +1,364 @@
+"""Dry run of a training step with torch's fake tensors: peak bytes of each phase, without
+allocating memory and without a GPU.
+
+Fake tensors are CPU tensors here, also when a GPU is planned, because autograd of a torch built
+without CUDA aborts on fake CUDA tensors. What a GPU does differently and what changes memory is
+added: its attention kernel, autocast of layer norms, the allocator's block size, and the workspace
+of flash attention's backward pass.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gigamask.data.sample_config import SampleConfig
+from gigamask.distributed.fsdp import matrices
+from gigamask.interfaces import PromptSchedule, Task
+from gigamask.models.sam.attention import form_on
+from gigamask.models.sam.image_encoder import EncoderAttention
+from gigamask.types import (
+    Batch,
+    DataCursor,
+    LossSums,
+    PromptRound,
+    Prompts,
+    RandomInputs,
+    RandomSpec,
+    Targets,
+)
+
+Model = TypeVar("Model", bound=nn.Module)
+Device = Literal["cuda", "cpu"]
+CUDA_BLOCK_BYTES = 512
+"""Allocation granularity of CUDA's caching allocator."""
+SCALARS = {
+    Tensor.item: 1,
+    Tensor.__int__: 1,
+    Tensor.__index__: 1,
+    Tensor.__float__: 1.0,
+    Tensor.__bool__: True,
+}
+"""Value returned for each way of reading a number from a fake tensor."""
+DEVICE = torch.ops.prim.device.default
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class AllocationTracker(TorchDispatchMode):
+    """Track the bytes of all storages created while the mode is active, until they are freed.
+
+    Works for real and for fake tensors. Workspace that an operator frees before it returns is
+    not seen.
+    """
+
+    def __init__(self, block_bytes: int = 1) -> None:
+        """Start at zero bytes; each storage is rounded up to whole blocks of `block_bytes`."""
+        super().__init__()
+        self.current = self.peak = 0
+        self._block_bytes = block_bytes
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is DEVICE:  # two thirds of all calls with fake tensors
+            return args[0].fake_device
+        for tensor in _tensors_in((args, kwargs)):
+            self._track(tensor, created=False)
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors_in(result):
+            self._track(tensor, created=True)
+        return result
+
+    def take_peak(self) -> int:
+        """Return the peak since the last call and reset it to the current bytes."""
+        peak, self.peak = self.peak, self.current
+        return peak
+
+    def _track(self, tensor: Tensor, created: bool) -> None:
+        """Count a storage that has not been seen; storages from outside count zero bytes."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        blocks = -(-storage.nbytes() // self._block_bytes) if created else 0
+        self._sizes[key] = blocks * self._block_bytes
+        self.current += self._sizes[key]
+        self.peak = max(self.peak, self.current)
+        finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.current -= self._sizes.pop(key)
+
+
+class _CudaTracker(AllocationTracker):
+    """Count blocks of CUDA's allocator and the workspace of flash attention's backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(CUDA_BLOCK_BYTES)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is FLASH_BACKWARD and args[1].dtype != torch.float32:
+            self.peak = max(self.peak, self.current + _flash_backward_bytes(args[1].shape))
+        return result
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        yield from _tensors_in(tuple(value.values()))
+
+
+def _flash_backward_bytes(query_shape: torch.Size) -> int:
+    """Return the float32 accumulator of the query gradient, in whole tiles of 128 x 32."""
+    batch, heads, tokens, width = query_shape
+    return 4 * batch * heads * 128 * math.ceil(tokens / 128) * (32 * math.ceil(width / 32) + 1)
+
+
+class FakeScalars(TorchFunctionMode):
+    """Return ones where Python code reads numbers from fake or meta tensors.
+
+    With `cuda`, layer norms run in float32 under autocast, as CUDA's autocast does.
+    """
+
+    def __init__(self, cuda: bool = False) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in SCALARS:
+            return SCALARS[func]
+        if func is Tensor.numpy:
+            return np.ones(tuple(args[0].shape))
+        if func is functional.layer_norm and self._cuda and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def fake_tensors(device: Device) -> Iterator[AllocationTracker]:
+    """Create fake tensors in this context and track the bytes they would hold on `device`."""
+    tracker = _CudaTracker() if device == "cuda" else AllocationTracker()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        tracker,
+        FakeScalars(device == "cuda"),
+    ):
+        yield tracker
+
+
+def to_fake(model: Model, device: Device) -> Model:
+    """Replace a meta-device model's tensors by fake ones, in place; tied parameters stay tied.
+
+    Args:
+        model: a model on the meta device.
+        device: the device that is planned; its attention kernel is selected.
+
+    Returns:
+        The same model.
+    """
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in made:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[tensor] = (
+                        nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    )
+                tensors[name] = made[tensor]  # pyrefly: ignore[unsupported-operation]
+        if isinstance(module, EncoderAttention):
+            module.attend = form_on(device)
+    return model
+
+
+def use_gathered_weights(blocks: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Replace the sharded matrices of blocks by copies in `dtype`, whose gradients are not kept.
+
+    This is how FSDP computes in half precision: autocast makes no further copies of the weights.
+    """
+    for block in blocks:
+        sharded = matrices(block)
+        for module in block.modules():
+            names = [name for name, each in module._parameters.items() if each in sharded]
+            for name in names:
+                parameter = getattr(module, name)
+                fake = torch.empty(parameter.shape, dtype=dtype)
+                gathered = nn.Parameter(fake, parameter.requires_grad)
+                if gathered.requires_grad:
+                    gathered.register_post_accumulate_grad_hook(_drop_gradient)
+                module._parameters[name] = gathered
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+@runtime_checkable
+class MemoryCounter(Protocol):
+    """Something that knows the current bytes and the peak since it was last asked."""
+
+    current: int
+
+    def take_peak(self) -> int: ...
+
+
+class PhasePeaks:
+    """Peak bytes of each phase of a step, above those held when the step began.
+
+    `forward` encodes the images (in MAE it is the whole forward pass), `rounds` decodes masks and
+    back-propagates to the embedding, `backward` goes through the encoder, `update` is the rest.
+    """
+
+    def __init__(self, counter: MemoryCounter) -> None:
+        self.peaks = dict.fromkeys(("forward", "rounds", "backward", "update"), 0)
+        self.activation_bytes = 0
+        self._counter, self._phase, self._base = counter, "", 0
+
+    def start(self) -> None:
+        """Begin the step, in the phase `forward`."""
+        self._base, self._phase = self._counter.current, "forward"
+        self._counter.take_peak()
+
+    def enter(self, phase: str) -> None:
+        """End the current phase and begin, or continue, `phase`."""
+        peak = self._counter.take_peak() - self._base
+        self.peaks[self._phase] = max(self.peaks[self._phase], peak)
+        if self._phase == "forward":
+            self.activation_bytes = self._counter.current - self._base
+        self._phase = phase
+
+
+def blank_batch(assembly: SampleConfig, chance: RandomSpec, images: int, masks: int) -> Batch:
+    """Return a batch of black images and empty masks with the shapes of the loader's batches.
+
+    A mask has one RLE bound for four cells of the mask side (docs/measurements.md, Memory).
+    """
+    zeros = torch.zeros
+    mask_image = torch.arange(masks) // max(1, -(-masks // max(1, images)))
+    return Batch(
+        names=tuple(str(number) for number in range(images)),
+        images=zeros(images, 3, assembly.image_size, assembly.image_size, dtype=torch.uint8),
+        input_sizes=torch.full((images, 2), assembly.image_size),
+        batch_index=torch.arange(images),
+        weights=torch.ones(images),
+        mask_image=mask_image,
+        strata=zeros(masks, dtype=torch.int64),
+        boxes_input=zeros(masks, 4),
+        rle_bounds=zeros(masks * assembly.mask_size // 4, dtype=torch.int32),
+        rle_offsets=zeros(masks + 1, dtype=torch.int64),
+        mask_size=assembly.mask_size,
+        random_inputs=RandomInputs(
+            first=zeros(masks),
+            clicks=zeros(masks, chance.clicks + chance.points, 2),
+            box_noise=zeros(masks, 4),
+            drop_path=zeros(images, chance.blocks, 2),
+            patches=zeros(images, chance.patches),
+        ),
+        mask_only_round_u=0.5,
+        cursor=DataCursor(images),
+    )
+
+
+@dataclass(frozen=True)
+class PhaseTask(Task):
+    """A task that reports the phases of the step it runs.
+
+    With `accumulated`, earlier chunks of masks have left a gradient on the embedding.
+    """
+
+    task: Task
+    enter: Callable[[str], None]
+    accumulated: bool = False
+
+    def compute_losses(
+        self, model: Any, batch: Batch, cut: Callable[[Tensor], Tensor]
+    ) -> Iterator[LossSums]:
+        phase = "backward"
+
+        def cut_and_report(embedding: Tensor) -> Tensor:
+            nonlocal phase
+            leaf = cut(embedding)
+            if self.accumulated and leaf.requires_grad:
+                leaf.grad = torch.zeros_like(leaf)
+            phase = "rounds"
+            self.enter(phase)
+            return leaf
+
+        for terms in self.task.compute_losses(model, batch, cut_and_report):
+            self.enter(phase)
+            yield terms
+            self.enter(phase)
+        self.enter("backward")
+
+
+class PhaseBatches(tuple[Batch, ...]):
+    """Batches of one step that report the phase `update` after the last one."""
+
+    enter: Callable[[str], None]
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from super().__iter__()
+        self.enter("update")
+
+
+@dataclass(frozen=True)
+class ShortSchedule(PromptSchedule):
+    """The first two rounds and the last one of a prompt schedule.
+
+    Rounds in between differ by a token or two. `round_counts` receives the number of rounds of
+    the whole schedule.
+    """
+
+    schedule: PromptSchedule
+    round_counts: list[int] = field(default_factory=list)
+
+    @property
+    def num_uniforms(self) -> int:
+        """Random numbers that the whole schedule uses."""
+        return self.schedule.num_uniforms
+
+    def next(
+        self,
+        previous: PromptRound | None,
+        truth: Targets,
+        draws: RandomInputs | None,
+        mask_only_round_u: float,
+    ) -> Prompts | None:
+        """Return the prompts of the first, the second or the last round, then None."""
+        if previous is not None and previous.index > 1:
+            return None
+        index = 0 if previous is None else previous.index + 1
+        prompts = self.schedule.next(previous, truth, draws, mask_only_round_u)
+        while previous is not None and prompts is not None and index > 1:
+            later = self.schedule.next(
+                PromptRound(index, prompts, previous.prediction), truth, draws, mask_only_round_u
+            )
+            if later is None:
+                break
+            prompts, index = later, index + 1
+        if prompts is not None:
+            self.round_counts.append(index + 1)
+        return prompts

@@ -1,0 +1,274 @@
+"""Memory and time of a training: bytes of each process by kind and phase, and hours.
+
+With `fsdp` the matrices of the encoder's blocks, their gradients and their optimizer state are
+sharded over all processes, with `hsdp` over those of one machine. One block at a time is gathered
+in the compute precision; its full gradient exists until it has been reduced in float32 and
+scattered; each has a communication buffer of its size. Everything else is replicated, and
+replicated gradients are all-reduced from one flat copy, as all are with `ddp`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gigamask.distributed.fsdp import Parallel
+from gigamask.errors import GigamaskError
+from gigamask.profiling.gpus import Gpu
+
+STATE_KINDS = ("weights", "gradients", "optimizer")
+GIB = 2**30
+_DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+PUBLISHED = {
+    "train": {
+        "SAM's own run (68 hours of 256 A100 for 90,000 updates of ViT-H, model card)": 0.0274
+    },
+    "pretrain": {"MAE's own run (42 hours of 64 V100 for 800 epochs of ViT-L, PRETRAIN.md)": 0.105},
+}
+TARGET = {"target of .12 s for a step of ViT-H on an H200, not measured": 0.196}
+"""Shares of the GPUs' peak FLOP/s that are assumed when the user gives none."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines with the same number of GPUs each, and one process for every GPU."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.nodes * self.gpus_per_node
+
+    @classmethod
+    def parse(cls, text: str) -> "Cluster":
+        """Parse `32x8` (nodes x GPUs per node), or `256` for one machine."""
+        found = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
+        if found is None:
+            raise GigamaskError(
+                f"--world must be NODESxGPUS, such as 32x8, or a number of GPUs, got {text!r}"
+            )
+        return cls(int(found[1] or 1), int(found[2]))
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """How a global batch is split over processes.
+
+    The first `busiest` processes have `images` images each, the others one less; every process
+    makes `micro_batches` micro-batches of at most `micro_batch_size` images.
+    """
+
+    images: int
+    busiest: int
+    micro_batches: int
+    micro_batch_size: int
+
+    @classmethod
+    def of(cls, batch: int, micro: int, processes: int) -> "BatchSplit":
+        """Split a global batch as `samplers.split` does."""
+        images = -(-batch // processes)
+        micro_batches = -(-batch // (processes * micro))
+        return cls(images, batch - (images - 1) * processes, micro_batches, min(micro, images))
+
+    def describe(self, batch: int, processes: int) -> str:
+        """Return the split in words."""
+        others = f"on {self.busiest:,} of them, {self.images - 1:,} on the others"
+        return (
+            f"batch of {batch:,} images over {_count(processes, 'process', 'processes')}: "
+            f"{self.images:,} {'each' if self.busiest == processes else others}, in "
+            f"{_count(self.micro_batches, 'micro-batch', 'micro-batches')} "
+            f"of at most {self.micro_batch_size:,}"
+        )
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes by `STATE_KINDS` of what sharding can split, of the rest, and of the largest block."""
+
+    sharded: Mapping[str, float]
+    replicated: Mapping[str, float]
+    largest_block: Mapping[str, float]
+
+
+def bytes_by_phase(
+    state: StateBytes,
+    peaks: Mapping[str, int],
+    activation_bytes: int,
+    batch_bytes: int,
+    parallel: Parallel,
+    cluster: Cluster,
+    gathered: float,
+) -> dict[str, dict[str, int]]:
+    """Return the bytes of each kind at the peak of each phase, for the busiest process.
+
+    Args:
+        state: bytes of weights, gradients and optimizer state of the whole model.
+        peaks: peak bytes of each phase above the state, from a dry run.
+        activation_bytes: what the encoder keeps for its backward pass.
+        batch_bytes: the batches of one step.
+        parallel: `ddp`, `fsdp` or `hsdp`.
+        cluster: the machines that the state is sharded over.
+        gathered: bytes of a gathered weight divided by those of the sharded one (0.5 in bf16).
+
+    Returns:
+        Phase -> kind -> bytes. `activations` are kept for the backward pass; `temporary` is
+        everything that comes and goes, such as a round with its loss.
+    """
+    shards = {"ddp": 1, "fsdp": cluster.size, "hsdp": cluster.gpus_per_node}[parallel]
+    held = {
+        kind: round(state.replicated[kind] + state.sharded[kind] / shards) for kind in STATE_KINDS
+    }
+    weights = 2 * gathered * state.largest_block["weights"] if shards > 1 else 0
+    gradients = (1 + gathered) * state.largest_block["gradients"] if shards > 1 else 0
+    flat = state.replicated["gradients"] + (state.sharded["gradients"] if shards == 1 else 0)
+    extra = {
+        "forward": weights,
+        "backward": weights + gradients,
+        "update": flat if cluster.size > 1 else 0,
+    }
+    found = {}
+    for phase, peak in peaks.items():
+        activations = 0 if phase == "update" else min(activation_bytes, peak)
+        found[phase] = held | {
+            "batch": batch_bytes,
+            "activations": activations,
+            "temporary": round(peak - activations + extra.get(phase, 0)),
+        }
+    return found
+
+
+def peak_phase(phases: Mapping[str, Mapping[str, int]]) -> tuple[str, int]:
+    """Return the phase with the most bytes, and its bytes."""
+    totals = ((phase, sum(kinds.values())) for phase, kinds in phases.items())
+    return max(totals, key=lambda each: each[1])
+
+
+def training_hours(
+    flops: float,
+    steps: int,
+    gpu: Gpu,
+    precision: str,
+    cluster: Cluster,
+    efficiencies: Mapping[str, float],
+    price: float | None,
+) -> list[dict[str, Any]]:
+    """Return hours, GPU hours and dollars at each efficiency.
+
+    Args:
+        flops: FLOPs of one step on the busiest process.
+        steps: number of steps.
+        gpu: the GPU whose peak FLOP/s is used.
+        precision: `bf16`, `fp16` or `fp32`.
+        cluster: the number of GPUs.
+        efficiencies: source -> share of the peak that is reached.
+        price: dollars per GPU hour, or None.
+
+    Returns:
+        One row for each efficiency.
+    """
+    rows = []
+    for source, efficiency in efficiencies.items():
+        hours = steps * flops / (gpu.peak(precision) * efficiency) / 3600
+        gpu_hours = hours * cluster.size
+        row: dict[str, Any] = {"efficiency": efficiency, "source": source}
+        row |= {"hours": hours, "gpu_hours": gpu_hours}
+        rows.append(row if price is None else row | {"dollars": gpu_hours * price})
+    return rows
+
+
+def table(plan: Mapping[str, Any]) -> str:
+    """Format a plan as plain text."""
+    lines = [*_heading(plan), "", *_memory(plan), *_verdict(plan), "", *_work(plan)]
+    return "\n".join(lines)
+
+
+def _heading(plan: Mapping[str, Any]) -> list[str]:
+    split, processes = BatchSplit(**plan["batch_split"]), Cluster(**plan["world"]).size
+    parameters, trained = plan["parameters"], plan["trained"]
+    frozen = "" if trained == parameters else f", {trained / 1e6:,.1f} M of them trained"
+    lines = [
+        f"{plan['recipe']}: {parameters / 1e6:,.1f} M parameters{frozen}; {plan['precision']} on a {_DEVICES[plan['device']]}",
+        split.describe(plan["batch"], processes),
+    ]
+    if plan["masks"]:
+        rounds = _count(plan["rounds"], "round", "rounds")
+        lines.append(f"{plan['masks']} masks an image, {plan['masks_per_chunk']} at once, {rounds}")
+    idle = processes - split.busiest
+    if idle and split.images == 1:
+        lines.append(
+            f"{idle:,} processes have no image in any step: use a larger --batch-size, or fewer GPUs"
+        )
+    return lines
+
+
+def _memory(plan: Mapping[str, Any]) -> list[str]:
+    phases = {
+        phase: kinds
+        for phase, kinds in plan["phases"].items()
+        if phase != "rounds" or plan["rounds"]
+    }
+    unit, size = _unit(plan["peak_bytes"])
+    kinds = next(iter(phases.values()))
+    rows = {kind: [phases[phase][kind] for phase in phases] for kind in kinds}
+    rows["total"] = [sum(kinds.values()) for kinds in phases.values()]
+    lines = [
+        f"{unit} of one process at the peak of each phase of a step:",
+        f"{'':14}{''.join(f'{phase:>10}' for phase in phases)}",
+    ]
+    for name, row in rows.items():
+        lines.append(f"  {name:12}{''.join(f'{held / size:10,.2f}' for held in row)}")
+    return lines
+
+
+def _verdict(plan: Mapping[str, Any]) -> list[str]:
+    unit, size = _unit(plan["peak_bytes"])
+    peak = f"peak {plan['peak_bytes'] / size:,.2f} {unit}"
+    if plan["gpu"] is None:
+        return [f"{peak}, in the phase {plan['peak_phase']}"]
+    gpu, left = plan["gpu"], (plan["available_bytes"] - plan["peak_bytes"]) / GIB
+    fits = f"fits, {left:.1f} GiB left" if plan["fits"] else f"DOES NOT FIT, {-left:.1f} GiB over"
+    lines = [
+        f"{peak} of {gpu['gib']:.1f} GiB ({gpu['name']}: {gpu['source']}), {plan['spare_gib']:g} kept free: {fits}"
+    ]
+    for change in plan["changes"]:
+        more = f", {change['more_flops']:.0%} more FLOPs" if change["more_flops"] else ""
+        mark = "fits" if change["fits"] else "    "
+        held = f"{change['peak_bytes'] / size:8,.2f} {unit}"
+        lines.append(f"  {held}  {mark}  with {change['flags']}{more}")
+    if not plan["fits"] and not any(change["fits"] for change in plan["changes"]):
+        lines.append(
+            "  none of these is enough: try a smaller --model.image-size, more GPUs with --parallel fsdp, or larger GPUs"
+        )
+    return lines
+
+
+def _work(plan: Mapping[str, Any]) -> list[str]:
+    parts = {
+        name.replace("_", " "): flops for name, flops in plan["flops_an_image"].items() if flops
+    }
+    shares = " + ".join(f"{name} {flops / 1e12:.3g}" for name, flops in parts.items())
+    lines = [
+        f"{plan['steps']:,} steps of {plan['flops_a_step'] / 1e12:,.4g} TFLOP, "
+        f"{sum(parts.values()) / 1e12:.4g} an image{f' ({shares})' if len(parts) > 1 else ''}"
+    ]
+    if plan["gpu"] is None:
+        return lines
+    peak = plan["gpu"]["tflops"][plan["precision"]]
+    lines.append(
+        f"hours at a share of the peak of {peak:g} TFLOP/s, without loading and communication:"
+    )
+    for row in plan["time"]:
+        dollars = f"  ${row['dollars']:,.0f}" if "dollars" in row else ""
+        hours = f"{row['hours']:10,.1f} h {row['gpu_hours']:12,.0f} GPU hours{dollars}"
+        lines.append(f"{hours}  at {row['efficiency']:.1%}: {row['source']}")
+    return lines
+
+
+def _unit(most: int) -> tuple[str, int]:
+    return ("GiB", GIB) if most >= GIB else ("MiB", 2**20)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

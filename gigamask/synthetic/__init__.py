@@ -1,0 +1,1 @@
+"""Synthetic scenes in SA-1B's format, with masks and text queries."""

@@ -1,0 +1,313 @@
+"""Scenes whose things can be told in words, with queries: each thing has a named colour, pattern and shape, and most are plainly small or large.
+
+In: a folder, a count, a seed. Out: tars as `prepare.synthetic` writes them, and `queries.jsonl` beside them, whose right masks follow from what was
+painted; both are determined by (seed, number). Things are whole and hardly hidden; some scenes have a mask of two things that touch, too, which no
+query means.
+
+Not here: what is asked (`prepare.questions`), words (`prepare.descriptions`), the queries' file (`data.queries`).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from gigamask.data import queries, worker_pool
+from gigamask.data.queries import Query
+from gigamask.masks.rle import RLEMasks
+from gigamask.rng import make_rng
+from gigamask.synthetic.descriptions import WORDS, Appearance, Thing
+from gigamask.synthetic.scenes import (
+    LONG_SIDE,
+    Canvas,
+    SyntheticScene,
+    photograph,
+    touching,
+    write_scenes,
+)
+from gigamask.synthetic.shapes import OUTLINES, Polygons, Window, affine, rasterise
+from gigamask.synthetic.text_queries import TextQuery, ask
+from gigamask.synthetic.textures import Colour, pick_second, weave
+
+QUERIES = "queries.jsonl"
+
+COLOURS = {
+    "red": (205, 35, 35),
+    "green": (45, 150, 55),
+    "blue": (40, 75, 205),
+    "yellow": (245, 220, 50),
+    "orange": (240, 130, 25),
+    "purple": (125, 50, 165),
+    "pink": (248, 150, 190),
+    "brown": (110, 65, 35),
+    "white": (245, 245, 243),
+    "black": (22, 22, 25),
+    "grey": (130, 130, 133),
+}
+GROUNDS = (
+    (222, 208, 180),
+    (120, 160, 155),
+    (95, 115, 140),
+    (170, 185, 150),
+    (165, 145, 165),
+    (55, 62, 78),
+    (200, 172, 130),
+    (150, 190, 205),
+)
+"""Pale and dull, each unlike most colours; those it is like are left out of its scene."""
+UNLIKE = 80
+"""Levels by which a thing's colour differs from the ground's at least."""
+JITTER = 8
+SECONDS = {
+    "yellow": 0.55,
+    "pink": 0.55,
+    "white": 0.62,
+    "grey": 0.5,
+    "red": 0.45,
+    "green": 0.45,
+    "purple": 0.45,
+}
+"""The share of its light that a colour's pattern keeps; the other colours' is lighter by a share of what is missing to white."""
+LIGHTER = {"blue": 0.5, "orange": 0.6, "brown": 0.45, "black": 0.45}
+RADII = {"small": (0.062, 0.072), None: (0.09, 0.098), "large": (0.126, 0.146)}
+"""Shares of the square root of the image's pixels."""
+SIZE_ODDS = (0.45, 0.2, 0.35)
+REACH = {"disc": 1.0, "box": 1.05, "star": 1.2, "ring": 1.1, "triangle": 1.25, "cross": 1.12}
+"""How much farther than a disc a shape reaches to look as large."""
+PATTERNS = {"plain": "solid", "striped": "stripes", "dotted": "dots", "checked": "checks"}
+PERIODS = {"plain": 1.0, "striped": 0.5, "dotted": 0.42, "checked": 0.32}
+"""Of a radius."""
+PATTERN_ODDS = (0.4, 0.25, 0.2, 0.15)
+THINGS = (8, 14)
+LEAST_SEEN = 0.85
+PLACES_TRIED = 60
+SUN = (0.93, 1.05)
+PAIR_SHARE = 1 / 3
+"""Of the scenes in which things touch."""
+
+
+def _star(generator: np.random.Generator) -> Polygons:
+    angles = np.arange(10) * (np.pi / 5) - np.pi / 2
+    return [
+        np.stack([np.cos(angles), np.sin(angles)], 1)
+        * np.where(np.arange(10) % 2 == 0, 1.0, 0.45)[:, None]
+    ]
+
+
+def _triangle(generator: np.random.Generator) -> Polygons:
+    angles = np.arange(3) * (2 * np.pi / 3) - np.pi / 2
+    return [np.stack([np.cos(angles), np.sin(angles)], 1)]
+
+
+def _cross(generator: np.random.Generator) -> Polygons:
+    inner, outer = 0.32, 0.95
+    quarter = np.array([[inner, inner], [inner, outer], [-inner, outer]])
+    turns = [
+        np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]).round()
+        for turn in np.arange(4) * np.pi / 2
+    ]
+    return [np.concatenate([quarter @ turn.T for turn in turns])]
+
+
+def _box(generator: np.random.Generator) -> Polygons:
+    return [np.array([[-0.82, -0.82], [0.82, -0.82], [0.82, 0.82], [-0.82, 0.82]])]
+
+
+SHAPES: dict[str, Callable[[np.random.Generator], Polygons]] = {
+    "disc": OUTLINES["ellipse"],
+    "box": _box,
+    "star": _star,
+    "ring": OUTLINES["ring"],
+    "triangle": _triangle,
+    "cross": _cross,
+}
+
+
+class Described(NamedTuple):
+    """A scene, its things in the order of their masks (a mask of two things comes anywhere), the number of each one's mask, and what is asked."""
+
+    scene: SyntheticScene
+    things: list[Thing]
+    masks: Int64[np.ndarray, "things"]
+    questions: list[TextQuery]
+
+
+class Placed(NamedTuple):
+    """A thing's look and where its outline lies: its middle, how far it reaches, its pixels."""
+
+    look: Appearance
+    middle_xy: tuple[float, float]
+    reach: float
+    pixels: int
+
+
+def write(
+    folder: Path | str,
+    images: int,
+    seed: int = 0,
+    shard_images: int = 500,
+    first: int = 0,
+    progress: worker_pool.Progress | None = None,
+) -> tuple[list[Path], list[Query]]:
+    """Writes images `first` to `first + images` with their queries, and returns the shards' paths and the queries; see `synthetic.write`.
+
+    Queries of other tars that the folder's `queries.jsonl` holds stay.
+    """
+    asked: list[Query] = []
+
+    def compose(number: int) -> SyntheticScene:
+        described = compose_scene(seed, number)
+        for text, right, kind in described.questions:
+            masks = tuple(sorted(described.masks[list(right)].tolist()))
+            asked.append(
+                Query(f"sa_{number // shard_images:06d}.tar", f"sa_{number}.jpg", text, masks, kind)
+            )
+        return described.scene
+
+    paths = write_scenes(folder, images, compose, shard_images, first, progress)
+    place, names = Path(folder) / QUERIES, {path.name for path in paths}
+    before = (
+        [query for query in queries.read(place) if query.tar not in names] if place.exists() else []
+    )
+    queries.write(place, sorted([*before, *asked], key=lambda query: query.tar or ""))
+    return paths, asked
+
+
+def compose_scene(seed: int, number: int) -> Described:
+    """Returns describable image `number` of the world that `seed` names."""
+    generator = make_rng(seed, "describable scene", number)
+    long = int(generator.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
+    short = int(long * generator.uniform(0.75, 1.0))
+    size = (short, long) if generator.random() < 0.7 else (long, short)
+    ground = np.array(
+        GROUNDS[int(generator.integers(len(GROUNDS)))], np.float64
+    ) + generator.uniform(-JITTER, JITTER, 3)
+    canvas = _ground(generator, size, ground)
+    looks = [placed.look for placed in _draw_things(generator, canvas, ground)]
+    seen = np.array([canvas.owner == region for region in range(1, len(looks) + 1)])
+    pairs = touching(canvas)
+    if pairs and generator.random() < PAIR_SHARE:
+        one, other = pairs[int(generator.integers(len(pairs)))]
+        seen = np.concatenate([seen, (seen[one - 1] | seen[other - 1])[None]])
+    order = generator.permutation(len(seen))
+    scene = photograph(generator, canvas, RLEMasks.from_dense(seen[order]), SUN)
+    numbers = np.argsort(order)[: len(looks)]
+    boxes = scene.masks.boxes()[numbers]
+    things = [
+        _thing(look, pixels, box)
+        for look, pixels, box in zip(looks, seen[: len(looks)], boxes.tolist(), strict=True)
+    ]
+    return Described(scene, things, numbers, ask(make_rng(seed, "questions", number), things))
+
+
+def _thing(look: Appearance, seen: Bool[np.ndarray, "H W"], box: list[int]) -> Thing:
+    x0, y0, x1, y1 = box
+    ys, xs = np.nonzero(seen[y0 : y1 + 1, x0 : x1 + 1])
+    return Thing(
+        look,
+        (float(x0), float(y0), float(x1), float(y1)),
+        (float(xs.mean()) + x0, float(ys.mean()) + y0),
+        float(len(xs)),
+    )
+
+
+def _ground(generator: np.random.Generator, size: tuple[int, int], colour: Colour) -> Canvas:
+    kind = str(generator.choice(["solid", "cloud"]))
+    light, mix = weave(generator, kind, size, float(max(size) * generator.uniform(0.05, 0.2)))
+    second = pick_second(generator, colour, spread=14.0)
+    return Canvas(
+        np.zeros(size, np.uint8),
+        _soften(light),
+        mix,
+        parents=[0],
+        objects=[0],
+        colours=[colour],
+        seconds=[second],
+    )
+
+
+def _soften(light: np.ndarray) -> np.ndarray:
+    """Returns a third of the brightness' rise and fall: with all of it white would pass for grey."""
+    return 1 + (light - 1) / np.float32(3)
+
+
+def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Colour) -> list[Placed]:
+    """Paints eight to fourteen things of a few colours, patterns and shapes each, the large ones first; one that finds no place is left out."""
+    palette = [
+        name
+        for name, colour in COLOURS.items()
+        if np.linalg.norm(np.array(colour) - ground) > UNLIKE
+    ]
+    colours = generator.choice(palette, int(generator.integers(4, 7)), replace=False)
+    shapes = generator.choice(WORDS.shape, int(generator.integers(3, 6)), replace=False)
+    count = int(generator.integers(THINGS[0], THINGS[1] + 1))
+    sizes = generator.choice(3, count, p=SIZE_ODDS)
+    placed: list[Placed] = []
+    for size in sorted(sizes.tolist(), reverse=True):
+        pattern = str(generator.choice(WORDS.pattern, p=PATTERN_ODDS))
+        look = Appearance(
+            list(RADII)[size],
+            str(generator.choice(colours)),
+            pattern,
+            str(generator.choice(shapes)),
+        )
+        thing = _place(generator, canvas, look, placed)
+        if thing is not None:
+            placed.append(thing)
+    return placed
+
+
+def _place(
+    generator: np.random.Generator, canvas: Canvas, look: Appearance, placed: list[Placed]
+) -> Placed | None:
+    """Paints a thing where it lies within the picture and hides little of any other and nothing of its own colour; None where no place is found."""
+    height, width = canvas.size
+    unit = np.sqrt(height * width)
+    radius = float(unit * generator.uniform(*RADII[look.size]))
+    reach = radius * REACH[look.shape or ""]
+    outline, angle = SHAPES[look.shape or ""](generator), float(generator.uniform(-0.3, 0.3))
+    seen = np.bincount(canvas.owner.ravel(), minlength=len(placed) + 1)
+    for _ in range(PLACES_TRIED):
+        middle = tuple(generator.uniform(reach + 2, np.array([width, height]) - reach - 2).tolist())
+        window = (
+            rasterise(outline, affine(middle, (reach, reach), angle), canvas.size)
+            if _free(look, middle, reach, placed)
+            else None
+        )
+        if window is None:
+            continue
+        hidden = np.bincount(
+            canvas.owner[window.slices][window.pixels > 0], minlength=len(placed) + 1
+        )
+        if all(
+            seen[number] - hidden[number] >= LEAST_SEEN * each.pixels
+            for number, each in enumerate(placed, 1)
+        ):
+            _paint(generator, canvas, look, window, radius)
+            return Placed(look, middle, reach, int(window.pixels.sum()))
+    return None
+
+
+def _free(
+    look: Appearance, middle_xy: tuple[float, ...], reach: float, placed: list[Placed]
+) -> bool:
+    """Says whether a thing would be far enough from all others: from those of its colour so far that they do not touch."""
+    for each in placed:
+        distance = np.hypot(middle_xy[0] - each.middle_xy[0], middle_xy[1] - each.middle_xy[1])
+        if distance < (reach + each.reach) * (1.05 if each.look.colour == look.colour else 0.8):
+            return False
+    return True
+
+
+def _paint(
+    generator: np.random.Generator, canvas: Canvas, look: Appearance, window: Window, radius: float
+) -> None:
+    name, pattern = look.colour or "", look.pattern or ""
+    colour = np.clip(np.array(COLOURS[name]) + generator.uniform(-JITTER, JITTER, 3), 0, 255)
+    second = colour * SECONDS[name] if name in SECONDS else colour + (255 - colour) * LIGHTER[name]
+    light, mix = weave(
+        generator, PATTERNS[pattern], window.pixels.shape, max(4.0, PERIODS[pattern] * radius)
+    )
+    canvas.paint(window, (_soften(light), mix), (colour, second))

@@ -1,0 +1,96 @@
+"""One sample as large as SA-1B's: its size, its number of masks and a seed enter, the bytes of a jpg and a json leave.
+
+The photograph is noise at SA-1B's rate of bits (q95, about 2.8 a pixel). Masks are smooth blobs whose relative side is log-normal with a median of
+0.061, which gives genuine masks' number of runs (about 300) and of characters (about 430).
+
+Not here: pictures with a meaning (`prepare.synthetic`).
+"""
+
+import cv2
+import numpy as np
+
+from gigamask.data import annotation_json as records
+from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
+from gigamask.data.image import MAX_PIXELS, encode_jpeg
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.rng import make_rng
+
+JPEG_QUALITY = 95
+MEDIAN_SIDE, SPREAD = 0.061, 1.1
+LOGITS = 64
+"""Side of the grid a blob is made on before it is enlarged."""
+
+
+def make(size: tuple[int, int], masks: int, seed: int = 0) -> tuple[bytes, bytes]:
+    """Returns the jpg and the json of a sample of that size (H, W) with so many masks, none of them empty."""
+    height, width = size
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
+        raise GigamaskError(
+            f"{height} x {width} pixels: a sample has sides of 1 to {MAX_SIDE} and at most {MAX_PIXELS} pixels; give such"
+        )
+    if not 0 <= masks <= MAX_MASKS:
+        raise GigamaskError(f"{masks} masks: a sample has 0 to {MAX_MASKS}; give such")
+    made = blobs(size, masks, make_rng(seed, "specimen masks"))
+    return photograph(size, make_rng(seed, "specimen photograph")), annotation(seed, made)
+
+
+def annotation(image_id: int, masks: RLEMasks) -> bytes:
+    """Returns the json of masks that all have the same scores, prompted at the middle of their boxes."""
+    boxes, scores = masks.boxes(), np.full(len(masks), 0.95)
+    return records.encode(
+        records.record(
+            image_id, masks, range(len(masks)), (boxes[:, :2] + boxes[:, 2:]) / 2, scores, scores
+        )
+    )
+
+
+def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
+    """Returns a JPEG of noise in octaves with a camera's grain."""
+    height, width = size
+    picture = np.full((height, width, 3), 120, np.float32)
+    for cells, strength in ((6, 60), (24, 30), (96, 18), (400, 10)):
+        coarse = generator.standard_normal((cells, cells * 3 // 2, 3), dtype=np.float32)
+        picture += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * strength
+    picture += (
+        cv2.GaussianBlur(generator.standard_normal((height, width), dtype=np.float32), (0, 0), 0.7)[
+            :, :, None
+        ]
+        * 6.5
+    )
+    return encode_jpeg(np.clip(picture, 0, 255).astype(np.uint8), JPEG_QUALITY)
+
+
+def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> RLEMasks:
+    """Returns smooth masks with their centres in the image, each drawn on a grid of its own and laid into the image on its runs."""
+    height, width = size
+    parts = [RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))]
+    ys, xs = np.mgrid[-1 : 1 : LOGITS * 1j, -1 : 1 : LOGITS * 1j].astype(np.float32)
+    for share in np.clip(MEDIAN_SIDE * np.exp(generator.normal(0, SPREAD, count)), 0.004, 0.8):
+        side = max(int(2 * share * (height * width) ** 0.5), 12)
+        rough = cv2.GaussianBlur(
+            generator.standard_normal((LOGITS, LOGITS), dtype=np.float32), (0, 0), 5
+        )
+        blob = (
+            cv2.resize(
+                0.35 - xs**2 - ys**2 + 4 * rough, (side, side), interpolation=cv2.INTER_LINEAR
+            )
+            > 0
+        )
+        blob[side // 2, side // 2] = True  # noise may leave nothing else
+        y0, x0 = (
+            int(generator.integers(height)) - side // 2,
+            int(generator.integers(width)) - side // 2,
+        )
+        parts.append(
+            RLEMasks.from_dense(blob[None]).resample(
+                _lines(height, y0, side), _lines(width, x0, side)
+            )
+        )
+    return RLEMasks.concatenate(parts)
+
+
+def _lines(length: int, start: int, side: int) -> np.ndarray:
+    """Returns for each row or column of the image that of the blob that lies there, -1 beside it."""
+    lines = np.arange(length) - start
+    return np.where((lines >= 0) & (lines < side), lines, -1)

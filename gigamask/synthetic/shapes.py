@@ -1,0 +1,156 @@
+"""Outlines of the synthetic objects and how they become pixels.
+
+In: a kind and a generator. Out: polygons in an object's own frame, where the object fills about [-1, 1] x [-1, 1]; an affine map
+carries that frame into the image. Several polygons of one outline are even-odd: the second cuts a hole.
+
+Not here: what is put where and painted how (`prepare.synthetic`, `prepare.textures`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from jaxtyping import Float64, UInt8
+
+SUBPIXEL_BITS = 4
+Polygons = list[Float64[np.ndarray, "_ 2"]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where a rasterised patch lies in the image."""
+
+    x0: int
+    y0: int
+    pixels: UInt8[np.ndarray, "h w"]
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        height, width = self.pixels.shape
+        return slice(self.y0, self.y0 + height), slice(self.x0, self.x0 + width)
+
+
+def circle(
+    radius: float = 1.0, centre: tuple[float, float] = (0.0, 0.0)
+) -> Float64[np.ndarray, "p 2"]:
+    """Returns a circle as a polygon of 48 corners."""
+    angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    return np.stack([np.cos(angles), np.sin(angles)], 1) * radius + np.asarray(centre)
+
+
+def bar(low: float, high: float) -> Float64[np.ndarray, "p 2"]:
+    """Returns the strip `low <= y <= high`, long enough to cross any object."""
+    return np.array([[-3, low], [3, low], [3, high], [-3, high]], dtype=np.float64)
+
+
+def _ellipse(generator: np.random.Generator) -> Polygons:
+    return [circle()]
+
+
+def _rectangle(generator: np.random.Generator) -> Polygons:
+    return [np.array([[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]])]
+
+
+def _polygon(generator: np.random.Generator) -> Polygons:
+    corners = int(generator.integers(3, 8))
+    angles = (np.arange(corners) + generator.uniform(-0.25, 0.25, corners)) * (2 * np.pi / corners)
+    return [
+        np.stack([np.cos(angles), np.sin(angles)], 1) * generator.uniform(0.85, 1.1, (corners, 1))
+    ]
+
+
+def _star(generator: np.random.Generator) -> Polygons:
+    tips = int(generator.integers(4, 9))
+    angles = np.arange(2 * tips) * (np.pi / tips)
+    radii = np.where(np.arange(2 * tips) % 2 == 0, 1.15, generator.uniform(0.5, 0.75))
+    return [np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]]
+
+
+def _blob(generator: np.random.Generator) -> Polygons:
+    angles = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+    waves = np.arange(2, 6)
+    bumps = (
+        np.sin(angles[:, None] * waves + generator.uniform(0, 2 * np.pi, 4))
+        * generator.uniform(0, 0.5, 4)
+        / waves
+    )
+    return [np.stack([np.cos(angles), np.sin(angles)], 1) * (1 + bumps.sum(1, keepdims=True))]
+
+
+def _ring(generator: np.random.Generator) -> Polygons:
+    return [circle(), circle(generator.uniform(0.4, 0.65))]
+
+
+def _capsule(generator: np.random.Generator) -> Polygons:
+    ends = circle(0.45)
+    ends[:, 0] += np.where(ends[:, 0] >= 0, 0.7, -0.7)
+    return [ends]
+
+
+OUTLINES: dict[str, Callable[[np.random.Generator], Polygons]] = {
+    "ellipse": _ellipse,
+    "rectangle": _rectangle,
+    "polygon": _polygon,
+    "star": _star,
+    "blob": _blob,
+    "ring": _ring,
+    "capsule": _capsule,
+}
+
+
+def affine(
+    centre: tuple[float, float], axes: tuple[float, float], angle: float
+) -> Float64[np.ndarray, "2 3"]:
+    """Returns the map that stretches by `axes`, turns by `angle` (radians) and moves to `centre`."""
+    cosine, sine = np.cos(angle), np.sin(angle)
+    return np.array(
+        [
+            [axes[0] * cosine, -axes[1] * sine, centre[0]],
+            [axes[0] * sine, axes[1] * cosine, centre[1]],
+        ]
+    )
+
+
+def compose(
+    outer: Float64[np.ndarray, "2 3"], inner: Float64[np.ndarray, "2 3"]
+) -> Float64[np.ndarray, "2 3"]:
+    """Returns the map that applies `inner`, then `outer`."""
+    return np.concatenate(
+        [outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]], 1
+    )
+
+
+def rasterise(
+    polygons: Polygons, place: Float64[np.ndarray, "2 3"], size: tuple[int, int]
+) -> Window | None:
+    """Returns the pixels inside the polygons, cut at the image's border; None when nothing of them lies in the image."""
+    corners = [polygon @ place[:, :2].T + place[:, 2] for polygon in polygons]
+    low = np.floor(np.min([each.min(0) for each in corners], 0)).astype(int)
+    high = np.ceil(np.max([each.max(0) for each in corners], 0)).astype(int) + 1
+    x0, y0 = np.maximum(low, 0)
+    x1, y1 = np.minimum(high, (size[1], size[0]))
+    if x1 - x0 < 2 or y1 - y0 < 2:
+        return None
+    pixels = np.zeros((y1 - y0, x1 - x0), np.uint8)
+    fixed = [
+        np.round((each - (x0, y0)) * (1 << SUBPIXEL_BITS)).astype(np.int32) for each in corners
+    ]
+    cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)
+    return Window(int(x0), int(y0), pixels)
+
+
+def rasterise_within(
+    polygons: Polygons, place: Float64[np.ndarray, "2 3"], window: Window
+) -> Window:
+    """Returns the pixels inside both the polygons and `window`, on `window`'s own patch."""
+    origin = np.array([window.x0, window.y0])
+    fixed = [
+        np.round((each @ place[:, :2].T + place[:, 2] - origin) * (1 << SUBPIXEL_BITS)).astype(
+            np.int32
+        )
+        for each in polygons
+    ]
+    pixels = np.zeros_like(window.pixels)
+    cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)
+    return Window(window.x0, window.y0, pixels & window.pixels)

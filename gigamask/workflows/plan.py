@@ -1,0 +1,389 @@
+"""Plan a training before it runs: bytes of each process, FLOPs, hours, and changes that make it fit.
+
+The trainer's own step runs once with fake tensors; the rest is arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gigamask.distributed import fsdp
+from gigamask.distributed.precision import HALVES, choose_precision
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import PromptSchedule
+from gigamask.models.sam.sam import Sam
+from gigamask.profiling import memory_plan
+from gigamask.profiling.dry_run import (
+    Device,
+    FakeScalars,
+    PhaseBatches,
+    PhasePeaks,
+    PhaseTask,
+    ShortSchedule,
+    blank_batch,
+    fake_tensors,
+    to_fake,
+    use_gathered_weights,
+)
+from gigamask.profiling.flops import FlopMeter, StepFlops
+from gigamask.profiling.gpus import Gpu
+from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
+from gigamask.profiling.sample_memory import held_bytes
+from gigamask.training.config import ImageTrainConfig
+from gigamask.training.optim import AdamW, AdamW8bit
+from gigamask.training.state import TrainState, freeze
+from gigamask.training.step import StepMetrics, accumulate, step
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The GPUs that a run is planned for.
+
+    `efficiency` is a share of a GPU's peak FLOP/s, `price` is in dollars per GPU hour, and
+    `spare_gib` of every GPU are kept free.
+    """
+
+    gpu: Gpu | None = None
+    cluster: Cluster = field(default_factory=lambda: Cluster(1, 1))
+    efficiency: float | None = None
+    price: float | None = None
+    spare_gib: float = 1.5
+
+    @property
+    def available_bytes(self) -> float:
+        """Bytes that a training may use of a GPU; infinite where no GPU is named."""
+        if self.gpu is None:
+            return math.inf
+        return (self.gpu.gib - self.spare_gib) * memory_plan.GIB
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Memory of a step with one micro-batch of `images` images.
+
+    `peaks` are the bytes of each phase above `state`; `activation_bytes` is what the encoder keeps
+    for its backward pass; `parameters` is the number of all and of the trained ones.
+    """
+
+    images: int
+    peaks: dict[str, int]
+    activation_bytes: int
+    state: StateBytes
+    parameters: tuple[int, int]
+
+    def with_rounds_of(self, other: DryRun) -> DryRun:
+        """Return this one with another's rounds, which do not depend on what the encoder keeps."""
+        rounds = self.activation_bytes + other.peaks["rounds"] - other.activation_bytes
+        return replace(self, peaks=self.peaks | {"rounds": rounds})
+
+
+def plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
+    """Plan a run, and search for changes where it does not fit.
+
+    Args:
+        run: the run; data, weights and a folder are not needed.
+        hardware: the GPUs it is to run on.
+
+    Returns:
+        The plan as JSON-compatible data; `memory_plan.table` formats it.
+
+    Raises:
+        Fault: if the run cannot be trained with these numbers.
+    """
+    run = resolve(run, hardware)
+    split = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size)
+    step_flops = count_flops(run)
+    result = dry_run(run, device_of(run), split.micro_batch_size)
+    phases = bytes_by_phase(run, hardware, result)
+    peak_phase, peak_bytes = memory_plan.peak_phase(phases)
+    flops = {
+        "encoder": sum(step_flops.encoder),
+        "rounds": sum(step_flops.masks),
+        "recomputed": step_flops.recomputed(recompute_interval(run, result)),
+        "mining": step_flops.forward if run.planning.mines else 0.0,
+    }
+    image_flops, masks = sum(flops.values()), run.planning.masks_per_image
+    found: dict[str, Any] = {
+        "recipe": run.recipe,
+        "device": device_of(run),
+        "precision": run.precision,
+        "gpu": hardware.gpu and asdict(hardware.gpu),
+        "world": asdict(hardware.cluster),
+        "parallel": run.parallel,
+        "batch": run.batch_size,
+        "batch_split": asdict(split),
+        "masks": masks,
+        "masks_per_chunk": min(masks * split.micro_batch_size, run.planning.masks_per_chunk),
+        "rounds": step_flops.rounds,
+        "parameters": result.parameters[0],
+        "trained": result.parameters[1],
+        "phases": phases,
+        "peak_phase": peak_phase,
+        "peak_bytes": peak_bytes,
+        "flops_an_image": flops,
+        "flops_a_step": image_flops * run.batch_size,
+        "steps": run.steps,
+    }
+    if hardware.gpu is not None:
+        fits = peak_bytes <= hardware.available_bytes
+        found |= {
+            "available_bytes": hardware.available_bytes,
+            "spare_gib": hardware.spare_gib,
+            "fits": fits,
+            "time": training_hours(run, hardware, image_flops * split.images),
+            "changes": [] if fits else suggest_changes(run, hardware, step_flops, result),
+        }
+    return found
+
+
+def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
+    """Return the hours of a run at the given efficiency, or else at published ones."""
+    assert hardware.gpu is not None
+    efficiencies = memory_plan.PUBLISHED.get(run.verb, {}) | memory_plan.TARGET
+    if hardware.efficiency is not None:
+        efficiencies = {"as given": hardware.efficiency}
+    return memory_plan.training_hours(
+        flops,
+        run.steps,
+        hardware.gpu,
+        run.precision,
+        hardware.cluster,
+        efficiencies,
+        hardware.price,
+    )
+
+
+def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
+    """Return the run with its precision chosen, checked against the hardware."""
+    cluster, gpu = hardware.cluster, hardware.gpu
+    precision = choose_precision(run.precision, torch.device(device_of(run)))
+    checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
+    checked.sampler.check(run.batch_size, cluster.size, cluster.nodes)
+    if gpu is not None and device_of(run) == "cpu":
+        raise GigamaskError(
+            f"--gpu {gpu.name} with --device cpu: a plan is for one of them; remove one"
+        )
+    if run.parallel != "ddp" and cluster.size == 1:
+        raise GigamaskError(
+            f"--parallel {run.parallel} shards over several GPUs, but --world has one; give a larger --world, or remove --parallel"
+        )
+    fsdp.check(run.parallel, cluster.nodes, cluster.gpus_per_node)
+    if gpu is not None:
+        gpu.peak(precision)
+    return replace(run, precision=precision)
+
+
+def device_of(run: ImageTrainConfig) -> Device:
+    """Return the device that is planned: a GPU, unless the run says `cpu`."""
+    return "cpu" if run.device == "cpu" else "cuda"
+
+
+def bytes_by_phase(
+    run: ImageTrainConfig, hardware: Hardware, result: DryRun
+) -> dict[str, dict[str, int]]:
+    """Return the bytes of each kind that the busiest process holds in each phase of a step."""
+    images = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size).images
+    with torch.device("meta"):
+        batch = blank_batch(
+            run.sample_config, run.random_spec, images, images * run.planning.masks_per_image
+        )
+    return memory_plan.bytes_by_phase(
+        result.state,
+        result.peaks,
+        result.activation_bytes,
+        held_bytes(batch),
+        run.parallel,
+        hardware.cluster,
+        gathered=0.5 if run.precision in HALVES else 1.0,
+    )
+
+
+def suggest_changes(
+    run: ImageTrainConfig, hardware: Hardware, step_flops: StepFlops, result: DryRun
+) -> list[dict[str, Any]]:
+    """Return the peak and the extra FLOPs of changes that lower memory.
+
+    Each kind of change is tried from the mildest one until the run fits; if no kind is enough
+    alone, the strongest of all kinds are tried together.
+    """
+    found: list[dict[str, Any]] = []
+
+    def fits(flags: str, fields: dict[str, Any]) -> bool:
+        changed = replace(run, **fields)
+        changed_result = dry_run_change(run, changed, result)
+        phases = bytes_by_phase(changed, hardware, changed_result)
+        peak = memory_plan.peak_phase(phases)[1]
+        extra = step_flops.recomputed(recompute_interval(changed, changed_result))
+        enough = peak <= hardware.available_bytes
+        more = extra / step_flops.total
+        found.append({"flags": flags, "peak_bytes": peak, "fits": enough, "more_flops": more})
+        return enough
+
+    families = memory_options(run, hardware)
+    for family in families:
+        for flag, fields in family:
+            if fits(flag, fields):
+                break
+    if len(families) > 1 and not any(change["fits"] for change in found):
+        strongest = [family[-1] for family in families]
+        fields = {name: value for _, each in strongest for name, value in each.items()}
+        fits(" ".join(flag for flag, _ in strongest), fields)
+    return found
+
+
+def dry_run_change(run: ImageTrainConfig, changed: ImageTrainConfig, result: DryRun) -> DryRun:
+    """Dry-run a changed run, reusing the parts of `result` that the change does not affect.
+
+    The rounds do not depend on the encoder's depth, nor the encoder on the masks.
+    """
+    if changed is run:
+        return result
+    device, images = device_of(changed), min(changed.micro_batch_size, result.images)
+    reduced = changed.planning.reduced(run)
+    if reduced is None:
+        return dry_run(changed, device, images)
+    phase, smaller = reduced
+    measured = dry_run(smaller, device, images)
+    return (
+        measured.with_rounds_of(result) if phase == "encoder" else result.with_rounds_of(measured)
+    )
+
+
+def memory_options(
+    run: ImageTrainConfig, hardware: Hardware
+) -> list[list[tuple[str, dict[str, Any]]]]:
+    """Return the flags that lower a run's peak: for each kind, from the mildest to the strongest.
+
+    Each option is the flag and the fields of the run that it changes.
+    """
+    cluster = hardware.cluster
+    micro = BatchSplit.of(run.batch_size, run.micro_batch_size, cluster.size).micro_batch_size
+    found = run.planning.memory_flags(micro)
+    smaller = [count for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro]
+    found.append(
+        [(f"--micro-batch-size {count}", {"micro_batch_size": count}) for count in smaller]
+    )
+    if run.parallel == "ddp" and cluster.size > 1 and run.optimizer.supports_sharding:
+        found.append([("--parallel fsdp", {"parallel": "fsdp"})])
+    elif run.parallel == "ddp" and type(run.optimizer) is AdamW:
+        found.append([("--optimizer adamw8bit", {"optimizer": AdamW8bit()})])
+    return [family for family in found if family]
+
+
+def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
+    """Make one update of a run with fake tensors, from one micro-batch.
+
+    Args:
+        run: the run, resolved.
+        device: the device that is planned, `cuda` or `cpu`.
+        images: images in the micro-batch.
+
+    Returns:
+        The bytes that the step holds.
+    """
+    optimizer = run.optimizer
+    state_bytes = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
+    if state_bytes is not None:  # its kernels need real memory
+        run = replace(run, optimizer=AdamW(grad_clip=optimizer.grad_clip))
+    masks = images * run.planning.masks_per_image
+    shortened = run.planning.measured(ShortSchedule)
+    at_once = min(masks, run.planning.masks_per_chunk)
+    model = shortened.build("meta")
+    with fake_tensors(device) as tracker:
+        state = TrainState.from_model(to_fake(model, device), shortened)
+        state.model.train()
+        for each in state.optimizers:  # creates the optimizer state
+            each.step()
+        phase_peaks = PhasePeaks(tracker)
+        batches = PhaseBatches([blank_batch(run.sample_config, run.random_spec, images, at_once)])
+        batches.enter = phase_peaks.enter
+        held, parameters = bytes_of_state(state, state_bytes), list(model.parameters())
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        if run.parallel != "ddp" and run.precision in HALVES:
+            use_gathered_weights(blocks_of(model), HALVES[run.precision])
+        inner = shortened.task(torch.device("cpu"))
+        task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
+        phase_peaks.start()
+        step(task, state, batches, images, 0.0, run.optimizer.grad_clip)
+        phase_peaks.enter("update")
+        counts = sum(each.numel() for each in parameters), trained
+        return DryRun(images, phase_peaks.peaks, phase_peaks.activation_bytes, held, counts)
+
+
+def count_flops(run: ImageTrainConfig) -> StepFlops:
+    """Count the FLOPs of one image with the masks of the recipe."""
+    schedules: list[ShortSchedule] = []
+
+    def shorten(schedule: PromptSchedule) -> ShortSchedule:
+        schedules.append(ShortSchedule(schedule))
+        return schedules[-1]
+
+    def rounds() -> int:
+        return max(schedules[0].round_counts) if schedules else 0
+
+    shortened = replace(run.planning.measured(shorten, recompute=False), precision="fp32")
+    masks = run.planning.masks_per_image
+    at_once = min(masks, run.planning.masks_per_chunk)
+    model, meter = shortened.build("meta"), FlopMeter()
+    freeze(model, shortened.freeze)
+    meter.watch(blocks_of(model))
+    batch = blank_batch(run.sample_config, run.random_spec, 1, at_once).to("meta")
+    task = PhaseTask(shortened.task(torch.device("meta")), meter.enter)
+    totals = StepMetrics.zero(1, torch.empty(0, device="meta"))
+    with FakeScalars():
+        return meter.measure(
+            lambda: accumulate(task, model, batch, totals),
+            rounds,
+            masks / max(at_once, 1),
+        )
+
+
+def recompute_interval(run: ImageTrainConfig, result: DryRun) -> int:
+    """Return the run's `recompute`, or 0 where the encoder is frozen."""
+    return run.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model's encoder, the units of recomputation and sharding."""
+    return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
+
+
+def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) -> StateBytes:
+    """Return the bytes of weights, gradients and optimizer state.
+
+    Args:
+        state: the training state after a step of its optimizers.
+        rule: bytes of optimizer state for a number of parameters, or None to read the state.
+
+    Returns:
+        The bytes by kind.
+    """
+    blocks = blocks_of(state.model)
+    block_of = {
+        parameter: index for index, block in enumerate(blocks) for parameter in fsdp.matrices(block)
+    }
+    entries = {
+        parameter: entry
+        for optimizer in state.optimizers
+        for parameter, entry in optimizer.state.items()
+    }
+    sharded, replicated = (dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(2))
+    count = 1 + max(block_of.values(), default=0)
+    by_block = [dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(count)]
+    for parameter in state.model.parameters():
+        in_block = parameter in block_of
+        sums = [sharded, by_block[block_of[parameter]]] if in_block else [replicated]
+        for each in sums:
+            each["weights"] += parameter.nbytes
+            if parameter.grad is not None:
+                held = held_bytes(tuple(entries[parameter].values()))
+                each["gradients"] += parameter.grad.nbytes
+                each["optimizer"] += (rule(parameter.numel()) or 0) if rule else held
+    replicated["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
+    return StateBytes(sharded, replicated, max(by_block, key=lambda each: each["weights"]))

@@ -1,0 +1,167 @@
+"""Tables of variants: what a file may say, what a plan refuses, and how scores become a table."""
+
+from pathlib import Path
+
+import pytest
+
+from gigamask import registry
+from gigamask.errors import GigamaskError
+from gigamask.workflows import ablate
+
+LITTLE = f"{Path(__file__).resolve().parents[2] / 'little.py'}:little"
+WORDS = [LITTLE, "--data", "some.tar", "--steps", "4"]
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "table.yaml").write_text(text)
+    return str(folder / "table.yaml")
+
+
+def test_a_file_says_flags_as_words_or_as_values(tmp_path):
+    text = """
+    plain:
+    words: [--sampler, streamed, --sampler.lanes, "2"]
+    values: {sampler: streamed, sampler.buffer: 5, loader.half_scale: true, optimizer.lr: 1e-4, init: null}
+    dashes: {--batch-size: 2}
+    """
+    assert ablate.find(written(tmp_path, text), LITTLE) == {
+        "plain": [],
+        "words": ["--sampler", "streamed", "--sampler.lanes", "2"],
+        "values": [
+            "--sampler",
+            "streamed",
+            "--sampler.buffer",
+            "5",
+            "--loader.half-scale",
+            "--optimizer.lr",
+            "1e-4",
+        ],
+        "dashes": ["--batch-size", "2"],
+    }
+    assert ablate.find(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}'), LITTLE) == {
+        "a": ["--batch-size", "2"],
+        "b": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no variants; write"),
+        ("- a\n- b", "holds no variants; write"),
+        ("a: [", "is no YAML"),
+        ("a: text", "a: is neither a list of flags nor 'flag: value' lines"),
+        ("a: {sampler: {lanes: 2}}", "a: is neither a list of flags nor 'flag: value' lines"),
+        ("a: [[--batch-size, 2]]", "a: is neither a list of flags nor 'flag: value' lines"),
+        ("a: {sampler: huge}", "--sampler is 'huge', known are random"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line(tmp_path, text, message):
+    with pytest.raises(GigamaskError) as caught:
+        ablate.find(written(tmp_path, text), LITTLE)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_table_names_the_known_ones():
+    with pytest.raises(GigamaskError, match=r"'samplerz'"):
+        ablate.find("samplerz", LITTLE)
+
+
+def test_trainings_are_planned_seed_by_seed():
+    trainings = ablate.plan({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
+    assert [(each.variant, each.seed, each.out) for each in trainings] == [
+        (variant, seed, f"out/{variant}/seed_{seed}") for seed in (0, 1) for variant in ("a", "b")
+    ]
+    runs = [ablate.run_of(each) for each in trainings]
+    assert [run.seed for run in runs] == [0, 0, 1, 1]
+    assert {(run.data, run.steps) for run in runs} == {(("some.tar",), 4)}
+    assert registry.name_of_component("sampler", runs[1].sampler) == "streamed"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"a": ["--stepps", "3"]}, r"variant a: .*perhaps you meant --steps"),
+        ({"a": ["--sampler", "huge"]}, r"variant a: --sampler is 'huge', known are"),
+        ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size is 0, it must be at least 1"),
+        (
+            {"a": ["--steps", "5"]},
+            r"variant a: its flags hold --steps, which all variants have in common; leave it out there",
+        ),
+        ({"a": ["--seed", "5"]}, r"variant a: its flags hold --seed,"),
+        ({"a": ["--data", "other.tar"]}, r"variant a: its flags hold --data,"),
+        ({"a": ["--out", "elsewhere"]}, r"variant a: its flags hold --out,"),
+        ({"a/b": []}, r"variant 'a/b': its name becomes a folder's; write it with letters, digits"),
+        ({"..": []}, r"variant '..': its name becomes a folder's"),
+    ],
+)
+def test_a_plan_refuses_before_anything_is_trained(table, message):
+    with pytest.raises(GigamaskError, match=f"^{message}"):
+        ablate.plan(table, WORDS, "out", 1)
+
+
+def test_every_table_of_ours_parses():
+    for table in ablate.TABLES.values():
+        assert len(ablate.plan(table, ["tiny", "--data", "some.tar"], "out", 1)) == len(table)
+
+
+def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
+    means = {"masks": 5, "clicks": {"1": clicks, "3": clicks}, "oracle": clicks, "box": clicks}
+    granularity = {
+        "fine": {"clicks": {"1": fine}},
+        "medium": {"clicks": {"1": clicks}},
+        "coarse": {"clicks": {"1": clicks}},
+    }
+    return {**means, "granularity": granularity, "seconds": seconds}
+
+
+def test_scores_are_means_over_seeds_with_their_spread():
+    trainings = [
+        ablate.AblationRun(variant, seed, (), "") for seed in (0, 1) for variant in ("a", "b")
+    ]
+    found = [
+        scored(0.5, None, 10.0),
+        scored(0.2, 0.1, 20.0),
+        scored(0.7, None, None),
+        {"fault": "b, seed 1: too hot"},
+    ]
+    gathered = {name: ablate._gathered(name, ["--flag"], trainings, found) for name in ("a", "b")}
+    assert gathered["a"]["mean"]["1 click"] == pytest.approx(0.6)
+    assert gathered["a"]["spread"]["1 click"] == pytest.approx(0.1 * 2**0.5)
+    assert gathered["b"]["faults"] == ["b, seed 1: too hot"]
+    data = {"paths": ["x"], "images": 3, "masks": 5}
+    lines = ablate.report(
+        {
+            "table": "t",
+            "recipe": "tiny",
+            "steps": 4,
+            "seeds": 2,
+            "data": data,
+            "test": data,
+            "variants": gathered,
+        }
+    ).splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| ")
+    ]
+    assert rows == [
+        [
+            "variant",
+            "1 click",
+            "3 clicks",
+            "oracle",
+            "box",
+            "fine",
+            "medium",
+            "coarse",
+            "masks",
+            "seconds",
+        ],
+        ["a", *["60.0 ± 14.1"] * 4, "-", *["60.0 ± 14.1"] * 2, "5", "10"],
+        ["b", *["20.0"] * 4, "10.0", *["20.0"] * 2, "5", "20"],
+    ]
+    assert len({len(line) for line in lines if line.startswith("|")}) == 1
+    assert lines[-1] == "- failed: b, seed 1: too hot"

@@ -1,0 +1,87 @@
+"""`gigamask memory`, as words."""
+
+import pytest
+
+from gigamask import parser
+from gigamask.cli.commands.memory import MemoryCommand
+from gigamask.data import process_memory
+from gigamask.errors import GigamaskError
+
+pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
+
+
+def parse(*words: str) -> MemoryCommand:
+    return parser.parse(MemoryCommand, list(words), "gigamask memory")
+
+
+def test_a_sample_of_a_tar(scenes, capsys):
+    found = parse("sample", f"{scenes}/sa_000000.tar:3").run()
+    assert found["name"] == "sa_000000.tar:sa_3"
+    assert max(found["height"], found["width"]) in range(256, 321)
+    assert capsys.readouterr().out.startswith("sa_000000.tar:sa_3: ")
+
+
+def test_a_synthetic_sample(capsys, tmp_path):
+    verb = parse(
+        "sample", "--height", "90", "--width", "120", "--masks", "5", "--json", "found.json"
+    )
+    assert verb.json == "found.json"
+    found = verb.run()
+    assert (found["height"], found["width"], found["masks"], found["decoded"]["masks_uint8"]) == (
+        90,
+        120,
+        5,
+        5 * 90 * 120,
+    )
+    assert capsys.readouterr().out.startswith("synthetic sample: 90 x 120, 5 masks\n")
+
+
+def test_the_loader_of_a_recipe(scenes, capsys):
+    found = parse("loader", "--data", str(scenes), "--workers", "1", "--batches", "9").run()
+    assert (found["recipe"], found["side"], found["grid"], len(found["workers"])) == (
+        "tiny",
+        128,
+        64,
+        1,
+    )
+    assert "recipe tiny: input 128, masks on a grid of 64\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"sample, loader, grounding; see 'gigamask memory --help'$"),
+        (["smaple"], r"'smaple'.*; see 'gigamask memory --help'$"),
+        (["sample", "--heigth", "3"], r"--heigth; perhaps you meant --height; "),
+        (["loader"], r"missing --data"),
+    ],
+)
+def test_wrong_words_are_one_line(words, message):
+    with pytest.raises(GigamaskError, match=message) as raised:
+        parse(*words)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_measured_is_named(scenes, tmp_path):
+    for words, message in (
+        (
+            ["sample", "photograph.jpg"],
+            r"^'photograph.jpg' names no sample; write TAR:IMAGE, such as photograph.jpg:0$",
+        ),
+        (["sample", "--masks", "-1"], r"^-1 masks: "),
+        (
+            ["loader", "--data", str(scenes), "--workers", "0"],
+            r"^--workers must be at least 1, got 0: ",
+        ),
+    ):
+        with pytest.raises(GigamaskError, match=message):
+            parse(*words).run()
+
+
+def test_an_image_without_json_is_named(tmp_path):
+    from gigamask.data import tar
+    from gigamask.synthetic import large_sample
+
+    tar.write(tmp_path / "a.tar", [("sa_1.jpg", large_sample.make((9, 9), 1)[0])])
+    with pytest.raises(GigamaskError, match=r"^a.tar:sa_1"):
+        parse("sample", f"{tmp_path}/a.tar:1").run()

@@ -1,0 +1,192 @@
+"""Frames that the augmentations lay; that image, masks, points and boxes agree in them is in tests/laws/test_augment.py."""
+
+import numpy as np
+import pytest
+
+from gigamask.data.augment import (
+    HorizontalFlip,
+    LargeScaleJitter,
+    NoAugment,
+    RandomResizedCrop,
+    ScaleJitter,
+)
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.rng import make_rng
+
+
+def test_plain_is_the_whole_image():
+    assert NoAugment().frame((300, 400), 128, make_rng(0, "frame")) == ImageTransform.whole(
+        (300, 400), 128
+    )
+
+
+def test_flip_mirrors_its_share_of_the_visits():
+    frames = [
+        HorizontalFlip(0.25).frame((300, 400), 128, make_rng(0, "frame", 0, position))
+        for position in range(2000)
+    ]
+    # 500 expected, standard deviation 19.
+    assert abs(sum(frame.flip for frame in frames) - 500) < 95
+    assert {(frame.original, frame.crop, frame.resized, frame.image_size) for frame in frames} == {
+        ((300, 400), (0, 0, 300, 400), (96, 128), 128)
+    }
+
+
+@pytest.mark.parametrize(("probability", "flipped"), [(0.0, False), (1.0, True)])
+def test_flip_at_its_ends(probability, flipped):
+    generators = [np.random.Generator(np.random.Philox(key=key)) for key in range(50)]
+    assert {
+        HorizontalFlip(probability).frame((30, 40), 64, generator).flip for generator in generators
+    } == {flipped}
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.5])
+def test_a_probability_that_is_none_is_refused(probability):
+    with pytest.raises(GigamaskError, match=rf"probability.*{probability}"):
+        HorizontalFlip(probability)
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
+def test_scales_are_uniform_between_their_ends(kind):
+    augment = kind()
+    frames = [
+        augment.frame((1500, 2250), 1024, make_rng(0, "frame", 0, position))
+        for position in range(1000)
+    ]
+    scales = np.array([frame.resized[1] / frame.crop_size[1] * 2250 / 1024 for frame in frames])
+    assert augment.low - 0.01 <= scales.min() < augment.low + 0.02
+    assert augment.high - 0.02 < scales.max() <= augment.high + 0.01
+    # A uniform number's mean over a thousand visits has a standard deviation of 0.009 of the range.
+    assert abs(scales.mean() - (augment.low + augment.high) / 2) < 0.04 * (
+        augment.high - augment.low
+    )
+    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.08
+
+
+def test_a_large_scale_shows_a_crop_that_fills_the_square():
+    frames = [
+        LargeScaleJitter(2.0, 2.0).frame((1500, 2250), 1024, make_rng(0, "frame", position))
+        for position in range(50)
+    ]
+    assert {frame.crop_size for frame in frames} == {(1125, 1125)}
+    assert {frame.resized for frame in frames} == {(1024, 1024)}
+    assert len({frame.crop[0] for frame in frames}) > 30
+    assert len({frame.crop[1] for frame in frames}) > 30
+    assert all(frame.crop[0] <= 375 and frame.crop[1] <= 1125 for frame in frames)
+
+
+def test_a_small_scale_shows_the_whole_image_small():
+    frame = LargeScaleJitter(0.5, 0.5, flip=0.0).frame((1500, 2250), 1024, make_rng(0, "frame"))
+    assert frame == ImageTransform((1500, 2250), (0, 0, 1500, 2250), (341, 512), 1024)
+
+
+def test_a_scale_of_one_is_the_plain_frame():
+    for size in ((300, 400), (400, 300), (1, 700), (33, 32)):
+        assert ScaleJitter(1.0, 1.0, flip=0.0).frame(
+            size, 128, make_rng(0, "frame")
+        ) == ImageTransform.whole(size, 128)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
+def test_every_size_can_be_laid(size):
+    for position in range(50):
+        frame = LargeScaleJitter(0.1, 7.0).frame(size, 16, make_rng(0, "frame", position))
+        assert min(*frame.crop_size, *frame.resized) >= 1
+        assert max(frame.resized) <= 16
+        assert frame.crop[2] <= size[0]
+        assert frame.crop[3] <= size[1]
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (1.0, float("inf")), (float("nan"), 1.0)]
+)
+def test_scales_that_are_none_are_refused(kind, low, high):
+    with pytest.raises(GigamaskError, match=rf"scales.*{low}.*{high}"):
+        kind(low, high)
+
+
+def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
+    frames = [
+        RandomResizedCrop().frame((900, 1200), 224, make_rng(0, "frame", 0, position))
+        for position in range(2000)
+    ]
+    heights, widths = np.array([frame.crop_size for frame in frames]).T
+    areas, aspects = heights * widths / (900 * 1200), np.log(widths / heights)
+    assert {(frame.resized, frame.image_size) for frame in frames} == {((224, 224), 224)}
+    assert 0.199 < areas.min() < 0.21
+    assert 0.9 < areas.max() <= 1
+    assert np.log(3 / 4) - 0.003 < aspects.min() < np.log(3 / 4) + 0.01
+    assert np.log(4 / 3) - 0.01 < aspects.max() < np.log(4 / 3) + 0.003
+    # Parts that fit whatever their aspect: even in area and in the logarithm of the aspect. Deviations of the means are below 0.01.
+    small = areas < 0.5
+    assert abs(areas[small].mean() - 0.35) < 0.02
+    assert abs(aspects[small].mean()) < 0.03
+    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.06
+    assert len({frame.crop[:2] for frame in frames}) > 1500
+
+
+@pytest.mark.parametrize(
+    ("size", "crop"),
+    [
+        ((300, 900), (0, 250, 300, 650)),
+        ((900, 300), (250, 0, 650, 300)),
+        ((1, 700), (0, 350, 1, 351)),
+        ((300, 310), (0, 0, 300, 310)),
+    ],
+)
+def test_where_no_part_fits_the_largest_in_the_middle_is_taken(size, crop):
+    """A share of the whole area fits only where the aspect is the image's own."""
+    frame = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).frame(size, 64, make_rng(0, "frame"))
+    assert frame == ImageTransform(size, crop, (64, 64), 64)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3), (47, 33)])
+def test_random_crops_lie_in_every_image(size):
+    for position in range(200):
+        y0, x0, y1, x1 = RandomResizedCrop().frame(size, 16, make_rng(0, "frame", position)).crop
+        assert 0 <= y0 < y1 <= size[0]
+        assert 0 <= x0 < x1 <= size[1]
+
+
+def test_image_and_masks_are_stretched_alike():
+    """A mask that is painted white into a black picture is the white part of what the encoder sees."""
+    mask = np.zeros((90, 120), bool)
+    mask[20:70, 30:100] = True
+    pixels = np.repeat(mask[..., None], 3, 2).astype(np.uint8) * 255
+    shares = set()
+    for position in range(30):
+        frame = RandomResizedCrop().frame((90, 120), 64, make_rng(0, "frame", position))
+        seen, laid = (
+            frame.image(pixels)[0].numpy() > 127,
+            frame.masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
+        )
+        assert seen.shape == laid.shape == (64, 64)
+        border = np.zeros((64, 64), bool)
+        border[1:] |= laid[1:] != laid[:-1]
+        border[:-1] |= laid[1:] != laid[:-1]
+        border[:, 1:] |= laid[:, 1:] != laid[:, :-1]
+        border[:, :-1] |= laid[:, 1:] != laid[:, :-1]
+        assert (seen == laid)[~border].all()
+        shares.add(round(float(laid.mean()), 2))
+    assert len(shares) > 10
+
+
+@pytest.mark.parametrize("area", [(0.0, 1.0), (0.5, 0.2), (0.5, 1.1), (float("nan"), 1.0)])
+def test_areas_that_are_none_are_refused(area):
+    with pytest.raises(GigamaskError, match=rf"area.*{area[0]}.*{area[1]}"):
+        RandomResizedCrop(area=area)
+
+
+@pytest.mark.parametrize("aspect", [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
+def test_aspects_that_are_none_are_refused(aspect):
+    with pytest.raises(GigamaskError, match=rf"aspect.*{aspect[0]}.*{aspect[1]}"):
+        RandomResizedCrop(aspect=aspect)
+
+
+@pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter, RandomResizedCrop])
+def test_their_flip_is_a_probability(kind):
+    with pytest.raises(GigamaskError, match=r"probability.*2.0"):
+        kind(flip=2.0)

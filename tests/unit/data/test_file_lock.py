@@ -1,0 +1,65 @@
+"""A lock belongs to the process that took it and ends with it."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from gigamask.data.file_lock import exclusive_lock
+from gigamask.errors import GigamaskError
+
+
+def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path):
+    """Loader processes, which are forked, notice the death of their parent only after seconds."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+
+    def holder():
+        with exclusive_lock(tmp_path / "lock", "busy"):
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            theirs.send(child)
+            time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=holder)
+    process.start()
+    child = ours.recv()
+    try:
+        with (
+            pytest.raises(GigamaskError, match=r"^busy$"),
+            exclusive_lock(tmp_path / "lock", "busy"),
+        ):
+            pass
+        process.kill()
+        process.join()
+        os.kill(child, 0)
+        with exclusive_lock(tmp_path / "lock", "busy"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_ends_leaves_it_held(tmp_path):
+    with exclusive_lock(tmp_path / "lock", "busy"):
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        with (
+            pytest.raises(GigamaskError, match=r"^busy$"),
+            exclusive_lock(tmp_path / "lock", "busy"),
+        ):
+            pass
+    with exclusive_lock(tmp_path / "lock", "busy"):
+        pass
+
+
+def test_the_folder_may_be_removed_while_the_lock_is_held(tmp_path):
+    for _ in range(2):
+        with exclusive_lock(tmp_path / "folder" / "lock", "busy"):
+            shutil.rmtree(tmp_path / "folder")
+            with exclusive_lock(tmp_path / "folder" / "lock", "busy"):
+                pass

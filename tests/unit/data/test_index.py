@@ -1,0 +1,767 @@
+"""The index of whole, odd and broken tars; what is refused; and how entries are found again."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gigamask.data import index as indexes
+from gigamask.data import index_format, storage, tar
+from gigamask.data import shard_index as parts
+from gigamask.data.index import Index, build, extend, open_or_build, tars
+from gigamask.data.index_format import merge, rows_of_part
+from gigamask.data.shard_index import index_tar
+from gigamask.errors import GigamaskError
+from gigamask.synthetic import scenes
+from tests.servers import FileServer
+
+
+@pytest.fixture
+def two(tmp_path, entry):
+    """Two tars of two images each and their index."""
+    folder = tmp_path / "tars"
+    for number in (0, 1):
+        tar.write(
+            folder / f"sa_{number:06d}.tar",
+            [member for image in (1, 2) for member in entry(10 * number + image)],
+        )
+    return build(folder, tmp_path / "index")
+
+
+def test_columns_say_what_the_tars_hold(two, masks):
+    assert len(two) == 4
+    assert two.images["image_id"].tolist() == [1, 2, 11, 12]
+    assert two.images["name"].tolist() == [b"sa_1", b"sa_2", b"sa_11", b"sa_12"]
+    assert two.images["shard"].tolist() == [0, 0, 1, 1]
+    assert (two.images["width"][0], two.images["height"][0]) == (32, 24)
+    assert two.images["first_mask"].tolist() == [0, 3, 6, 9, 12]
+    assert two.images["masks"].tolist() == [3, 3, 3, 3]
+    rows = two.mask_rows(2)
+    assert rows == slice(6, 9)
+    assert two.masks["area"][rows].tolist() == masks.sum((1, 2)).tolist()
+    assert two.masks["box"][rows][:2].tolist() == [[5, 3, 19, 8], [31, 23, 31, 23]]
+    assert two.masks["predicted_iou"][rows] == pytest.approx([0.5, 2 / 3, 5 / 6])
+    assert two.masks["stability_score"][rows].tolist() == [1, 1, 1]
+    nothing = {
+        "without_json": 0,
+        "without_jpg": 0,
+        "other_members": 0,
+        "rejected": [],
+        "broken_tars": [],
+    }
+    assert two.report() == {"images": 4, "masks": 12, "shards": 2} | nothing
+    assert all(os.path.isabs(path) for path in two.shard_paths)
+
+
+def test_members_pair_by_stem_in_any_order_and_folder(tmp_path, entry, masks, record, jpg):
+    one, two = entry(1), entry(2)
+    members = [
+        (f"./{two[1][0]}", two[1][1]),
+        one[0],
+        ("sa_77.json", b"{}"),
+        ("deep/down/sa_2.JPG", two[0][1]),
+        ("notes.txt", b"hello"),
+        ("._sa_1.jpg", b"mac"),
+        ("photo.jpeg", jpg(7, 9)),
+        ("other/sa_1.json", one[1][1]),
+        ("set 12/img-0042.jpg", jpg(5, 6)),
+        ("e.jpg", jpg()),
+        (
+            "e.json",
+            json.dumps(
+                record(np.concatenate([masks[:1], masks[:1] & False]))
+                | {"image": {"image_id": 5, "width": 32, "height": 24}}
+            ).encode(),
+        ),
+    ]
+    tar.write(tmp_path / "a.tar", members)
+    index = build([tmp_path / "a.tar"], tmp_path / "index")
+    assert index.images["name"].tolist() == [b"sa_1", b"sa_2", b"photo", b"img-0042", b"e"]
+    assert index.images["image_id"].tolist() == [1, 2, -1, 42, 5]
+    assert index.images["masks"].tolist() == [3, 3, 0, 0, 2]
+    assert index.images["json_offset"].tolist()[2:4] == [-1, -1]
+    assert (index.images["height"][2], index.images["width"][2]) == (7, 9)
+    assert index.masks["box"][-1].tolist() == [1, 1, 0, 0]
+    raw = (tmp_path / "a.tar").read_bytes()
+    for row, (image, annotation) in enumerate((one, two)):
+        at, length = index.images["jpg_offset"][row], index.images["jpg_bytes"][row]
+        assert raw[at : at + length] == image[1]
+        at, length = index.images["json_offset"][row], index.images["json_bytes"][row]
+        assert raw[at : at + length] == annotation[1]
+    assert (
+        index.report()["without_json"],
+        index.report()["without_jpg"],
+        index.report()["other_members"],
+    ) == (2, 1, 2)
+
+
+def test_real_tars(real_data, tmp_path):
+    index = build(
+        [real_data / "bsds_val", real_data / "coco128", real_data / "sa1b_real"], tmp_path / "index"
+    )
+    assert len(index) == 100 + 128 + 8
+    for folder in ("bsds_val", "coco128"):
+        stats = json.loads((real_data / folder / "stats.json").read_text())
+        of_folder = np.array([f"/{folder}/" in path for path in index.shard_paths])[
+            index.images["shard"]
+        ]
+        assert (of_folder.sum(), index.images["masks"][of_folder].sum()) == (
+            stats["images"],
+            stats["masks"],
+        )
+    row = index.find("coco128_000001.tar:309")
+    with open(index.shard_paths[index.images["shard"][row]], "rb") as file:
+        stated = json.loads(
+            os.pread(
+                file.fileno(), index.images["json_bytes"][row], index.images["json_offset"][row]
+            )
+        )["annotations"]
+    assert index.masks["area"][index.mask_rows(row)].tolist() == [each["area"] for each in stated]
+    assert index.report()["without_json"] == 8
+    assert (index.images["height"][-8:].min(), index.images["width"][-8:].max()) == (1500, 2250)
+    assert index.report()["rejected"] == []
+
+
+def test_broken_entries_are_left_out_and_named(tmp_path, entry, record, masks, jpg):
+    wrong = record(masks, 3)
+    wrong["annotations"][0]["segmentation"]["counts"] = [5]
+    members = [
+        *entry(1), ("sa_2.jpg", jpg()), ("sa_2.json", b"no json"), *entry(4), ("sa_3.jpg", jpg()), ("sa_3.json", json.dumps(wrong).encode()),
+        ("sa_5.jpg", jpg()), ("sa_5.json", json.dumps(record(masks, 6)).encode()), *entry(7), ("sa_8.jpg", b"none"), *entry(9),
+    ]  # fmt: skip
+    tar.write(tmp_path / "a.tar", members)
+    index = build(tmp_path / "a.tar", tmp_path / "index")
+    assert index.images["image_id"].tolist() == [1, 4, 7, 9]
+    assert index.images["first_mask"].tolist() == [0, 3, 6, 9, 12]
+    reasons = {each["name"]: each["reason"] for each in index.report()["rejected"]}
+    assert list(reasons) == ["a.tar:sa_2", "a.tar:sa_3", "a.tar:sa_5", "a.tar:sa_8"]
+    assert "a.tar:sa_2: its json of 7 bytes" in reasons["a.tar:sa_2"]
+    assert "a.tar:sa_3: mask 0" in reasons["a.tar:sa_3"]
+    assert "'sa_6.jpg'" in reasons["a.tar:sa_5"]
+    assert "a.tar:sa_8: the 4 bytes" in reasons["a.tar:sa_8"]
+
+
+def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
+    raw = jpg(40, 50)
+    comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
+    tar.write(tmp_path / "a.tar", [("sa_1.jpg", raw[:2] + comment + comment + raw[2:])])
+    index = build(tmp_path / "a.tar", tmp_path / "index")
+    assert (index.images["height"][0], index.images["width"][0]) == (40, 50)
+    assert index.masks["box"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (
+            [("sa_1.json", b"{}"), ("b.txt", b"")],
+            "a.tar: holds no .jpg among its 2 files; give tars of .jpg and .json files as SA-1B's are",
+        ),
+        ([], "a.tar: holds no .jpg among its 0 files"),
+        (
+            [("a/sa_1.jpg", b"1"), ("b/sa_1.jpg", b"2")],
+            r"a.tar: two members are called sa_1.jpg \(a/sa_1.jpg, b/sa_1.jpg\); give each image a name",
+        ),
+        (
+            [("sa_1.jpg", b"1"), ("sa_1.json", b"2"), ("sa_1.json", b"2")],
+            "a.tar: two members are called sa_1.json",
+        ),
+        (
+            [("sa_1.jpg", b"1"), ("sa_1.json", b"2")],
+            r"a.tar: 1 of its 1 entries are unusable, at most half may be; .* \(the first: a.tar:sa_1: its json of 1",
+        ),
+    ],
+)
+def test_unusable_tars_are_named(tmp_path, members, message):
+    tar.write(tmp_path / "a.tar", members)
+    with pytest.raises(GigamaskError, match=message):
+        build(tmp_path / "a.tar", tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_a_tar_cut_short_stops_the_build_and_leaves_nothing(tmp_path, entry):
+    tar.write(tmp_path / "a.tar", entry(1))
+    whole = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(whole[:1024])
+    with pytest.raises(GigamaskError, match=r"a.tar.*1.*sa_1.jpg.*1024"):
+        build(tmp_path / "a.tar", tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
+    folder = tmp_path / "tars"
+    first, second = str(folder / "sa_000000.tar"), str(folder / "sa_000001.tar")
+    assert tars(first) == [first]
+    assert (
+        tars(folder)
+        == tars([folder, second])
+        == tars(tmp_path / "index")
+        == tars(f"{tmp_path}/**/*.tar")
+        == [first, second]
+    )
+    assert tars(f"{folder}/*1.tar") == [second]
+    monkeypatch.chdir(folder)
+    assert tars(["sa_000001.tar", f"file://{second}", "../tars/sa_000001.tar", "."]) == [
+        first,
+        second,
+    ]
+    (folder / "odd[1].tar").write_bytes(b"")
+    assert tars("odd[1].tar") == [str(folder / "odd[1].tar")]
+    (folder / "manifest.json").write_text('{"made_by": "another program"}')
+    assert len(tars(folder)) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ("none", "none: no such path; give a tar, a folder of tars or images, a glob or an index"),
+        (
+            "empty",
+            r"empty: the folder holds no .tar file and, at any depth, no image \(.jpg, .jpeg, .png, .webp\); "
+            "give the folder that tars or images are in, or a glob such as '.*empty/[*][*]/[*].tar'",
+        ),
+        ("*.tar", r"\*.tar: the glob matches no file; check it with 'ls', and quote it"),
+        (None, "no path was given; give a tar, a folder of tars or images, a glob or an index"),
+    ],
+)
+def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(GigamaskError, match=message):
+        build([] if paths is None else tmp_path / paths, tmp_path / "index")
+
+
+def test_build_replaces_an_index_and_nothing_else(two, tmp_path, entry):
+    tar.write(tmp_path / "tars" / "sa_000001.tar", entry(5))
+    assert len(build(tmp_path / "tars", tmp_path / "index")) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
+    (tmp_path / "empty").mkdir()
+    assert len(build(tmp_path / "tars", tmp_path / "empty")) == 3
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "manifest.json").write_text('{"made_by": "another program"}')
+    for out in (precious, tmp_path / "tars" / "sa_000000.tar"):
+        with pytest.raises(GigamaskError, match=f"{out}"):
+            build(tmp_path / "tars", out)
+    assert len(list(precious.iterdir())) == 1
+
+
+def test_a_failed_rebuild_keeps_the_index(two, tmp_path):
+    (tmp_path / "tars" / "sa_000002.tar").write_bytes(b"x" * 512)
+    with pytest.raises(GigamaskError, match=r"sa_000002.tar.*512.*0"):
+        build(tmp_path / "tars", tmp_path / "index")
+    assert len(Index.open(tmp_path / "index")) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
+
+
+def test_progress_counts_tars(two, tmp_path):
+    seen = []
+    build(
+        tmp_path / "tars",
+        tmp_path / "again",
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_parts_are_joined_in_the_order_given(two, tmp_path):
+    (tmp_path / "parts").mkdir()
+    for number in (1, 0):
+        index_tar(two.shard_paths[number]).save(tmp_path / "parts" / str(number))
+    merge([rows_of_part(tmp_path / "parts" / number) for number in "10"], tmp_path / "joined")
+    joined = Index.open(tmp_path / "joined")
+    assert joined.shard_paths == two.shard_paths[::-1]
+    assert joined.images["name"].tolist() == [b"sa_11", b"sa_12", b"sa_1", b"sa_2"]
+    assert joined.images["first_mask"].tolist() == two.images["first_mask"].tolist()
+    for name, column in two.masks.items():
+        assert (joined.masks[name] == np.concatenate([column[6:], column[:6]])).all()
+
+
+def test_open_files_do_not_grow_with_the_tars(tmp_path, entry):
+    for number in range(30):
+        tar.write(tmp_path / "tars" / f"{number:02d}.tar", entry(number))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
+    try:
+        index = build(tmp_path / "tars", tmp_path / "index")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert index.images["image_id"].tolist() == list(range(30))
+
+
+def test_an_index_is_pickled_as_its_folder(two):
+    data = pickle.dumps(two)
+    assert len(data) < 300
+    again = pickle.loads(data)
+    assert (again.images["jpg_offset"] == two.images["jpg_offset"]).all()
+
+
+def test_columns_stay_on_disk(two):
+    assert all(
+        isinstance(column.base, np.memmap)
+        for table in (two.images, two.masks)
+        for column in table.values()
+    )
+
+
+def damage(folder, name: str, data: bytes | None) -> None:
+    path = folder / name
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "manifest.json",
+            lambda raw: None,
+            "index: is no index, it holds no manifest.json of one; build one with 'gigamask index'",
+        ),
+        ("manifest.json", lambda raw: b'{"x": 1}', "index: is no index"),
+        (
+            "manifest.json",
+            lambda raw: raw[:90],
+            "index/manifest.json: is no index's manifest .*; build it again with 'gigamask index'",
+        ),
+        (
+            "manifest.json",
+            lambda raw: raw.replace(b'"parts"', b'"carts"'),
+            "index/manifest.json: is no index's manifest .*`parts`",
+        ),
+        (
+            "manifest.json",
+            lambda raw: raw.replace(b'_index":2', b'_index":3'),
+            "index: the index has schema 3, this version reads 2; build it again",
+        ),
+        (
+            "images_width.npy",
+            lambda raw: None,
+            r"images_width.npy: the index's column is missing or cut short \(.*\); build it again",
+        ),
+        (
+            "masks_area.npy",
+            lambda raw: raw[:-4],
+            "masks_area.npy: the index's column is missing or cut short",
+        ),
+        (
+            "masks_area.npy",
+            lambda raw: b"",
+            "masks_area.npy: the index's column is missing or cut short",
+        ),
+        (
+            "masks_area.npy",
+            lambda raw: raw.replace(b"(12,)", b"(11,)"),
+            "masks_area.npy: the column has 11 rows of <i4, the manifest says 12 of <i4",
+        ),
+        (
+            "images_width.npy",
+            lambda raw: raw.replace(b"<i4", b"<u4"),
+            "images_width.npy: the column has 4 rows of <u4, the manifest says 4 of <i4",
+        ),
+    ],
+)
+def test_broken_indexes_are_named(two, name, change, message):
+    damage(two.folder, name, change((two.folder / name).read_bytes()))
+    with pytest.raises(GigamaskError, match=message):
+        Index.open(two.folder)
+
+
+def test_tars_that_changed_since_are_named(two):
+    path = two.shard_paths[1]
+    with open(path, "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(GigamaskError, match=r"sa_000001.tar.*\d+ bytes"):
+        Index.open(two.folder)
+    os.unlink(path)
+    with pytest.raises(GigamaskError, match=r"sa_000001.tar.*No such file or directory"):
+        Index.open(two.folder)
+
+
+def test_open_or_build_builds_once_and_again_when_a_tar_changes(two, tmp_path, entry, monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        indexes,
+        "build",
+        lambda *args, build=build, **rest: built.append(args) or build(*args, **rest),
+    )
+    folder, cache = tmp_path / "tars", tmp_path / "cache"
+    assert (
+        open_or_build(tmp_path / "index", cache).folder
+        == open_or_build([tmp_path / "index"], cache).folder
+        == two.folder
+    )
+    assert not built
+    index = open_or_build(folder, cache)
+    assert (index.folder.parent, len(built)) == (cache, 1)
+    assert open_or_build([f"{folder}/*.tar"], cache).folder == index.folder
+    assert len(built) == 1
+    assert open_or_build(two.shard_paths[:1], cache).folder != index.folder
+    assert len(built) == 2
+    os.utime(two.shard_paths[0], ns=(1, 1))
+    assert len(open_or_build(folder, cache)) == 4
+    assert len(built) == 3
+    (index.folder / "masks_area.npy").unlink()
+    assert open_or_build(folder, cache).masks["area"].shape == (12,)
+    assert len(built) == 4
+
+
+def test_entries_are_found_by_name_and_by_number(two):
+    for row in range(4):
+        assert two.find(two.entry_name(row)) == row
+    assert two.entry_name(2) == "sa_000001.tar:sa_11"
+    assert two.find("sa_000001.tar:12") == 3
+    assert two.find(f"{two.shard_paths[1]}:sa_12") == two.find("tars/sa_000001.tar:12") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sa_1", "'sa_1' names no entry; write TAR:IMAGE, such as sa_000000.tar:sa_1"),
+        (
+            "sa_0.tar:sa_1",
+            "'sa_0.tar:sa_1': no tar of the index ends in 'sa_0.tar'; the nearest: sa_00000[01].tar, sa_00000[01].tar",
+        ),
+        ("a_000001.tar:sa_11", "no tar of the index ends in"),
+        (
+            "sa_000000.tar:sa_11",
+            "'sa_000000.tar:sa_11': sa_000000.tar holds no image 'sa_11'; the nearest: sa_1, sa_2",
+        ),
+        ("sa_000000.tar:99", "sa_000000.tar holds no image '99'"),
+    ],
+)
+def test_what_is_not_found_comes_with_the_nearest(two, name, message):
+    with pytest.raises(GigamaskError, match=message):
+        two.find(name)
+
+
+def test_two_tars_of_one_name_are_told_apart_by_their_folders(tmp_path, entry):
+    for folder in ("x", "y"):
+        tar.write(tmp_path / folder / "a.tar", entry(1))
+    index = build([tmp_path / "x", tmp_path / "y"], tmp_path / "index")
+    with pytest.raises(GigamaskError, match=r"'a.tar:sa_1'.*2.*x/a.tar.*y/a.tar"):
+        index.find("a.tar:sa_1")
+    assert index.find("y/a.tar:sa_1") == 1
+
+
+@pytest.fixture
+def many(tmp_path, entry):
+    """A folder of six tars of one to three images."""
+    folder = tmp_path / "many"
+    for number in range(6):
+        images = range(10 * number, 10 * number + 1 + number % 3)
+        tar.write(folder / f"{number}.tar", [member for image in images for member in entry(image)])
+    return folder
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The names of the tars scanned so far."""
+    seen = []
+    monkeypatch.setattr(
+        indexes,
+        "index_shard",
+        lambda path, salvage: seen.append(os.path.basename(path)) or index_tar(path, salvage),
+    )
+    return seen
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def content(index: Index) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in index.folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_an_index_does_not_depend_on_order_or_processes(many, tmp_path):
+    paths = sorted(map(str, many.iterdir()))
+    whole = content(build(many, tmp_path / "whole"))
+    seen = []
+    again = extend(
+        [paths[4], many, *paths[::-1]],
+        tmp_path / "again",
+        2,
+        lambda done, total: seen.append((done, total)),
+    )
+    assert content(again.index) == whole
+    assert (again.scanned, again.reused, seen) == (6, 0, [(done, 6) for done in range(1, 7)])
+
+
+def test_indexes_are_joined_and_extended_without_a_scan(many, tmp_path, scans):
+    whole = content(build(many, tmp_path / "whole"))
+    left, right = (
+        build([f"{many}/[0-2].tar"], tmp_path / "left"),
+        build([f"{many}/[3-5].tar"], tmp_path / "right"),
+    )
+    scans.clear()
+    joined = extend([right.folder, left.folder], tmp_path / "joined")
+    assert (joined.scanned, joined.reused, scans) == (0, 6, [])
+    assert content(joined.index) == whole
+    extended = extend([many], tmp_path / "left")
+    assert (extended.scanned, extended.reused, scans) == (3, 3, ["3.tar", "4.tar", "5.tar"])
+    assert content(extended.index) == whole
+    fewer = extend(f"{many}/[12].tar", tmp_path / "left")
+    assert (fewer.scanned, fewer.reused, fewer.index.shard_paths) == (
+        0,
+        2,
+        [str(many / "1.tar"), str(many / "2.tar")],
+    )
+    assert content(fewer.index) == content(build(f"{many}/[12].tar", tmp_path / "new"))
+    assert names_in(tmp_path) == ["joined", "left", "many", "new", "right", "whole"]
+
+
+def test_what_was_left_out_stays_with_its_tar(many, tmp_path, entry):
+    tar.write(
+        many / "3.tar",
+        [*entry(1), ("sa_2.jpg", b"none"), ("sa_3.json", b""), ("text", b""), *entry(4)],
+    )
+    whole = build(many, tmp_path / "whole")
+    assert len(whole.report()["rejected"]) == 1
+    for number in range(6):
+        build(many / f"{number}.tar", tmp_path / f"part{number}")
+    parts = [tmp_path / f"part{number}" for number in (5, 3, 0, 1, 4, 2)]
+    assert build(parts, tmp_path / "joined").report() == whole.report()
+    assert content(build(parts, tmp_path / "joined")) == content(whole)
+
+
+def test_changed_tars_are_scanned_again(many, tmp_path, scans, entry):
+    build(many, tmp_path / "index")
+    tar.write(many / "2.tar", entry(77))
+    os.utime(many / "4.tar", ns=(1, 1))
+    scans.clear()
+    seen = []
+    again = extend(
+        many, tmp_path / "index", progress=lambda done, total: seen.append((done, total))
+    )
+    assert (again.scanned, again.reused, scans, seen) == (
+        2,
+        4,
+        ["2.tar", "4.tar"],
+        [(4, 6), (5, 6), (6, 6)],
+    )
+    assert again.index.find("2.tar:77") > 0
+    (many / "2.tar").unlink()
+    with pytest.raises(GigamaskError, match=r"2.tar.*No such file or directory"):
+        extend(tmp_path / "index", tmp_path / "other")
+
+
+def killed(point: str, folder: Path, out: Path, log: Path) -> None:
+    """Builds an index and is killed in the middle."""
+
+    def die(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def scan(path, salvage):
+        with open(log, "a") as file:
+            file.write(os.path.basename(path) + "\n")
+        if log.read_text().count("\n") == 4:
+            if point == "scan":
+                die()
+            elif point == "save":
+                parts.msgspec = None  # the columns are written, the summary is not
+                parts.ShardSummary = die
+        return index_tar(path, salvage)
+
+    indexes.index_shard = scan
+    if point == "merge":
+        index_format.msgspec = type("Broken", (), {"json": type("Broken", (), {"encode": die})})
+    if point == "swap":
+        rename = Path.rename
+        Path.rename = lambda self, target: (
+            die()
+            if self.name == "index" and self.parent.name.startswith(".")
+            else rename(self, target)
+        )
+    build(folder, out)
+
+
+@pytest.mark.parametrize(
+    ("point", "finished"), [("scan", 3), ("save", 3), ("merge", 6), ("swap", 6)]
+)
+def test_a_killed_build_repeats_no_finished_tar(many, tmp_path, scans, point, finished):
+    whole = content(build(many, tmp_path / "whole"))
+    if point == "swap":
+        build(f"{many}/0.tar", tmp_path / "index")
+        finished -= 1
+    log = tmp_path / "log"
+    process = multiprocessing.get_context("fork").Process(
+        target=killed, args=(point, many, tmp_path / "index", log)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / ".index.parts").is_dir()
+    first = log.read_text().split()
+    assert len(first) == finished + (point in ("scan", "save"))
+    scans.clear()
+    again = extend(many, tmp_path / "index")
+    assert not set(scans) & set(first[:finished])
+    assert again[1:] == ((3, 3) if finished == 3 else (0, 6))
+    assert content(again.index) == whole
+    assert names_in(tmp_path) == ["index", "log", "many", "whole"]
+
+
+def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
+    good = (many / "4.tar").read_bytes()
+    (many / "4.tar").write_bytes(good[:2048])
+    with pytest.raises(GigamaskError, match=r"4.tar"):
+        build(many, tmp_path / "index")
+    assert names_in(tmp_path) == [".index.parts", "many"]
+    (tmp_path / ".index.parts" / "1-of-an-older-version").mkdir()
+    (many / "4.tar").write_bytes(good)
+    scans.clear()
+    assert extend(many, tmp_path / "index")[1:] == (1, 5)
+    assert scans == ["4.tar"]
+    assert names_in(tmp_path) == ["index", "many"]
+
+
+def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
+    with indexes._only_writer(tmp_path / "index"):
+        with pytest.raises(GigamaskError, match=r"another process.*--out"):
+            build(many, tmp_path / "index")
+        assert len(build(many, tmp_path / "other")) == 12
+    assert len(build(many, tmp_path / "index")) == 12
+    assert names_in(tmp_path) == ["index", "many", "other"]
+
+
+def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
+    """By its last holder, between this process's open and its lock: the folder alone, then another file is in its place."""
+    work, flock = tmp_path / ".index.parts", fcntl.flock
+    removed = []
+
+    def once_removed(file, operation):
+        if operation & fcntl.LOCK_EX and len(removed) < 2:
+            removed.append(shutil.rmtree(work))
+            if len(removed) == 2:
+                work.mkdir()
+                (work / "lock").touch()
+        return flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", once_removed)
+    with indexes._only_writer(tmp_path / "index"):
+        assert (work / "lock").exists()
+        with (
+            pytest.raises(GigamaskError, match=r"another process is writing this index"),
+            indexes._only_writer(tmp_path / "index"),
+        ):
+            pass
+    assert len(removed) == 2
+    assert not work.exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(many, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(GigamaskError, match=r"file/index.*Not a directory"):
+        build(many, tmp_path / "file" / "index")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "column")
+
+    monkeypatch.setattr(index_format, "write_column", full)
+    with pytest.raises(GigamaskError, match=r"index.*No space left on device"):
+        build(many, tmp_path / "index")
+    monkeypatch.undo()
+    assert extend(many, tmp_path / "index")[1:] == (0, 6)
+
+
+def test_an_unsound_index_gives_no_rows(many, tmp_path):
+    build(many, tmp_path / "index")
+    (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
+    assert extend(many, tmp_path / "index")[1:] == (6, 0)
+    (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
+    with pytest.raises(GigamaskError, match=r"masks_area.npy"):
+        extend(tmp_path / "index", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
+    here = build(many, tmp_path / "here")
+    with FileServer(many) as server:
+        there = build(f"{server.url}/*.tar", tmp_path / "there")
+        assert there.shard_paths == [f"{server.url}/{number}.tar" for number in range(6)]
+        server.forget()
+        assert Index.open(tmp_path / "there").report() == here.report()
+        assert server.requests == 0
+        assert extend(server.url, tmp_path / "there")[1:] == (0, 6)
+        assert (
+            open_or_build([server.url], tmp_path / "cache").folder
+            == open_or_build([f"{server.url}/"], tmp_path / "cache").folder
+        )
+        with open(many / "3.tar", "ab") as file:
+            file.write(bytes(512))
+        assert extend(server.url, tmp_path / "there")[1:] == (1, 5)
+    for table in ("images", "masks"):
+        for name, column in getattr(here, table).items():
+            assert column.tobytes() == getattr(there, table)[name].tobytes()
+    assert there.entry_name(3) == here.entry_name(3)
+    assert there.find(there.entry_name(3)) == 3
+    mixed = extend([tmp_path / "here", many], tmp_path / "mixed")
+    assert (mixed.scanned, mixed.reused) == (1, 5)
+    gone = "http://127.0.0.1:9/0.tar"
+    with pytest.raises(GigamaskError, match=rf"{gone}.*5 tries"):
+        extend(gone, tmp_path / "gone")
+    assert not (tmp_path / ".gone.parts").exists()
+
+
+def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path):
+    with FileServer(many) as server:
+        index = build([f"{server.url}/1.tar?sign=a/b.tar"], tmp_path / "index")
+    assert index.entry_name(0) == "1.tar:sa_10"
+    assert index.find("1.tar:10") == 0
+    with pytest.raises(GigamaskError, match=r"the nearest: 1.tar"):
+        index.find("2.tar:10")
+
+
+def cut(path: Path, files: int) -> None:
+    """Cuts a tar short within the payload of the file after so many."""
+    members = tar.scan(path)
+    os.truncate(path, int(members.offsets[files]) + 1)
+
+
+def test_what_lies_before_a_break_is_taken_when_asked_for(tmp_path):
+    whole, broken = (
+        scenes.write(tmp_path / name, 4, seed=seed)[0]
+        for name, seed in (("whole", 1), ("broken", 2))
+    )
+    whole.rename(tmp_path / "a.tar")
+    broken.rename(tmp_path / "b.tar")
+    cut(tmp_path / "b.tar", 5)
+    with pytest.raises(GigamaskError, match=r"member 6.*5 files.*--salvage"):
+        indexes.build(tmp_path / "*.tar", tmp_path / "index")
+    built, scanned, reused = indexes.extend(tmp_path / "*.tar", tmp_path / "index", salvage=True)
+    assert (len(built), scanned, reused) == (
+        7,
+        1,
+        1,
+    )  # two whole entries, and a jpg whose json is gone
+    assert built.report()["without_json"] == 1
+    assert [reason.split(": ")[0] for reason in built.report()["broken_tars"]] == [
+        str(tmp_path / "b.tar")
+    ]
+    with pytest.raises(
+        GigamaskError, match="cut short"
+    ):  # a broken tar is not taken over without being asked for either
+        indexes.build([tmp_path / "index"], tmp_path / "again")
+
+
+def test_all_broken_tars_are_named_at_once(tmp_path):
+    for name in ("a", "b", "c"):
+        scenes.write(tmp_path / name, 2, seed=1)[0].rename(tmp_path / f"{name}.tar")
+    for name in ("a", "c"):
+        cut(tmp_path / f"{name}.tar", 1)
+    with pytest.raises(GigamaskError, match=r"^2 of 3.*a.tar.*member 2.*c.tar"):
+        indexes.build(tmp_path / "*.tar", tmp_path / "index")
+    assert indexes.extend(tmp_path / "b.tar", tmp_path / "index").reused == 1

@@ -1,0 +1,436 @@
+"""Batches from an index, in this process and in others."""
+
+import gc
+import json
+import os
+import pickle
+import shutil
+import signal
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+
+from gigamask.data import index as indexes
+from gigamask.data import tar
+from gigamask.data.augment import LargeScaleJitter
+from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.dataset import RawSample
+from gigamask.data.loader import SampleSource, batches
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_table import open_sample_table
+from gigamask.data.shards import ShardReader
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.interfaces import SampleTable
+from gigamask.masks.rle import RLEMasks
+from gigamask.rng import make_rng
+from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.random import Random
+from gigamask.synthetic.scenes import compose_scene, record, write
+from gigamask.types import Batch, DataCursor, RandomSpec, SampleRef, StepPlan
+
+ASSEMBLY = SampleConfig(image_size=128, mask_size=32, max_masks=6)
+CHANCE = RandomSpec(seed=5, clicks=3, blocks=4)
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("scenes"), 12, shard_images=6)
+
+
+@pytest.fixture(scope="module")
+def index(tars, tmp_path_factory):
+    return indexes.build(tars, tmp_path_factory.mktemp("indexed") / "index")
+
+
+@pytest.fixture(scope="module")
+def source(index):
+    return SampleSource(str(index.folder), ASSEMBLY, CHANCE)
+
+
+@pytest.fixture
+def swept():
+    """Lets go of loaders that a traceback or a closed generator still holds, before another test forks with them."""
+    yield
+    gc.collect()
+
+
+def step(*rows, samples=0):
+    """One step whose micro-batches hold these rows."""
+    visits = [tuple(SampleRef(0, row, row) for row in micro) for micro in rows]
+    return StepPlan(tuple(visits), samples, samples + sum(map(len, rows)))
+
+
+def damage(tars, tmp_path, member, change):
+    """Copies a tar with one member's bytes changed in place, so that the index stays true of it."""
+    members = tar.scan(tars[0])
+    path = tmp_path / tars[0].name
+    shutil.copy(tars[0], path)
+    at = members.names.index(member)
+    with open(path, "r+b") as file:
+        file.seek(int(members.offsets[at]))
+        before = file.read(int(members.sizes[at]))
+        after = change(before)
+        assert len(after) == len(before)
+        file.seek(int(members.offsets[at]))
+        file.write(after)
+    return path
+
+
+def test_images_without_masks_are_no_items(tars, tmp_path):
+    names = tar.scan(tars[0])
+    raw = tars[0].read_bytes()
+    pairs = [
+        (name, raw[start : start + size])
+        for name, start, size in zip(names.names, names.offsets, names.sizes, strict=True)
+    ]
+    empty = (
+        b'{"image":{"image_id":9,"width":300,"height":200,"file_name":"sa_9.jpg"},"annotations":[]}'
+    )
+    tar.write(
+        tmp_path / "a.tar", [pairs[0], *pairs[2:4], ("sa_9.json", empty), ("sa_9.jpg", pairs[2][1])]
+    )
+    index = indexes.build([tmp_path / "a.tar"], tmp_path / "index")
+    few = open_sample_table(index, MaskFilters())
+    assert [index.entry_name(int(row)) for row in few.places] == ["a.tar:sa_1"]
+    assert few.items.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
+    source = SampleSource(str(index.folder), ASSEMBLY, CHANCE)
+    with pytest.raises(CorruptSampleError, match=r"a\.tar:sa_0"):
+        source.sample(SampleRef(0, 0, index.find("a.tar:sa_0")))
+
+
+def test_a_batch_holds_its_samples_side_by_side(source):
+    [(batch,)] = batches(source, [step([4, 0, 9])])
+    samples = [source.sample(SampleRef(0, row, row)) for row in (4, 0, 9)]
+    assert (
+        batch.names
+        == tuple(sample.name for sample in samples)
+        == ("sa_000000.tar:sa_4", "sa_000000.tar:sa_0", "sa_000001.tar:sa_9")
+    )
+    assert batch.images.shape == (3, 3, 128, 128)
+    assert batch.input_sizes.tolist() == [list(sample.transform.resized) for sample in samples]
+    assert batch.mask_image.tolist() == [
+        i for i, sample in enumerate(samples) for _ in range(len(sample.masks))
+    ]
+    assert np.array_equal(
+        batch.boxes_input.numpy(), np.concatenate([sample.boxes_input for sample in samples])
+    )
+    assert np.array_equal(
+        batch.dense(0, len(batch.mask_image)).numpy(),
+        np.concatenate([sample.masks.to_dense() for sample in samples]),
+    )
+    assert np.array_equal(
+        batch.dense(2, 8).numpy(),
+        np.concatenate([sample.masks.to_dense() for sample in samples])[2:8],
+    )
+    for name in ("first", "clicks", "box_noise", "drop_path"):
+        assert torch.equal(
+            getattr(batch.random_inputs, name),
+            torch.cat([getattr(sample.random_inputs, name) for sample in samples]),
+        )
+    for image, sample in zip(batch.images, samples, strict=True):
+        height, width = sample.transform.resized
+        assert torch.equal(image[:, :height, :width], sample.image)
+        assert not image[:, height:].any()
+        assert not image[:, :, width:].any()
+    assert batch.mask_size == 32
+    assert batch.rejected == ()
+
+
+def test_a_step_shares_its_pause_and_its_cursor(source):
+    steps = list(batches(source, [step([0, 1], [2]), step([3], [4, 5], samples=3)]))
+    assert [len(micros) for micros in steps] == [2, 2]
+    assert [{micro.cursor for micro in micros} for micros in steps] == [
+        {DataCursor(3)},
+        {DataCursor(6)},
+    ]
+    assert [{micro.mask_only_round_u for micro in micros} for micros in steps] == [
+        {make_rng(5, "pause", start).random()} for start in (0, 3)
+    ]
+
+
+def test_an_empty_micro_batch_is_a_batch(source):
+    [(batch, other)] = batches(source, [step([0], [])])
+    assert len(batch.names) == 1
+    check_empty(other)
+
+
+def check_empty(batch):
+    assert isinstance(batch, Batch)
+    shapes = {
+        "images": (0, 3, 128, 128),
+        "input_sizes": (0, 2),
+        "mask_image": (0,),
+        "boxes_input": (0, 4),
+        "mask_bounds": (0,),
+        "mask_starts": (1,),
+    }
+    assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
+    shapes = {"first": (0,), "clicks": (0, 3, 2), "box_noise": (0, 4), "drop_path": (0, 4, 2)}
+    assert {name: tuple(getattr(batch.random_inputs, name).shape) for name in shapes} == shapes
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+def test_an_image_whose_masks_all_go_stays_without_masks(index):
+    source = SampleSource(
+        str(index.folder), replace(ASSEMBLY, filters=MaskFilters(min_area=10**9)), CHANCE
+    )
+    [(batch,)] = batches(source, [step([0, 1])])
+    assert len(batch.images) == 2
+    assert batch.mask_image.shape == (0,)
+    assert batch.random_inputs.drop_path.shape == (2, 4, 2)
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_sample_is_left_out_and_named(tars, tmp_path, workers):
+    indexes.build([damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw)], tmp_path / "index")
+    damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw[:40] + bytes(len(raw) - 40))
+    os.utime(tmp_path / "sa_000000.tar", ns=(0, 0))
+    reindexed = indexes.build([tmp_path / "sa_000000.tar"], tmp_path / "index")
+    source = SampleSource(str(reindexed.folder), ASSEMBLY, CHANCE)
+    rows = [reindexed.find(f"sa_000000.tar:sa_{n}") for n in (0, 1, 2)]
+    [(batch, other)] = batches(source, [step(rows, rows[1:2])], workers=workers)
+    assert batch.names == ("sa_000000.tar:sa_0", "sa_000000.tar:sa_2")
+    [rejected] = batch.rejected
+    assert rejected.name == "sa_000000.tar:sa_1"
+    assert rejected.reason.startswith("sa_000000.tar:sa_1: ")
+    assert "JPEG" in rejected.reason
+    assert batch.mask_image.unique().tolist() == [0, 1]
+    assert other.rejected == (rejected,)
+    check_empty(other)
+
+
+def test_a_source_travels_without_what_it_opened(source):
+    source.sample(SampleRef(0, 0, 0))
+    parcel = pickle.dumps(source)
+    assert len(parcel) < 2000
+    other = pickle.loads(parcel)
+    assert other == source
+    assert "index" not in vars(other)
+    assert torch.equal(
+        other.sample(SampleRef(0, 1, 1)).image, source.sample(SampleRef(0, 1, 1)).image
+    )
+
+
+def test_masks_leave_a_worker_small(tmp_path):
+    """64 masks as large as SA-1B's (the median covers (.061)^2 of the image) take at most 64 KB, on the grid of the loss and on that of the input."""
+    height, width = 375, 562
+    generator = make_rng(0, "ellipses")
+    down, across = np.mgrid[:height, :width]
+    masks = np.zeros((64, height, width), bool)
+    for mask in masks:
+        radius = 0.061 * np.exp(generator.normal(0, 0.8)) * np.sqrt(height * width / np.pi)
+        y, x, stretch = (
+            generator.uniform(0, height),
+            generator.uniform(0, width),
+            generator.uniform(0.6, 1.6),
+        )
+        mask[:] = ((down - y) * stretch) ** 2 + ((across - x) / stretch) ** 2 <= max(radius, 2) ** 2
+    scene = replace(
+        compose_scene(0, 0),
+        pixels=np.zeros((height, width, 3), np.uint8),
+        masks=RLEMasks.from_dense(masks),
+        predicted_iou=np.full(64, 0.9),
+        stability_score=np.full(64, 0.95),
+        points_xy=np.zeros((64, 2), np.int64),
+    )
+    jpg = simplejpeg.encode_jpeg(scene.pixels)
+    path = tar.write(
+        tmp_path / "sa_000000.tar",
+        [("sa_0.jpg", jpg), ("sa_0.json", json.dumps(record(scene, 0)).encode())],
+    )
+    index = indexes.build([path or tmp_path / "sa_000000.tar"], tmp_path / "index")
+    for grid in (256, 1024):
+        source = SampleSource(
+            str(index.folder), SampleConfig(image_size=1024, mask_size=grid, max_masks=64), CHANCE
+        )
+        [(batch,)] = batches(source, [step([0])])
+        assert len(batch.mask_image) > 60
+        assert batch.rle_bounds.nbytes + batch.rle_offsets.nbytes <= 64 * 1024
+
+
+def test_chance_outside_is_left_alone(source):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    for workers in (0, 1):
+        list(batches(source, [step([0])], workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+def test_steps_may_be_without_end(source, swept):
+    endless = batches(
+        source,
+        iter_steps(
+            SampleSequence(Random(), SampleTable(12, {})), 0, batch_size=4, micro_batch_size=4
+        ),
+        workers=1,
+    )
+    taken = list(islice(endless, 5))
+    endless.close()
+    assert [micro.cursor.samples for (micro,) in taken] == [4, 8, 12, 16, 20]
+    assert sorted(name for (micro,) in taken[:3] for name in micro.names) == sorted(
+        {name for (micro,) in taken for name in micro.names}
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
+    source = SampleSource(str(tmp_path / "nowhere"), ASSEMBLY, CHANCE)
+    with pytest.raises(GigamaskError, match="nowhere") as caught:
+        next(batches(source, [step([0])], workers=workers))
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Deadly(SampleSource):
+    def sample(self, visit, entry=None):
+        if visit.row == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(visit, entry)
+
+
+def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
+    source = Deadly(str(index.folder), ASSEMBLY, CHANCE)
+    steps = batches(source, [step([3, 4], samples=7)], workers=1)
+    told = r"the loader worker \(pid.* while samples from 7 on were waited for \(sa_000000.tar:sa_3, sa_000000.tar:sa_4\); often memory ran out"
+    with pytest.raises(GigamaskError, match=told) as caught:
+        next(steps)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Wrong(SampleSource):
+    def sample(self, visit, entry=None):
+        raise RuntimeError("not of a worker's death")
+
+
+def test_a_bug_is_not_taken_for_a_fault(index):
+    with pytest.raises(RuntimeError, match="not of a worker's death"):
+        next(batches(Wrong(str(index.folder), ASSEMBLY, CHANCE), [step([0])]))
+
+
+def test_every_tensor_moves(source):
+    [(batch,)] = batches(source, [step([0])])
+    moved = batch.to("meta")
+    assert moved.rle_offsets.device.type == "cpu", (
+        "it says where to cut, and is read without waiting for the device"
+    )
+    moved = replace(moved, rle_offsets=moved.rle_offsets.to("meta"))
+    tensors = [
+        getattr(moved, field.name)
+        for field in fields(Batch)
+        if isinstance(getattr(moved, field.name), torch.Tensor)
+    ]
+    tensors += [getattr(moved.draws, field.name) for field in fields(moved.draws)]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert len(tensors) == 14
+
+
+PLAIN = replace(ASSEMBLY, masks=False)
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory, jpg):
+    """A tar with no json at all, and one with jsons for some of its images, one of which is no picture."""
+    folder = tmp_path_factory.mktemp("unlabelled")
+    tar.write(folder / "a.tar", [(f"x_{n}.jpg", jpg(40 + n, 60, n)) for n in range(3)])
+    note = {
+        "image": {"image_id": 4, "width": 60, "height": 44, "file_name": "x_4.jpg"},
+        "annotations": [],
+    }
+    scene = compose_scene(0, 5)
+    last = simplejpeg.encode_jpeg(scene.pixels), json.dumps(record(scene, 5)).encode()
+    broken = jpg(43, 60)[:1500]  # its header is whole
+    members = [
+        ("x_3.jpg", broken),
+        ("x_4.jpg", jpg(44, 60)),
+        ("x_4.json", json.dumps(note).encode()),
+        ("sa_5.jpg", last[0]),
+        ("sa_5.json", last[1]),
+    ]
+    tar.write(folder / "b.tar", members)
+    return indexes.build(folder, folder / "index")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_masks_every_image_is_a_sample(unlabelled, workers):
+    chance = RandomSpec(seed=5, clicks=3, blocks=4, patches=16)
+    source = SampleSource(str(unlabelled.folder), PLAIN, chance)
+    rows = open_sample_table(unlabelled, MaskFilters(), masks=False).places.tolist()
+    assert rows == list(range(6))
+    [(batch,)] = batches(source, [step(rows)], workers=workers)
+    assert batch.names == ("a.tar:x_0", "a.tar:x_1", "a.tar:x_2", "b.tar:x_4", "b.tar:sa_5")
+    [rejected] = batch.rejected
+    assert rejected.name == "b.tar:x_3"
+    assert "b.tar:x_3: the JPEG of 1500 bytes" in rejected.reason
+    shapes = {
+        "mask_image": (0,),
+        "strata": (0,),
+        "boxes_input": (0, 4),
+        "mask_bounds": (0,),
+        "mask_starts": (1,),
+        "places": (5,),
+    }
+    assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
+    assert {
+        field.name: tuple(getattr(batch.random_inputs, field.name).shape)
+        for field in fields(batch.random_inputs)
+    } == {
+        "first": (0,),
+        "clicks": (0, 3, 2),
+        "box_noise": (0, 4),
+        "drop_path": (5, 4, 2),
+        "patches": (5, 16),
+    }
+    assert torch.equal(
+        batch.random_inputs.patches[3],
+        torch.from_numpy(make_rng(5, "patches", 0, 4).random((1, 16), dtype=np.float32))[0],
+    )
+    assert batch.dense(0, 0).shape == (0, 32, 32)
+
+
+def test_what_is_seen_does_not_depend_on_masks(index):
+    varied = replace(ASSEMBLY, augment=LargeScaleJitter(), colour=ColorJitter(brightness=0.3))
+    visits = [SampleRef(2, row, row, stratum=1) for row in range(12)]
+    for visit in visits:
+        with_masks = SampleSource(str(index.folder), varied, CHANCE).sample(visit)
+        without = SampleSource(str(index.folder), replace(varied, masks=False), CHANCE).sample(
+            visit
+        )
+        assert torch.equal(with_masks.image, without.image)
+        assert (with_masks.frame, with_masks.name) == (without.frame, without.name)
+        assert torch.equal(with_masks.draws.drop_path, without.draws.drop_path)
+        assert len(without.masks) == len(without.strata) == 0
+        assert without.boxes_input.shape == (0, 4)
+
+
+def test_without_masks_no_json_is_read(index, monkeypatch):
+    spans, plain = [], ShardReader._read_spans
+    monkeypatch.setattr(
+        ShardReader,
+        "_read_spans",
+        lambda self, index, given: spans.extend(given) or plain(self, index, given),
+    )
+    source = SampleSource(str(index.folder), PLAIN, CHANCE)
+    list(batches(source, [step([0, 5])]))
+    source.sample(SampleRef(0, 7, 7))
+    at, size = index.images["jpg_offset"], index.images["jpg_bytes"]
+    assert [(start, stop) for _, start, stop in spans] == [
+        (at[row], at[row] + size[row]) for row in (0, 5, 7)
+    ]
+
+
+def test_a_changed_image_is_told_by_its_size(unlabelled, jpg):
+    source = SampleSource(str(unlabelled.folder), PLAIN, CHANCE)
+    with pytest.raises(CorruptSampleError, match=r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
+        source.sample(SampleRef(0, 0, 0), RawSample("a.tar:x_0", jpg(9, 8), None))
+
+
+def test_a_mask_store_without_masks_is_refused():
+    with pytest.raises(GigamaskError, match=r"mask store"):
+        replace(PLAIN, mask_store="store")

@@ -1,0 +1,220 @@
+"""What can be sampled over an index, and what is said of it."""
+
+import json
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from gigamask.data import index as indexes
+from gigamask.data import sample_table, tar
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.data.sample_table import COLUMNS, difficulty, granularity, open_sample_table
+from gigamask.datatools.stats import describe
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.synthetic.scenes import write
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    return indexes.build(write(folder, 12, shard_images=5), folder / "index")
+
+
+def pair(number, sizes, scores=(1.0, 1.0)):
+    """A jpg of 10 x 100 pixels and its json, whose masks cover so many pixels of it."""
+    masks = (
+        []
+        if not sizes
+        else RLEMasks.from_dense(
+            np.arange(1000).reshape(1, 10, 100) < np.array(sizes).reshape(-1, 1, 1)
+        ).to_coco()
+    )
+    segmentations = [{"size": [10, 100], "counts": mask.decode()} for mask in masks]
+    annotations = [
+        {"segmentation": each, "predicted_iou": scores[0], "stability_score": scores[1]}
+        for each in segmentations
+    ]
+    image = {"image_id": number, "width": 100, "height": 10, "file_name": f"sa_{number}.jpg"}
+    jpg = simplejpeg.encode_jpeg(np.zeros((10, 100, 3), np.uint8))
+    return [
+        (f"sa_{number}.jpg", jpg),
+        (f"sa_{number}.json", json.dumps({"image": image, "annotations": annotations}).encode()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """One image each: all fine; as many fine as coarse; an empty mask only; no masks; too large a mask beside a fine one; no json."""
+    folder = tmp_path_factory.mktemp("small")
+    tar.write(folder / "a.tar", [*pair(0, [5, 9, 10, 5]), *pair(1, [5, 101, 5, 200], (0.5, 0.25))])
+    tar.write(folder / "b.tar", [*pair(2, [0]), *pair(3, []), *pair(4, [950, 8]), pair(5, [])[0]])
+    return indexes.build(folder, folder / "index")
+
+
+def test_items_are_images_with_a_mask_that_passes_and_has_a_pixel(small):
+    catalogue = open_sample_table(small, MaskFilters())
+    assert catalogue.items.count == 3
+    rows, masks = catalogue.locate(np.array([2, 0, 1, 2]))
+    assert [small.entry_name(row) for row in rows.tolist()] == [
+        "b.tar:sa_4",
+        "a.tar:sa_0",
+        "a.tar:sa_1",
+        "b.tar:sa_4",
+    ]
+    assert masks.tolist() == [-1, -1, -1, -1]
+    assert {
+        name: column.tolist()
+        for name, column in catalogue.items.columns.items()
+        if column.dtype == np.int32
+    } == {
+        "tar": [0, 0, 1],
+        "masks": [4, 4, 2],
+        "width": [100, 100, 100],
+        "height": [10, 10, 10],
+        "granularity": [0, 2, 0],
+    }
+    assert catalogue.items.columns["area_share"] == pytest.approx([0.00725, 0.07775, 0.008])
+    assert catalogue.items.columns["predicted_iou"].tolist() == [1, 0.5, 1]
+    assert catalogue.items.columns["stability"].tolist() == [1, 0.25, 1]
+    assert catalogue.items.columns["difficulty"][1] == pytest.approx(
+        0.3 * (1 - 0.07775) + 0.3 * 0.75 + 0.2 * 0.5 + 0.2 * 4 / 200
+    )
+
+
+def test_items_are_masks_that_pass_image_by_image(small):
+    catalogue = open_sample_table(small, MaskFilters(), "mask")
+    assert catalogue.items.count == 9
+    rows, masks = catalogue.locate(np.arange(9))
+    assert [small.entry_name(row)[-1] for row in rows.tolist()] == list("000011114")
+    # The mask that is too large is not counted: the fine one beside it is the first that passes.
+    assert masks.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert catalogue.items.columns["granularity"].tolist() == [0, 0, 1, 0, 0, 2, 0, 2, 0]
+    assert catalogue.items.columns["masks"].tolist() == [4] * 8 + [2]
+
+
+@pytest.mark.parametrize("kind", ["image", "mask"])
+def test_where_nothing_passes_there_are_no_items(small, kind):
+    catalogue = open_sample_table(small, MaskFilters(min_area=2000), kind, {"region": np.arange(6)})
+    assert catalogue.items.count == 0
+    assert [len(column) for column in catalogue.items.columns.values()] == [0] * (len(COLUMNS) + 1)
+    assert [len(column) for column in catalogue.locate(np.zeros(0, np.int64))] == [0, 0]
+
+
+def test_borders_are_medium():
+    assert granularity(np.array([0, 0.0099, 0.01, 0.1, 0.1001, 1])).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_granularity_is_what_statistics_count(real_data, tmp_path):
+    index = indexes.build(real_data / "bsds_val" / "bsds500_val_000001.tar", tmp_path / "index")
+    found = open_sample_table(index, MaskFilters(max_area=None), "mask").items.columns[
+        "granularity"
+    ]
+    assert np.bincount(found).tolist() == list(describe(index)["granularity"].values())
+    assert np.bincount(found).min() > 100
+
+
+def test_difficulty_is_between_its_ends():
+    easy, hard = np.array([1, 0], np.float32), np.array([0, 500])
+    assert difficulty(easy, easy, easy, hard).tolist() == [0, 1]
+    none = np.zeros(1, np.float32)
+    shares = [
+        difficulty(
+            *(np.ones(1, np.float32) if i == j else none for j in range(3)), np.zeros(1, int)
+        ).item()
+        for i in range(3)
+    ]
+    assert shares == pytest.approx([0.5, 0.5, 0.6])
+    assert difficulty(none + 1, none + 1, none + 1, np.array([50])).item() == pytest.approx(0.05)
+
+
+def test_a_column_is_worked_out_when_it_is_asked_for_and_kept(index, monkeypatch):
+    passes, plain = [], sample_table._blocks
+    monkeypatch.setattr(sample_table, "_blocks", lambda *given: passes.append(1) or plain(*given))
+    columns = open_sample_table(index, MaskFilters()).items.columns
+    assert "difficulty" in columns
+    assert tuple(columns) == COLUMNS
+    columns["tar"], columns["masks"]
+    assert not passes
+    hard = columns["difficulty"]
+    assert len(passes) == 1
+    for name in ("area_share", "stability", "predicted_iou"):
+        assert columns[name] is columns[name]
+    assert columns["difficulty"] is hard
+    assert len(passes) == 1
+    columns["granularity"]
+    assert len(passes) == 2
+
+
+def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monkeypatch):
+    columns = open_sample_table(index, MaskFilters()).items.columns
+    share = columns["area_share"]
+    asked, plain = [], sample_table._values
+    monkeypatch.setattr(
+        sample_table,
+        "_values",
+        lambda index, block, name: asked.append(name) or plain(index, block, name),
+    )
+    columns["difficulty"]
+    assert asked == ["stability", "predicted_iou"]
+    assert columns["area_share"] is share
+
+
+def test_columns_that_nothing_needs_are_not_read(index):
+    only = indexes.Index(index.folder, index.manifest, index.images, {"area": index.masks["area"]})
+    for kind in ("image", "mask"):
+        columns = open_sample_table(only, MaskFilters(), kind).items.columns
+        assert len(columns["area_share"]) == len(columns["granularity"])
+        with pytest.raises(KeyError, match="stability_score"):
+            columns["stability"]
+
+
+def test_users_columns_are_their_images(small):
+    given = {"region": np.array([7, -1, 3, 4, 5, 6])}
+    images, masks = (
+        open_sample_table(small, MaskFilters(), kind, given).items.columns
+        for kind in ("image", "mask")
+    )
+    assert images["region"].tolist() == [7, -1, 5]
+    assert masks["region"].tolist() == [7] * 4 + [-1] * 4 + [5]
+    assert tuple(images) == (*COLUMNS, "region")
+    assert len(images) == len(COLUMNS) + 1
+    assert "region" in images
+
+
+def test_an_unknown_column_is_told_with_those_there_are(small):
+    columns = open_sample_table(
+        small, MaskFilters(), "image", {"region": np.zeros(6, int)}
+    ).items.columns
+    assert "domain" not in columns
+    with pytest.raises(GigamaskError) as fault:
+        columns["domain"]
+    assert str(fault.value) == (
+        "the items have no column 'domain'; choose one of tar, masks, width, height, area_share, predicted_iou, stability, granularity, difficulty, "
+        "region, or add it to the table of attributes"
+    )
+
+
+def test_without_masks_every_image_is_an_item(small):
+    found = open_sample_table(
+        small, MaskFilters(min_area=2000), attributes={"region": np.arange(6)}, seed=3, masks=False
+    )
+    assert (found.items.count, found.items.seed, found.items.tars) == (6, 3, 2)
+    assert [column.tolist() for column in found.locate(np.array([5, 0]))] == [[5, 0], [-1, -1]]
+    columns = found.items.columns
+    assert tuple(columns) == ("tar", "masks", "width", "height", "region")
+    assert len(columns) == 5
+    assert columns["tar"].tolist() == [0, 0, 1, 1, 1, 1]
+    assert columns["masks"].tolist() == [4, 4, 1, 0, 2, 0]
+    assert columns["region"].tolist() == list(range(6))
+    for name in ("granularity", "area_share", "predicted_iou", "stability", "difficulty"):
+        assert name not in columns
+        told = f"the items have no column '{name}'; choose one of tar, masks, width, height, region, or add it to the table"
+        with pytest.raises(GigamaskError, match=told):
+            columns[name]
+
+
+def test_masks_are_no_items_without_masks(small):
+    with pytest.raises(GigamaskError, match=r"--loader.items mask"):
+        open_sample_table(small, MaskFilters(), "mask", masks=False)

@@ -1,0 +1,130 @@
+"""One tar's part: the same from a disk and from a server, and what becomes of bytes that cannot be read."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from gigamask.data import shard_index as parts
+from gigamask.data import storage, tar
+from gigamask.data.shard_index import ShardIndex, index_tar, read_summary
+from gigamask.errors import GigamaskError
+from tests.servers import FileServer
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
+
+
+@pytest.fixture
+def scenes_tar(tmp_path, entry, jpg):
+    """Five images with a json and one without, whose size stands behind a long preview; in a folder of its own."""
+    raw = jpg(40, 50)
+    comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
+    members = [member for number in range(5) for member in entry(number)]
+    tar.write(
+        tmp_path / "tars" / "a.tar", [*members, ("sa_9.jpg", raw[:2] + comment + comment + raw[2:])]
+    )
+    return tmp_path / "tars" / "a.tar"
+
+
+def check_same(one: ShardIndex, other: ShardIndex) -> None:
+    for mine, theirs in ((one.images, other.images), (one.masks, other.masks)):
+        assert mine.keys() == theirs.keys()
+        assert all(
+            mine[key].dtype == theirs[key].dtype and np.array_equal(mine[key], theirs[key])
+            for key in mine
+        )
+    assert one.left_out == other.left_out
+
+
+@pytest.mark.parametrize("group", [(64, 2**25), (2, 2**25), (64, 1)])
+def test_a_part_is_the_same_from_a_server(scenes_tar, monkeypatch, group):
+    monkeypatch.setattr(parts, "GROUP_FILES", group[0])
+    monkeypatch.setattr(parts, "GROUP_BYTES", group[1])
+    here = index_tar(str(scenes_tar))
+    assert here.images["name"].tolist() == [b"sa_0", b"sa_1", b"sa_2", b"sa_3", b"sa_4", b"sa_9"]
+    with FileServer(scenes_tar.parent) as server:
+        there = index_tar(f"{server.url}/a.tar?sign=1")
+    check_same(here, there)
+    assert there.tar.path == f"{server.url}/a.tar?sign=1"
+    assert there.tar.bytes == here.tar.bytes
+
+
+def test_annotations_are_asked_for_at_once(scenes_tar):
+    with FileServer(scenes_tar.parent, delay_s=0.02) as server:
+        index_tar(f"{server.url}/a.tar")
+        assert server.most_at_once == 6
+
+
+def test_a_disk_error_leaves_that_image_out(scenes_tar, monkeypatch):
+    found = tar.scan(scenes_tar)
+    bad = int(found.offsets[found.names.index("sa_2.json")])
+
+    def pread(descriptor, size, offset, real=os.pread):
+        if offset == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    made = index_tar(str(scenes_tar))
+    assert made.images["name"].tolist() == [b"sa_0", b"sa_1", b"sa_3", b"sa_4", b"sa_9"]
+    [rejected] = made.left_out.rejected
+    assert rejected.name == "a.tar:sa_2"
+    assert rejected.reason.endswith(
+        f"bytes at {bad} cannot be read (Input/output error); check the disk"
+    )
+
+
+def test_a_disk_error_behind_a_preview_leaves_that_image_out(scenes_tar, monkeypatch):
+    found = tar.scan(scenes_tar)
+    last, size = int(found.offsets[-1]), int(found.sizes[-1])
+
+    def pread(descriptor, count, offset, real=os.pread):
+        if (offset, count) == (last, size):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    [rejected] = index_tar(str(scenes_tar)).left_out.rejected
+    assert rejected.name == "a.tar:sa_9"
+    assert "Input/output error" in rejected.reason
+
+
+def test_a_servers_error_stops_rather_than_leaves_out(scenes_tar, monkeypatch):
+    with FileServer(scenes_tar.parent) as server:
+        read = storage.read_ranges
+        monkeypatch.setattr(
+            storage,
+            "read_ranges",
+            lambda places: (
+                setattr(server, "busy", -len(places) if len(places) > 1 else 0) or read(places)
+            ),
+        )
+        with pytest.raises(GigamaskError, match=r"a.tar.*5.*503") as fault:
+            index_tar(f"{server.url}/a.tar")
+        assert type(fault.value) is GigamaskError
+
+
+def test_a_tar_that_goes_away_meanwhile_is_named(scenes_tar, monkeypatch):
+    monkeypatch.setattr(
+        tar, "scan", lambda path, salvage, real=tar.scan: (real(path, salvage), os.unlink(path))[0]
+    )
+    with pytest.raises(GigamaskError, match=r"a.tar.*No such file or directory"):
+        index_tar(str(scenes_tar))
+
+
+def test_a_part_that_is_there_is_kept(scenes_tar, tmp_path):
+    made = index_tar(str(scenes_tar))
+    made.save(tmp_path / "part")
+    (tmp_path / "part" / "mark").touch()
+    made.save(tmp_path / "part")
+    assert (tmp_path / "part" / "mark").exists()
+    assert read_summary(tmp_path / "part").tar == made.tar
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part", "tars"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match="file"):
+        made.save(tmp_path / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "part", "tars"]

@@ -1,0 +1,360 @@
+"""Bytes from real servers, well behaved and not, and what is said when they are not to be had."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from gigamask.data import storage
+from gigamask.data.storage import ByteRange
+from gigamask.errors import CorruptSampleError, GigamaskError
+from tests.servers import FileServer, ObjectStore
+
+DATA = bytes(range(256)) * 1200
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """Waits between tries are short here."""
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
+
+
+@pytest.fixture
+def served(tmp_path):
+    (tmp_path / "a.tar").write_bytes(DATA)
+    (tmp_path / "b.tar").write_bytes(DATA[::-1])
+    (tmp_path / "notes.txt").write_bytes(b"hello")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def objects():
+    with ObjectStore() as started:
+        yield started
+
+
+def test_what_is_a_url():
+    assert all(
+        map(
+            storage.remote,
+            ("s3://a/b.tar", "http://h/a.tar", "memory://x", "simplecache::s3://a/b"),
+        )
+    )
+    assert not any(map(storage.remote, ("/a/b.tar", "a.tar", "odd:name.tar", "C:/a.tar")))
+    assert storage.normalize("file:///a/../b.tar") == "/b.tar"
+    assert storage.normalize("s3://a//b.tar") == "s3://a//b.tar"
+    assert storage.strip_query("https://h/a.tar?sign=1/2#x") == "https://h/a.tar"
+    assert (storage.strip_query("s3://b/a?.tar"), storage.strip_query("/a?.tar")) == (
+        "s3://b/a?.tar",
+        "/a?.tar",
+    )
+
+
+def test_local_ranges_and_states(served):
+    path = str(served / "a.tar")
+    assert storage.state(path) == (len(DATA), str(os.stat(path).st_mtime_ns))
+    assert storage.states([path, path]) == [storage.state(path)] * 2
+    assert storage.read_ranges(
+        [ByteRange(path, 5, 3), ByteRange(str(served / "b.tar"), 0, 2), ByteRange(path, 0, 0)]
+    ) == [DATA[5:8], b"\xff\xfe", b""]
+    for place, message in (
+        (
+            ByteRange(path, len(DATA) - 1, 3),
+            r"a.tar: 3 bytes were wanted at \d+, 1 are there; fetch the tar and index it again",
+        ),
+        (
+            ByteRange(str(served / "no.tar"), 0, 3),
+            r"no.tar: 3 bytes at 0 cannot be read \(No such file or directory\); check the disk",
+        ),
+        (
+            ByteRange(str(served), 0, 3),
+            r"3 bytes at 0 cannot be read \(Is a directory\); check the disk",
+        ),
+    ):
+        with pytest.raises(CorruptSampleError, match=message):
+            storage.read(*place)
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"redirect": True}, {"head": False}, {"busy": 4}])
+def test_http_ranges_and_states(served, behaviour):
+    with FileServer(served, **behaviour) as server:
+        url = f"{server.url}/a.tar?sign=1"
+        tag = f"{(served / 'a.tar').stat().st_mtime_ns:x}-{len(DATA):x}"
+        assert storage.state(url) == (len(DATA), f'"{tag}"')
+        server.forget()
+        assert storage.read_ranges(
+            [ByteRange(url, 5, 3), ByteRange(f"{server.url}/b.tar", 256, 2), ByteRange(url, 0, 0)]
+        ) == [DATA[5:8], b"\xff\xfe", b""]
+        assert {asked.range for asked in server.asked} == {"bytes=5-7", "bytes=256-257"}
+
+
+def test_a_version_is_what_the_server_tells(served):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/store/a.tar", b"1")
+    first = storage.state("memory://store/a.tar")
+    memory.pipe_file("/store/a.tar", b"2")
+    assert first.version != storage.state("memory://store/a.tar").version != ""
+    assert storage.read("memory://store/a.tar", 0, 1) == b"2"
+
+
+def test_many_ranges_are_asked_for_at_once(served):
+    with FileServer(served, delay_s=0.05) as server:
+        places = [ByteRange(f"{server.url}/a.tar", 10 * number, 10) for number in range(32)]
+        assert storage.read_ranges(places) == [
+            DATA[10 * number : 10 * number + 10] for number in range(32)
+        ]
+        assert (server.requests, server.most_at_once > 4) == (
+            32,
+            True,
+        )  # all of them on a machine that is not busy
+        states = storage.states([f"{server.url}/{name}.tar" for name in "abab"])
+        assert states[0] == states[2] != states[1] == states[3]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "requests"),
+    [
+        ({"busy": 3}, 2 + 3),
+        ({"drop_after": 3, "drops": 3}, 2 + 3),
+        ({"drop_after": 3, "drops": 1}, 2 + 1),
+    ],
+)
+def test_only_what_failed_is_asked_for_again(served, behaviour, requests):
+    with FileServer(served, **behaviour) as server:
+        url = f"{server.url}/a.tar"
+        assert storage.read_ranges([ByteRange(url, 0, 100), ByteRange(url, 1000, 100)]) == [
+            DATA[:100],
+            DATA[1000:1100],
+        ]
+        assert server.requests == requests
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"busy": -1}, r"503, message='Service Unavailable'"),
+        ({"status": 429}, r"429, message='Too Many Requests'"),
+        ({"drop_after": 3}, r"Not enough data .*received 3 of 100 bytes"),
+        ({"wrong_length": 7}, r"Not enough data .*received 100 of 107 bytes"),
+    ],
+)
+def test_trying_again_has_an_end(served, behaviour, reason):
+    with FileServer(served, **behaviour) as server:
+        told = rf"a.tar: 100 bytes at 7 cannot be read after 5 tries \(.*{reason}.*\); check the network and the server, then run the same command again"
+        with pytest.raises(CorruptSampleError, match=told):
+            storage.read(f"{server.url}/a.tar", 7, 100)
+        assert server.requests == storage.TRIES
+
+
+def test_a_server_that_is_away_is_asked_five_times():
+    with pytest.raises(GigamaskError, match=r"x.tar.*5.*Cannot connect to host"):
+        storage.state("http://127.0.0.1:9/x.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "behaviour", "message"),
+    [
+        (
+            "none.tar",
+            {},
+            r"none.tar: 3 bytes at 9 cannot be read \(not found: .*\); check the address",
+        ),
+        (
+            "a.tar",
+            {"status": 403},
+            r"a.tar: 3 bytes at 9 cannot be read \(no permission: 403.*\); check the credentials that fsspec is given, or sign",
+        ),
+        (
+            "a.tar",
+            {"status": 400},
+            r"a.tar: 3 bytes at 9 cannot be read \(400, .*\); check the address",
+        ),
+        (
+            "notes.txt",
+            {},
+            r"3 bytes at 9 cannot be read \(416, .*\); the file is shorter than it was, fetch the tar and index it again",
+        ),
+        (
+            "a.tar",
+            {"ranges": False},
+            "a.tar: the server ignores ranges and sends the whole file; fetch it with 'gigamask download' first",
+        ),
+    ],
+)
+def test_what_cannot_be_mended_is_asked_for_once(served, name, behaviour, message):
+    with FileServer(served, **behaviour) as server:
+        with pytest.raises(CorruptSampleError, match=message):
+            storage.read(f"{server.url}/{name}", 9, 3)
+        assert server.requests == 1
+
+
+def test_a_whole_file_is_not_read_where_a_range_was_wanted(tmp_path):
+    with open(tmp_path / "big.tar", "wb") as file:
+        file.truncate(2**30)
+    with FileServer(tmp_path, ranges=False) as server:
+        with pytest.raises(CorruptSampleError, match="ignores ranges"):
+            storage.read(f"{server.url}/big.tar", 9, 3)
+        assert server.bytes_sent < 2**25
+
+
+def test_a_store_that_sends_more_than_was_asked_for_is_refused(monkeypatch):
+    fsspec.filesystem("memory").pipe_file("/store/a.tar", b"12345")
+    monkeypatch.setattr(
+        fsspec.get_filesystem_class("memory"),
+        "cat_ranges",
+        lambda self, paths, *rest, **more: [b"12345"] * len(paths),
+    )
+    with pytest.raises(CorruptSampleError, match=r"memory://store/a.tar"):
+        storage.read("memory://store/a.tar", 0, 2)
+
+
+def test_a_file_without_length_is_refused(served):
+    with FileServer(served, sizes=False) as server, pytest.raises(GigamaskError, match=r"a.tar"):
+        storage.state(f"{server.url}/a.tar")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "module", "extra"),
+    [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("https", "aiohttp", "http")],
+)
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module, extra):
+    for name in (f"{module}.core", "fsspec.implementations.http"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
+    with pytest.raises(GigamaskError, match=rf"^{protocol}://h/a.tar.*gigamask\[{extra}\]"):
+        storage.state(f"{protocol}://h/a.tar")
+
+
+def test_another_missing_library_and_an_unknown_protocol_are_named():
+    with pytest.raises(GigamaskError, match=r"hdfs://h/a.tar.*hdfs"):
+        storage.state("hdfs://h/a.tar")
+    with pytest.raises(GigamaskError, match=r"foo://a.tar.*Protocol not known"):
+        storage.state("foo://a.tar")
+
+
+def test_a_bug_is_not_taken_for_a_server(monkeypatch):
+    def broken(self, *rest, **more):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "info", broken)
+    with pytest.raises(TypeError, match="ours"):
+        storage.state("memory://store/a.tar")
+
+
+def test_tars_of_remote_folders_and_globs(served):
+    with FileServer(served) as server:
+        both = [f"{server.url}/a.tar", f"{server.url}/b.tar"]
+        assert (
+            storage.find_tars(server.url)
+            == storage.find_tars(f"{server.url}/")
+            == storage.find_tars(f"{server.url}/*.tar")
+            == both
+        )
+        assert storage.find_tars(f"{server.url}/[b]*") == both[1:]
+        server.forget()
+        assert storage.find_tars(f"{server.url}/c.tar?sign=[*]") == [f"{server.url}/c.tar?sign=[*]"]
+        assert server.requests == 0
+        with pytest.raises(GigamaskError, match="glob"):
+            storage.find_tars(f"{server.url}/z*.tar")
+        (served / "empty").mkdir()
+        with pytest.raises(GigamaskError, match=r"empty.*\.tar"):
+            storage.find_tars(f"{server.url}/empty")
+    fsspec.filesystem("memory").pipe({"/listed/a.tar": b"", "/listed/b.txt": b""})
+    assert storage.find_tars("memory://listed") == ["memory://listed/a.tar"]
+
+
+@pytest.mark.slow
+def test_s3(objects, served):
+    url = objects.put(served / "a.tar", "deep/a.tar")
+    other = objects.put(served / "b.tar", "deep/b.tar")
+    objects.put(served / "notes.txt", "deep/notes.txt")
+    assert storage.state(url).bytes == len(DATA)
+    assert storage.state(url).version != storage.state(other).version
+    assert storage.read_ranges([ByteRange(url, 5, 3), ByteRange(other, 0, 2)]) == [
+        DATA[5:8],
+        b"\xff\xfe",
+    ]
+    assert (
+        storage.find_tars(f"{objects.url}/deep")
+        == storage.find_tars(f"{objects.url}/deep/*.tar")
+        == storage.find_tars(f"{objects.url}/*/?.tar")
+        == [url, other]
+    )
+    for bad, message in (
+        (f"{objects.url}/none.tar", r"not found: .*\); check the address"),
+        (
+            "s3://no-such-bucket/a.tar",
+            r"not found: The specified bucket does not exist\); check the address",
+        ),
+    ):
+        with pytest.raises(GigamaskError, match=rf"{bad}.*{message}"):
+            storage.state(bad)
+        with pytest.raises(CorruptSampleError, match=rf"{bad}: 2 bytes at 1"):
+            storage.read(bad, 1, 2)
+    with pytest.raises(GigamaskError, match=r"s3://no-such-bucket"):
+        storage.find_tars("s3://no-such-bucket")
+    with pytest.raises(GigamaskError, match="deep"):
+        storage.state(f"{objects.url}/deep")
+    with pytest.raises(CorruptSampleError, match=r"not satisfiable"):
+        storage.read(url, 10**7, 2)
+
+
+@pytest.mark.slow
+def test_s3_without_credentials_and_without_server(objects, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": objects.endpoint})
+    with pytest.raises(CorruptSampleError, match=r"Unable to locate credentials"):
+        storage.read("s3://other/a.tar", 0, 5)
+    monkeypatch.setitem(
+        fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    )
+    with pytest.raises(CorruptSampleError, match=r"Could not connect to the endpoint URL"):
+        storage.read("s3://other/a.tar", 0, 5)
+
+
+def read_twice(url: str, results) -> None:
+    results.put([storage.read(url, 3, 4), storage.read(url, 30, 4)])
+
+
+def test_a_forked_process_opens_servers_anew(served):
+    with FileServer(served) as server:
+        url = f"{server.url}/a.tar"
+        assert storage.read(url, 0, 2) == DATA[:2]
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        workers = [context.Process(target=read_twice, args=(url, results)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            assert results.get() == [DATA[3:7], DATA[30:34]]
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+        assert storage.read(url, 9, 3) == DATA[9:12]
+
+
+@pytest.mark.slow
+def test_nothing_remote_is_imported_for_local_files(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from gigamask.data import store, index, shards\n"
+        "Path('a').write_bytes(b'12'); assert store.read(store.spell('a'), 0, 1) == b'1'\n"
+        "print([name for name in ('fsspec', 'aiohttp', 's3fs', 'asyncio') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "fsspec" not in done.stdout
+    assert "aiohttp" not in done.stdout
+
+
+def test_a_session_that_was_closed_is_tried_again():
+    again, words = storage._judge("s3://bucket/a.tar", RuntimeError("Session is closed"), 5)
+    assert again
+    assert words.startswith(" after 5 tries (Session is closed); check the network and the server")
+    with pytest.raises(NotImplementedError):
+        storage._judge("odd://a.tar", NotImplementedError(), 1)

@@ -1,0 +1,121 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import psutil
+import pytest
+import torch
+
+from gigamask.data.worker_pool import parallel_map
+from gigamask.errors import GigamaskError
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def fail_at_two(number: int) -> int:
+    if number == 2:
+        raise GigamaskError("two.tar: is broken")
+    return number
+
+
+def die(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
+    seen = []
+    assert parallel_map(
+        double, range(5), workers, lambda done, total: seen.append((done, total))
+    ) == [0, 2, 4, 6, 8]
+    assert seen == [(done, 5) for done in range(1, 6)]
+    assert parallel_map(double, [], workers) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exception_in_a_worker_is_raised_in_the_parent(workers):
+    with pytest.raises(GigamaskError, match=r"^two.tar: is broken$"):
+        parallel_map(fail_at_two, range(4), workers)
+
+
+def test_a_dead_worker_is_reported():
+    with pytest.raises(GigamaskError, match=r"one of 2 worker processes died.*--workers"):
+        parallel_map(die, range(3), 2)
+
+
+def threads(_: int) -> tuple[int, int]:
+    return torch.get_num_threads(), cv2.getNumThreads()
+
+
+def test_workers_use_one_thread():
+    assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2
+
+
+def wait(path: str) -> None:
+    Path(path, str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def start(path: str) -> None:
+    parallel_map(wait, [path, path], 2)
+
+
+def test_workers_exit_when_the_parent_is_killed(tmp_path):
+    parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
+    parent.start()
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.02)
+    parent.kill()
+    parent.join()
+    left = {int(path.name) for path in tmp_path.iterdir()}
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        left = {
+            pid
+            for pid in left
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        }
+        time.sleep(0.02)
+    assert not left
+
+
+INTERRUPTED = """
+import sys, time
+from gigamask.data.worker_pool import parallel_map
+if __name__ == "__main__":
+    try:
+        parallel_map(time.sleep, [60, 60], 2)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.3, 4.0])
+def test_an_interrupt_ends_all_processes_at_once_with_one_message(tmp_path, wait_s):
+    """A terminal sends SIGINT to every process, also to those that are still importing."""
+    (tmp_path / "work.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "work.py"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ,
+    )
+    while len(psutil.Process(process.pid).children()) < 3:  # two, and what tracks their resources
+        time.sleep(0.01)
+    time.sleep(wait_s)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == "interrupted\n"
+    assert process.returncode == 1
+
+
+def test_at_least_one_worker_is_needed():
+    with pytest.raises(GigamaskError, match=r"workers must be at least 1, got 0"):
+        parallel_map(double, range(3), 0)

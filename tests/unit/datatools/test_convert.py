@@ -1,0 +1,489 @@
+"""Converting COCO's json and label images: what becomes a mask, what is left out, and what stops it all."""
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from gigamask.data import annotation, image
+from gigamask.data import index as indexes
+from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
+from gigamask.datatools.partial_download import locked
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+
+SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]
+
+
+def pixels(height: int = 20, width: int = 30, seed: int = 0) -> np.ndarray:
+    """A smooth colourful picture, which JPEG hardly changes."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([y * 200 // height + seed, x * 200 // width, (x + y) * 2], -1).astype(np.uint8)
+
+
+def jpeg(**options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels(**options.pop("pixels", {}))).save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def members(path: str | Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
+
+
+def row(number: int | str = 1, name: str | None = None, size: tuple[int, int] = (20, 30)) -> dict:
+    return {
+        "id": number,
+        "file_name": name or f"{number}.jpg",
+        "height": size[0],
+        "width": size[1],
+        "license": 3,
+    }
+
+
+def thing(number: int | str = 1, segmentation: object = SQUARE, **other: object) -> dict:
+    return {"id": 5, "image_id": number, "segmentation": segmentation, "bbox": [0, 0, 1, 1]} | other
+
+
+class Case:
+    """A folder with a json and pictures, and what converting it gives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pictures, self.out = folder, folder / "pictures", folder / "out"
+        self.pictures.mkdir()
+
+    def put(self, name: str, raw: bytes) -> Path:
+        path = self.pictures / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(raw)
+        return path
+
+    def coco(self, images: list, annotations: list, shard_images: int = 500, **options) -> dict:
+        source = self.folder / "instances.json"
+        source.write_text(
+            json.dumps({"images": images, "annotations": annotations, "categories": []})
+        )
+        return convert(source, self.pictures, self.out, ConvertOptions(**options), shard_images)
+
+    def labels(self, **options) -> dict:
+        return convert(self.folder / "labels", self.pictures, self.out, ConvertOptions(**options))
+
+    def label(self, name: str, values: np.ndarray | Image.Image) -> None:
+        path = self.folder / "labels" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(path)
+
+    def told(self, number: int) -> dict:
+        return json.loads(self.members()[f"sa_{number}.json"])
+
+    def members(self) -> dict[str, bytes]:
+        return {
+            name: raw
+            for path in sorted(self.out.glob("*.tar"))
+            for name, raw in members(path).items()
+        }
+
+
+@pytest.fixture
+def case(tmp_path):
+    return Case(tmp_path)
+
+
+def reason(done: dict, what: str = "masks") -> str:
+    assert len(done[f"{what}_left_out"]) == 1, done[f"{what}_left_out"]
+    return done[f"{what}_left_out"][0]["reason"]
+
+
+def test_an_image_as_sa1b_has_it(case):
+    """A JPEG's bytes stay, and the json says what SA-1B's says."""
+    raw = jpeg()
+    case.put("a/9.jpg", raw)
+    done = case.coco([row(9, "a/9.jpg")], [thing(9, id=77, category_id=18)])
+    assert (done["images"], done["masks"], done["renumbered"]) == (1, 1, False)
+    assert done["tars"] == [str(case.out / "sa_000000.tar")]
+    assert [path.name for path in case.out.iterdir()] == ["sa_000000.tar"]
+    assert case.members()["sa_9.jpg"] == raw
+    told = case.told(9)
+    assert told["image"] == {
+        "image_id": 9,
+        "width": 30,
+        "height": 20,
+        "file_name": "sa_9.jpg",
+        "source": "a/9.jpg",
+    }
+    (only,) = told["annotations"]
+    assert list(only) == [
+        "bbox", "area", "segmentation", "predicted_iou", "point_coords", "crop_box", "id", "stability_score", "category_id",
+    ]  # fmt: skip
+    assert (only["bbox"], only["area"], only["id"], only["category_id"]) == (
+        [4.0, 4.0, 9.0, 5.0],
+        60,
+        77,
+        18,
+    )
+    assert (only["predicted_iou"], only["stability_score"], only["crop_box"]) == (
+        1.0,
+        1.0,
+        [0.0, 0.0, 30.0, 20.0],
+    )
+    (x, y) = only["point_coords"][0]
+    assert RLEMasks.from_coco([only["segmentation"]["counts"]], (20, 30)).to_dense()[
+        0, int(y), int(x)
+    ]
+
+
+def test_the_same_bytes_every_time(case, tmp_path):
+    for number in range(5):
+        case.put(f"{number}.png", jpeg(pixels={"seed": number}))
+    arguments = ([row(n, f"{n}.png") for n in range(5)], [thing(n) for n in range(5)], 2)
+    done = case.coco(*arguments)
+    assert [len(members(path)) for path in done["tars"]] == [4, 4, 2]
+    before = [Path(path).read_bytes() for path in done["tars"]]
+    again = convert(
+        tmp_path / "instances.json",
+        case.pictures,
+        tmp_path / "again",
+        ConvertOptions(),
+        2,
+        workers=2,
+    )
+    assert [Path(path).read_bytes() for path in again["tars"]] == before
+
+
+def test_crowds_are_left_out_unless_kept(case):
+    case.put("1.jpg", jpeg())
+    counts = {"size": [20, 30], "counts": [100, 50, 450]}
+    given = [row()], [thing(), thing(segmentation=counts, iscrowd=1)]
+    assert (done := case.coco(*given))["crowds_left_out"] == 1
+    assert (done["masks"], done["masks_left_out"]) == (1, [])
+    case.out = case.out.with_name("kept")
+    assert case.coco(*given, keep_crowds=True)["masks"] == 2
+    assert [each.get("iscrowd") for each in case.told(1)["annotations"]] == [None, 1]
+    assert case.told(1)["annotations"][1]["area"] == 50
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ([[1, 1, 5, 5]], "polygon 0 has 4 numbers, three corners or more are needed"),
+        ([SQUARE[0], [1, 1, 5, 5, 9, 9, 7]], "polygon 1 has 7 numbers"),
+        ([[1, 1, 5, 5, 1e7, 9]], r"polygon 0 has a corner at 1e\+07, at most 131070 px"),
+        ([[1, 1, 5, 5, -1e300, 9]], r"a corner at -1e\+300"),
+        ([[0, 0, 0, 131070] * 50], "its outline is 13107000 px long, at most 4194304 are drawn"),
+        ([], "it has no polygon; a box alone is no mask"),
+        ([1, 2, 3, 4, 5, 6], "Expected `array`, got `int`"),
+        ([["1", "2"]], "Expected `float`, got `str`"),
+        (None, "segmentation"),
+        ([[2.1, 2.1, 2.2, 2.1, 2.2, 2.2]], "it covers no pixel of the image"),
+        ([[0.2, 0.2, 0.5, 0.2, 0.5, 0.4]], "pixels are what coordinates count"),
+        ({"size": [30, 20], "counts": [600]}, "it lies on 30 x 20 pixels, its image has 20 x 30"),
+        ({"size": [20, 30], "counts": [100, 50]}, "run lengths sum to 150"),
+        ({"size": [20, 30], "counts": [100, -50, 550]}, "is negative"),
+        ({"size": [20, 30], "counts": [600]}, "it covers no pixel"),
+        ({"size": [20, 30], "counts": "zzz"}, "mask 0"),
+        ({"counts": [600]}, "missing required field `size`"),
+    ],
+)
+def test_a_broken_annotation_is_left_out_and_named(case, segmentation, message):
+    case.put("1.jpg", jpeg())
+    done = case.coco([row()], [thing(), thing(segmentation=segmentation, id=44)])
+    assert done["masks"] == 1
+    assert re.search(message, reason(done)), reason(done)
+    assert reason(done).startswith("1.jpg: its annotation 1")
+
+
+def test_annotations_that_belong_to_no_image(case):
+    case.put("1.jpg", jpeg())
+    done = case.coco([row()], [thing(), thing(), thing(2)])
+    assert "annotation 2 of instances.json: its image_id 2" in reason(done)
+    case.out = case.out.with_name("more")
+    done = case.coco([row()], [thing(), {"segmentation": SQUARE}])
+    assert "`image_id`" in reason(done)
+
+
+def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
+    case.put("1.jpg", jpeg())
+    with pytest.raises(GigamaskError, match=r"instances.json.*2 of its 3 masks.*1.jpg"):
+        case.coco([row()], [thing(), thing(segmentation=[]), thing(segmentation=[])])
+    assert list(case.out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"id": 2, "file_name": "2.jpg"}, "image 1: Object missing required field `width`"),
+        (row(2, "2.jpg", (0, 30)), "2.jpg .id 2.: it is said to have 0 x 30 pixels"),
+        (row(2, "2.jpg", (65535, 65535)), "sides are 1 to 65535 and pixels at most 67108864"),
+        (row(1), "1.jpg .id 1.: id 1 was given before"),
+        (row(2, "2.jpg"), r"2.jpg: there is no .*2.jpg; put it there, or mend --images"),
+        (
+            row(2, "small.jpg"),
+            "small.jpg: the picture has 10 x 12 pixels, its masks lie on 20 x 30",
+        ),
+        (row(2, "cut.jpg"), "cut.jpg: the JPEG of .* cannot be decoded"),
+        (row(2, "text.png"), "text.png: its 9 bytes are no picture that can be read"),
+        (row(2, "cut.png"), "cut.png: the picture cannot be decoded"),
+        (row(2, "deep.png"), "deep.png: the picture has I;16 pixels"),
+        (row(2, "large.png"), "large.png: the picture has 9000 x 9000 pixels, at most 67108864"),
+    ],
+)
+def test_an_unusable_image_is_left_out_and_named(case, bad, message):
+    case.put("1.jpg", jpeg())
+    case.put("small.jpg", jpeg(pixels={"height": 10, "width": 12}))
+    case.put("cut.jpg", jpeg()[:-40])
+    case.put("text.png", b"no pixels")
+    Image.fromarray(pixels()).save(case.pictures / "cut.png")
+    case.put("cut.png", (case.pictures / "cut.png").read_bytes()[:-60])
+    Image.fromarray(pixels()[:, :, 0].astype(np.uint16)).save(case.pictures / "deep.png")
+    Image.new("1", (9000, 9000)).save(case.pictures / "large.png")
+    done = case.coco([row(), bad], [thing()])
+    assert (done["images"], done["masks"]) == (1, 1)
+    assert re.search(message, reason(done, "images")), reason(done, "images")
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_exif_orientation(case, orientation):
+    """Masks that lie on the turned picture get the turned picture; those that lie on the stored pixels get these."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    raw = jpeg(exif=exif)
+    case.put("1.jpg", raw)
+    case.put("2.jpg", raw)
+    turned = {6: -1, 8: 1}.get(orientation)
+    done = case.coco([row(1), row(2, size=(30, 20))], [thing(1), thing(2)])
+    assert case.members()["sa_1.jpg"] == raw
+    if turned is None:
+        assert "20 x 30 pixels, its masks lie on 30 x 20" in reason(done, "images")
+    else:
+        found = image.decode(case.members()["sa_2.jpg"], "x", (30, 20))
+        assert np.abs(found.astype(int) - np.rot90(image.decode(raw, "x"), turned)).max() < 8
+
+
+@pytest.mark.parametrize(
+    "name", ["1.png", "1.webp", "1.bmp", "palette.png", "grey.png", "clear.png"]
+)
+def test_other_formats_are_encoded_with_all_their_colour(case, name):
+    picture = Image.fromarray(pixels())
+    options = {"lossless": True} if name.endswith("webp") else {}
+    if name == "palette.png":
+        picture, options = picture.quantize(64), {"transparency": bytes(range(64))}
+    if name == "grey.png":
+        picture = picture.convert("L")
+    if name == "clear.png":
+        picture = picture.convert("RGBA")
+    picture.save(case.pictures / name, **options)
+    case.coco([row(1, name)], [thing()])
+    raw = case.members()["sa_1.jpg"]
+    assert simplejpeg.decode_jpeg_header(raw)[2:] == ("YCbCr", "444")
+    expected = np.array(picture.convert("RGBA").convert("RGB")).astype(int)
+    assert np.abs(image.decode(raw, "x") - expected).mean() < (4 if name == "palette.png" else 1.5)
+
+
+def test_ids_that_are_no_numbers(case):
+    """Numbers written as text are numbers; other names, and names that clash as numbers, give way to places."""
+    for name in ("7", "08", "street", "8"):
+        case.put(f"{name}.jpg", jpeg())
+    assert not case.coco([row("7"), row("08")], [thing(7), thing("08")])["renumbered"]
+    assert list(case.members()) == ["sa_7.jpg", "sa_7.json", "sa_8.jpg", "sa_8.json"]
+    case.out = case.out.with_name("text")
+    done = case.coco([row("7"), row("street")], [thing("street", id="s1"), thing(7)])
+    assert done["renumbered"]
+    assert case.told(1)["image"] == {
+        "image_id": 1,
+        "width": 30,
+        "height": 20,
+        "file_name": "sa_1.jpg",
+        "source": "street.jpg",
+    }
+    assert case.told(1)["annotations"][0]["id"] == 10_000
+    case.out = case.out.with_name("clash")
+    assert case.coco([row("8"), row("08")], [thing("8"), thing("08")])["renumbered"]
+
+
+def test_one_id_for_two_images(case):
+    """A repetition is dropped; when the two differ no one can tell whose the masks are."""
+    for name in ("1", "2", "3"):
+        case.put(f"{name}.jpg", jpeg())
+    done = case.coco([row(1), row(2), row(3), row(2, "1.jpg")], [thing(1), thing(2), thing(3)])
+    assert [each["name"] for each in done["images_left_out"]] == ["1.jpg (id 2)", "2.jpg (id 2)"]
+    assert "another image" in done["images_left_out"][1]["reason"]
+    assert (done["images"], len(done["masks_left_out"])) == (2, 1)
+
+
+def test_images_without_masks_stay_and_are_counted(case):
+    case.put("1.jpg", jpeg())
+    case.put("2.jpg", jpeg())
+    assert case.coco([row(1), row(2)], [thing(2)])["images_without_masks"] == 1
+    assert case.told(1)["annotations"] == []
+    assert indexes.build(case.out, case.folder / "index").images["masks"].tolist() == [0, 1]
+
+
+def test_a_shard_whose_images_are_all_broken_is_not_written(case):
+    for number in range(1, 4):
+        case.put(f"{number}.jpg", jpeg() if number != 2 else b"\xff\xd8 broken")
+    done = case.coco([row(n) for n in (1, 2, 3)], [thing(1), thing(3)], shard_images=1)
+    assert [Path(path).name for path in done["tars"]] == ["sa_000000.tar", "sa_000001.tar"]
+    assert "no JPEG" in reason(done, "images")
+
+
+def labels() -> np.ndarray:
+    """Two instances, one of two pieces that touch at a corner with a third apart."""
+    values = np.zeros((20, 30), np.uint8)
+    values[2:5, 2:6], values[5:9, 6:9], values[12:18, 20:30] = 3, 3, 3
+    values[10:20, 0:5] = 200
+    return values
+
+
+@pytest.mark.parametrize("kind", ["grey", "deep", "palette", "coloured"])
+def test_label_images(case, kind):
+    values = labels()
+    case.put("a.jpg", jpeg())
+    shown: np.ndarray | Image.Image = values
+    if kind == "deep":
+        shown = values.astype(np.uint16) * 300
+    if kind == "palette":
+        shown = Image.frombytes("P", (30, 20), values.tobytes())
+        shown.putpalette([7] * 768)
+    if kind == "coloured":
+        shown = np.stack([values * 0, values, values // 3], -1)
+    case.label("a.png", shown)
+    done = case.labels()
+    assert (done["images"], done["masks"], done["renumbered"]) == (1, 2, True)
+    entry = annotation.parse(case.members()["sa_0.json"], "x")
+    assert np.array_equal(entry.masks.to_dense(), [values == 3, values == 200])
+    found = [each["label"] for each in case.told(0)["annotations"]]
+    assert found == {
+        "deep": [900, 60000],
+        "coloured": [3 * 256 + 65536, 200 * 256 + 66 * 65536],
+    }.get(kind, [3, 200])
+    assert [each["id"] for each in case.told(0)["annotations"]] == [0, 1]
+
+
+def test_pieces_and_values_to_ignore(case):
+    values = labels()
+    case.put("sub/012.png", b"")
+    Image.fromarray(pixels()).save(case.pictures / "sub" / "012.png")
+    case.put("spare.jpg", jpeg())
+    case.label("sub/012.png", values)
+    done = case.labels(split_components=True, ignore=(200,))
+    assert (done["masks"], done["pictures_without_label"]) == (2, 1)
+    dense = annotation.parse(case.members()["sa_12.json"], "x").masks.to_dense()
+    y = np.arange(20)[:, None]
+    assert np.array_equal(dense, [(values == 3) & (y < 10), (values == 3) & (y > 10)])
+    assert [each["label"] for each in case.told(12)["annotations"]] == [3, 3]
+    assert case.told(12)["image"]["source"] == "sub/012.png"
+
+
+def test_pictures_and_labels_in_one_folder(case):
+    """A label image is never taken for the picture."""
+    case.pictures = case.folder / "labels"
+    case.label("1.png", labels())
+    case.put("1.jpg", jpeg())
+    assert case.labels()["masks"] == 2
+    (case.pictures / "1.jpg").unlink()
+    case.out = case.out.with_name("none")
+    with pytest.raises(GigamaskError, match=r"1 of its 1 images.*\.jpg"):
+        case.labels()
+
+
+def test_unusable_label_images_are_left_out_and_named(case):
+    for number in range(9):
+        case.put(f"{number}.jpg", jpeg())
+    case.put("7.bmp", b"")
+    for number in (0, 1, 2, 3, 4):
+        case.label(f"{number}.png", labels())
+    case.label("5.png", Image.new("RGBA", (30, 20)))
+    case.label("6.png", labels()[:10])
+    case.label("7.png", labels())
+    case.label("8.png", np.arange(20_000, dtype=np.uint16).reshape(100, 200))
+    done = case.labels()
+    assert done["images"] == 5
+    reasons = " | ".join(each["reason"] for each in done["images_left_out"])
+    assert "5.png: the label image's pixels are RGBA" in reasons
+    assert "20 x 30 pixels, its masks lie on 10 x 30" in reasons
+    assert "7.png: 2 pictures" in reasons
+    assert "19999 instances" in reasons
+
+
+def test_label_images_that_cannot_be_decoded(case):
+    for number in range(4):
+        case.put(f"{number}.jpg", jpeg())
+        case.label(f"{number}.png", np.random.default_rng(0).integers(0, 9, (20, 30), np.uint8))
+    path = case.folder / "labels" / "2.png"
+    path.write_bytes(path.read_bytes()[:-60])
+    Image.new("1", (70_000, 1)).save(case.folder / "labels" / "3.png")
+    reasons = [each["reason"] for each in case.labels()["images_left_out"]]
+    assert re.search("2.png: the label image .* cannot be decoded", reasons[0])
+    assert "1 x 70000" in reasons[1]
+
+
+def test_a_picture_that_vanishes(case, monkeypatch):
+    """It was there when the work began."""
+    case.put("1.jpg", jpeg())
+    case.put("2.jpg", jpeg())
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    (case.pictures / "2.jpg").unlink()
+    assert "No such file" in reason(case.coco([row(1), row(2)], [thing(1)]), "images")
+
+
+def test_faults(case, monkeypatch):
+    case.put("1.jpg", jpeg())
+    with pytest.raises(GigamaskError, match="0 images"):
+        case.coco([row()], [thing()], shard_images=0)
+    with pytest.raises(GigamaskError, match=r"--images .*nowhere"):
+        convert(case.folder / "instances.json", case.folder / "nowhere", case.out, ConvertOptions())
+    with pytest.raises(GigamaskError, match=r"instances.json"):
+        case.coco([], [])
+    with pytest.raises(GigamaskError, match=r"2 of its 3 images.*2.jpg"):
+        case.coco([row(), row(2), row(3)], [thing()])
+    with pytest.raises(GigamaskError, match=r"--split-components.*--ignore"):
+        case.coco([row()], [thing()], split_components=True)
+    with pytest.raises(GigamaskError, match="crowds"):
+        convert(case.pictures, case.pictures, case.out, ConvertOptions(keep_crowds=True))
+    with pytest.raises(GigamaskError, match=r"pictures.*\.png"):
+        convert(case.pictures, case.pictures, case.out, ConvertOptions())
+    with pytest.raises(GigamaskError, match=r"no.json.*No such file"):
+        convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
+    for text in ("[]", '{"images": []}', "\xff"):
+        (case.folder / "no.json").write_text(text)
+        with pytest.raises(GigamaskError, match=r"no.json.*COCO.*'images'.*'annotations'"):
+            convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
+    case.coco([row()], [thing()])
+    with pytest.raises(GigamaskError, match=r"--out.*1.*sa_000000.tar"):
+        case.coco([row()], [thing()])
+    case.out = case.put("file", b"") / "out"
+    with pytest.raises(GigamaskError, match=r"file/out.*Not a directory"):
+        case.coco([row()], [thing()])
+    case.out = case.folder / "full"
+
+    def full(path, given):
+        list(given)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gigamask.data.tar.write", full)
+    with pytest.raises(GigamaskError, match=r"000000.tar.*No space left on device"):
+        case.coco([row()], [thing()])
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "{folder}/secret.jpg"])
+def test_names_that_lead_elsewhere_are_left_out(case, name):
+    (case.folder / "secret.jpg").write_bytes(jpeg())
+    case.put("1.jpg", jpeg())
+    done = case.coco([row(1), row(2, name.format(folder=case.folder))], [thing(1), thing(2)])
+    assert done["images"] == 1
+    assert reason(done, "images").endswith(
+        "its file_name leads out of the folder of pictures; give names within it"
+    )
+
+
+def test_a_second_convert_into_the_folder_is_refused(case):
+    case.put("1.jpg", jpeg())
+    with locked(case.out, PARTIAL), pytest.raises(GigamaskError, match=r"another process"):
+        case.coco([row()], [thing()])

@@ -1,0 +1,156 @@
+"""The pictures of `gigamask stats`: what is drawn is read back from the figure that is saved."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.unit.datatools.test_sampler_stats import SIX, Fixed
+
+from gigamask.cli.main import main
+from gigamask.data.index import build
+from gigamask.datatools import plots, sampler_stats, stats
+from gigamask.errors import GigamaskError
+from gigamask.samplers.random import Random
+
+
+@pytest.fixture(scope="module")
+def found(scenes, tmp_path_factory):
+    return stats.describe(build(scenes, tmp_path_factory.mktemp("index") / "index"))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures, save = [], plots._save
+    monkeypatch.setattr(
+        plots, "_save", lambda figure, path: (figures.append(figure), save(figure, path))
+    )
+    return figures
+
+
+def panel(figure, name: str):
+    (found,) = (each for each in figure.axes if each.get_title(loc="left") == name)
+    return found
+
+
+def texts(figure) -> set[str]:
+    """All that is written on a figure, its legends included."""
+    from matplotlib.text import Text
+
+    return {each.get_text() for each in figure.findobj(Text)}
+
+
+def test_the_picture_shows_the_counts(found, tmp_path, drawn):
+    path = tmp_path / "stats.png"
+    plots.plot_stats(found, path, "scenes")
+    (figure,) = drawn
+    with Image.open(path) as picture:
+        assert picture.size == (1600, 1300)
+        assert len(np.unique(np.array(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 50
+    assert [bar.get_height() for bar in panel(figure, "Granularity").patches] == list(
+        found["granularity"].values()
+    )
+    for name, (_, y_label, columns) in plots.HISTOGRAMS.items():
+        steps = [each.get_data() for each in panel(figure, name).patches]
+        assert [each.values.tolist() for each in steps] == [
+            found["histograms"][column]["counts"] for column in columns
+        ]
+        assert [each.edges.tolist() for each in steps] == [
+            found["histograms"][column]["edges"] for column in columns
+        ]
+        assert panel(figure, name).get_ylabel() == y_label
+    assert panel(figure, "Mask area").get_xscale() == "log"
+    middle = found["distributions"]["long side"]
+    said = texts(figure)
+    assert f"long side: median {middle['median']:,.0f}, mean {middle['mean']:,.0f}" in said
+    assert (
+        f"scenes\n{found['images']:,} images, {found['masks']:,} masks, {found['tars']:,} tars"
+        in said
+    )
+
+
+def test_equal_values_leave_room_on_their_axis(found, tmp_path, drawn):
+    ones = stats.histogram(np.ones(9, np.float32))
+    fives = stats.histogram(np.full(3, 5, np.int32))
+    held = found["histograms"] | {"predicted_iou": ones, "masks per image": fives}
+    plots.plot_stats(found | {"histograms": held}, tmp_path / "ones.png", "ones")
+    assert panel(drawn[0], "Predicted IoU").get_xlim() == pytest.approx((0.91, 1.01))
+    assert panel(drawn[0], "Masks per image").get_xlim() == (0, 10)
+
+
+def test_sampled_rows_and_missing_columns_are_said(found, tmp_path, drawn):
+    few = {"images": 3, "masks": 2}
+    plots.plot_stats(
+        found | {"sampled_rows": few, "histograms": {}}, tmp_path / "stats.png", "$x^2$" + "x" * 200
+    )
+    assert sum(text.get_text() == "none" for each in drawn[0].axes for text in each.texts) == 5
+    assert any(
+        "; bars count 3 images and 2 masks at an even stride" in text for text in texts(drawn[0])
+    )
+
+
+def test_a_samplers_picture_shows_the_shares(tmp_path, drawn):
+    """Fine and coarse swap places half way; no medium item is visited."""
+    described = sampler_stats.describe(SIX, Fixed((0, 3, 2, 5)), 2, 4)
+    plots.plot_sampler_stats(described, tmp_path / "sampler.png", "fixed over six")
+    (figure,) = drawn
+    curves = {each.get_label(): each.get_data() for each in panel(figure, "Granularity").patches}
+    assert {name: curve.values.tolist() for name, curve in curves.items()} == {
+        "fine": [100, 0, 100, 0],
+        "medium": [0, 0, 0, 0],
+        "coarse": [0, 100, 0, 100],
+    }
+    assert curves["fine"].edges.tolist() == [0, 2, 4, 6, 8]
+    assert [each.get_height() for each in panel(figure, "Visits").patches] == [2, 0, 4]
+    band, median = (each.get_data() for each in panel(figure, "Difficulty").patches)
+    assert (band.baseline <= median.values).all()
+    assert (median.values <= band.values).all()
+    said = texts(figure)
+    assert {
+        "fine",
+        "medium",
+        "coarse",
+        "in the data",
+        "10 to 90 %",
+        "median",
+        "visited so far",
+        "in a step of the curve",
+        "all",
+        "never",
+    } <= said
+    assert {"samples drawn", "% of the samples", "difficulty, 0 to 1", "tars", "items"} <= said
+    assert any(
+        "2 epochs of 4 samples from 6 items; each step of a curve is 2 samples; vertical lines end epochs"
+        in text
+        for text in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("missing/stats.png", "No such file or directory"),
+        ("stats.xyz", "Format 'xyz' is not supported"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(found, tmp_path, name, why):
+    with pytest.raises(
+        GigamaskError,
+        match=rf"^--picture .*{name}: cannot be written \({why}.*\); name a .png file in a folder that exists$",
+    ):
+        plots.plot_stats(found, tmp_path / name, "scenes")
+    with pytest.raises(GigamaskError, match=rf"^--picture .*{name}: cannot be written"):
+        plots.plot_sampler_stats(sampler_stats.describe(SIX, Random()), tmp_path / name, "six")
+
+
+@pytest.mark.parametrize("words", [[], ["--sampler", "random"]])
+def test_without_matplotlib_the_error_says_what_to_install(
+    words, scenes, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    assert main(["stats", str(scenes), *words, "--picture", str(tmp_path / "stats.png")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install 'gigamask[plots]'" in line
+    assert not (tmp_path / "stats.png").exists()

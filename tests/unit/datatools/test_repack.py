@@ -1,0 +1,352 @@
+"""Repacking: what is smaller afterwards, what is the same, what is left out, and that work done is not done again."""
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.data import annotation, image, tar
+from gigamask.data import annotation_json as records
+from gigamask.data import index as indexes
+from gigamask.data.loader import SampleSource
+from gigamask.data.sample_config import SampleConfig
+from gigamask.datatools.repack import RepackConfig, repack
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.synthetic import scenes as synthetic
+from gigamask.types import RandomSpec, SampleRef
+
+HEIGHT, WIDTH = 60, 80
+
+
+def jpeg(height: int = HEIGHT, width: int = WIDTH) -> bytes:
+    y, x = np.mgrid[:height, :width]
+    file = io.BytesIO()
+    Image.fromarray(np.stack([y * 3, x * 3, x + y], -1).astype(np.uint8)).save(
+        file, "JPEG", quality=95
+    )
+    return file.getvalue()
+
+
+def discs(height: int = HEIGHT, width: int = WIDTH) -> RLEMasks:
+    """Two discs and one pixel that a grid of half the size does not hit."""
+    y, x = np.mgrid[:height, :width]
+    pixel = (y == 10) & (x == 10)
+    return RLEMasks.from_dense(
+        np.stack([(y - 30) ** 2 + (x - 20) ** 2 < 150, pixel, (y - 20) ** 2 + (x - 60) ** 2 < 99])
+    )
+
+
+def told(number: int, masks: RLEMasks) -> dict:
+    scores = np.linspace(0.9, 0.99, len(masks))
+    return records.record(
+        number, masks, range(len(masks)), np.array([[20, 30], [10, 10], [60, 20]]), scores, scores
+    )
+
+
+def entry(
+    number: int, height: int = HEIGHT, width: int = WIDTH, **other: object
+) -> list[tuple[str, bytes]]:
+    record = told(number, discs(height, width))
+    record["annotations"][0] |= other
+    return [
+        (f"sa_{number}.jpg", jpeg(height, width)),
+        (f"sa_{number}.json", json.dumps(record).encode()),
+    ]
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    """Two tars of scenes larger than what they are repacked to."""
+    folder = tmp_path_factory.mktemp("large")
+    synthetic.write(folder, 8, seed=4, shard_images=4, long_side=(500, 640))
+    return folder
+
+
+def test_images_masks_and_all_that_is_in_pixels(tmp_path):
+    source = tmp_path / "in" / "sa_0.tar"
+    given = entry(
+        7, note="kept", point_coords=[[20.0, 30.0], [21.5, 29.5]], crop_box=[10, 20, 40.5, 30]
+    )
+    del (record := json.loads(given[1][1]))["annotations"][2]["crop_box"]
+    record |= {"version": 3}
+    tar.write(source, [given[0], ("sa_7.json", json.dumps(record).encode())])
+    done = repack(source, tmp_path / "out", RepackConfig(40))
+    assert (done["images"], done["copied"], done["masks"], done["vanished"]) == (1, 0, 2, 1)
+    found = members(tmp_path / "out" / "sa_0.tar")
+    assert list(found) == ["sa_7.jpg", "sa_7.json"]
+    assert image.size(found["sa_7.jpg"], "x") == (30, 40)
+    small = json.loads(found["sa_7.json"])
+    assert small["version"] == 3
+    assert small["image"] == {"image_id": 7, "width": 40, "height": 30, "file_name": "sa_7.jpg"}
+    first, other = small["annotations"]
+    halved = discs()[np.array([0, 2])].resample(2 * np.arange(30) + 1, 2 * np.arange(40) + 1)
+    assert [each["segmentation"]["counts"].encode() for each in (first, other)] == halved.to_coco()
+    assert [each["area"] for each in (first, other)] == halved.areas().tolist()
+    x0, y0, x1, y1 = halved.boxes()[0]
+    assert first["bbox"] == [x0, y0, x1 - x0, y1 - y0]
+    assert first["crop_box"] == [5.0, 10.0, 20.25, 15.0]
+    assert first["point_coords"] == [[9.75, 14.75], [10.5, 14.5]]
+    assert (first["note"], first["predicted_iou"], other["id"]) == ("kept", 0.9, 2)
+    assert list(first) == list(record["annotations"][0])
+    assert "crop_box" not in other
+
+
+def test_the_grid_is_the_frames(scenes, tmp_path):
+    """Masks are those that the frame of training gives at this size, cut beside the image."""
+    repack(scenes, tmp_path / "out", RepackConfig(256))
+    for name in ("sa_000000.tar", "sa_000001.tar"):
+        before, after = members(scenes / name), members(tmp_path / "out" / name)
+        for json_name in [each for each in before if each.endswith(".json")]:
+            large, small = (
+                annotation.parse(before[json_name], "x"),
+                annotation.parse(after[json_name], "x"),
+            )
+            frame = ImageTransform.whole(large.size, 256)
+            assert small.size == frame.resized
+            dense = frame.masks(large.masks, 256).to_dense()
+            height, width = small.size
+            assert np.array_equal(small.masks.to_dense(), dense[dense.any((1, 2)), :height, :width])
+
+
+def test_training_sees_nearly_the_same(tmp_path):
+    """Samples of repacked shards at their size: the same names, boxes within 2 pixels, mean IoU above .97, images as JPEG leaves them."""
+    synthetic.write(tmp_path / "in", 6, seed=4, long_side=(1000, 1200))
+    repack(tmp_path / "in", tmp_path / "out", RepackConfig(512))
+    indices = [indexes.build(tmp_path / name, tmp_path / f"{name}.index") for name in ("in", "out")]
+    assert np.array_equal(*(each.images["image_id"] for each in indices))
+    assert np.array_equal(*(each.images["name"] for each in indices))
+    sources = [
+        SampleSource(str(each.folder), SampleConfig(512, 128, 1000), RandomSpec(0, 1, 1))
+        for each in indices
+    ]
+    overlaps, decibels = [], []
+    for row in range(6):
+        large, small = (source.sample(SampleRef(0, row, row)) for source in sources)
+        assert large.name == small.name
+        assert large.image.shape == small.image.shape
+        overlaps += np.diag(large.masks.iou(small.masks)).tolist()
+        assert np.abs(large.boxes_input - small.boxes_input).max() < 2
+        error = (large.image.float() - small.image.float()).square().mean()
+        decibels.append(float(10 * (255**2 / error).log10()))
+    assert np.mean(overlaps) > 0.97
+    assert min(overlaps) > 0.9
+    assert min(decibels) > 30
+
+
+def test_small_images_are_copied_byte_for_byte(tmp_path):
+    raw = entry(1)
+    tar.write(
+        tmp_path / "in" / "a.tar",
+        [
+            *raw,
+            ("sa_2.jpg", jpeg()),
+            ("sa_3.jpg", jpeg(100, 50)),
+            ("notes.txt", b""),
+            ("sa_9.json", b"{}"),
+        ],
+    )
+    done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(80))
+    assert {key: done[key] for key in ("tars", "images", "copied", "masks", "vanished", "others")} == {
+        "tars": 1, "images": 3, "copied": 2, "masks": 3, "vanished": 0, "others": 2,
+    }  # fmt: skip
+    found = members(tmp_path / "out" / "a.tar")
+    assert list(found) == ["sa_1.jpg", "sa_1.json", "sa_2.jpg", "sa_3.jpg"]
+    assert dict(raw).items() <= found.items()
+    assert found["sa_2.jpg"] == jpeg()
+    assert image.size(found["sa_3.jpg"], "x") == (80, 40)
+
+
+def test_done_is_done(scenes, tmp_path, monkeypatch):
+    """A finished tar is kept until its source, the settings or the tar itself are others; copying or moving it changes nothing."""
+    out = tmp_path / "out"
+
+    def kept(size: int = 128, quality: int = 90) -> int:
+        return repack(source, out, RepackConfig(size, quality))["kept"]
+
+    source = tmp_path / "in"
+    source.mkdir()
+    for path in scenes.iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    first, second = out / "sa_000000.tar", out / "sa_000001.tar"
+    assert kept() == 0
+    before = {path: path.read_bytes() for path in (first, second)}
+    times = [path.stat().st_mtime_ns for path in (first, second)]
+    assert kept() == 2
+    assert [path.stat().st_mtime_ns for path in (first, second)] == times
+    os.utime(first)
+    assert kept() == 2
+    broken = bytearray(before[first])
+    broken[2000] ^= 1
+    first.write_bytes(broken)
+    second.unlink()
+    assert kept() == 0
+    assert {path: path.read_bytes() for path in (first, second)} == before
+    (out / "repack" / "sa_000001.tar.json").write_text("{}")
+    assert kept() == 1
+    assert kept(quality=80) == 0
+    assert kept(size=100, quality=80) == 0
+    os.utime(source / "sa_000000.tar")
+    assert kept(size=100, quality=80) == 1
+    head = bytearray((source / "sa_000001.tar").read_bytes())
+    status = (source / "sa_000001.tar").stat()
+    synthetic.write(tmp_path / "other", 4, seed=9, first=4, shard_images=4, long_side=(500, 640))
+    head[: 2**16] = (tmp_path / "other" / "sa_000001.tar").read_bytes()[: 2**16]
+    (source / "sa_000001.tar").write_bytes(head)
+    os.utime(source / "sa_000001.tar", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert repack(source / "sa_000000.tar", out, RepackConfig(100, 80))["kept"] == 1
+    assert kept(size=100, quality=80) == 1
+
+
+def test_killed_halfway(scenes, tmp_path, monkeypatch):
+    """Whatever moment it ends at, the same command leaves what one run leaves, and no remains."""
+    repack(scenes, tmp_path / "whole", RepackConfig(64))
+    out = tmp_path / "out"
+    replace = os.replace
+
+    def killed(source, target):
+        if str(target).endswith("out/sa_000001.tar"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        repack(scenes, out, RepackConfig(64))
+    monkeypatch.undo()
+    (out / "repack" / "..sa_000001.tar.x1y2").write_bytes(b"what a killed process left")
+    assert [path.name for path in sorted(out.glob("*.tar"))] == ["sa_000000.tar"]
+    assert repack(scenes, out, RepackConfig(64))["kept"] == 1
+    assert sorted(path.name for path in (out / "repack").iterdir()) == [
+        "sa_000000.tar.json",
+        "sa_000001.tar.json",
+    ]
+    for path in (tmp_path / "whole").glob("*.tar"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def test_processes_leave_the_same(scenes, tmp_path):
+    seen: list[tuple[int, int]] = []
+    one = repack(
+        scenes, tmp_path / "one", RepackConfig(64), progress=lambda *done: seen.append(done)
+    )
+    two = repack(scenes, tmp_path / "two", RepackConfig(64), workers=2)
+    assert seen == [(1, 2), (2, 2)]
+    assert one == two
+    for path in (tmp_path / "one").glob("*.tar"):
+        assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_broken_samples_are_left_out_and_named(tmp_path):
+    cut = entry(4)
+    wrong = entry(5, point_coords="here")
+    large = entry(6, 50, 50)
+    files = [
+        *entry(1),
+        *entry(2),
+        *entry(3),
+        ("sa_4.jpg", cut[0][1][:-50]),
+        cut[1],
+        *wrong,
+        ("sa_6.jpg", jpeg()),
+        large[1],
+        ("sa_7.jpg", jpeg()),
+    ]
+    tar.write(tmp_path / "in" / "a.tar", [*files, ("sa_7.json", b"{"), *entry(8)])
+    done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
+    assert done["images"] == 4
+    reasons = {each["name"]: each["reason"] for each in done["left_out"]}
+    assert list(reasons) == ["a.tar:sa_7", "a.tar:sa_4", "a.tar:sa_5", "a.tar:sa_6"]
+    assert "cannot be decoded" in reasons["a.tar:sa_4"]
+    assert "Expected `array`, got `str`" in reasons["a.tar:sa_5"]
+    assert "50 x 50" in reasons["a.tar:sa_6"]
+    assert (
+        repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))["left_out"] == done["left_out"]
+    )
+
+
+def test_unusable_tars_are_named_and_the_others_done(tmp_path):
+    tar.write(tmp_path / "in" / "a.tar", entry(1))
+    (tmp_path / "in" / "b.tar").write_bytes(b"no tar")
+    tar.write(
+        tmp_path / "in" / "c.tar", [*entry(1), *((f"sa_{n}.jpg", jpeg()[:-50]) for n in (2, 3))]
+    )
+    done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
+    assert (done["tars"], done["images"]) == (1, 1)
+    assert "b.tar" in done["failed"][0]
+    assert "c.tar: 2 of its 3 images" in done["failed"][1]
+    assert [path.name for path in (tmp_path / "out").glob("*.tar")] == ["a.tar"]
+
+
+def test_a_salvaged_index_is_repacked_as_far_as_it_goes(scenes, tmp_path):
+    cut, out = tmp_path / "in" / "sa_000000.tar", tmp_path / "out"
+    cut.parent.mkdir()
+    whole = (scenes / cut.name).read_bytes()
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    salvaged = indexes.extend(cut, tmp_path / "index", salvage=True).index
+    assert 0 < len(salvaged) < 4
+    done = repack(tmp_path / "index", out, RepackConfig(128))
+    assert (done["images"], done["failed"]) == (len(salvaged), [])
+    assert "it was cut short" in done["broken_tars"][0]
+    assert len(indexes.build(out, tmp_path / "small")) == len(salvaged)
+    again = repack(tmp_path / "index", out, RepackConfig(128))
+    assert (again["kept"], again["broken_tars"]) == (1, done["broken_tars"])
+    [reason] = repack(cut, out, RepackConfig(128))["failed"]  # nobody allowed it
+    assert reason.endswith("files lie before the break, which 'gigamask index --salvage' takes")
+
+
+def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
+    tar.write(tmp_path / "in" / "a.tar", entry(1))
+    write, place = tar.write, b"0.9,"
+
+    def write_one_bit_wrong(path, given):
+        write(path, given)
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(place)] ^= 1
+        path.write_bytes(raw)
+
+    monkeypatch.setattr(tar, "write", write_one_bit_wrong)
+    with pytest.raises(GigamaskError, match=r"a.tar.*other bytes"):
+        repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
+    place = b"ustar"
+    with pytest.raises(GigamaskError, match=r"a.tar.*checksum"):
+        repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["repack"]
+
+
+def test_faults(tmp_path, monkeypatch):
+    source, out = tmp_path / "in" / "a.tar", tmp_path / "out"
+    tar.write(source, entry(1))
+    tar.write(tmp_path / "more" / "a.tar", entry(1))
+    with pytest.raises(GigamaskError, match=r"--size 31.*32"):
+        repack(source, out, RepackConfig(31))
+    with pytest.raises(GigamaskError, match=r"--quality 101.*JPEG.*1.*100"):
+        repack(source, out, RepackConfig(64, 101))
+    with pytest.raises(GigamaskError, match=r"--out .*in.*a.tar"):
+        repack(source, tmp_path / "more" / ".." / "in", RepackConfig(64))
+    indexes.build(source, tmp_path / "index")
+    with pytest.raises(GigamaskError, match=r"--out .*index"):
+        repack(source, tmp_path / "index", RepackConfig(64))
+    with pytest.raises(GigamaskError, match=r"more/a.tar.*in/a.tar"):
+        repack([source, tmp_path / "more"], out, RepackConfig(64))
+    with pytest.raises(GigamaskError, match=r"^\S*a.tar"):
+        repack(source, tmp_path / "more", RepackConfig(64))
+    with pytest.raises(GigamaskError, match=r"--out .*a.tar.*Not a directory"):
+        repack(source, source, RepackConfig(64))
+
+    def full(path, given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tar, "write", full)
+    with pytest.raises(GigamaskError, match=r"out/a.tar.*No space left on device"):
+        repack(source, out, RepackConfig(64))

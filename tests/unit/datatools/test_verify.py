@@ -1,0 +1,316 @@
+"""Everything that is wrong with data is found and named, and nothing else."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gigamask.data import image, index, tar
+from gigamask.data.shard_index import index_tar
+from gigamask.datatools import verify as verification
+from gigamask.errors import GigamaskError
+from tests import broken
+from tests.servers import FileServer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> tuple[Path, dict, dict]:
+    """A folder with every fault: the folder, the bad samples, the broken tars."""
+    path = tmp_path_factory.mktemp("broken")
+    return path, broken.write_samples(path / "samples.tar"), broken.write_tars(path)
+
+
+def test_every_fault_is_found_and_named_and_nothing_else(folder):
+    path, bad, tars = folder
+    told = []
+    reports, stale = verification.verify(
+        path, progress=lambda done, total: told.append((done, total))
+    )
+    assert stale == []
+    assert told == [(number + 1, len(tars) + 2) for number in range(len(tars) + 2)]
+    by_name = {os.path.basename(report.path): report for report in reports}
+    found = {finding.sample: finding for report in reports for finding in report.bad}
+    assert found.keys() == bad.keys()
+    for sample, (member, words) in bad.items():
+        assert found[sample].member == member
+        assert re.search(words, found[sample].reason), (sample, found[sample].reason)
+    assert {name for name, report in by_name.items() if report.faults} == tars.keys()
+    for name, (words, before) in tars.items():
+        assert len(by_name[name].faults) == 1
+        assert re.search(words, by_name[name].faults[0]), (name, by_name[name].faults)
+        assert by_name[name].faults[0].startswith(f"{path / name}: ")
+        # A jpg may be whole while its json is behind the break.
+        assert by_name[name].images - by_name[name].without_json == before, name
+    assert [report.odd for report in reports if report.odd] == []
+    assert (by_name["whole.tar"].images, by_name["whole.tar"].bad_samples) == (4, [])
+    assert verification.summary(reports)["bad_samples"] == len(bad)
+
+
+def test_findings_lie_where_they_say(folder):
+    path, bad, _ = folder
+    with tarfile.open(path / "samples.tar") as archive:
+        offsets = {member.name: member.offset_data for member in archive}
+    report = verification.check_tar(str(path / "samples.tar"), {}, decode=True)
+    assert {finding.member: finding.offset for finding in report.bad} == {
+        member: offsets[member] for member, _ in bad.values()
+    }
+    assert {finding.tar for finding in report.bad} == {str(path / "samples.tar")}
+
+
+def test_verify_names_all_where_the_index_names_the_first(folder):
+    path, _, _ = folder
+    with pytest.raises(GigamaskError, match=r"\d+ of its \d+ entries.*samples.tar:sa_13"):
+        index_tar(str(path / "samples.tar"))
+    assert len(verification.check_tar(str(path / "samples.tar"), {}, decode=False).bad_samples) > 20
+
+
+def test_without_decoding_pixels_are_not_looked_at(folder):
+    path, bad, _ = folder
+    found = {
+        finding.sample
+        for finding in verification.check_tar(str(path / "samples.tar"), {}, decode=False).bad
+    }
+    unseen = {
+        f"samples.tar:sa_{2 * number + 1}"
+        for number, name in enumerate(broken.JPG_FAULTS)
+        if name in ("truncated", "corrupt")
+    }
+    assert found == bad.keys() - unseen
+
+
+def test_processes_find_the_same(folder):
+    path, _, _ = folder
+    paths = [path / "samples.tar", path / "bad header.tar"]
+    assert verification.verify(paths, workers=2) == verification.verify(paths)
+
+
+def test_what_is_no_fault_is_counted(tmp_path):
+    jpg, record = broken.sound(3)
+    held = (
+        broken.members(0, *broken.sound(0))
+        + broken.members(1, broken.sound(1)[0], None)
+        + broken.members(2, None, broken.sound(2)[1])
+    )
+    held += broken.members(3, jpg, record | {"annotations": []})
+    held += [("readme.txt", b"x"), ("._sa_0.jpg", b"x"), ("deep/sa_4.JPEG", jpg)]
+    tar.write(tmp_path / "t.tar", held)
+    report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
+    assert (report.faults, report.bad, report.odd) == ([], [], [])
+    assert (
+        report.images,
+        report.without_json,
+        report.without_jpg,
+        report.without_masks,
+        report.other_members,
+    ) == (4, 2, 1, 1, 2)
+    assert report.masks == len(broken.sound(0)[1]["annotations"]) + len(
+        broken.sound(2)[1]["annotations"]
+    )
+
+
+def test_a_second_member_of_the_same_name_is_bad(tmp_path):
+    jpg, record = broken.sound(1)
+    tar.write(tmp_path / "t.tar", [*broken.members(1, jpg, record), ("again/sa_1.jpg", jpg)])
+    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad
+    assert (finding.member, finding.reason) == (
+        "again/sa_1.jpg",
+        "sa_1.jpg has its name; give each image a name of its own",
+    )
+
+
+def test_stated_areas_and_boxes_are_compared(tmp_path):
+    jpg, record = broken.sound(0)
+    first, second, third = record["annotations"][:3]
+    first["area"] += 1
+    second["bbox"][2] += 1  # as COCO states it
+    third["bbox"][0] += 2
+    odd_fields = broken.sound(2)[1]
+    odd_fields["annotations"][0]["bbox"] = "none"
+    unstated = broken.sound(1)[1]
+    for annotation in unstated["annotations"]:
+        del annotation["area"], annotation["bbox"]
+    held = (
+        broken.members(0, jpg, record)
+        + broken.members(1, broken.sound(1)[0], unstated)
+        + broken.members(2, broken.sound(2)[0], odd_fields)
+    )
+    tar.write(tmp_path / "t.tar", held)
+    report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
+    assert report.bad == []
+    one, other = report.odd
+    count = len(record["annotations"])
+    assert re.fullmatch(
+        rf"1 of {count} areas differ, annotation 0 states (\d+)\.0, its mask has \d+; "
+        rf"1 of {count} boxes differ, annotation 2 states \(.*\), its mask's is \(.*\)",
+        one.reason,
+    )
+    assert (one.sample, one.member) == ("t.tar:sa_0", "sa_0.json")
+    assert other.reason.startswith(
+        "an area or bbox is not as SA-1B writes them (Expected `array | null`, got `str`"
+    )
+    assert verification.summary([report])["odd_samples"] == 2
+
+
+def test_genuine_annotations_do_not_disagree(real_data, tmp_path):
+    held = []
+    for path in sorted((real_data / "sa1b_real" / "annotations").glob("*.json")):
+        record = json.loads(path.read_text())
+        if "annotations" in record:
+            held.append((path.name, path.read_bytes()))
+    tar.write(tmp_path / "t.tar", held)
+    paths = [
+        str(tmp_path / "t.tar"),
+        str(real_data / "sa1b_real"),
+        str(real_data / "bsds_val" / "bsds500_val_000000.tar"),
+    ]
+    reports, _ = verification.verify(paths, decode=False)
+    assert [(report.faults, report.bad, report.odd) for report in reports] == [([], [], [])] * 3
+
+
+def test_checksums_are_compared(tmp_path):
+    told = broken.write_tars(tmp_path)
+    sums = {
+        name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest()
+        for name in ("whole.tar", "cut between members.tar")
+    }
+    assert verification.check_tar(str(tmp_path / "whole.tar"), sums, decode=False).faults == []
+    (fault,) = verification.check_tar(
+        str(tmp_path / "cut between members.tar"), sums, decode=False
+    ).faults
+    assert fault.endswith("(but its checksum is the listed one: it was published like this)")
+    report = verification.check_tar(
+        str(tmp_path / "whole.tar"), {"whole.tar": "0" * 32}, decode=False
+    )
+    assert report.faults == [
+        f"{tmp_path}/whole.tar: its checksum is {sums['whole.tar']}, the list says {'0' * 32}; fetch it again"
+    ]
+    assert report.images == 4
+    first, second = verification.check_tar(
+        str(tmp_path / "empty.tar"), {"empty.tar": "0" * 32}, decode=False
+    ).faults
+    assert "d41d8cd98f00b204e9800998ecf8427e" in first
+    assert re.search(told["empty.tar"][0], second)
+
+
+def test_an_index_is_compared_with_its_tars(tmp_path):
+    for name in ("a", "b", "c"):
+        tar.write(tmp_path / f"{name}.tar", broken.members(1, *broken.sound(1)))
+    folder = tmp_path / "index"
+    index.build([tmp_path], folder)
+    reports, stale = verification.verify(folder)
+    assert (len(reports), stale) == (3, [])
+    (tmp_path / "a.tar").unlink()
+    tar.write(
+        tmp_path / "b.tar",
+        broken.members(1, *broken.sound(1)) + broken.members(2, *broken.sound(2)),
+    )
+    os.utime(tmp_path / "c.tar", ns=(1, 1))
+    reports, stale = verification.verify([folder])
+    assert len(stale) == 3
+    assert re.search(
+        r"index: its tar .*a.tar is gone \(No such file or directory\); put it back or index again with 'gigamask index'",
+        stale[0],
+    )
+    assert re.search(
+        r"index: its tar .*b.tar had \d+ bytes, it has \d+; index again with 'gigamask index'",
+        stale[1],
+    )
+    assert re.search(r"index: its tar .*c.tar was written since; index again", stale[2])
+    assert [bool(report.faults) for report in reports] == [True, False, False]
+    assert (
+        reports[0]
+        .faults[0]
+        .endswith(
+            "a.tar: cannot be read (No such file or directory); check the path, its permissions and the disk"
+        )
+    )
+
+
+def test_a_damaged_index_is_said(tmp_path):
+    tar.write(tmp_path / "a.tar", broken.members(1, *broken.sound(1)))
+    index.build([tmp_path], tmp_path / "index")
+    (tmp_path / "index" / "masks_area.npy").unlink()
+    _, stale = verification.verify(tmp_path / "index")
+    assert re.search(r"masks_area.npy: the index's column is missing or cut short", stale[0])
+
+
+def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
+    report = verification.check_tar(str(tmp_path / "gone.tar"), {"gone.tar": "0" * 32}, decode=True)
+    assert report.faults == [
+        f"{tmp_path}/gone.tar: cannot be read (No such file or directory); check the path, its permissions and the disk"
+    ]
+
+
+def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
+    tar.write(
+        tmp_path / "t.tar",
+        broken.members(1, *broken.sound(1)) + broken.members(2, *broken.sound(2)),
+    )
+    size = len(broken.sound(1)[0])
+    monkeypatch.setattr(image, "MAX_BYTES", size - 1)
+    report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
+    assert f"{size} bytes" in [finding.reason for finding in report.bad]
+    monkeypatch.setattr(image, "MAX_BYTES", 2**20)
+    read = os.pread
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        if count == size:
+            raise OSError(5, "Input/output error")
+        return read(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad
+    assert re.fullmatch(
+        rf"{size} bytes at \d+ cannot be read \(Input/output error\); check the disk",
+        finding.reason,
+    )
+
+
+def test_a_remote_tar_is_verified(folder):
+    path, bad, _ = folder
+    sums = {"samples.tar": hashlib.md5((path / "samples.tar").read_bytes()).hexdigest()}
+    with FileServer(path) as server:
+        (report,), _ = verification.verify(f"{server.url}/samples.tar?sig=1", sums)
+        assert {finding.sample for finding in report.bad} == bad.keys()
+        assert report.faults == []
+        gone = verification.check_tar(f"{server.url}/gone.tar", {}, decode=True)
+        assert re.search(
+            r"gone.tar: its size cannot be read \(not found: .*\); check the address",
+            gone.faults[0],
+        )
+        short = verification.check_tar(f"{server.url}/cut%20between%20members.tar", {}, decode=True)
+        assert re.search(r"after member 4 \(sa_1.json\) without the zero blocks", short.faults[0])
+
+
+def test_a_server_that_stops_answering_is_the_tars_fault(folder, tmp_path, monkeypatch):
+    path, _, _ = folder
+    monkeypatch.setattr(verification.store, "FIRST_WAIT_S", 0.001)
+    ranges = verification.store.read_ranges
+    with FileServer(path) as server:
+
+        def refused(places):
+            if len(places) > 1:
+                server.status = 403
+            return ranges(places)
+
+        monkeypatch.setattr(verification.store, "read_ranges", refused)
+        report = verification.check_tar(f"{server.url}/whole.tar", {}, decode=True)
+    assert re.search(r"cannot be read .*no permission.*check the credentials", report.faults[0])
+    assert report.bad == []
+
+
+def test_an_index_of_remote_tars_is_compared(folder, tmp_path):
+    path, _, _ = folder
+    shutil.copy(path / "whole.tar", tmp_path)
+    with FileServer(tmp_path) as server:
+        index.build([f"{server.url}/whole.tar"], tmp_path / "index")
+        assert verification.check_index(tmp_path / "index") == []
+        os.utime(tmp_path / "whole.tar", ns=(1, 1))
+        assert "was written since; index again" in verification.check_index(tmp_path / "index")[0]
+        server.status = 404
+        assert "its size cannot be read" in verification.check_index(tmp_path / "index")[0]

@@ -1,0 +1,121 @@
+"""Which process this is, and that it leaves as it came."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from gigamask.distributed.world import World, init_world
+from gigamask.errors import GigamaskError
+from tests.ranks import launch
+
+CPU = torch.device("cpu")
+
+
+def test_without_torchrun_one_process_is_the_world():
+    assert init_world({}, CPU) == init_world({"WORLD_SIZE": "1"}, CPU) == World()
+    assert World().is_main
+    assert World().place == 0
+
+
+@pytest.mark.parametrize(("nodes", "local"), [(1, 4), (2, 4), (3, 2), (4, 1)])
+def test_places_take_turns_over_machines(nodes, local):
+    """Torchrun numbers machine by machine; by place, what is `node` modulo `nodes` is on that machine, and all places are taken."""
+    worlds = [World(rank, nodes * local, rank // local, nodes) for rank in range(nodes * local)]
+    assert sorted(world.place for world in worlds) == list(range(nodes * local))
+    assert all(world.place % nodes == world.node for world in worlds)
+    assert [world.is_main for world in worlds] == [True] + [False] * (nodes * local - 1)
+
+
+def test_alone_sums_stay():
+    tensors = [torch.ones(2), torch.arange(3.0)]
+    World().all_reduce(tensors)
+    World().barrier()
+    assert [tensor.tolist() for tensor in tensors] == [[1, 1], [0, 1, 2]]
+
+
+WHOLE = {
+    "WORLD_SIZE": "8",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "line"),
+    [
+        (
+            {"WORLD_SIZE": "8", "RANK": "1"},
+            "cpu",
+            "WORLD_SIZE is 8, but LOCAL_RANK is None; start several processes by torchrun",
+        ),
+        (
+            WHOLE | {"GROUP_RANK": "one"},
+            "cpu",
+            "WORLD_SIZE is 8, but GROUP_RANK is one; start several processes by torchrun",
+        ),
+        (
+            WHOLE | {"LOCAL_WORLD_SIZE": "3"},
+            "cpu",
+            "8 processes do not make equally many on each machine, this one has 3; start as many everywhere",
+        ),
+        (
+            WHOLE,
+            "cuda:0",
+            "--device is cuda:0, one GPU for 8 processes; give cuda, and each takes one of its own",
+        ),
+    ],
+)
+def test_odd_environments_are_refused(environment, device, line):
+    with pytest.raises(GigamaskError, match=f"^{re.escape(line)}$"):
+        init_world(environment, torch.device(device))
+
+
+def test_alone_turns_are_taken_at_once():
+    assert World().in_turn(lambda: 5) == 5
+    with pytest.raises(GigamaskError, match=r"^mine$"):
+        World().in_turn(fail)
+
+
+def fail() -> None:
+    raise GigamaskError("mine")
+
+
+LEAVING = """
+import os, torch
+from gigamask.distributed.world import join, leave
+
+def train():
+    world = join(os.environ, torch.device("cpu"))
+    world.add([torch.ones(3)])
+    world.wait()
+    assert world.gather(world.rank) == [0, 1]
+    parameter = torch.ones(3, requires_grad=True)
+    parameter.sum().backward()
+    torch.optim.AdamW([parameter]).step()
+    assert tasks() > before
+    leave(world)
+
+tasks = lambda: len(os.listdir("/proc/self/task"))
+before = tasks()
+train()
+assert tasks() == before, (before, tasks())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
+@pytest.mark.slow
+def test_who_leaves_takes_the_threads_along():
+    """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
+    launch(2, LEAVING)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 12])
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_parts_are_the_whole(count, size):
+    parts = [World(rank, size).part(count) for rank in range(size)]
+    assert [each for part in parts for each in part] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -1,0 +1,104 @@
+"""Calibration of predictions whose tables are worked out by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.evaluation.calibration import calibrate, table
+
+
+def test_by_hand():
+    """Bins: 0.1 alone; 0.72 and 0.78, which were 0.5 and 0.9; 0.95, which was 0.55."""
+    found = calibrate(np.array([0.1, 0.72, 0.78, 0.95]), np.array([0.3, 0.5, 0.9, 0.55]))
+    assert [each.count for each in found.bins] == [0, 1, 0, 0, 0, 0, 0, 2, 0, 1]
+    seventies = found.bins[7]
+    assert (seventies.low, seventies.high, seventies.predicted, seventies.actual) == pytest.approx(
+        (0.7, 0.8, 0.75, 0.7)
+    )
+    assert (found.bins[0].predicted, found.bins[0].actual) == (None, None)
+    assert found.expected_error == pytest.approx((0.2 + 2 * 0.05 + 0.4) / 4)
+    assert found.bias == pytest.approx((-0.2 + 0.22 - 0.12 + 0.4) / 4)
+    deviations = (
+        np.array([-0.5375, 0.0825, 0.1425, 0.3125]),
+        np.array([-0.2625, -0.0625, 0.3375, -0.0125]),
+    )
+    expected = (deviations[0] * deviations[1]).sum() / np.sqrt(
+        (deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()
+    )
+    assert found.correlation == pytest.approx(expected)
+    assert found.masks == 4
+
+
+def test_errors_within_a_bin_cancel():
+    """What expected calibration error is known for: right on the average of a bin is right."""
+    found = calibrate(np.array([0.75, 0.75]), np.array([0.5, 1.0]))
+    assert found.expected_error == 0
+    assert found.correlation is None
+
+
+def test_a_perfect_head():
+    actual = np.random.default_rng(0).random(1000)
+    found = calibrate(actual, actual, bins=7)
+    assert len(found.bins) == 7
+    assert found.expected_error == found.bias == 0
+    assert found.correlation == pytest.approx(1)
+    assert calibrate(1 - actual, actual).correlation == pytest.approx(-1)
+
+
+def test_edges_belong_to_the_bin_above_and_one_to_the_last():
+    edges = np.array([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1])
+    assert [each.count for each in calibrate(edges, edges).bins] == [1] * 9 + [2]
+
+
+def test_predictions_beyond_zero_and_one_stay_what_they_are():
+    found = calibrate(np.array([-0.5, 1.5]), np.array([0.0, 1.0]))
+    assert (found.bins[0].predicted, found.bins[9].predicted) == (-0.5, 1.5)
+    assert found.expected_error == 0.5
+
+
+def test_half_precision_is_summed_in_double():
+    predicted = np.full(100_000, 0.95, np.float16)
+    assert calibrate(predicted, predicted).bins[9].predicted == pytest.approx(
+        float(np.float16(0.95)), abs=1e-12
+    )
+
+
+def test_no_masks():
+    found = calibrate(np.zeros(0), np.zeros(0))
+    assert (found.masks, found.expected_error, found.bias, found.correlation) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert [line.split()[-2:] for line in table(found).splitlines()[10:]] == [
+        ["-", "-"],
+        ["error", "-"],
+        ["bias", "-"],
+        ["correlation", "-"],
+    ]
+
+
+def test_as_json_and_as_a_table():
+    found = calibrate(np.array([0.15, 0.95]), np.array([0.25, 0.75]))
+    assert json.loads(json.dumps(found.summary()))["bins"][1] == pytest.approx(
+        {"low": 0.1, "high": 0.2, "count": 1, "predicted": 0.15, "actual": 0.25}
+    )
+    lines = [line.split() for line in table(found).splitlines()]
+    assert lines[2] == ["0.10", "to", "0.20", "1", "15.0", "25.0"]
+    assert lines[11:] == [
+        ["calibration", "error", "15.0"],
+        ["bias", "5.0"],
+        ["correlation", "1.000"],
+    ]
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(GigamaskError, match=r"predicted IoU.*mask 1.*nan"):
+        calibrate(np.array([0.5, np.nan]), np.zeros(2))
+    with pytest.raises(GigamaskError, match=r"actual IoU.*mask 0.*inf"):
+        calibrate(np.zeros(2), np.array([np.inf, 0]))
+    with pytest.raises(GigamaskError, match=r"^0 bins"):
+        calibrate(np.zeros(2), np.zeros(2), bins=0)

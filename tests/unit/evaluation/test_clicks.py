@@ -1,0 +1,249 @@
+"""Scores of models whose answers are known."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gigamask.data.dataset import Sa1bDataset
+from gigamask.data.index import build
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.errors import GigamaskError
+from gigamask.evaluation import boundary, embedded_images
+from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
+from gigamask.evaluation.figures import write_sheets
+from gigamask.models.sam.sam import Sam
+
+
+class Answering(Sam):
+    """A model whose answer to the first point or box is handed in; it looks at nothing."""
+
+    def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
+        nn.Module.__init__(self)
+        self.spec = SimpleNamespace(input_side=64, grid=32)
+        self.pixel_mean = torch.zeros(3, 1, 1)
+        self.encoded: list[int] = []
+        self.answers, self.iou, self.asked = answers, torch.tensor(iou), []
+
+    def encode(self, images, input_sizes, drop_path=None):
+        self.encoded.append(len(images))
+        return torch.zeros(len(images), 1, 1, 1)
+
+    def decode(self, embedding, mask_image, prompts):
+        self.asked.append(prompts)
+        count = len(mask_image)
+        answers = self.answers if prompts.multimask_output else self.answers[:1]
+        return answers.expand(count, -1, -1, -1), self.iou[: len(answers)].expand(count, -1)
+
+
+@pytest.fixture(scope="module")
+def index(scenes, tmp_path_factory):
+    return build(scenes, tmp_path_factory.mktemp("index") / "index")
+
+
+EVERYTHING = MaskFilters(max_area=None)
+
+
+def test_all_foreground_scores_each_masks_share_of_the_image(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
+    assert result.images == 2
+    for score in result.scores:
+        rows = index.mask_rows(score.row)
+        share = index.masks["area"][rows][score.number] / (
+            int(index.images["height"][score.row]) * int(index.images["width"][score.row])
+        )
+        assert set(score.clicks) == {1, 2, 3, 5, 9}
+        assert [*score.clicks.values(), score.oracle, score.box] == pytest.approx(
+            [share] * 7, abs=1e-6
+        )
+        assert score.area_share == pytest.approx(share)
+
+
+def test_the_answer_is_chosen_by_predicted_iou_and_the_oracle_by_truth(index):
+    answers = torch.stack(
+        [torch.full((32, 32), 5.0), torch.full((32, 32), -5.0), torch.full((32, 32), -5.0)]
+    )
+    result = evaluate_clicks(
+        Answering(answers, [0.1, 0.3, 0.2]), index, EVERYTHING, ClickProtocol(clicks=(1,)), rows=[0]
+    )
+    assert all(
+        score.clicks[1] == 0 and score.box == 0 and score.oracle > 0 for score in result.scores
+    )
+
+
+def test_rounds_are_asked_as_the_protocol_says(index):
+    model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
+    evaluate_clicks(
+        model, index, EVERYTHING, ClickProtocol(clicks=(1, 3), feed_mask=False), rows=[0]
+    )
+    assert [(p.multimask_output, p.masks is None, p.labels.shape[1]) for p in model.asked] == [
+        (True, True, 2),
+        (False, True, 3),
+        (False, True, 4),
+        (True, True, 2),
+    ]
+    model.asked.clear()
+    evaluate_clicks(model, index, EVERYTHING, ClickProtocol(clicks=(1, 3)), rows=[0])
+    assert [p.masks is None for p in model.asked] == [True, False, False, True]
+    assert model.asked[-1].labels[0].tolist() == [2, 3]
+
+
+def test_small_groups_give_the_same(index, monkeypatch):
+    model = Answering(
+        torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2]
+    )
+    whole = evaluate_clicks(model, index, EVERYTHING, rows=[2])
+    monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)
+    assert evaluate_clicks(model, index, EVERYTHING, rows=[2]).scores == whole.scores
+
+
+def test_filters_and_summary(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    threshold = float(np.median(index.masks["predicted_iou"]))
+    result = evaluate_clicks(model, index, MaskFilters(max_area=None, min_predicted_iou=threshold))
+    assert len(result.scores) == int((index.masks["predicted_iou"] >= threshold).sum())
+    summary = result.summary()
+    assert summary["clicks"]["1"] == pytest.approx(
+        np.mean([score.clicks[1] for score in result.scores])
+    )
+    assert f"{len(result.scores)} masks" in table(summary)
+    with pytest.raises(GigamaskError, match="no mask"):
+        evaluate_clicks(model, index, MaskFilters(min_predicted_iou=2.0)).summary()
+
+
+def scored(area_share: float, iou: float, area_px: int = 100) -> MaskScore:
+    return MaskScore(0, 0, area_share, {1: iou, 3: iou / 2}, iou, iou, area_px)
+
+
+def test_masks_are_told_apart_by_their_share_of_the_image():
+    """One per cent and ten per cent are medium."""
+    scores = [
+        scored(0.0099, 0.2),
+        scored(0.01, 0.4),
+        scored(0.1, 0.6),
+        scored(0.101, 0.8),
+        scored(1.0, 1.0),
+    ]
+    assert [score.granularity for score in scores] == [
+        "fine",
+        "medium",
+        "medium",
+        "coarse",
+        "coarse",
+    ]
+    summary = ClickResult(ClickProtocol(clicks=(1, 3)), 1, scores).summary()
+    assert {
+        name: (each["masks"], each["clicks"]) for name, each in summary["granularity"].items()
+    } == {
+        "fine": (1, {"1": pytest.approx(0.2), "3": pytest.approx(0.1)}),
+        "medium": (2, {"1": pytest.approx(0.5), "3": pytest.approx(0.25)}),
+        "coarse": (2, {"1": pytest.approx(0.9), "3": pytest.approx(0.45)}),
+    }
+    assert (
+        summary["granularity"]["coarse"]["oracle"]
+        == summary["granularity"]["coarse"]["box"]
+        == pytest.approx(0.9)
+    )
+    lines = table(summary).splitlines()
+    assert [line.split() for line in lines[2:]] == [
+        ["all", "60.0", "30.0", "60.0", "60.0", "5"],
+        ["fine", "20.0", "10.0", "20.0", "20.0", "1"],
+        ["medium", "50.0", "25.0", "50.0", "50.0", "2"],
+        ["coarse", "90.0", "45.0", "90.0", "90.0", "2"],
+        ["to", "32", "px", "60.0", "30.0", "60.0", "60.0", "5"],
+    ]
+    assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_masks_are_told_apart_by_their_pixels():
+    """32 x 32 are small and 96 x 96 medium, as COCO's evaluation has it."""
+    scores = [
+        scored(0.5, iou, area)
+        for iou, area in ((0.2, 32**2), (0.4, 32**2 + 1), (0.6, 96**2), (0.8, 96**2 + 1))
+    ]
+    found = ClickResult(ClickProtocol(clicks=(1, 3)), 1, scores).summary()["size"]
+    assert {name: (each["masks"], each["box"]) for name, each in found.items()} == {
+        "small": (1, pytest.approx(0.2)),
+        "medium": (2, pytest.approx(0.5)),
+        "large": (1, pytest.approx(0.8)),
+    }
+
+
+def test_predicted_iou_is_held_against_the_answers(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = evaluate_clicks(model, index, EVERYTHING, rows=[0])
+    told = result.summary()["calibration"]
+    assert told["masks"] == len(result.scores)
+    assert told["bins"][3]["predicted"] == pytest.approx(0.3)
+    assert told["bins"][3]["actual"] == pytest.approx(
+        np.mean([score.clicks[1] for score in result.scores])
+    )
+    assert "predicted IoU after one click:" in table(result.summary())
+
+
+def test_boundaries_are_scored_where_asked(index):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    plain, asked = (
+        evaluate_clicks(
+            model, index, EVERYTHING, ClickProtocol(clicks=(1, 3), boundaries=on), rows=[0]
+        )
+        for on in (False, True)
+    )
+    assert [score.clicks for score in plain.scores] == [score.clicks for score in asked.scores]
+    assert "boundary_f" not in plain.summary()
+    whole = np.ones((1, int(index.images["height"][0]), int(index.images["width"][0])), bool)
+    truth = Sa1bDataset(index)[0].annotation.masks.to_dense()
+    for score in asked.scores:
+        assert score.boundary_iou == {
+            n: boundary.boundary_iou(whole, truth[[score.number]])[0] for n in (1, 3)
+        }
+        assert score.boundary_f == {
+            n: boundary.boundary_f(whole, truth[[score.number]])[0] for n in (1, 3)
+        }
+    summary = asked.summary()
+    assert summary["boundary_iou"]["3"] == pytest.approx(
+        np.mean([score.boundary_iou[3] for score in asked.scores])
+    )
+    assert summary["protocol"]["boundary"]["tolerance"] == 0.008
+    assert "Boundary IoU, %:" in table(summary)
+
+
+def test_a_granularity_without_masks_has_no_means_and_no_row():
+    summary = ClickResult(ClickProtocol(clicks=(1, 3)), 1, [scored(0.5, 0.8)]).summary()
+    assert summary["granularity"]["fine"] == {
+        "masks": 0,
+        "clicks": {"1": None, "3": None},
+        "oracle": None,
+        "box": None,
+    }
+    assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse", "to"]
+
+
+def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
+    """The jpg's bytes are there, but are no jpg."""
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    sound = evaluate_clicks(model, index, EVERYTHING, rows=[0, 2, 3]).scores
+    read = Sa1bDataset.read
+
+    def read_broken(self, row):
+        return read(self, row)._replace(jpg=b"no jpg") if row == 1 else read(self, row)
+
+    monkeypatch.setattr(Sa1bDataset, "read", read_broken)
+    for at_once in (1, 3, 8):
+        model.encoded.clear()
+        result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1, 2, 3], at_once=at_once)
+        assert result.images == sum(model.encoded) == 3
+        assert result.scores == sound
+        assert len(result.rejected) == 1
+        assert "sa_1" in result.rejected[0]
+
+
+def test_sheets_show_every_row(index, tmp_path):
+    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
+    paths = write_sheets(model, index, result, tmp_path / "sheets", count=3)
+    assert [path.name for path in paths] == ["best.png", "worst.png", "typical.png"]
+    assert all(path.stat().st_size > 10_000 for path in paths)

@@ -1,0 +1,109 @@
+"""Average precision and recall of masks whose scores are known by hand."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_ap, table
+from gigamask.masks.rle import RLEMasks
+
+
+def boxes(*corners: tuple[int, int, int, int]) -> RLEMasks:
+    """Rectangles y0, y1, x0, x1 on a 50 x 50 grid."""
+    masks = np.zeros((len(corners), 50, 50), bool)
+    for mask, (y0, y1, x0, x1) in zip(masks, corners, strict=True):
+        mask[y0:y1, x0:x1] = True
+    return RLEMasks.from_dense(masks)
+
+
+A, B, WRONG = (0, 10, 0, 10), (20, 30, 20, 30), (40, 50, 40, 50)
+
+
+def test_all_found_is_one():
+    result = coco_ap([ImageDetections(boxes(A, B), boxes(B, A), np.array([0.2, 0.9]))])
+    assert (result["AP"], result["AP75"], result["AR@1"], result["AR@10"], result["AP small"]) == (
+        pytest.approx(1),
+        pytest.approx(1),
+        0.5,
+        1,
+        1,
+    )
+    assert result["AP large"] is None
+    assert (result["images"], result["truth"], result["found"]) == (1, 2, 2)
+
+
+def test_a_false_mask_before_the_right_one_halves_precision():
+    result = coco_ap([ImageDetections(boxes(A), boxes(WRONG, A), np.array([0.9, 0.8]))])
+    assert result["AP"] == pytest.approx(0.5)
+    assert result["AR@1"] == 0
+    assert result["AR@10"] == 1
+
+
+def test_iou_counts_by_how_many_thresholds_it_reaches():
+    half = (0, 10, 0, 6)  # IoU 0.6: three of ten thresholds
+    result = coco_ap([ImageDetections(boxes(A), boxes(half), np.ones(1))], PROPOSALS)
+    assert result["AR@1000"] == pytest.approx(0.3)
+    assert result["AP50"] == pytest.approx(1)
+    assert result["AP75"] == 0
+
+
+def test_classes_are_told_apart_only_where_the_protocol_says_so():
+    image = ImageDetections(
+        boxes(A), boxes(A), np.ones(1), truth_classes=np.array([3]), found_classes=np.array([4])
+    )
+    assert coco_ap([image])["AP"] == 0
+    assert coco_ap([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
+
+
+def test_the_table_names_what_has_no_truth():
+    result = coco_ap([ImageDetections(boxes(A), boxes(A), np.ones(1))])
+    text = table(result)
+    assert text.startswith("1 masks found, 1 to find, on 1 images; %\nAP               100.0\n")
+    assert "AP large             -" in text
+
+
+def test_the_protocol_stands_beside_the_numbers():
+    assert coco_ap([], PROPOSALS)["protocol"]["max_found"] == (1000,)
+
+
+def test_nothing_is_printed(capfd, caplog):
+    with caplog.at_level(logging.WARNING):
+        coco_ap([ImageDetections(boxes(A), boxes(A), np.ones(1))])
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
+
+
+def test_pycocotools_is_not_loaded():
+    code = "import sys; import gigamask.evaluation.coco_ap; assert not any(name.startswith('pycocotools') for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("most", [(), (0, 10), (10, 1), (10, 10)])
+def test_counts_that_do_not_increase_are_refused(most):
+    with pytest.raises(GigamaskError, match=r"max_found.*1"):
+        CocoProtocol(most)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    other = RLEMasks.from_dense(np.zeros((1, 4, 5), bool))
+    with pytest.raises(GigamaskError, match=r"50, 50.*4, 5"):
+        ImageDetections(boxes(A), other, np.ones(1))
+    for name in ("scores", "crowd", "truth_classes", "found_classes", "truth_areas"):
+        values = {
+            "scores": np.ones(1),
+            name: np.ones(
+                3, bool if name == "crowd" else int if name.endswith("classes") else float
+            ),
+        }
+        with pytest.raises(GigamaskError, match=rf"3.*{name}.*1"):
+            ImageDetections(boxes(A), boxes(A), **values)
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf])
+def test_scores_that_cannot_be_sorted_are_refused(score):
+    with pytest.raises(GigamaskError, match=r"mask 1.*(nan|inf)"):
+        ImageDetections(boxes(A), boxes(A, B), np.array([0.5, score]))

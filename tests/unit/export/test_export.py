@@ -1,0 +1,193 @@
+"""Each format is read by who it is for, and a copy that is none is refused."""
+
+import errno
+import importlib.util
+import json
+import resource
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.export import huggingface, official, onnx
+from gigamask.export.probe import Probe, compare
+from gigamask.models import state_dict
+from gigamask.models.configs import SamConfig, tiny
+from gigamask.models.init import build_model
+from gigamask.models.sam.sam import Sam
+
+# Windows of 3 on 8 x 8 tokens need padding.
+SPEC = replace(tiny(), image_size=64, window_size=3)
+
+
+@pytest.fixture
+def model() -> Sam:
+    """A model all of whose parameters are away from zero."""
+    model, chance = build_model(SPEC, 0), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "rel_pos" in name or name.endswith("bias"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
+    return model.eval()
+
+
+def test_a_pth_is_metas(model, tmp_path):
+    told = official.write_pth(model, tmp_path / "model.pth")
+    assert told == {
+        "files": [str(tmp_path / "model.pth")],
+        "tensors": len(model.state_dict()),
+        "difference": 0.0,
+    }
+    assert set(torch.load(tmp_path / "model.pth", weights_only=True)) == set(model.state_dict())
+
+
+def test_a_safetensors_tells_its_sizes(model, tmp_path):
+    official.write_safetensors(model, tmp_path / "model.safetensors")
+    state, spec = state_dict.read_weights(tmp_path / "model.safetensors")
+    assert spec == SPEC
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_file_that_is_not_what_was_written_is_named(model, tmp_path, monkeypatch):
+    state = state_dict.to_official(model)
+    monkeypatch.setattr(
+        state_dict,
+        "read_weights",
+        lambda path: (state | {"mask_decoder.iou_token.weight": torch.zeros(1)}, None),
+    )
+    with pytest.raises(GigamaskError, match=r"model.pth: mask_decoder.iou_token.weight"):
+        official.write_pth(model, tmp_path / "model.pth")
+
+
+def test_a_folder_is_hugging_faces(model, tmp_path):
+    """Its processor scales, pads and normalises as SAM's own does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = huggingface.write_folder(model, tmp_path / "hf")
+    assert told["difference"] < 5e-4, "its epsilon is another one"
+    assert [path.rpartition("/")[2] for path in told["files"]] == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+    processor = json.loads((tmp_path / "hf" / "preprocessor_config.json").read_text())
+    assert processor["size"] == {"longest_edge": 64}
+    assert processor["mask_size"] == {"longest_edge": SPEC.mask_size}
+    assert np.allclose(
+        np.array(processor["image_mean"]) * 255, model.pixel_mean.flatten(), atol=1e-3
+    )
+    state, spec = state_dict.read_weights(tmp_path / "hf")
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert replace(spec, drop_path_rate=SPEC.drop_path_rate, custom_init=SPEC.custom_init) == SPEC
+
+
+@pytest.mark.parametrize("change", [{}, {"input_side": 96, "global_blocks": ()}])
+def test_onnx_answers_as_the_model_does(change, tmp_path):
+    spec: SamConfig = replace(SPEC, **change)
+    told = onnx.write_pair(build_model(spec, 0).eval(), tmp_path / "onnx")
+    assert told["difference"] < 1e-4
+    assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
+
+
+def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
+    from onnxruntime import InferenceSession
+
+    onnx.write_pair(model, tmp_path)
+    session = InferenceSession(str(tmp_path / "decoder.onnx"), providers=["CPUExecutionProvider"])
+    names = [
+        "image_embeddings",
+        "point_coords",
+        "point_labels",
+        "mask_input",
+        "has_mask_input",
+        "orig_im_size",
+    ]
+    assert [each.name for each in session.get_inputs()] == names
+    assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
+    probe = Probe.of(SPEC)
+    embedding = model.encode(probe.pixels, probe.valid).detach()
+    for count, size in ((1, (40, 60)), (5, (77, 31))):
+        points, labels = torch.rand(1, count, 2) * 60, torch.tensor([[1.0, 0, 1, 2, -1][:count]])
+        blank, none = torch.zeros(1, 1, SPEC.mask_size, SPEC.mask_size), torch.zeros(1)
+        given = dict(
+            zip(
+                names,
+                (embedding, points, labels, blank, none, torch.tensor(size).float()),
+                strict=True,
+            )
+        )
+        masks, iou, low = session.run(None, {name: value.numpy() for name, value in given.items()})
+        assert masks.shape == (1, 4, *size)
+        assert iou.shape == (1, 4)
+        assert low.shape == (1, 4, SPEC.mask_size, SPEC.mask_size)
+        mine = onnx.OnnxDecoder(model)(**given)
+        assert all(
+            np.allclose(theirs, ours.detach(), atol=1e-4)
+            for theirs, ours in zip((masks, iou, low), mine, strict=True)
+        )
+
+
+def test_what_differs_is_said():
+    ours = {"iou": torch.tensor([1.0, 2.0])}
+    assert compare(ours, {"iou": torch.tensor([1.0, 2.0002])}, "it") == pytest.approx(1e-4, rel=0.1)
+    with pytest.raises(GigamaskError, match=r"iou.*0\.05.*0\.001"):
+        compare(ours, {"iou": torch.tensor([1.1, 2.0])}, "it")
+    with pytest.raises(GigamaskError, match="differs by nan"):
+        compare(ours, {"iou": torch.tensor([torch.nan, 2.0])}, "it")
+    with pytest.raises(GigamaskError, match=r"iou.*\(3,\).*\(2,\)"):
+        compare(ours, {"iou": torch.zeros(3)}, "it")
+
+
+@pytest.mark.parametrize(
+    ("write", "package"),
+    [(huggingface.write_folder, "transformers"), (onnx.write_pair, "onnx and onnxruntime")],
+)
+def test_packages_that_are_missing_are_named(model, write, package, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GigamaskError, match=rf"{package}.*gigamask\["):
+        write(model, tmp_path / "out")
+
+
+def test_paths_must_fit_the_format(model, tmp_path):
+    (tmp_path / "file").touch()
+    for write, message in (
+        (official.write_pth, r"file: Meta's format is a file that ends in .pth"),
+        (official.write_safetensors, "file: give a file that ends in .safetensors"),
+        (huggingface.write_folder, "file: is a file, Hugging Face wants a folder"),
+        (onnx.write_pair, "file: is a file, the two ONNX files want a folder"),
+    ):
+        with pytest.raises(GigamaskError, match=message):
+            write(model, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (official.write_pth, "sam.pth"),
+        (official.write_safetensors, "sam.safetensors"),
+        (huggingface.write_folder, "folder"),
+        (onnx.write_pair, "pair"),
+    ],
+)
+@pytest.mark.parametrize("most", [100, 50_000])
+def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most, tmp_path):
+    """Whether with the first bytes or in the midst: the command line tells of an error with a file's name in one line; one without is a bug."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("transformers")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"{errno.EFBIG}.*File too large") as full:
+            write(model, tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in full.value.filename
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_what_is_no_matter_of_the_disk_stays_what_it_is(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^no such operator$"), state_dict.writing(tmp_path):
+        raise RuntimeError("no such operator")

@@ -1,0 +1,160 @@
+"""Confidences against another fit, and calibration across halves of the images."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from gigamask.errors import GigamaskError
+from gigamask.grounding.calibration import (
+    MIN_QUERIES,
+    Confidence,
+    best_threshold,
+    calibrate,
+    calibrate_refusal,
+)
+
+
+def likelihood(theta, x, y):
+    z = theta[0] * x + theta[1]
+    return np.logaddexp(0, z).sum() - (y * z).sum() + 0.005 * ((theta[0] - 1) ** 2 + theta[1] ** 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_confidence_is_a_logistic_regression(seed):
+    """Against a minimiser of scipy's, and with many samples against what made them."""
+    generator = np.random.default_rng(seed)
+    scale, shift, spread = (
+        generator.uniform(0.2, 3),
+        generator.uniform(-4, 2),
+        generator.choice([0.5, 2, 10]),
+    )
+    x = spread * generator.normal(size=4000)
+    y = generator.random(4000) < 1 / (1 + np.exp(-(scale * x + shift)))
+    found = Confidence.fit(x, y)
+    best = minimize(likelihood, (1.0, 0.0), (x, y), method="BFGS", options={"gtol": 1e-8})
+    assert (found.scale, found.shift) == pytest.approx(best.x, rel=1e-3, abs=1e-3)
+    assert likelihood((found.scale, found.shift), x, y) <= best.fun + 1e-6
+    assert found.scale == pytest.approx(scale, abs=0.4 * scale)
+    assert found(x)[0] == pytest.approx(1 / (1 + math.exp(-(found.scale * x[0] + found.shift))))
+
+
+@pytest.mark.parametrize("apart", [0.01, 1.0, 1000.0])
+def test_confidence_of_answers_that_are_all_right_is_finite(apart):
+    x = np.concatenate([np.linspace(-2, -1, 50), np.linspace(1, 2, 50)]) * apart
+    y = x > 0
+    found = Confidence.fit(x, y)
+    assert math.isfinite(found.scale)
+    assert math.isfinite(found.shift)
+    assert ((found(x) > 0.5) == y).all()
+
+
+def test_confidence_where_logits_tell_nothing_or_the_wrong_way():
+    assert Confidence.fit(np.array([1.0, 2.0]), np.array([True, True])) == Confidence()
+    assert Confidence.fit(np.array([1.0, 2.0]), np.array([False, False])) == Confidence()
+    assert Confidence.fit(np.array([]), np.array([], bool)) == Confidence()
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=500)
+    y = generator.random(500) < 0.2 / (1 + np.exp(3 * x))
+    found = Confidence.fit(x, y)
+    assert found.scale == 0
+    assert found(x) == pytest.approx(np.full(500, y.mean()))
+
+
+def test_confidence_of_far_logits_does_not_overflow():
+    assert Confidence()(np.array([-1e4, 0.0, 1e4])).tolist() == [0, 0.5, 1]
+
+
+def random_queries(seed=0, queries=72, images=6):
+    """Logits of masks, which are right, and the image of each query; right masks score higher by 1."""
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(2, 9, queries)
+    is_target = [
+        generator.random(count) < (0.4 if number % 4 else 0) for number, count in enumerate(counts)
+    ]
+    logits = [
+        generator.normal(size=count) + target
+        for count, target in zip(counts, is_target, strict=True)
+    ]
+    return logits, is_target, np.sort(generator.integers(0, images, queries))
+
+
+def test_calibration_is_of_the_other_images_fit():
+    logits, is_target, images = random_queries()
+    confidence, summaries = calibrate(logits, is_target, images)
+    halves = [np.flatnonzero(images % 2 == side) for side in (0, 1)]
+    fits = [
+        Confidence.fit(
+            np.concatenate([logits[i] for i in half]), np.concatenate([is_target[i] for i in half])
+        )
+        for half in halves
+    ]
+    assert fits[0] != fits[1]
+    expected = np.concatenate(
+        [fits[1 - image % 2](row) for image, row in zip(images.tolist(), logits, strict=True)]
+    )
+    everything = np.concatenate(is_target)
+    assert summaries["calibrated"]["bias"] == pytest.approx(
+        float((expected - everything).mean()), abs=1e-9
+    )
+    assert summaries["calibrated"]["expected_error"] < summaries["uncalibrated"]["expected_error"]
+    assert confidence == Confidence.fit(np.concatenate(logits), everything)
+    few = calibrate(
+        logits[: MIN_QUERIES - 1], is_target[: MIN_QUERIES - 1], images[: MIN_QUERIES - 1]
+    )
+    assert (few[0], set(few[1])) == (Confidence(), {"uncalibrated"})
+    alone = calibrate(logits, is_target, np.zeros(len(logits), np.int64))
+    assert set(alone[1]) == {"uncalibrated"}, "one image has no other half"
+
+
+def test_refusing_is_balanced_on_the_other_images():
+    logits, is_target, images = random_queries()
+    logits = [row + 3 for row in logits]  # uncalibrated, few are refused
+    best, absent = (
+        np.array([row.max() for row in logits]),
+        np.array([not row.any() for row in is_target]),
+    )
+    assert 0 < absent.sum() < len(absent)
+
+    def balance(threshold):
+        return (best[absent] <= threshold).mean() + (best[~absent] > threshold).mean()
+
+    threshold, shares = calibrate_refusal(logits, is_target, images)
+    assert balance(threshold) == pytest.approx(max(map(balance, best)))
+    expected = {"absent": [], "refused": []}
+    for side in (0, 1):
+        half = images % 2 == side
+        other = best_threshold(best[~half], absent[~half])
+        for name, kind in (("absent", absent), ("refused", ~absent)):
+            expected[name] += (best[half & kind] <= other).tolist()
+    assert shares["calibrated"] == {
+        name: pytest.approx(np.mean(flags)) for name, flags in expected.items()
+    }
+    assert shares["uncalibrated"] == {
+        "absent": (best[absent] <= 0).mean(),
+        "refused": (best[~absent] <= 0).mean(),
+    }
+    few, only = calibrate_refusal(
+        logits[: MIN_QUERIES - 1], is_target[: MIN_QUERIES - 1], images[: MIN_QUERIES - 1]
+    )
+    assert (few, set(only)) == (0.0, {"uncalibrated"})
+
+
+def test_a_fitted_confidence_is_kept_with_the_run(tmp_path):
+    folder = str(tmp_path)
+    assert Confidence.load(folder) == Confidence()
+    path = Confidence(1.5, -2.0, 0.5).save(folder)
+    assert Confidence.load(folder) == Confidence(1.5, -2.0, 0.5)
+    for content in (
+        "{",
+        "[]",
+        "3",
+        "{}",
+        json.dumps({"scale": "wide", "shift": 0}),
+        json.dumps({"scale": None, "shift": 0, "least": 0}),
+    ):
+        path.write_text(content)
+        with pytest.raises(GigamaskError, match=rf"^{path}: .*--calibrate$"):
+            Confidence.load(folder)

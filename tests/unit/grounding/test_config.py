@@ -1,0 +1,241 @@
+"""The config of a grounding training: what it checks, loads and splits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigamask import config_files
+from gigamask.data import index as indexes
+from gigamask.data import queries
+from gigamask.errors import GigamaskError
+from gigamask.grounding import mask_features
+from gigamask.grounding.config import GroundingEvalConfig
+from gigamask.grounding.model import GroundingTask
+from gigamask.grounding.text_encoders import MiniLm
+from gigamask.losses.ohem import OHEM
+from gigamask.synthetic import described_scenes
+from gigamask.training.config import check_resume
+from tests.asked import SPEC, run_in
+
+
+@pytest.fixture
+def run(tmp_path, described):
+    return run_in(tmp_path / "run", described)
+
+
+@pytest.fixture(scope="module")
+def index(described, tmp_path_factory):
+    return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"queries": ()}, r"^--queries\b"),
+        ({"segmenter": ""}, r"^--segmenter\b"),
+        ({"hold_out": 1.0}, r"^--val-split\b.* 1.0$"),
+        ({"hold_out": -0.1}, r"^--val-split\b.* -0.1$"),
+        ({"hold_out": float("nan")}, r"^--val-split\b.* nan$"),
+        ({"alignment_weight": -1.0}, r"^--alignment-weight\b.* -1.0$"),
+        ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* nan$"),
+        (
+            {"evaluation": GroundingEvalConfig(data=("x",))},
+            r"^--evaluation.data and --evaluation.queries\b",
+        ),
+        (
+            {"evaluation": GroundingEvalConfig(queries=("x",))},
+            r"^--evaluation.data and --evaluation.queries\b",
+        ),
+        ({"evaluation": GroundingEvalConfig(interval=0)}, r"^--evaluation.interval\b.*\b0\b"),
+        ({"evaluation": GroundingEvalConfig(count=0)}, r"^--evaluation.count\b.*\b0\b"),
+        ({"max_masks": 0}, r"^--max-masks\b.*\b0\b"),
+        ({"parallel": "fsdp"}, r"^--parallel\b.*fsdp"),
+        ({"data": ()}, r"^--data\b"),
+        ({"batch": 0}, r"^--batch-size\b.*\b0\b"),
+    ],
+)
+def test_numbers_that_cannot_be_trained_with(run, change, flag):
+    assert run.check() is run
+    with pytest.raises(GigamaskError, match=flag):
+        replace(run, **change).check()
+
+
+def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
+    run.look_ahead()
+    with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
+        replace(run, queries=(str(tmp_path / "nothing.jsonl"),)).look_ahead()
+    with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
+        replace(
+            run,
+            evaluation=GroundingEvalConfig(
+                data=run.data, queries=(str(tmp_path / "nothing.jsonl"),)
+            ),
+        ).look_ahead()
+    with pytest.raises(GigamaskError, match=r"^--segmenter \S+nothing.pth: "):
+        replace(run, segmenter=str(tmp_path / "nothing.pth")).look_ahead()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"segmenter": "other"}, "segmenter"),
+        ({"text": MiniLm()}, "text"),
+        ({"max_masks": 9}, "max-masks"),
+        ({"hold_out": 0.3}, "val-split"),
+        ({"queries": ("other",)}, "queries"),
+    ],
+)
+def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, name):
+    with pytest.raises(
+        GigamaskError,
+        match=rf"^--{name}(\.[\w-]+)? was .* now, which changes the data or its order; give --allow-data-change, or another --out$",
+    ):
+        check_resume(run, replace(run, **change), False)
+    assert name in {
+        each.partition(".")[0] for each in check_resume(run, replace(run, **change), True)
+    }
+
+
+def test_sizes_are_refused_and_the_rest_is_told(run):
+    with pytest.raises(
+        GigamaskError,
+        match=r"^--model.embed-dim was 16 in .* weights of another shape cannot be resumed",
+    ):
+        check_resume(run, replace(run, model=replace(SPEC, dim=32)), True)
+    other = replace(
+        run,
+        alignment_weight=2.0,
+        cache="elsewhere",
+        mining=OHEM(),
+        evaluation=GroundingEvalConfig(count=9),
+    )
+    changed = check_resume(run, other, False)
+    assert {"alignment-weight", "cache", "mining", "evaluation.count"} <= changed.keys()
+
+
+def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
+    assert config_files.load_config(run.out) == run
+    other = run_in(
+        tmp_path / "other",
+        described,
+        lora_rank=2,
+        mining=OHEM(keep_ratio=0.5),
+        evaluation=GroundingEvalConfig(best_by="top 1"),
+    )
+    assert config_files.load_config(other.out) == other
+    assert run.backbones.cache_folder == Path(run.cache)
+    assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
+    assert run.tables == run.queries
+    assert not run.strata
+    assert replace(run, mining=OHEM(within="sampler")).strata
+
+
+def test_the_task_is_of_the_runs_numbers(run):
+    cpu = torch.device("cpu")
+    assert run.task(cpu) == GroundingTask(1.0, "fp32", None)
+    mined = replace(run, mining=OHEM(keep_ratio=0.5), alignment_weight=0.5, precision="bf16").task(
+        cpu
+    )
+    assert mined == GroundingTask(0.5, "bf16", OHEM(keep_ratio=0.5))
+
+
+def images(asked):
+    return {query.image for query in asked}
+
+
+def test_whole_images_are_held_out_by_name(run, index):
+    asked = queries.read(run.queries)
+    assert run.split_queries(asked, index) == (asked, [])
+    half = replace(run, val_split=0.5)
+    kept, out = half.split_queries(asked, index)
+    assert kept
+    assert out
+    assert sorted([*kept, *out], key=asked.index) == asked
+    assert not images(kept) & images(out)
+    assert half.split_queries(asked[::-1], index) == (kept[::-1], out[::-1])
+    assert images(replace(run, val_split=0.25).split_queries(asked, index)[1]) <= images(out), (
+        "a larger share holds out more, not others"
+    )
+    splits = {
+        frozenset(images(replace(half, seed=seed).split_queries(asked, index)[1]))
+        for seed in (0, 1, 3, 4)
+    }
+    assert len(splits) > 1
+
+
+def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(run, index, tmp_path):
+    """Neither on other tars nor on the folder that a tar lies in."""
+    described_scenes.write(tmp_path / "more", 2, seed=9, first=500)
+    both = indexes.open_or_build([str(tmp_path / "more"), *run.data], str(tmp_path / "index"))
+    asked, half = queries.read(run.queries), replace(run, val_split=0.5)
+    assert len(both) == len(index) + 2
+    assert half.split_queries(asked, both) == half.split_queries(asked, index)
+    more = [*queries.read(tmp_path / "more" / "queries.jsonl"), *asked]
+    assert [
+        query for query in half.split_queries(more, both)[1] if query in asked
+    ] == half.split_queries(asked, index)[1]
+
+
+def test_holding_out_everything_is_named(run, index):
+    with pytest.raises(GigamaskError, match=r"^--val-split 0.999999 "):
+        replace(run, val_split=0.999999).split_queries(queries.read(run.queries), index)
+
+
+def test_what_is_supplied_is_what_is_not_held_out(run, index):
+    half = replace(run, val_split=0.5)
+    supply = half.supply(index)
+    kept = half.split_queries(queries.read(run.queries), index)[0]
+    made = supply.loader(False)
+    assert supply.items.count == len(kept)
+    assert list(made.dataset.queries) == kept
+    assert (made.max_masks, made.seed) == (6, 0)
+    assert supply.told == "queries 6"
+
+
+def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        json.dumps({"image": "sa_77.jpg", "query": "the red box", "mask_index": 0}) + "\n"
+    )
+    with pytest.raises(GigamaskError, match=r"'the red box' of sa_77.jpg"):
+        replace(run, queries=(str(path),)).data_source(index)
+
+
+def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch):
+    loaded, read = [], []
+    load, begin = mask_features.load_model, queries.read
+    monkeypatch.setattr(
+        mask_features, "load_model", lambda *given: loaded.append(given) or load(*given)
+    )
+    monkeypatch.setattr(queries, "read", lambda paths: read.append(paths) or begin(paths))
+    run = replace(run, val_split=0.5, evaluation=GroundingEvalConfig(count=10))
+    run.look_ahead()
+    evaluated = run.evaluator().loader
+    trained = run.data_source(evaluated.index).loader(False)
+    assert trained.mask_features is evaluated.mask_features
+    assert trained.text_features.__self__ is evaluated.text_features.__self__, "of one text model"
+    assert (len(loaded), read) == (1, [run.queries])
+
+
+def test_nothing_to_evaluate_on(run):
+    assert replace(run, val_split=0.0).evaluator() is None
+    with pytest.raises(GigamaskError, match=r"^--val-split 1e-06 .*\b72\b"):
+        replace(run, val_split=1e-6).evaluator()
+
+
+def test_other_data_may_be_evaluated_on(run, tmp_path):
+    _, asked = described_scenes.write(tmp_path / "more", 1, seed=9, first=40)
+    watching = GroundingEvalConfig(
+        data=(str(tmp_path / "more"),), queries=(str(tmp_path / "more" / "queries.jsonl"),)
+    )
+    index, dataset = replace(run, evaluation=watching).evaluation_set()
+    assert (len(index), list(dataset.queries)) == (1, asked)
+    run = replace(run, val_split=0.5)
+    trained = run.training_set()
+    assert len(trained[0]) == 6
+    assert list(trained[1].queries) == run.split_queries(queries.read(run.queries), trained[0])[0]
+    assert replace(run, data=(str(tmp_path / "gone"),)).training_set() is None
+    assert replace(run, queries=(str(tmp_path / "gone"),)).training_set() is None

@@ -1,0 +1,243 @@
+"""The predictor: shapes, what it remembers, batches, the cache, and one line for each thing that can be asked wrongly."""
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.predictor import SamPredictor
+
+
+def asked(predictor):
+    return predictor.predict(
+        np.array([[10, 20], [30, 5]]), np.array([1, 0]), box=np.array([3, 4, 35, 38])
+    )
+
+
+def test_shapes_and_what_is_remembered(model, pictures):
+    predictor = SamPredictor(model)
+    assert (
+        predictor.is_image_set,
+        predictor.features,
+        predictor.original_size,
+        predictor.input_size,
+    ) == (False, None, None, None)
+    predictor.set_image(pictures[0])
+    assert (predictor.is_image_set, predictor.original_size, predictor.input_size) == (
+        True,
+        (40, 90),
+        (28, 64),
+    )
+    assert predictor.get_image_embedding().shape == (1, 16, 8, 8)
+    assert predictor.features is predictor.get_image_embedding()
+    masks, scores, low = asked(predictor)
+    assert (masks.shape, masks.dtype, scores.shape, low.shape, low.dtype) == (
+        (3, 40, 90),
+        bool,
+        (3,),
+        (3, 32, 32),
+        np.float32,
+    )
+    one, score, low = predictor.predict(
+        np.array([[10, 20]]),
+        np.array([1]),
+        mask_input=low[:1],
+        multimask_output=False,
+        return_logits=True,
+    )
+    assert (one.shape, one.dtype, score.shape, low.shape) == (
+        (1, 40, 90),
+        np.float32,
+        (1,),
+        (1, 32, 32),
+    )
+    predictor.reset_image()
+    assert not predictor.is_image_set
+    assert predictor.device == torch.device("cpu")
+
+
+def test_masks_are_the_logits_above_zero(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    question = np.array([[10, 20]]), np.array([1])
+    masks, logits = (
+        predictor.predict(*question)[0],
+        predictor.predict(*question, return_logits=True)[0],
+    )
+    assert np.array_equal(masks, logits > 0)
+    assert masks.any()
+    assert not masks.all()
+
+
+def test_many_prompts_at_once_are_the_same_as_one_by_one(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[2])
+    points, boxes = (
+        torch.tensor([[[5.0, 9.0]], [[20.0, 60.0]]]),
+        torch.tensor([[1.0, 2.0, 30.0, 40.0], [0.0, 0.0, 20.0, 20.0]]),
+    )
+    labels = torch.ones(2, 1, dtype=torch.int32)
+    fed = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    together = predictor.predict_torch(points, labels, boxes, fed, False, True)
+    for i in range(2):
+        alone = predictor.predict_torch(
+            points[i : i + 1], labels[i : i + 1], boxes[i : i + 1], fed[i : i + 1], False, True
+        )
+        for whole, part in zip(together, alone, strict=True):
+            assert torch.allclose(whole[i : i + 1], part, atol=1e-5)
+    for_all = predictor.predict_torch(points, labels, boxes, fed[:1], False, True)
+    assert torch.allclose(for_all[0][0], together[0][0], atol=1e-5)
+    assert torch.allclose(
+        for_all[1][1],
+        predictor.predict_torch(points[1:], labels[1:], boxes[1:], fed[:1], False)[1][0],
+        atol=1e-5,
+    )
+
+
+def test_a_mask_alone_and_nothing_at_all_are_prompts(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    nothing = predictor.predict(return_logits=True)
+    fed = predictor.predict(mask_input=np.ones((1, 32, 32)), return_logits=True)
+    assert nothing[0].shape == fed[0].shape == (3, 40, 90)
+    assert not np.allclose(nothing[2], fed[2])
+
+
+def test_images_of_different_sizes_go_through_the_encoder_together(model, pictures, monkeypatch):
+    predictor, alone = SamPredictor(model), SamPredictor(model)
+    calls = []
+    encode = model.encode
+    monkeypatch.setattr(
+        model, "encode", lambda images, sizes: calls.append(len(images)) or encode(images, sizes)
+    )
+    predictor.set_images(pictures)
+    assert calls == [3]
+    for number, picture in enumerate(pictures):
+        predictor.select(number)
+        alone.set_image(picture)
+        assert (predictor.original_size, predictor.input_size) == (
+            alone.original_size,
+            alone.input_size,
+        )
+        for mine, theirs in zip(asked(predictor)[1:], asked(alone)[1:], strict=True):
+            assert np.allclose(mine, theirs, atol=1e-5)
+
+
+def test_a_resized_image_and_blue_first_give_the_same(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    embedding = predictor.get_image_embedding()
+    predictor.set_image(pictures[0][..., ::-1], "BGR")
+    assert torch.equal(predictor.get_image_embedding(), embedding)
+    resized = torch.from_numpy(predictor.transform.apply_image(pictures[0])).permute(2, 0, 1)[None]
+    for given in (resized, resized.float()):
+        predictor.set_torch_image(given, (40, 90))
+        assert torch.equal(predictor.get_image_embedding(), embedding)
+        assert (predictor.original_size, predictor.input_size) == ((40, 90), (28, 64))
+
+
+def test_the_cache_answers_in_the_encoders_place(model, pictures, tmp_path, monkeypatch):
+    cache = EmbeddingCache(tmp_path)
+    first = SamPredictor(model, cache)
+    first.set_images([pictures[0], pictures[1], pictures[0]])
+    assert len(list(tmp_path.iterdir())) == 2
+    expected = asked(first)
+    calls = []
+    encode = model.encode
+    monkeypatch.setattr(
+        model, "encode", lambda images, sizes: calls.append(len(images)) or encode(images, sizes)
+    )
+    second = SamPredictor(model, cache)
+    second.set_image(pictures[0])
+    assert calls == []
+    assert all(
+        np.array_equal(mine, theirs) for mine, theirs in zip(asked(second), expected, strict=True)
+    )
+    second.set_images(pictures)
+    assert calls == [1]
+    with torch.no_grad():
+        model.image_encoder.pos_embed += 1  # other weights have other embeddings
+    second.set_image(pictures[0])
+    assert calls == [1, 1]
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    second.set_image(pictures[0])
+    assert calls == [1, 1, 1]
+    with torch.autocast("cpu", torch.bfloat16):  # another arithmetic, too
+        second.set_image(pictures[0])
+    assert calls == [1, 1, 1, 1]
+
+
+POINT, LABEL = np.array([[1, 2]]), np.array([1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            {"point_coords": POINT},
+            r"^point_coords came without point_labels; give both, a label for each point$",
+        ),
+        ({"point_labels": LABEL}, r"^point_labels came without point_coords; give both"),
+        (
+            {"point_coords": POINT, "point_labels": np.array([1, 1])},
+            r"^point_coords are 1 x 1 x 2 and point_labels 1 x 2; give prompts x points x 2",
+        ),
+        (
+            {"point_coords": POINT, "point_labels": np.array([2])},
+            r"^point_labels hold 2, known are 1 foreground, .*; give a box as the box$",
+        ),
+        (
+            {"mask_input": np.ones((32, 32))},
+            r"^mask_input is 1 x 32 x 32, the model takes prompts x 1 x 32 x 32; ",
+        ),
+        (
+            {"mask_input": np.ones((1, 256, 256))},
+            r"^mask_input is 1 x 1 x 256 x 256, the model takes prompts x 1 x 32 x 32; ",
+        ),
+        (
+            {
+                "point_coords": POINT,
+                "point_labels": LABEL,
+                "box": np.array([[1, 2, 3, 4], [1, 2, 3, 4]]),
+            },
+            r"^points, boxes and masks are of 1 and 2 prompts; give the same number of each$",
+        ),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_line(model, pictures, words, message):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    with pytest.raises(GigamaskError, match=message):
+        predictor.predict(**words)
+
+
+def test_boxes_have_four_numbers(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    with pytest.raises(GigamaskError, match=r"boxes.*1 x 3"):
+        predictor.predict_torch(None, None, torch.ones(1, 3))
+
+
+def test_images_that_are_none_are_one_line(model, pictures):
+    predictor = SamPredictor(model)
+    for ask in (
+        predictor.predict,
+        predictor.get_image_embedding,
+        lambda: predictor.predict_torch(None, None),
+    ):
+        with pytest.raises(GigamaskError, match=r"set_image"):
+            ask()
+    with pytest.raises(GigamaskError, match=r"^image_format.*'HSV'.*RGB.*BGR"):
+        predictor.set_image(pictures[0], "HSV")
+    with pytest.raises(GigamaskError, match=r"image 1.*40 x 90 uint8"):
+        predictor.set_images([pictures[0], pictures[0][..., 0]])
+    with pytest.raises(GigamaskError, match=r"image 0.*40 x 90 x 3 float32"):
+        predictor.set_image(pictures[0].astype(np.float32))
+    with pytest.raises(GigamaskError, match=r"no image"):
+        predictor.set_images([])
+    with pytest.raises(GigamaskError, match=r"1 x 3 x 40 x 90.*64"):
+        predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
+    with pytest.raises(GigamaskError, match=r"image 0.*0"):
+        predictor.select(0)

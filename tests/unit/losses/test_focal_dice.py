@@ -1,0 +1,187 @@
+import math
+
+import pytest
+import torch
+
+from gigamask.losses.focal_dice import dice, focal
+from gigamask.rng import make_rng
+
+
+def numbers(*shape, position=0):
+    return torch.tensor(make_rng(0, "test losses", position).standard_normal(shape))
+
+
+@pytest.fixture
+def case():
+    """Logits, soft targets and validity of 3 masks with 2 answers, in float64."""
+    valid = torch.ones(3, 5, 7, dtype=torch.bool)
+    valid[1, :, 4:] = False
+    valid[2, 3:] = False
+    return numbers(3, 2, 5, 7) * 3, numbers(3, 5, 7, position=1).sigmoid(), valid
+
+
+def naive_focal(x, t, alpha, gamma):
+    """One pixel, by the definition."""
+    p = 1 / (1 + math.exp(-x))
+    p_t, a_t = p * t + (1 - p) * (1 - t), alpha * t + (1 - alpha) * (1 - t)
+    return a_t * (1 - p_t) ** gamma * -(t * math.log(p) + (1 - t) * math.log(1 - p))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma"), [(0.25, 2.0), (0.8, 2.0), (0.5, 0.0), (0.3, 1.5), (0.6, 1.0), (0.6, 0.5)]
+)
+def test_focal_is_its_definition_pixel_by_pixel(case, alpha, gamma):
+    logits, soft, valid = case
+    for truth in (soft, soft > 0.5):
+        found = focal(logits, truth, valid, alpha, gamma)
+        for m in range(3):
+            for k in range(2):
+                pixels = torch.nonzero(valid[m]).tolist()
+                expected = [
+                    naive_focal(float(logits[m, k, y, x]), float(truth[m, y, x]), alpha, gamma)
+                    for y, x in pixels
+                ]
+                assert float(found[m, k]) == pytest.approx(sum(expected) / len(expected), rel=1e-10)
+
+
+@pytest.mark.parametrize("smooth", [1.0, 0.0, 20.0])
+def test_dice_is_its_definition_pixel_by_pixel(case, smooth):
+    logits, soft, valid = case
+    for truth in (soft, soft > 0.5):
+        found = dice(logits, truth, valid, smooth)
+        for m in range(3):
+            for k in range(2):
+                pairs = [
+                    (1 / (1 + math.exp(-float(logits[m, k, y, x]))), float(truth[m, y, x]))
+                    for y, x in torch.nonzero(valid[m]).tolist()
+                ]
+                overlap = 2 * sum(p * t for p, t in pairs) + smooth
+                assert float(found[m, k]) == pytest.approx(
+                    1 - overlap / (sum(p + t for p, t in pairs) + smooth), rel=1e-10
+                )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma"), [(0.25, 2.0), (0.8, 2.0), (0.5, 0.0), (0.3, 1.5), (0.6, 1.0), (0.6, 0.5)]
+)
+def test_focal_gradient_is_the_slope_of_its_value(case, alpha, gamma):
+    logits, soft, valid = case
+    for truth in (soft, soft > 0.5):
+        assert torch.autograd.gradcheck(
+            lambda x, t=truth: focal(x, t, valid, alpha, gamma),
+            logits.clone().requires_grad_(),
+            atol=1e-8,
+            rtol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("smooth", [1.0, 0.0])
+def test_dice_gradient_is_the_slope_of_its_value(case, smooth):
+    logits, soft, valid = case
+    for truth in (soft, soft > 0.5):
+        assert torch.autograd.gradcheck(
+            lambda x, t=truth: dice(x, t, valid, smooth),
+            logits.clone().requires_grad_(),
+            atol=1e-8,
+            rtol=1e-6,
+        )
+
+
+def test_soft_targets_of_zero_and_one_are_the_hard_ones(case):
+    logits, soft, valid = case
+    hard = soft > 0.5
+    for loss in (focal, dice):
+        grads = []
+        for truth in (hard, hard.double()):
+            x = logits.clone().requires_grad_()
+            value = loss(x, truth, valid)
+            value.sum().backward()
+            grads.append((value.detach(), x.grad))
+        assert torch.equal(grads[0][0], grads[1][0])
+        assert torch.equal(grads[0][1], grads[1][1])
+
+
+@pytest.mark.parametrize("filling", [0.0, 1e4, math.inf, math.nan])
+def test_padding_has_no_part_in_value_or_gradient(case, filling):
+    logits, soft, valid = case
+    padding = ~valid[:, None].expand_as(logits)
+    for loss in (focal, dice):
+        x = logits.masked_fill(padding, filling).requires_grad_()
+        value = loss(x, soft.masked_fill(~valid, 1 - min(filling, 1)), valid)
+        value.sum().backward()
+        assert torch.equal(value, loss(logits, soft, valid))
+        assert (x.grad[padding] == 0).all()
+        assert (x.grad[~padding] != 0).all()
+
+
+def test_focal_is_a_mean_and_dice_a_share_so_size_does_not_matter(case):
+    logits, soft, _ = case
+    valid = torch.ones(3, 5, 7, dtype=torch.bool)
+    twice = [
+        each.repeat_interleave(2, -1).repeat_interleave(2, -2) for each in (logits, soft, valid)
+    ]
+    assert torch.allclose(focal(*twice), focal(logits, soft, valid))
+    assert torch.allclose(dice(*twice, smooth=4.0), dice(logits, soft, valid, smooth=1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_extreme_logits_stay_finite(dtype):
+    x = (
+        torch.tensor([-3e4, -120.0, -30.0, 0.0, 30.0, 120.0, 3e4], dtype=dtype)
+        .reshape(1, 1, 1, 7)
+        .requires_grad_()
+    )
+    valid = torch.ones(1, 1, 7, dtype=torch.bool)
+    for truth in (valid, ~valid, valid.float() * 0.3):
+        for value in (
+            focal(x, truth, valid),
+            focal(x, truth, valid, gamma=0.5),
+            dice(x, truth, valid),
+        ):
+            (grad,) = torch.autograd.grad(value.sum(), x)
+            assert value.isfinite().all()
+            assert grad.isfinite().all()
+
+
+def test_losses_are_float32_under_autocast(case):
+    logits, soft, valid = case
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for loss in (focal, dice):
+            x = logits.bfloat16().requires_grad_()
+            value = loss(x, soft.float(), valid)
+            value.sum().backward()
+            exact = logits.bfloat16().double().requires_grad_()
+            reference = loss(exact, soft.float(), valid)
+            reference.sum().backward()
+            assert value.dtype == torch.float32
+            assert x.grad.dtype == torch.bfloat16
+            assert torch.allclose(value.double(), reference, rtol=1e-6)
+            assert torch.allclose(x.grad.double(), exact.grad, rtol=2**-8), (
+                "rounded to bfloat16 once, at the end"
+            )
+
+
+def test_a_mask_without_a_valid_pixel_costs_nothing_and_no_masks_give_no_losses(case):
+    logits, soft, valid = case
+    x = logits.clone().requires_grad_()
+    value = focal(x, soft, valid & False) + dice(x, soft, valid & False)
+    value.sum().backward()
+    assert (value == 0).all()
+    assert (x.grad == 0).all()
+    for loss in (focal, dice):
+        assert loss(logits[:0], soft[:0], valid[:0]).shape == (0, 2)
+
+
+def test_only_logits_and_targets_are_kept_for_the_backward_pass():
+    logits = numbers(4, 3, 64, 64).float().requires_grad_()
+    truth = logits.detach()[:, 0] > 0
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        (focal(logits, truth, truth | True) + dice(logits, truth, truth | True)).sum().backward()
+    one_map = logits.nbytes
+    assert sum(kept.values()) < 1.3 * one_map, "the logits themselves, targets and padding as bool"

@@ -1,0 +1,138 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigamask.errors import GigamaskError
+from gigamask.losses.ohem import OHEM, NoMining
+
+NAN = math.nan
+LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 7.0, math.inf, NAN]), max_size=40)
+SHARES = st.sampled_from([0.01, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
+MINIMA = st.sampled_from([0, 1, 2, 5, 256])
+STRATUM = st.sampled_from([-1, 0, 1, 2, 2**40, -(2**50)])
+
+
+def plainly(losses, share, least):
+    """One stratum, position by position."""
+    readable = [place for place, loss in enumerate(losses) if loss == loss]
+    count = min(len(readable), max(math.ceil(share * len(readable)), least))
+    return set(sorted(readable, key=lambda place: (-losses[place], place))[:count])
+
+
+def kept(mining, losses, strata):
+    found = mining.keep(
+        torch.tensor(losses, dtype=torch.float32), torch.tensor(strata, dtype=torch.int64)
+    )
+    assert found.dtype == torch.bool
+    return set(found.nonzero().flatten().tolist())
+
+
+@given(LOSSES, SHARES, MINIMA, st.data())
+def test_the_hardest_are_kept_whatever_their_strata(losses, share, least, data):
+    strata = data.draw(st.lists(STRATUM, min_size=len(losses), max_size=len(losses)))
+    assert kept(OHEM(share, least), losses, strata) == plainly(losses, share, least)
+
+
+@given(LOSSES, SHARES, MINIMA, st.data())
+def test_the_hardest_of_every_stratum_are_kept(losses, share, least, data):
+    strata = data.draw(st.lists(STRATUM, min_size=len(losses), max_size=len(losses)))
+    expected = set()
+    for stratum in set(strata):
+        places = [place for place, each in enumerate(strata) if each == stratum]
+        expected |= {
+            places[inside] for inside in plainly([losses[place] for place in places], share, least)
+        }
+    assert kept(OHEM(share, least, "granularity"), losses, strata) == expected
+
+
+@given(
+    st.lists(st.integers(0, 10**6), unique=True, max_size=40),
+    SHARES,
+    MINIMA,
+    st.randoms(use_true_random=False),
+)
+def test_reordering_masks_of_distinct_losses_reorders_what_is_kept(losses, share, least, random):
+    strata = [loss % 3 for loss in losses]
+    order = list(range(len(losses)))
+    random.shuffle(order)
+    for mining in (OHEM(share, least), OHEM(share, least, "granularity")):
+        before = mining.keep(torch.tensor(losses).float(), torch.tensor(strata, dtype=torch.int64))
+        moved = mining.keep(
+            torch.tensor([losses[place] for place in order]).float(),
+            torch.tensor([strata[place] for place in order]).long(),
+        )
+        assert moved.tolist() == [before.tolist()[place] for place in order]
+
+
+@given(LOSSES, SHARES, MINIMA)
+def test_one_stratum_is_no_stratum(losses, share, least):
+    assert kept(OHEM(share, least, "granularity"), losses, [7] * len(losses)) == kept(
+        OHEM(share, least), losses, list(range(len(losses)))
+    )
+
+
+def test_a_quarter_is_kept_at_any_usual_batch_size():
+    losses = torch.arange(64.0)
+    assert (
+        OHEM().keep(losses, torch.zeros(64, dtype=torch.int64)).tolist()
+        == [False] * 48 + [True] * 16
+    )
+    assert OHEM(min_kept=256).keep(losses, torch.zeros(64, dtype=torch.int64)).all(), (
+        "and with a minimum beyond the batch all are"
+    )
+
+
+def test_what_is_kept_are_positions_of_the_batch_and_each_stratum_has_its_share():
+    losses, strata = [1.0, 9.0, 8.0, 7.0, 2.0, 3.0, 4.0, 5.0, 0.1], [0, 2, 2, 2, 2, 5, 5, 5, 5]
+    assert kept(OHEM(0.25), losses, strata) == {1, 2, 3}
+    assert kept(OHEM(0.25, within="sampler"), losses, strata) == {0, 1, 7}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: OHEM(keep_ratio=0.0),
+            "Hardest.share is 0.0, it must be above 0 and at most 1; give another value",
+        ),
+        (
+            lambda: OHEM(keep_ratio=1.5),
+            "Hardest.share is 1.5, it must be above 0 and at most 1; give another value",
+        ),
+        (
+            lambda: OHEM(keep_ratio=NAN),
+            "Hardest.share is nan, it must be above 0 and at most 1; give another value",
+        ),
+        (
+            lambda: OHEM(min_kept=-1),
+            "Hardest.min_kept is -1, it must be at least 0; give another value",
+        ),
+    ],
+)
+def test_impossible_mining_is_refused(make, message):
+    with pytest.raises(GigamaskError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_an_unknown_kind_of_stratum_is_refused():
+    mining = OHEM()
+    object.__setattr__(
+        mining, "within", "colour"
+    )  # past the constructor, whose types are checked here before it can speak for itself
+    with pytest.raises(GigamaskError) as caught:
+        mining.__post_init__()
+    assert (
+        str(caught.value)
+        == "Hardest.within is 'colour', it must be one of batch, granularity, sampler; choose one"
+    )
+
+
+def test_without_mining_every_mask_that_is_there_is_kept():
+    assert kept(NoMining(), [1.0, NAN, 0.0], [0, 0, 1]) == {0, 2}
+    assert not NoMining().by_sampler
+    assert OHEM(within="sampler").by_sampler
+    assert not OHEM(within="granularity").by_sampler

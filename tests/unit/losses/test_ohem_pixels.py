@@ -1,0 +1,146 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigamask.losses.focal_dice import focal
+from gigamask.losses.ohem_pixels import ohem_pixels, sorted_descending
+from gigamask.rng import make_rng
+
+SHARES = st.sampled_from([0.01, 0.25, 1 / 3, 0.5, 0.9, 1.0])
+MINIMA = st.sampled_from([0, 1, 3, 7, 100_000])
+
+
+def plainly(losses, valid, share, least):
+    """One mask and answer, pixel by pixel."""
+    there = [place for place, inside in enumerate(valid) if inside]
+    count = min(len(there), max(math.ceil(share * len(there)), least))
+    return sorted(sorted(there, key=lambda place: (-losses[place], place))[:count])
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    SHARES,
+    MINIMA,
+    st.sampled_from([2, 50]),
+)
+def test_the_hardest_pixels_of_each_mask_and_answer_count(
+    seed, masks, height, width, share, least, levels
+):
+    rng = make_rng(seed, "test pixels")
+    losses = torch.tensor(rng.integers(0, levels, (masks, 2, height, width)) / 8).float()
+    valid = torch.tensor(rng.random((masks, 1, height, width)) < rng.choice([0.0, 0.5, 1.0]))
+    found = ohem_pixels(losses, valid, share, least).flatten(2)
+    for m in range(masks):
+        for k in range(2):
+            expected = plainly(
+                losses[m, k].flatten().tolist(), valid[m, 0].flatten().tolist(), share, least
+            )
+            assert found[m, k].nonzero().flatten().tolist() == expected
+
+
+def test_a_minimum_beyond_the_image_takes_every_valid_pixel_and_no_more():
+    valid = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    valid[1, :, :, 2:] = False
+    assert ohem_pixels(torch.rand(2, 3, 4, 4), valid, 0.25, 100_000).sum((2, 3)).tolist() == [
+        [16] * 3,
+        [8] * 3,
+    ]
+
+
+def test_equal_losses_count_row_by_row_from_the_first():
+    valid = torch.ones(1, 1, 2, 4, dtype=torch.bool)
+    valid[0, 0, 0, 0] = False
+    losses = torch.tensor([0.0, -0.0] * 4).view(1, 1, 2, 4)
+    assert ohem_pixels(losses, valid, 0.5, 0).int().tolist() == [[[[0, 1, 1, 1], [1, 0, 0, 0]]]]
+
+
+def test_what_cannot_be_read_is_hardest_so_that_it_is_not_hidden():
+    values = torch.tensor([1.0, math.nan, math.inf, 0.0, -math.nan, -0.0])
+    values.view(torch.int32)[4] = 0xFFC00000 - 2**32  # NaN with its sign set, as processors make it
+    assert sorted_descending(values).argsort(descending=True).tolist() == [1, 4, 2, 0, 3, 5]
+
+
+@pytest.fixture
+def case():
+    rng = make_rng(0, "test pixels")
+    valid = torch.ones(3, 5, 8, dtype=torch.bool)
+    valid[1, :, 5:] = False
+    valid[2] = False
+    return (
+        torch.tensor(rng.standard_normal((3, 2, 5, 8)) * 3),
+        torch.tensor(rng.random((3, 5, 8))),
+        valid,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.25, 0), (0.25, 13), (0.5, 30), (0.25, 100_000), (1.0, 0)]
+)
+def test_mined_focal_is_the_mean_over_the_kept_and_they_alone_learn(case, share, least):
+    logits, soft, valid = case
+    logits.requires_grad_()
+    found = focal(logits, soft, valid, share=share, least=least)
+    found.sum().backward()
+    ones = torch.ones(1, 1, 1, dtype=torch.bool)
+    for m in range(3):
+        for k in range(2):
+            x, t = logits.detach()[m, k].flatten(), soft[m].flatten()
+            each = [
+                float(focal(x[i].view(1, 1, 1, 1), t[i].view(1, 1, 1), ones)) for i in range(40)
+            ]
+            kept = plainly(each, valid[m].flatten().tolist(), share, least)
+            assert float(found[m, k].detach()) == pytest.approx(
+                sum(each[i] for i in kept) / max(len(kept), 1), rel=1e-12
+            )
+            assert logits.grad[m, k].flatten().nonzero().flatten().tolist() == kept
+
+
+def test_gradient_of_mined_focal_is_the_slope_of_its_value(case):
+    logits, soft, valid = (each[1:, ..., :3, :6] for each in case)
+    for truth in (soft, soft > 0.5):
+        inputs = logits.clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda x, t=truth: focal(x, t, valid, share=0.25, least=3),
+            inputs,
+            eps=1e-7,
+            atol=1e-7,
+            rtol=1e-5,
+        )
+
+
+def test_a_mask_mined_alone_is_the_mask_mined_among_others(case):
+    logits, soft, valid = case
+    whole = focal(logits, soft, valid, share=0.25, least=3)
+    alone = torch.cat(
+        [
+            focal(logits[m : m + 1], soft[m : m + 1], valid[m : m + 1], share=0.25, least=3)
+            for m in range(3)
+        ]
+    )
+    assert torch.equal(whole, alone)
+
+
+def test_mining_keeps_one_bool_map_more_for_the_backward_pass():
+    logits = (
+        torch.tensor(make_rng(0, "test pixels", 1).standard_normal((4, 3, 64, 64)))
+        .float()
+        .requires_grad_()
+    )
+    truth = logits.detach()[:, 0] > 0
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        focal(logits, truth, truth | True, share=0.25, least=0).sum().backward()
+    assert sum(kept.values()) < 1.4 * logits.nbytes, (
+        "logits, a quarter of that for the bool map, and targets"
+    )

@@ -1,0 +1,251 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gigamask.losses.focal_dice import dice, focal
+from gigamask.losses.points import PLASTIC, read, sample_points, spread_points, valid_extent
+from gigamask.rng import make_rng
+from gigamask.types import Targets
+
+
+def blob(masks, side, seed=0):
+    """Smooth logits of 3 answers on a side x side grid, and a truth like them but for noise."""
+    rng = make_rng(seed, "test points")
+    coarse = torch.tensor(rng.standard_normal((masks, 3, 6, 6)))
+    logits = F.interpolate(coarse, (side, side), mode="bicubic", align_corners=False).float() * 4
+    return logits, (
+        logits[:, 0] + torch.tensor(rng.standard_normal((masks, side, side))).float() > 0
+    )
+
+
+def truth_of(masks, valid=None, seed=0):
+    shift = torch.tensor(make_rng(seed, "test shift").random((len(masks), 2))).float()
+    valid = torch.ones(masks.shape, dtype=torch.bool) if valid is None else valid
+    return Targets(masks, valid, torch.zeros(len(masks), 4), (4.0, 4.0), shift)
+
+
+def test_r2_is_its_definition_shifted_and_wrapped():
+    shift = torch.tensor([[0.0, 0.0], [0.25, 0.9]])
+    found = spread_points(torch.arange(1000, 1400), shift)
+    for m in range(2):
+        for i, n in enumerate(range(1000, 1400)):
+            expected = [
+                math.fmod(n / PLASTIC**power + float(shift[m, power - 1]), 1) for power in (1, 2)
+            ]
+            away = np.abs(np.array(expected) - found[m, i].double().numpy())
+            assert np.minimum(away, 1 - away).max() < 1e-6
+    assert math.isclose(PLASTIC**3, PLASTIC + 1, rel_tol=1e-15)
+
+
+def test_places_far_along_the_sequence_stay_below_one_and_are_even():
+    found = spread_points(torch.arange(10**7, 10**7 + 4096), torch.tensor([[1 - 2**-24, 0.5]]))
+    assert found.min() >= 0
+    assert found.max() < 1
+    counts, _, _ = np.histogram2d(*found[0].numpy().T, bins=16, range=[[0, 1], [0, 1]])
+    assert counts.min() >= 13, (
+        "16 expected in each of 256 boxes; independent numbers would leave one with 6 or fewer"
+    )
+    assert counts.max() <= 19
+
+
+def test_every_place_is_uniform_over_the_valid_part_and_the_sequence_is_even_in_it():
+    valid = torch.zeros(2000, 8, 8, dtype=torch.bool)
+    valid[:, :6, :3] = True
+    assert valid_extent(valid)[0].tolist() == [3 / 8, 6 / 8]
+    shift = torch.tensor(make_rng(0, "test shift").random((2000, 2))).float()
+    places = spread_points(torch.tensor([5, 77]), shift) * valid_extent(valid)[:, None]
+    for which in range(2):
+        for axis, extent in enumerate((3 / 8, 6 / 8)):
+            counts = np.histogram(places[:, which, axis].numpy(), bins=10, range=(0, extent))[0]
+            assert counts.sum() == 2000
+            assert ((counts - 200) ** 2 / 200).sum() < 27.9, "chi squared of 9 degrees at 0.1 %"
+
+
+def test_logits_are_those_of_bilinear_upsampling():
+    low, _ = blob(2, 16)
+    full = F.interpolate(low.double(), (64, 64), mode="bilinear", align_corners=False)
+    row, column = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    places = (
+        torch.stack([(column + 0.5) / 64, (row + 0.5) / 64], -1)
+        .view(1, 1, -1, 2)
+        .expand(2, 3, -1, 2)
+        .float()
+    )
+    assert torch.allclose(read(low.double(), places).view(full.shape), full, atol=1e-12)
+
+
+def test_gradient_of_reading_is_its_slope_and_what_is_not_finite_stays_so():
+    low = blob(2, 5)[0][:, :2].double().requires_grad_()
+    places = torch.tensor(make_rng(0, "test places").random((2, 2, 9, 2))).float()
+    places[0, 0, :4] = torch.tensor(
+        [[0.0, 0.0], [1 - 2**-24, 0.0], [0.5, 0.5], [1 - 2**-24, 1 - 2**-24]]
+    )
+    assert torch.autograd.gradcheck(lambda x: read(x, places), low, atol=1e-7)
+    weights = torch.ones(2, 2, 9, dtype=torch.float64)
+    weights[0, 0, 3], weights[1, 1, 0] = math.nan, math.inf
+    (grad,) = torch.autograd.grad((read(low, places) * weights).sum(), low)
+    assert grad.isfinite().all((2, 3)).tolist() == [[False, True], [True, False]]
+    (none,) = torch.autograd.grad((read(low, places) * 0).sum(), low)
+    assert (none == 0).all()
+
+
+def test_the_gradient_does_not_depend_on_the_order_of_the_points():
+    low, _ = blob(1, 8)
+    places = torch.tensor(make_rng(0, "test places").random((1, 3, 500, 2))).float()
+    weights = torch.tensor(make_rng(0, "test weights").standard_normal((1, 3, 500))).float()
+    grads = []
+    for order in (torch.arange(500), torch.tensor(make_rng(0, "test order").permutation(500))):
+        x = low.clone().requires_grad_()
+        grads.extend(
+            torch.autograd.grad((read(x, places[:, :, order]) * weights[:, :, order]).sum(), x)
+        )
+    assert torch.equal(*grads)
+
+
+def test_points_are_the_most_uncertain_and_some_others_by_a_plain_loop():
+    low, masks = blob(3, 16)
+    truth = truth_of(masks)
+    count, oversample, important, index = 40, 3.0, 0.75, 2
+    found = sample_points(low, truth, index, count, oversample, important)
+    for m in range(3):
+        for k in range(3):
+            first = index * (120 + 10)
+            places = [
+                [math.fmod(n / PLASTIC**p + float(truth.shift[m, p - 1]), 1) for p in (1, 2)]
+                for n in range(first, first + 130)
+            ]
+            seen = []
+            for x, y in places:
+                fx, fy = min(max(x * 16 - 0.5, 0), 15), min(max(y * 16 - 0.5, 0), 15)
+                left, top = min(int(fx), 14), min(int(fy), 14)
+                dx, dy = fx - left, fy - top
+                around = low[m, k, top : top + 2, left : left + 2].tolist()
+                upper, lower = (row[0] * (1 - dx) + row[1] * dx for row in around)
+                seen.append(
+                    (upper * (1 - dy) + lower * dy, bool(masks[m, int(y * 16), int(x * 16)]))
+                )
+            expected = sorted(seen[:120], key=lambda point: abs(point[0]))[:30] + seen[120:]
+            pairs = sorted(
+                zip(found.logits[m, k].tolist(), found.truth[m, k].tolist(), strict=True)
+            )
+            assert [logit for logit, _ in pairs] == pytest.approx(
+                [logit for logit, _ in sorted(expected)], abs=1e-3
+            )
+            assert (
+                sum(
+                    one != other
+                    for (_, one), (_, other) in zip(pairs, sorted(expected), strict=True)
+                )
+                <= 1
+            ), "one on a cell's edge"
+    assert found.valid.all()
+
+
+def test_three_quarters_lie_where_the_answer_is_most_uncertain():
+    low, masks = blob(8, 32)
+    low.requires_grad_()
+    found = sample_points(low, truth_of(masks), 0, 256, 3.0, 0.75)
+    assert found.logits.shape == (8, 3, 256)
+    full = low.detach().abs().flatten(2)
+    third = full.quantile(1 / 3, 2)[:, :, None]
+    share = (found.logits.detach().abs() < third).float().mean(2)
+    # A quarter of three times the points is the hardest quarter of the square; of the others a third lies there by chance.
+    assert share.min() > 0.75, "uniform points would have a third there"
+    assert share.mean() == pytest.approx(0.75 + 0.25 / 3, abs=0.03)
+    found.logits.sum().backward()
+    assert low.grad.sum() == pytest.approx(8 * 3 * 256, rel=1e-5), (
+        "each point's weights add up to one"
+    )
+
+
+def test_without_importance_all_points_are_the_sequence_and_every_answer_sees_the_same():
+    low, masks = blob(2, 16)
+    found = sample_points(low, truth_of(masks), 1, 64, 1.0, 0.0)
+    assert torch.equal(found.truth[:, 0], found.truth[:, 1])
+    places = spread_points(torch.arange(128, 256), truth_of(masks).shift)[:, 64:]
+    assert torch.equal(found.logits, read(low, places[:, None].expand(-1, 3, -1, -1)))
+
+
+def test_rounds_and_masks_have_places_of_their_own_and_the_same_numbers_give_the_same():
+    low, masks = blob(1, 16)
+    low, masks = low.expand(2, -1, -1, -1), masks.expand(2, -1, -1)
+    rounds = [sample_points(low, truth_of(masks), index, 64, 3.0, 0.75) for index in (0, 1, 0)]
+    assert not torch.equal(rounds[0].logits, rounds[1].logits)
+    assert not torch.equal(rounds[0].logits[0], rounds[0].logits[1])
+    assert all(torch.equal(one, other) for one, other in zip(rounds[0], rounds[2], strict=True))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("extent", [(11, 16), (16, 5), (1, 1), (7, 13)])
+def test_padding_is_never_sampled(soft, extent):
+    low, masks = blob(2, 16)
+    valid = torch.zeros(2, 16, 16, dtype=torch.bool)
+    valid[:, : extent[0], : extent[1]] = True
+    inner, outer = (0.75, 0.0) if soft else (True, False)
+    masks = torch.where(valid, torch.tensor(inner), torch.tensor(outer))
+    found = sample_points(low, truth_of(masks, valid), 3, 500, 3.0, 0.75)
+    assert found.valid.all()
+    assert found.truth.dtype == masks.dtype
+    if soft:
+        assert torch.allclose(found.truth, torch.tensor(0.75), atol=1e-4), (
+            "an object that the padding cuts is not faded out"
+        )
+    else:
+        assert found.truth.all()
+
+
+def test_shares_are_bilinear_between_cells():
+    low, _ = blob(2, 16)
+    masks = torch.tensor(make_rng(0, "test shares").random((2, 16, 16))).float()
+    found = sample_points(low, truth_of(masks), 0, 200, 1.0, 0.0)
+    same = sample_points(masks[:, None].expand(-1, 3, -1, -1), truth_of(masks), 0, 200, 1.0, 0.0)
+    assert torch.allclose(found.truth, same.logits, atol=1e-5)
+
+
+def test_a_mask_without_a_valid_cell_has_no_place_and_no_masks_have_no_points():
+    low, masks = blob(2, 16)
+    for truth in (masks, masks.float()):
+        assert not sample_points(low, truth_of(truth, masks & False), 0, 10, 3.0, 0.75).valid.any()
+        assert sample_points(low[:0], truth_of(truth[:0]), 0, 10, 3.0, 0.75).logits.shape == (
+            0,
+            3,
+            10,
+        )
+
+
+def test_the_truth_may_be_finer_than_the_logits():
+    low, _ = blob(2, 16)
+    fine = F.interpolate(low, (64, 64), mode="bilinear", align_corners=False)[:, 0] > 0
+    found = sample_points(low, truth_of(fine), 0, 2000, 3.0, 0.0)
+    assert ((found.logits[:, 0] > 0) == found.truth[:, 0]).float().mean() > 0.97, (
+        "they differ only within a fine cell of the edge"
+    )
+
+
+def test_uniform_points_estimate_the_loss_of_all_cells():
+    low, masks = blob(4, 32)
+    fine = F.interpolate(low, (128, 128), mode="bilinear", align_corners=False)
+    valid = torch.ones(4, 128, 128, dtype=torch.bool)
+    truth = truth_of(masks.repeat_interleave(4, 1).repeat_interleave(4, 2))
+    found = sample_points(low, truth, 0, 4000, 1.0, 0.0)
+    ours = (
+        found.logits.view(-1, 1, 1, 4000),
+        found.truth.view(-1, 1, 4000),
+        found.valid.view(-1, 1, 4000),
+    )
+    assert torch.allclose(focal(*ours).view(4, 3), focal(fine, truth.masks, valid), rtol=0.05)
+    assert torch.allclose(dice(*ours).view(4, 3), dice(fine, truth.masks, valid), rtol=0.02)
+
+
+def test_the_backward_pass_of_reading_keeps_the_places_alone():
+    low = torch.zeros(2, 3, 64, 64, requires_grad=True)
+    places = torch.zeros(2, 3, 100, 2)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.nbytes) or tensor, lambda tensor: tensor
+    ):
+        read(low, places).sum().backward()
+    assert sum(kept) == places.nbytes

@@ -1,0 +1,128 @@
+"""Every malformed text is refused, by name, before anything of the claimed size is made."""
+
+import numpy as np
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.masks.coco_rle import PIXEL_LIMIT, read_counts, write_counts
+from gigamask.masks.rle import RLEMasks
+
+SIZE = (4, 5)
+
+
+def text(*lengths: int) -> bytes:
+    return write_counts(np.array(lengths, np.int64), np.array([0, len(lengths)]))[0]
+
+
+MALFORMED = {
+    "empty": (b"", "mask 1: run lengths sum to 0, the image has 4 x 5 = 20 pixels"),
+    "empty list": ([], "mask 1: run lengths sum to 0, the image has 4 x 5 = 20 pixels"),
+    "cut short": (text(6, 8), "mask 1: run lengths sum to 14, the image has 4 x 5 = 20 pixels"),
+    "cut within a number": (text(6, 8, 6) + b"P", "mask 1: the counts end within a number"),
+    "too long": (text(6, 8, 7), "mask 1: run lengths sum to 21, the image has 4 x 5 = 20 pixels"),
+    "wrong size": (
+        text(6, 800, 6),
+        "mask 1: run length 800 (number 1) is too long, the image has 4 x 5 = 20 pixels",
+    ),
+    "negative": (text(6, -2, 16), "mask 1: run length -2 (number 1) is negative"),
+    "negative by difference": (
+        text(6, 2, 8, -1, 5),
+        "mask 1: run length -1 (number 3) is negative",
+    ),
+    "bad character": (
+        b"6~6",
+        "mask 1: byte 126 at character 1 of the counts, they hold bytes 48 to 111",
+    ),
+    "first letter beyond": (
+        b"6p6",
+        "mask 1: byte 112 at character 1 of the counts, they hold bytes 48 to 111",
+    ),
+    "space": (b" 686", "mask 1: byte 32 at character 0 of the counts"),
+    "not ascii": ("6é6", "mask 1: byte 195 at character 1 of the counts"),
+    "lone surrogate": ("\ud800", "mask 1: byte 237 at character 0 of the counts"),
+    "endless number": (
+        b"P" * 7 + b"0" + text(6, 8, 6),
+        "mask 1: a number of 8 characters, run lengths have 7 at most",
+    ),
+    "huge number": (b"oooooo?" + text(6), "mask 1: run length"),
+    "list: negative": ([6, -2, 16], "mask 1: run length -2 (number 1) is negative"),
+    "list: short": ([6, 8], "mask 1: run lengths sum to 14"),
+    "list: too big for int64": (
+        [2**63, 1],
+        "mask 1: run lengths must be a string or a list of whole numbers below 2**63",
+    ),
+    "list: far too big": (
+        [2**80],
+        "mask 1: run lengths must be a string or a list of whole numbers below 2**63",
+    ),
+    "list: fractions": (
+        [6.5, 13.5],
+        "mask 1: run lengths must be a string or a list of whole numbers",
+    ),
+    "list: words": (["6", "14"], "mask 1: run lengths must be a string or a list of whole numbers"),
+    "list: ragged": (
+        [[6], [7, 7]],
+        "mask 1: run lengths must be a string or a list of whole numbers",
+    ),
+    "list: nested": ([[6, 14]], "mask 1: run lengths must be a string or a list of whole numbers"),
+    "list: truths": (
+        [True] * 20,
+        "mask 1: run lengths must be a string or a list of whole numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("company", [text(6, 8, 6), [20]], ids=["beside text", "beside a list"])
+def test_malformed_counts_are_refused_by_name(name, company):
+    counts, message = MALFORMED[name]
+    with pytest.raises(GigamaskError) as caught:
+        RLEMasks.from_coco([company, counts, company], SIZE)
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith("leave this mask out or write it again")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-3, 5)])
+def test_a_grid_without_pixels_is_refused(size):
+    with pytest.raises(GigamaskError, match=rf"{size[0]} x {size[1]}"):
+        read_counts([b"0"], size)
+
+
+def test_a_grid_that_is_too_large_is_refused():
+    with pytest.raises(GigamaskError, match=rf"100000 x 100000.*{PIXEL_LIMIT}"):
+        read_counts([[10**10]], (100_000, 100_000))
+
+
+def test_a_large_grid_costs_only_its_text():
+    runs = RLEMasks.from_coco([[2**29, 5, 2**29 - 5]], (2**15, 2**15))
+    assert runs.areas().tolist() == [5]
+    assert runs.boxes().tolist() == [[2**14, 0, 2**14, 4]]
+    assert RLEMasks.from_coco(runs.to_coco(), runs.size).bounds.tolist() == [2**29, 2**29 + 5]
+
+
+def test_text_bytes_and_lists_may_stand_side_by_side():
+    runs = RLEMasks.from_coco([text(6, 8, 6), text(6, 8, 6).decode(), [6, 8, 6]], SIZE)
+    assert runs.bounds.tolist() == [6, 14] * 3
+    assert runs.starts.tolist() == [0, 2, 4, 6]
+
+
+def test_runs_without_length_join_their_neighbours():
+    runs = RLEMasks.from_coco([[6, 0, 0, 8, 6], [6, 4, 0, 4, 6], [0, 20, 0, 0], [20, 0]], SIZE)
+    assert [runs[i : i + 1].bounds.tolist() for i in range(4)] == [[6, 14], [6, 14], [0], []]
+
+
+def test_numbers_of_every_width_come_back():
+    lengths = np.array(
+        [0, 1, 2**30 - 2**26, 2**4, 15, 2**9, 2**14 - 1, 2**19, 2**24, 2**25], np.int64
+    )
+    read, offsets = read_counts(
+        write_counts(np.append(lengths, 2**30 - lengths.sum()), np.array([0, 11])), (2**15, 2**15)
+    )
+    assert read[:-1].tolist() == lengths.tolist()
+    assert offsets.tolist() == [0, 11]
+
+
+def test_no_masks_are_no_text():
+    assert write_counts(np.zeros(0, np.int64), np.zeros(1, np.int64)) == []
+    assert len(RLEMasks.from_coco([], SIZE)) == 0

@@ -1,0 +1,151 @@
+"""Masks as a value: choosing, joining, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.masks import rle as runs_module
+from gigamask.masks.rle import RLEMasks, decode_rle
+
+
+@pytest.fixture
+def masks() -> np.ndarray:
+    masks = np.zeros((4, 6, 5), bool)
+    masks[0, 1:4, 2:5] = True
+    masks[2] = True
+    masks[3, 5, 1] = masks[3, 0, 2] = True
+    return masks
+
+
+def test_positions_go_down_the_columns(masks):
+    runs = RLEMasks.from_dense(masks)
+    assert runs.bounds.tolist() == [13, 16, 19, 22, 25, 28, 0, 11, 13]
+    assert runs.starts.tolist() == [0, 6, 6, 7, 9]
+    assert len(runs) == 4
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        np.array([3, 0, 0, 2]),
+        np.array([True, False, False, True]),
+        slice(1, 3),
+        slice(None, None, -1),
+        np.array([-1]),
+        np.zeros(0, int),
+    ],
+)
+def test_masks_are_chosen_as_numpy_chooses(masks, chosen):
+    assert np.array_equal(RLEMasks.from_dense(masks)[chosen].to_dense(), masks[chosen])
+
+
+def test_areas_and_boxes(masks):
+    runs = RLEMasks.from_dense(masks)
+    assert runs.areas().tolist() == [9, 0, 30, 2]
+    assert runs.boxes().tolist() == [[2, 1, 4, 3], [0, 0, -1, -1], [0, 0, 4, 5], [1, 0, 2, 5]]
+
+
+def test_overlaps(masks):
+    runs = RLEMasks.from_dense(masks)
+    assert runs.intersections(runs[:3]).tolist() == [[9, 0, 9], [0, 0, 0], [9, 0, 30], [0, 0, 2]]
+    assert np.allclose(runs.iou(runs[2:3])[:, 0], [0.3, 0, 1, 2 / 30])
+    assert runs.iou(runs[1:2])[1, 0] == 0
+
+
+def test_overlaps_in_small_blocks_are_the_same(masks, monkeypatch):
+    runs = RLEMasks.from_dense(np.random.default_rng(0).random((9, 12, 13)) < 0.5)
+    whole = runs.intersections(runs)
+    monkeypatch.setattr(runs_module, "PAIR_BLOCK", 50)
+    assert np.array_equal(runs.intersections(runs), whole)
+    assert runs.intersections(runs[:0]).shape == (9, 0)
+
+
+def test_masks_of_two_sizes_have_no_overlap(masks):
+    with pytest.raises(ValueError, match=r"\(6, 5\).*\(5, 5\)"):
+        RLEMasks.from_dense(masks).iou(RLEMasks.from_dense(masks[:, :5]))
+
+
+def test_an_empty_mask_has_no_points(masks):
+    with pytest.raises(GigamaskError, match="mask 1"):
+        RLEMasks.from_dense(masks).points(np.zeros((4, 1)))
+
+
+def test_points_go_through_the_mask_in_order(masks):
+    points = RLEMasks.from_dense(masks[[3, 0]]).points(
+        np.array([[0, 0.49, 0.5], [0, 1 / 9, np.nextafter(1, 0)]])
+    )
+    assert points.tolist() == [[[1, 5], [1, 5], [2, 0]], [[2, 1], [2, 2], [4, 3]]]
+
+
+def test_a_number_rounded_up_to_one_stays_in_its_mask(masks):
+    assert RLEMasks.from_dense(masks[[0, 3]]).points(np.ones((2, 1))).tolist() == [
+        [[4, 3]],
+        [[2, 0]],
+    ]
+
+
+def test_masks_of_one_size_are_joined(masks):
+    runs = RLEMasks.from_dense(masks)
+    joined = RLEMasks.concatenate([runs[2:], runs[:0], runs])
+    assert np.array_equal(joined.to_dense(), np.concatenate([masks[2:], masks]))
+    with pytest.raises(ValueError, match=r"\(5, 5\).*\(6, 5\)"):
+        RLEMasks.concatenate([runs, RLEMasks.from_dense(masks[:, :5])])
+    with pytest.raises(ValueError, match=r"got \[\]"):
+        RLEMasks.concatenate([])
+
+
+@pytest.mark.parametrize("rows", [[2, 1], [0, 6], [0, -1, 1], [-2, -1, 0, -1, 3]])
+def test_rows_that_fall_or_leave_the_grid_are_refused(masks, rows):
+    with pytest.raises(ValueError, match=r"rows.*6"):
+        RLEMasks.from_dense(masks).resample(np.array(rows), np.arange(5))
+    with pytest.raises(ValueError, match=r"columns.*5"):
+        RLEMasks.from_dense(masks).resample(np.arange(6), np.array([4, 5]))
+
+
+def test_a_target_that_is_too_large_is_refused(masks):
+    with pytest.raises(GigamaskError, match=r"32769 x 32768.*1073741824"):
+        RLEMasks.from_dense(masks).resample(np.zeros(32769, np.int64), np.zeros(32768, np.int64))
+
+
+def test_a_view_of_nothing_is_background(masks):
+    outside = RLEMasks.from_dense(masks).resample(np.full(3, -1), np.arange(5))
+    assert outside.size == (3, 5)
+    assert outside.starts.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("edges", [[0.0, 2.0, 2.0], [0.0], [3.0, 1.0]])
+def test_edges_that_do_not_increase_are_refused(masks, edges):
+    with pytest.raises(ValueError, match="row edges"):
+        RLEMasks.from_dense(masks).average(np.array(edges), np.arange(6.0))
+    with pytest.raises(ValueError, match="column edges"):
+        RLEMasks.from_dense(masks).average(np.arange(7.0), np.array(edges))
+
+
+def test_shares_outside_the_mask_are_exactly_zero(masks):
+    shares = RLEMasks.from_dense(masks).average(np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3))
+    plain = RLEMasks.from_dense(np.ones((1, 6, 5), bool)).average(
+        np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3)
+    )
+    assert (shares[1] == 0).all()
+    assert (plain == 1).all()
+    assert (shares[0, 6:] == 0).all()
+    assert (shares[0, :, :6] == 0).all()
+
+
+def test_many_marks_keep_their_parity():
+    stripes = np.zeros((2, 40, 60), bool)
+    stripes[:, ::2] = True
+    stripes[1] = ~stripes[1]
+    runs = RLEMasks.from_dense(stripes)
+    assert np.array_equal(
+        decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size).numpy(),
+        stripes,
+    )
+
+
+def test_no_masks_are_dense_too():
+    assert decode_rle(
+        torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), (3, 4)
+    ).shape == (0, 3, 4)
+    assert RLEMasks.from_dense(np.zeros((0, 3, 4), bool)).to_dense().shape == (0, 3, 4)

@@ -1,0 +1,126 @@
+"""The frame on cases whose answer is known."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+
+
+@pytest.mark.parametrize(
+    ("original", "resized"),
+    [
+        ((1500, 2250), (683, 1024)),
+        ((2060, 1500), (1024, 746)),
+        ((1, 5000), (1, 1024)),
+        ((321, 481), (683, 1024)),
+    ],
+)
+def test_the_long_side_fills_the_square(original, resized):
+    frame = ImageTransform.whole(original, 1024)
+    assert frame.resized == resized
+    assert frame.crop == (0, 0, *original)
+
+
+def test_pixels_of_the_right_size_stay_as_they_are():
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    assert np.array_equal(
+        ImageTransform.whole((20, 30), 30).image(pixels).permute(1, 2, 0).numpy(), pixels
+    )
+    cropped = ImageTransform((20, 30), (3, 4, 13, 24), (10, 20), 20, flip=True).image(pixels)
+    assert np.array_equal(cropped.permute(1, 2, 0).numpy(), pixels[3:13, 4:24][:, ::-1])
+
+
+def test_pixels_are_resized_as_torch_does():
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
+    pixels.setflags(write=False)
+    expected = interpolate(
+        torch.tensor(pixels).permute(2, 0, 1)[None].float(),
+        (43, 64),
+        mode="bilinear",
+        antialias=True,
+    )[0]
+    image = ImageTransform.whole((200, 300), 64).image(pixels)
+    assert image.dtype == torch.uint8
+    assert image.is_contiguous()
+    assert (image.float() - expected).abs().max() <= 1
+
+
+def test_cells_beside_the_image_are_background():
+    full = RLEMasks.from_dense(np.ones((1, 60, 90), bool))
+    frame = ImageTransform.whole((60, 90), 64, flip=True)
+    assert frame.resized == (43, 64)
+    masks = frame.masks(full, 16).to_dense()[0]
+    assert masks[:11].all()
+    assert not masks[11:].any()
+    soft = frame.soft_masks(full, 16)[0]
+    assert (soft[:10] == 1).all()
+    assert np.allclose(soft[10], 0.75)
+    assert (soft[11:] == 0).all()
+
+
+@pytest.mark.parametrize(("length", "grid"), [(64, 16), (60, 16), (7, 16), (321, 64), (16, 16)])
+def test_cells_show_what_torch_calls_nearest_exact(length, grid):
+    masks = np.random.default_rng(length).random((3, length, length)) < 0.5
+    expected = interpolate(
+        torch.from_numpy(masks)[None].byte(), (grid, grid), mode="nearest-exact"
+    )[0].bool()
+    shown = ImageTransform.whole((length, length), 64).masks(RLEMasks.from_dense(masks), grid)
+    assert np.array_equal(shown.to_dense(), expected.numpy())
+
+
+def test_a_flip_mirrors_within_the_image_not_the_square():
+    left = np.zeros((1, 40, 20), bool)
+    left[:, :, :5] = True
+    frame = ImageTransform.whole((40, 20), 40, flip=True)
+    expected = np.zeros((40, 40), bool)
+    expected[:, 15:20] = True
+    assert np.array_equal(frame.masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected)
+    assert np.array_equal(frame.soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
+    assert frame.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
+    assert frame.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
+        [15.0, 2.0, 19.0, 30.0]
+    ]
+
+
+def test_points_are_moved_by_their_pixel_centres():
+    frame = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
+    points = np.array([[[20, 10], [119, 59]]], np.float32)
+    moved = frame.points_to_input(points)
+    assert moved.dtype == np.float32
+    assert moved.tolist() == [[[-0.25, -0.25], [49.25, 24.25]]]
+    assert frame.points_to_original(moved).tolist() == points.tolist()
+
+
+def test_the_crop_alone_counts_in_soft_masks():
+    masks = np.ones((1, 30, 30), bool)
+    shares = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30).soft_masks(
+        RLEMasks.from_dense(masks), 15
+    )[0]
+    assert (shares[:10] == 1).all()
+    assert (shares[10:] == 0).all()
+
+
+def test_logits_go_back_as_sam_does():
+    low = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    frame = ImageTransform.whole((30, 45), 64)
+    back = frame.logits_to_original(low)
+    square = interpolate(low, (64, 64), mode="bilinear", align_corners=False)
+    assert torch.equal(
+        back, interpolate(square[:, :, :43, :64], (30, 45), mode="bilinear", align_corners=False)
+    )
+    assert frame.logits_to_original(low.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ImageTransform.whole((30, 45), 64, flip=True),
+        ImageTransform((30, 45), (0, 0, 30, 30), (64, 64), 64),
+    ],
+)
+def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(frame):
+    with pytest.raises(ValueError, match=r"\(0, 0, 30, .*flip="):
+        frame.logits_to_original(torch.zeros(1, 1, 16, 16))

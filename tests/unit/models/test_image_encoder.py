@@ -1,0 +1,151 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gigamask.models.configs import SamConfig, tiny
+from gigamask.models.init import build_model
+from gigamask.models.sam.attention import attend_plainly, relative
+from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
+
+SMALL = SamConfig(
+    image_size=64,
+    patch_size=8,
+    embed_dim=24,
+    depth=3,
+    num_heads=2,
+    window_size=3,
+    global_attn_indexes=(1,),
+    embedding_dim=16,
+    decoder_num_heads=2,
+)
+
+
+def shaken(spec: SamConfig) -> ImageEncoderViT:
+    encoder = build_model(spec, 0).image_encoder.double()
+    chance = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(
+                0.2 * torch.randn(parameter.shape, generator=chance, dtype=torch.float64)
+            )
+    return encoder
+
+
+def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
+    """Pads with zeros before the projection, then attends window by window, as SAM's code does."""
+    side, window = x.shape[1], layer.window
+    padded = F.pad(x, (0, 0, 0, -side % window, 0, -side % window))
+    result = torch.empty_like(padded)
+    for top in range(0, padded.shape[1], window):
+        for left in range(0, padded.shape[2], window):
+            tokens = padded[:, top : top + window, left : left + window].flatten(1, 2)
+            q, k, v = (
+                layer.qkv(tokens)
+                .unflatten(2, (3, layer.heads, -1))
+                .permute(2, 0, 3, 1, 4)
+                .unbind(0)
+            )
+            answer = attend_plainly(q, k, v, relative(layer.rel_pos_h), relative(layer.rel_pos_w))
+            answer = layer.proj(answer.transpose(1, 2).flatten(2))
+            result[:, top : top + window, left : left + window] = answer.unflatten(
+                1, (window, window)
+            )
+    return result[:, :side, :side]
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_padding_after_the_projection_equals_padding_before(block):
+    layer = shaken(SMALL).blocks[block].attn
+    x = torch.randn(2, 8, 8, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert (layer(x) - windowed_plainly(layer, x)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("side", [24, 64, 128, 200])
+def test_any_side_that_the_patch_divides(side):
+    encoder = shaken(replace(SMALL, image_size=side))
+    embedding = encoder(
+        torch.randn(
+            2, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        ),
+        None,
+    )
+    assert embedding.shape == (2, 16, side // 8, side // 8)
+    assert embedding.isfinite().all()
+
+
+def test_images_of_a_batch_do_not_meet():
+    encoder = shaken(SMALL)
+    pixels = torch.randn(
+        3, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    together = encoder(pixels, None)
+    for index in range(3):
+        assert (encoder(pixels[index : index + 1], None) - together[index]).abs().max() < 1e-12
+
+
+def test_drop_rates_grow_linearly_from_zero():
+    rates = [
+        block.drop_rate
+        for block in build_model(replace(tiny(), drop_path_rate=0.6), 0).image_encoder.blocks
+    ]
+    assert rates == pytest.approx([0, 0.2, 0.4, 0.6])
+
+
+def test_a_block_whose_branches_are_all_skipped_is_the_identity():
+    encoder = shaken(replace(SMALL, drop_path=0.5))
+    x = torch.randn(2, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(encoder.blocks[2](x, torch.zeros(2, 2)), x)
+
+
+def test_drop_path_skips_single_images_and_single_branches():
+    encoder = shaken(replace(SMALL, drop_path=0.5))
+    block = encoder.blocks[2]
+    x = torch.randn(4, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    uniforms = torch.tensor([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.1]])
+    result = block(x, uniforms)
+    attended = x + 2 * block.attn(block.norm1(x))
+    both = attended + 2 * block.mlp(block.norm2(attended))
+    only_mlp = x + 2 * block.mlp(block.norm2(x))
+    for index, wanted in enumerate((both, only_mlp, attended, x)):
+        assert (result[index] - wanted[index]).abs().max() < 1e-12
+
+
+def test_drop_path_keeps_the_expectation_of_a_branch():
+    block = shaken(replace(SMALL, drop_path=0.3)).blocks[2]
+    uniforms = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
+    branch = block._thin(torch.ones(20000, 1, 1, 1), uniforms, 0)
+    assert branch.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert abs(branch.mean() - 1) < 4 * (0.3 / 0.7 / 20000) ** 0.5
+
+
+def test_uniforms_do_nothing_without_a_rate():
+    encoder = shaken(SMALL)
+    pixels = torch.randn(
+        2, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    assert torch.equal(encoder(pixels, torch.zeros(2, 3, 2)), encoder(pixels, None))
+
+
+def test_autocast_keeps_the_embedding_close():
+    encoder = shaken(SMALL)
+    pixels = torch.randn(
+        1, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    truth = encoder(pixels, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = encoder.float()(pixels.float(), None)
+    assert (half - truth).abs().mean() < 0.03 * truth.abs().mean()
+
+
+def test_every_parameter_of_the_encoder_learns():
+    encoder = shaken(replace(SMALL, drop_path=0.2))
+    pixels = torch.randn(
+        2, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    encoder(pixels, torch.full((2, 3, 2), 0.5)).square().sum().backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in encoder.parameters()
+    )

@@ -1,0 +1,56 @@
+"""The informed start does what it says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
+
+
+def likeness(informed: bool) -> float:
+    """Returns the share of image tokens whose own content, handed to a hypernetwork, answers louder at themselves than at the average token."""
+    decoder = build_model(replace(tiny(), custom_init=informed), 0).mask_decoder
+    tokens = torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        heads = torch.stack(
+            [decoder.output_hypernetworks_mlps[1](tokens[0, i]) for i in range(64)], -1
+        )
+        logits = decoder._masks(tokens, heads[None])
+    by_token = torch.nn.functional.avg_pool2d(logits, 4).flatten(2)[0]
+    own = by_token[torch.arange(64), torch.arange(64)]
+    return float((own > by_token.mean(1)).float().mean())
+
+
+def test_masks_start_as_likeness():
+    assert likeness(informed=True) > 0.9
+    assert likeness(informed=False) < 0.7
+
+
+def test_background_is_the_start():
+    """An average token's mask is background nearly everywhere."""
+    decoder = build_model(tiny(), 0).mask_decoder
+    with torch.no_grad():
+        head = decoder.output_hypernetworks_mlps[1](torch.zeros(1, 64))
+        logits = decoder._masks(
+            torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(1)), head[..., None]
+        )
+    assert float(logits.mean()) == pytest.approx(-2.3, abs=0.7)
+
+
+def test_the_embedding_starts_as_a_picture_of_colours():
+    """At one place, embeddings of different pictures differ more than they do at the plain start."""
+    images = (
+        torch.randint(0, 256, (8, 3, 4, 4), generator=torch.Generator().manual_seed(2))
+        .repeat_interleave(32, 2)
+        .repeat_interleave(32, 3)
+    )
+    spreads = []
+    for informed in (True, False):
+        model = build_model(replace(tiny(), custom_init=informed), 0)
+        with torch.no_grad():
+            spreads.append(
+                float(model.encode(images.to(torch.uint8), torch.full((8, 2), 128)).std(0).mean())
+            )
+    assert spreads[0] > 1.2 * spreads[1]

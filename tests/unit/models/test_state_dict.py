@@ -1,0 +1,386 @@
+import argparse
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import MAEConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
+from gigamask.models.init import build_model
+from gigamask.models.mae import MAE
+from gigamask.models.sam.sam import Sam
+from gigamask.models.state_dict import (
+    from_huggingface,
+    from_mae,
+    infer_config,
+    load_init_weights,
+    load_weights,
+    read_weights,
+    resize_kernel,
+    resize_positions,
+    resize_table,
+    save_weights,
+    to_huggingface,
+    to_official,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Sam:
+    return build_model(tiny(), 7)
+
+
+def assert_same(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_save_read_load_gives_the_same_model(model, tmp_path):
+    save_weights(to_official(model), model.spec, tmp_path / "model.safetensors")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    for path in (tmp_path, str(tmp_path / "model.safetensors")):
+        state, spec = read_weights(path)
+        assert spec == tiny()
+        other = build_model(spec, 0)
+        load_weights(other, state, str(path))
+        assert_same(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"model": state, "step": 3},
+        lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {f"sam.{name}": value for name, value in state.items()},
+        lambda state: {
+            f"module._orig_mod.{name}".replace("blocks.0.", "blocks.0._orig_mod."): value
+            for name, value in state.items()
+        },
+    ],
+)
+def test_pth_files_are_read_however_they_are_wrapped(model, tmp_path, wrap):
+    torch.save(wrap(to_official(model)), tmp_path / "weights.pth")
+    state, spec = read_weights(tmp_path / "weights.pth")
+    assert spec is None
+    assert_same(state, to_official(model))
+
+
+def test_a_hugging_face_folder_is_read(model, tmp_path):
+    save_file(
+        {name: value.clone() for name, value in to_huggingface(to_official(model)).items()},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "sam", "mask_decoder_config": {"num_attention_heads": 2}})
+    )
+    state, spec = read_weights(tmp_path)
+    assert_same(state, to_official(model))
+    assert spec == replace(tiny(), custom_init=False)
+
+
+@pytest.mark.parametrize("make", [vit_b, vit_l, vit_h])
+def test_the_spec_is_read_off_the_shapes(make):
+    assert infer_config(build_model(make(), 0, "meta").state_dict()) == make()
+
+
+def test_a_model_without_windows_is_read_off_the_shapes():
+    spec = replace(tiny(), global_attn_indexes=(0, 1, 2, 3), window_size=16)
+    assert infer_config(build_model(spec, 0, "meta").state_dict(), decoder_heads=2) == replace(
+        spec, custom_init=False
+    )
+
+
+def test_names_translate_there_and_back(model):
+    state = to_official(model)
+    there = to_huggingface(state)
+    assert len(there) == len(state) + 1
+    assert_same(from_huggingface(there), state)
+    assert_same(
+        from_huggingface(
+            {
+                name: value
+                for name, value in there.items()
+                if not name.startswith("prompt_encoder.shared")
+            }
+        ),
+        state,
+    )
+
+
+def test_positions_are_interpolated_to_another_side(model):
+    larger = build_model(replace(tiny(), image_size=192), 0)
+    load_weights(larger, to_official(model), "weights")
+    own, other = model.image_encoder, larger.image_encoder
+    assert torch.equal(other.pos_embed, resize_positions(own.pos_embed, 24))
+    assert torch.equal(other.blocks[0].attn.rel_pos_h, own.blocks[0].attn.rel_pos_h)
+    assert torch.equal(
+        other.blocks[1].attn.rel_pos_h, resize_table(own.blocks[1].attn.rel_pos_h, 47)
+    )
+
+
+def test_interpolation_keeps_what_is_even_and_the_middle():
+    assert torch.allclose(
+        resize_positions(torch.full((1, 14, 14, 3), 2.5), 64), torch.full((1, 64, 64, 3), 2.5)
+    )
+    table = torch.arange(27.0)[:, None].repeat(1, 2)
+    assert resize_table(table, 127)[63].tolist() == pytest.approx([13, 13])
+    assert (
+        resize_positions(torch.zeros(1, 4, 4, 2, dtype=torch.bfloat16), 8).dtype == torch.bfloat16
+    )
+
+
+def test_loading_is_strict(model):
+    state = to_official(model)
+    target = build_model(tiny(), 0)
+    before = to_official(target)
+    lacking = {
+        name: value
+        for name, value in state.items()
+        if not name.startswith("mask_decoder.iou_token")
+    }
+    with pytest.raises(GigamaskError, match=r"w\.pth.*1.*mask_decoder\.iou_token\.weight"):
+        load_weights(target, lacking, "w.pth")
+    with pytest.raises(GigamaskError, match=r"w\.pth.*4.*a, b, c"):
+        load_weights(target, {**state, **dict.fromkeys("abcd", torch.zeros(1))}, "w.pth")
+    with pytest.raises(
+        GigamaskError, match=r"w\.pth.*mask_decoder\.iou_token\.weight.*\(1, 32\).*\(1, 64\)"
+    ):
+        load_weights(
+            target, {**state, "mask_decoder.iou_token.weight": torch.zeros(1, 32)}, "w.pth"
+        )
+    assert_same(before, to_official(target))
+
+
+def test_paths_that_hold_no_weights_are_named(tmp_path):
+    with pytest.raises(GigamaskError, match=r"nowhere\.pth"):
+        read_weights(tmp_path / "nowhere.pth")
+    with pytest.raises(GigamaskError, match=r"model\.safetensors"):
+        read_weights(tmp_path)
+    (tmp_path / "short.safetensors").write_bytes(b"\x00\x01")
+    with pytest.raises(GigamaskError, match=r"short\.safetensors"):
+        read_weights(tmp_path / "short.safetensors")
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(GigamaskError, match=r"text\.pth"):
+        read_weights(tmp_path / "text.pth")
+    for junk in (
+        b"hello",
+        b"",
+        b"\x80\x02q",
+        b"\x80\x02cos\nsystem\n",
+        b"\xff\xd8\xff\xe0 a picture",
+        b"(lp0\n.",
+    ):
+        (tmp_path / "junk.pth").write_bytes(junk)
+        with pytest.raises(GigamaskError, match=r"junk\.pth"):
+            read_weights(tmp_path / "junk.pth")
+    torch.save({"epoch": 3}, tmp_path / "number.pth")
+    with pytest.raises(GigamaskError, match=r"number\.pth.*state_dict"):
+        read_weights(tmp_path / "number.pth")
+
+
+def test_specs_that_cannot_be_used_are_named(model, tmp_path):
+    save_file(
+        to_official(model),
+        tmp_path / "odd.safetensors",
+        metadata={"spec": '{"global_blocks": [1], "colour": "red"}'},
+    )
+    with pytest.raises(GigamaskError, match=r"odd\.safetensors.*colour"):
+        read_weights(tmp_path / "odd.safetensors")
+    save_file(to_official(model), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(GigamaskError, match=r"config\.json.*SamModel"):
+        read_weights(tmp_path)
+
+
+def test_weights_of_another_kind_are_refused():
+    with pytest.raises(GigamaskError, match=r"SAM.*'image_encoder.pos_embed'"):
+        infer_config({"layer.weight": torch.zeros(1)})
+    with pytest.raises(GigamaskError, match=r"fc\.weight.*SAM"):
+        to_huggingface({"fc.weight": torch.zeros(1)})
+    with pytest.raises(GigamaskError, match=r"fc\.weight.*SamModel"):
+        from_huggingface({"fc.weight": torch.zeros(1)})
+
+
+@pytest.fixture(scope="module")
+def mae() -> MAE:
+    return build_model(mae_tiny(), 5)
+
+
+def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
+    save_weights(to_official(mae), mae.spec, tmp_path / "model.safetensors")
+    state, spec = read_weights(tmp_path)
+    assert spec == mae_tiny()
+    other = build_model(spec, 0)
+    load_init_weights(other, str(tmp_path))
+    assert_same(mae.state_dict(), other.state_dict())
+    with pytest.raises(GigamaskError, match=r"1.*cls_token"):
+        load_weights(
+            other, {name: value for name, value in state.items() if name != "cls_token"}, "w"
+        )
+
+
+def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
+    fields = {
+        "input_side": 128,
+        "patch": 8,
+        "dim": 96,
+        "depth": 4,
+        "heads": 3,
+        "window": 8,
+        "global_blocks": [1, 3],
+    }
+    save_file(
+        to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)}
+    )
+    spec = read_weights(tmp_path / "old.safetensors")[1]
+    assert (type(spec), spec.depth) == (type(tiny()), 4)
+    save_file(
+        to_official(model),
+        tmp_path / "odd.safetensors",
+        metadata={"spec": json.dumps({"kind": "bird", **fields})},
+    )
+    with pytest.raises(GigamaskError, match=r"odd\.safetensors.*'bird'"):
+        read_weights(tmp_path / "odd.safetensors")
+
+
+def without_decoder(state):
+    return {
+        name: value
+        for name, value in state.items()
+        if not name.startswith(("decoder", "mask_token"))
+    }
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"model": state},
+        lambda state: {"model": without_decoder(state)},
+        lambda state: {
+            "model": state,
+            "args": argparse.Namespace(lr=1e-3),
+            "epoch": 3,
+            "optimizer": {"state": {}, "param_groups": []},
+        },
+    ],
+)
+def test_an_image_encoder_starts_from_a_masked_autoencoder(mae, tmp_path, wrap):
+    torch.save(wrap(to_official(mae)), tmp_path / "mae.pth")
+    sam, fresh = build_model(tiny(), 7), build_model(tiny(), 7).state_dict()
+    load_init_weights(sam, f"mae:{tmp_path / 'mae.pth'}")
+    theirs, ours = mae.state_dict(), sam.state_dict()
+    assert torch.equal(ours["image_encoder.pos_embed"].flatten(1, 2), theirs["pos_embed"][:, 1:])
+    assert torch.equal(
+        ours["image_encoder.patch_embed.proj.weight"], theirs["patch_embed.proj.weight"]
+    )
+    for part, other in (
+        ("norm1", "norm1"),
+        ("attn.qkv", "attn.qkv"),
+        ("attn.proj", "attn.proj"),
+        ("mlp.fc1", "mlp.lin1"),
+        ("mlp.fc2", "mlp.lin2"),
+    ):
+        for kind in ("weight", "bias"):
+            assert torch.equal(
+                ours[f"image_encoder.blocks.2.{other}.{kind}"], theirs[f"blocks.2.{part}.{kind}"]
+            )
+    kept = [
+        name
+        for name in fresh
+        if "rel_pos" in name or "neck" in name or not name.startswith("image_encoder.")
+    ]
+    assert len(fresh) - len(kept) == 3 + 4 * 12
+    assert all(torch.equal(ours[name], fresh[name]) for name in kept)
+    assert not any(ours[name].any() for name in ours if "rel_pos" in name)
+
+
+def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
+    spec = MAEConfig(
+        image_size=70,
+        patch_size=14,
+        embed_dim=24,
+        depth=2,
+        num_heads=2,
+        decoder_dim=16,
+        decoder_depth=1,
+        decoder_num_heads=2,
+    )
+    mae = build_model(spec, 0)
+    sam = build_model(
+        replace(
+            tiny(),
+            image_size=192,
+            patch_size=16,
+            embed_dim=24,
+            depth=2,
+            num_heads=2,
+            global_attn_indexes=(1,),
+        ),
+        0,
+    )
+    found = from_mae(mae.state_dict(), sam.spec, "w")
+    load_weights(sam, {**sam.state_dict(), **found}, "w")
+    positions = mae.pos_embed[:, 1:].unflatten(1, (5, 5))
+    assert torch.equal(sam.image_encoder.pos_embed, resize_positions(positions, 12))
+    assert torch.equal(
+        sam.image_encoder.patch_embed.proj.weight, resize_kernel(mae.patch_embed.proj.weight, 16)
+    )
+
+
+def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
+    """Exactly: a patch of any picture, enlarged; one of a single colour with it."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.randn(5, 3, 14, 14, generator=generator, dtype=torch.float64)
+    picture = torch.rand(4, 3, 14, 14, generator=generator, dtype=torch.float64)
+    larger = resize_kernel(kernel, 16)
+    enlarged = torch.nn.functional.interpolate(
+        picture, size=(16, 16), mode="bicubic", antialias=True
+    )
+    answers, expected = (
+        torch.einsum("bcij,ocij->bo", enlarged, larger),
+        torch.einsum("bcij,ocij->bo", picture, kernel),
+    )
+    assert torch.allclose(answers, expected, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(larger.sum((2, 3)), kernel.sum((2, 3)), rtol=1e-10, atol=1e-10)
+    assert resize_kernel(kernel, 14) is kernel
+    assert resize_kernel(kernel.float(), 16).dtype == torch.float32
+
+
+def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
+    state = to_official(mae)
+    deeper, wider = replace(tiny(), depth=6), replace(tiny(), embed_dim=48)
+    with pytest.raises(GigamaskError, match=r"4.*96.*6.*96.*depth=4.*dim=96"):
+        from_mae(state, deeper, "w")
+    with pytest.raises(GigamaskError, match=r"4.*blocks.*96.*4.*48"):
+        from_mae(state, wider, "w")
+    with pytest.raises(GigamaskError, match=r"1.*blocks\.3\.mlp\.fc1\.bias"):
+        from_mae(
+            {name: value for name, value in state.items() if name != "blocks.3.mlp.fc1.bias"},
+            tiny(),
+            "w",
+        )
+    with pytest.raises(GigamaskError, match=r"255 patches"):
+        from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
+    fewer = build_model(replace(mae_tiny(), num_heads=2), 0)
+    save_weights(to_official(fewer), fewer.spec, tmp_path / "heads.safetensors")
+    with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*heads=2"):
+        load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
+
+
+def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
+    save_weights(to_official(mae), mae.spec, tmp_path / "mae.safetensors")
+    save_weights(to_official(model), model.spec, tmp_path / "sam.safetensors")
+    with pytest.raises(GigamaskError, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):
+        load_init_weights(build_model(tiny(), 0), str(tmp_path / "mae.safetensors"))
+    with pytest.raises(GigamaskError, match=r"sam\.safetensors.*3.*pos_embed.*patch_embed"):
+        load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'sam.safetensors'}")
+    with pytest.raises(GigamaskError, match=r"mae:w\.pth.*w\.pth"):
+        load_init_weights(mae, "mae:w.pth")
+    with pytest.raises(GigamaskError, match=r"'image_encoder\.pos_embed'.*mae:"):
+        infer_config(to_official(mae))
+    other = build_model(tiny(), 0)
+    load_init_weights(other, str(tmp_path / "sam.safetensors"))
+    assert_same(model.state_dict(), other.state_dict())

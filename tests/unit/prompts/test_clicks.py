@@ -1,0 +1,281 @@
+import math
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamask.prompts.clicks import (
+    cell_to_input,
+    input_to_cell,
+    next_click,
+    sample_fp_fn_clicks,
+    squared_edt,
+    uniform_click,
+)
+from gigamask.rng import make_rng
+
+ALMOST_ONE = 1 - 2**-24
+
+
+def uniforms(*shape, position=0):
+    return torch.tensor(make_rng(0, "test clicks", position).random(shape), dtype=torch.float32)
+
+
+def chi_square_excess(counts, expected):
+    """Returns by how many standard deviations Pearson's statistic exceeds its mean."""
+    freedom = len(counts) - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
+
+
+def test_every_error_pixel_is_equally_likely():
+    error = torch.zeros(8, 9, dtype=torch.bool)
+    error[1, 2:5] = error[3, 0] = error[4, :] = error[7, 8] = error[6, ::3] = True
+    number = 100_000
+    xy = uniform_click(error.expand(number, 8, 9), uniforms(number, 2)).numpy()
+    counts = np.zeros((8, 9))
+    np.add.at(counts, (xy[:, 1], xy[:, 0]), 1)
+    assert counts[~error.numpy()].sum() == 0
+    assert abs(chi_square_excess(counts[error.numpy()], number / int(error.sum()))) < 5
+    rows_alike = np.concatenate(
+        [np.full(int(row.sum()), number / 5 / int(row.sum())) for row in error if row.any()]
+    )
+    assert chi_square_excess(rows_alike, number / int(error.sum())) > 100, (
+        "the test tells a sampler that draws rows alike"
+    )
+
+
+def test_each_pixel_owns_an_equal_share_of_the_unit_square():
+    error = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    pixels = [(x, y) for y in range(3) for x in range(4) if error[y, x]]
+    middles = []
+    for y, row in enumerate(error):
+        for k in range(int(row.sum())):
+            before = int(error[:y].sum())
+            middles.append([(before + k + 0.5) / 6, (k + 0.5) / int(row.sum())])
+    found = uniform_click(error.expand(6, 3, 4), torch.tensor(middles))
+    assert [tuple(xy) for xy in found.tolist()] == pixels
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.5, ALMOST_ONE]),
+    st.sampled_from([0.0, ALMOST_ONE]),
+)
+def test_a_click_lies_in_its_mask_for_any_uniform(seed, height, width, first, second):
+    rng = np.random.default_rng(seed)
+    error = rng.random((5, height, width)) < rng.random((5, 1, 1))
+    error[:, rng.integers(height), rng.integers(width)] = True
+    xy = uniform_click(torch.tensor(error), torch.tensor([[first, second]]).expand(5, 2))
+    assert error[np.arange(5), xy[:, 1].numpy(), xy[:, 0].numpy()].all()
+
+
+def test_the_largest_grid_is_reached_to_its_last_pixel():
+    full = torch.ones(1, 1024, 1024, dtype=torch.bool)
+    assert uniform_click(full, torch.tensor([[ALMOST_ONE, ALMOST_ONE]])).tolist() == [[1023, 1023]]
+    assert uniform_click(full, torch.zeros(1, 2)).tolist() == [[0, 0]]
+
+
+def test_a_click_is_x_then_y():
+    error = torch.zeros(1, 4, 9, dtype=torch.bool)
+    error[0, 2, 7] = True
+    assert uniform_click(error, uniforms(1, 2)).tolist() == [[7, 2]]
+
+
+def test_a_miss_is_positive_and_a_false_alarm_negative_and_padding_is_never_clicked():
+    number = 4000
+    truth = torch.zeros(6, 6, dtype=torch.bool)
+    guess = torch.zeros(6, 6, dtype=torch.bool)
+    valid = torch.ones(6, 6, dtype=torch.bool)
+    truth[0:4, 1:4] = guess[2:6, 2:6] = True
+    valid[:, 5] = valid[5] = False
+    every = [mask.expand(number, 6, 6) for mask in (guess, truth, valid)]
+    xy, label = next_click(every[0], every[1], uniforms(number, 2), every[2])
+    x, y = xy.unbind(1)
+    assert set(zip(x.tolist(), y.tolist(), strict=True)) == {
+        (int(x), int(y)) for y, x in torch.nonzero((truth ^ guess) & valid)
+    }
+    assert torch.equal(label, truth[y, x].long())
+    misses = int((truth & ~guess & valid).sum())
+    assert abs(label.float().mean() - misses / int(((truth ^ guess) & valid).sum())) < 0.04
+
+
+def edge(truth, guess, valid=None, position=0):
+    """Returns 500 clicks on one 3 x 5 picture as pixels and labels."""
+    masks = [
+        torch.tensor(mask, dtype=torch.bool).expand(500, 3, 5)
+        for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)
+    ]
+    xy, label = next_click(masks[1], masks[0], uniforms(500, 2, position=position), masks[2])
+    return {tuple(p) for p in xy.tolist()}, set(label.tolist())
+
+
+FULL, EMPTY = np.ones((3, 5)), np.zeros((3, 5))
+ONE = EMPTY.copy()
+ONE[1, 3] = 1
+EVERYWHERE = {(x, y) for x in range(5) for y in range(3)}
+
+
+def test_without_an_error_the_click_confirms_the_truth():
+    assert edge(ONE, ONE) == ({(3, 1)}, {1})
+    assert edge(FULL, FULL) == (EVERYWHERE, {1})
+
+
+def test_without_an_error_or_a_truth_the_click_is_background():
+    valid = FULL.copy()
+    valid[:, 4] = 0
+    assert edge(EMPTY, EMPTY) == (EVERYWHERE, {0})
+    assert edge(EMPTY, EMPTY, valid) == ({(x, y) for x, y in EVERYWHERE if x < 4}, {0})
+    assert edge(ONE * 0, FULL, valid) == ({(x, y) for x, y in EVERYWHERE if x < 4}, {0}), (
+        "all of it a false alarm"
+    )
+
+
+def test_one_pixel_and_full_masks_as_first_clicks():
+    assert edge(ONE, EMPTY) == ({(3, 1)}, {1})
+    assert edge(FULL, EMPTY) == (EVERYWHERE, {1})
+    assert edge(ONE, FULL) == (EVERYWHERE - {(3, 1)}, {0})
+
+
+def test_truth_in_padding_only_counts_as_empty():
+    valid = FULL.copy()
+    valid[:, 3:] = 0
+    assert edge(ONE, EMPTY, valid) == ({(x, y) for x, y in EVERYWHERE if x < 3}, {0})
+
+
+def test_where_no_pixel_is_valid_there_is_no_point():
+    assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
+
+
+def test_two_clicks_are_uniform_one_in_the_misses_and_one_in_the_false_alarms():
+    number = 50_000
+    truth, guess, valid = (
+        torch.zeros(6, 6, dtype=torch.bool),
+        torch.zeros(6, 6, dtype=torch.bool),
+        torch.ones(6, 6, dtype=torch.bool),
+    )
+    truth[0:4, 0:4] = guess[1:6, 2:6] = True
+    valid[5] = False
+    every = [mask.expand(number, 6, 6) for mask in (guess, truth, valid)]
+    xy, labels = sample_fp_fn_clicks(
+        every[0], every[1], uniforms(number, 2, 2, position=4), every[2]
+    )
+    assert (labels == torch.tensor([1, 0])).all()
+    for side, region in enumerate((truth & ~guess & valid, guess & ~truth & valid)):
+        counts = np.zeros((6, 6))
+        np.add.at(counts, (xy[:, side, 1], xy[:, side, 0]), 1)
+        assert counts[~region.numpy()].sum() == 0
+        assert abs(chi_square_excess(counts[region.numpy()], number / int(region.sum()))) < 5
+    both = torch.corrcoef(torch.stack([*xy[:, 0].T, *xy[:, 1].T]).double())[:2, 2:]
+    assert both.abs().max() < 5 / number**0.5, "the two places know nothing of each other"
+
+
+def sides(truth, guess, valid=None):
+    """Returns 200 pairs of clicks on one 3 x 5 picture as pixels and labels of each side; None for no point."""
+    masks = [
+        torch.tensor(mask, dtype=torch.bool).expand(200, 3, 5)
+        for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)
+    ]
+    xy, labels = sample_fp_fn_clicks(masks[1], masks[0], uniforms(200, 2, 2), masks[2])
+    found = []
+    for side in (0, 1):
+        assert len(set(labels[:, side].tolist())) == 1
+        label = int(labels[0, side])
+        found.append(None if label < 0 else ({tuple(p) for p in xy[:, side].tolist()}, label))
+    return found
+
+
+def test_a_side_without_an_error_has_no_point_and_two_such_confirm_once():
+    only = ({(3, 1)}, 1)
+    assert sides(ONE, EMPTY) == [only, None], "a miss and no false alarm"
+    assert sides(ONE, FULL) == [None, (EVERYWHERE - {(3, 1)}, 0)], "no miss, but false alarms"
+    assert sides(ONE, ONE) == [only, None], "confirmed"
+    assert sides(FULL, FULL) == [(EVERYWHERE, 1), None]
+    assert sides(FULL, EMPTY) == [(EVERYWHERE, 1), None]
+    assert sides(EMPTY, EMPTY) == [(EVERYWHERE, 0), None]
+    assert sides(EMPTY, FULL) == [None, (EVERYWHERE, 0)]
+    other = EMPTY.copy()
+    other[0, 0] = 1
+    assert sides(ONE, other) == [only, ({(0, 0)}, 0)], "both of one pixel"
+
+
+def test_two_clicks_never_lie_in_padding():
+    valid = FULL.copy()
+    valid[:, 3:] = 0
+    left = {(x, y) for x, y in EVERYWHERE if x < 3}
+    assert sides(ONE, EMPTY, valid) == [(left, 0), None], (
+        "the truth is in the padding: nothing is wrong"
+    )
+    assert sides(EMPTY, FULL, valid) == [None, (left, 0)]
+    assert sides(FULL, ONE, valid) == [(left, 1), None]
+    assert sides(FULL, ONE, EMPTY) == [None, None]
+
+
+def test_no_masks_give_no_clicks():
+    none = torch.zeros(0, 3, 5, dtype=torch.bool)
+    assert [each.shape for each in sample_fp_fn_clicks(none, none, uniforms(0, 2, 2), none)] == [
+        (0, 2, 2),
+        (0, 2),
+    ]
+    xy, label = next_click(none, none, uniforms(0, 2), none)
+    assert xy.shape == (0, 2)
+    assert label.shape == (0,)
+
+
+def test_cells_have_their_centres_in_the_input_and_back():
+    assert cell_to_input(torch.tensor([[0, 0], [255, 3]]), (4.0, 4.0)).tolist() == [
+        [1.5, 1.5],
+        [1021.5, 13.5],
+    ]
+    assert cell_to_input(torch.tensor([[7, 2]]), (1.0, 1.0)).tolist() == [[7.0, 2.0]]
+    assert cell_to_input(torch.tensor([[1, 1]]), (2.0, 6.0)).tolist() == [[2.5, 8.5]], "width first"
+    cells = torch.stack(
+        torch.meshgrid(torch.arange(700), torch.arange(500), indexing="ij"), -1
+    ).reshape(-1, 2)
+    for cell_xy in [(4.0, 4.0), (1024 / 700, 1024 / 700), (1.0, 0.37)]:
+        assert torch.equal(input_to_cell(cell_to_input(cells, cell_xy), cell_xy), cells)
+
+
+def test_clicks_never_wait_for_the_device():
+    """Tensors without data: whatever looks at a value raises."""
+    masks = torch.zeros(4, 8, 8, dtype=torch.bool, device="meta")
+    xy, label = next_click(masks, masks, torch.zeros(4, 2, device="meta"), masks)
+    assert (xy.shape, label.shape) == ((4, 2), (4,))
+    xy, labels = sample_fp_fn_clicks(masks, masks, torch.zeros(4, 2, 2, device="meta"), masks)
+    assert (xy.shape, labels.shape) == ((4, 2, 2), (4, 2))
+
+
+def test_depth_is_the_exact_squared_distance():
+    rng = make_rng(3, "depth")
+    region = torch.tensor(rng.random((6, 13, 17)) < 0.8)
+    region[1], region[2] = True, False
+    padded = np.pad(region.numpy(), ((0, 0), (1, 1), (1, 1)))
+    for found, mask in zip(squared_edt(region), padded, strict=True):
+        outside = np.argwhere(~mask)
+        there = np.argwhere(np.ones_like(mask[1:-1, 1:-1])) + 1
+        nearest = ((there[:, None] - outside[None]) ** 2).sum(2).min(1).reshape(13, 17)
+        assert np.array_equal(found.numpy(), nearest)
+
+
+def test_central_clicks_are_those_of_evaluation_and_the_others_stay_uniform():
+    truth = torch.zeros(4000, 9, 9, dtype=torch.bool)
+    truth[:, 1:8, 1:6] = True
+    uniforms = torch.tensor(make_rng(4, "central").random((4000, 2)), dtype=torch.float32)
+    xy, label = next_click(torch.zeros_like(truth), truth, uniforms, torch.ones_like(truth), 0.4)
+    middle = (xy[:, 0] == 3) & (xy[:, 1] >= 3) & (xy[:, 1] <= 5)
+    central = uniforms[:, 0] < 0.4
+    assert middle[central].all()
+    assert torch.bincount(xy[central, 1])[3:].float().std() < 60, "ties are equally likely"
+    assert abs(float(middle[~central].float().mean()) - 3 / 35) < 0.03
+    assert (label == 1).all()
+    wrong = truth.clone()
+    wrong[:, 1:8, 1:5] = False
+    wrong[:, 0] = True
+    xy, label = next_click(wrong, truth, uniforms, torch.ones_like(truth), 1.0)
+    assert (label == 1).all(), "the miss is two cells deep, the false alarm one"
+    assert ((xy[:, 0] == 2) | (xy[:, 0] == 3)).all()
+    xy, label = next_click(truth, wrong, uniforms, torch.ones_like(truth), 1.0)
+    assert (label == 0).all(), "and the other way round"

@@ -1,0 +1,174 @@
+"""Masks of one pixel, of every pixel and of none, no masks at all, and padding, under every policy; and each policy against a real model."""
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.models.configs import tiny
+from gigamask.models.init import build_model
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.types import Prediction
+
+SIDE = 12
+POLICIES = [
+    InteractiveSchedule(),
+    InteractiveSchedule(box_prob=0.0),
+    TwoSidedCorrection(),
+    TwoSidedCorrection(box_prob=0.0),
+    MixedPrompts(),
+    MixedPrompts(
+        point_prob=1.0, box_prob=0.0, mask_prob=0.0, point_count_probs=(0.0, 0.0, 0.0, 0.0, 1.0)
+    ),
+    MixedPrompts(point_prob=1.0, box_prob=0.0, mask_prob=0.0, positive_prob=0.0),
+    MixedPrompts(point_prob=0.0, box_prob=0.0, mask_prob=1.0),
+]
+DOT, FULL, EMPTY, FRAME = (
+    np.zeros((SIDE, SIDE), bool),
+    np.ones((SIDE, SIDE), bool),
+    np.zeros((SIDE, SIDE), bool),
+    np.ones((SIDE, SIDE), bool),
+)
+DOT[4, 7] = True
+FRAME[1:-1, 1:-1] = False
+TRUTHS = {"dot": DOT, "full": FULL, "empty": EMPTY, "frame": FRAME}
+VALID = FULL.copy()
+VALID[:, 9:] = VALID[10:] = False
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_every_click_is_valid_and_its_label_the_truths(policy, make_truth, make_draws, answer):
+    """Every truth against every guess, in a picture with padding, thirty times each."""
+    truths, guesses = zip(
+        *[
+            (truth, guess)
+            for truth in TRUTHS.values()
+            for guess in TRUTHS.values()
+            for _ in range(30)
+        ],
+        strict=True,
+    )
+    valid = np.broadcast_to(VALID, (len(truths), SIDE, SIDE))
+    truth = make_truth(np.stack(truths), valid.copy())
+    rounds = list(
+        run_rounds(
+            answer(np.stack(guesses)),
+            truth,
+            policy,
+            make_draws(len(truths), clicks=policy.num_uniforms),
+            0.4,
+        )
+    )
+    assert len(rounds) == policy.rounds
+    for played in rounds:
+        asked = played.prompts
+        assert asked.points_xy_input.isfinite().all()
+        assert asked.masks is None or asked.masks.isfinite().all()
+        clicked = (asked.labels == 0) | (asked.labels == 1)
+        at = ((asked.points_xy_input + 0.5) / 4 - 0.5).round().long().clamp(0, SIDE - 1)
+        mask = torch.arange(len(truths))[:, None]
+        assert truth.valid[mask, at[..., 1], at[..., 0]][clicked].all(), "padding is clicked"
+        assert torch.equal(
+            truth.masks[mask, at[..., 1], at[..., 0]][clicked].long(), asked.labels[clicked]
+        )
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_where_nothing_is_valid_there_is_no_point(policy, make_truth, make_draws, answer):
+    masks = np.stack([DOT, FULL, EMPTY])
+    truth = make_truth(masks, np.zeros_like(masks))
+    for played in run_rounds(
+        answer(masks), truth, policy, make_draws(3, clicks=policy.num_uniforms), 0.4
+    ):
+        assert not ((played.prompts.labels == 0) | (played.prompts.labels == 1)).any()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_soft_truths_are_prompted_where_more_than_half_is_covered(
+    policy, make_truth, make_draws, answer
+):
+    soft = np.full((20, SIDE, SIDE), 0.5, np.float32)
+    soft[:, 4, 7] = 0.6
+    for played in run_rounds(
+        answer(soft > 0.55),
+        make_truth(soft),
+        policy,
+        make_draws(20, clicks=policy.num_uniforms),
+        0.4,
+    ):
+        positive = played.prompts.points_xy_input[played.prompts.labels == 1]
+        assert (positive == torch.tensor([29.5, 17.5])).all()
+
+
+def mixed_points(truth, make_truth, make_draws, share):
+    policy = MixedPrompts(
+        point_prob=1.0,
+        box_prob=0.0,
+        mask_prob=0.0,
+        positive_prob=share,
+        point_count_probs=(0.0, 0.0, 1.0),
+    )
+    asked = policy.next(
+        None, make_truth(np.stack([truth] * 200)), make_draws(200, clicks=policy.num_uniforms), 0.0
+    )
+    return {tuple(row) for row in asked.labels.tolist()}
+
+
+def test_a_mask_without_background_has_positive_points_and_one_without_a_pixel_negative_ones(
+    make_truth, make_draws
+):
+    assert mixed_points(FULL, make_truth, make_draws, 0.0) == {(1, 1, 1, -1)}
+    assert mixed_points(EMPTY, make_truth, make_draws, 1.0) == {(0, 0, 0, -1)}
+    assert mixed_points(DOT, make_truth, make_draws, 0.0) == {(1, 0, 0, -1)}
+    assert mixed_points(DOT, make_truth, make_draws, None) == {
+        (1, 0, 0, -1),
+        (1, 1, 0, -1),
+        (1, 1, 1, -1),
+    }
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [TwoSidedCorrection(), MixedPrompts(), MixedPrompts(mask_prob=0.0), InteractiveSchedule()],
+    ids=repr,
+)
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_a_real_model_answers_every_round_and_learns(policy, count, make_truth, make_draws):
+    model = build_model(tiny(), 0)
+    masks = np.zeros((count, 64, 64), bool)
+    for m in range(count):
+        masks[m, 3 * m : 3 * m + 20, 10 + m : 30] = True
+    truth, draws = (
+        make_truth(masks, cell_xy=(2.0, 2.0)),
+        make_draws(count, clicks=policy.num_uniforms, position=3),
+    )
+    images = torch.full((2, 3, 128, 128), 90, dtype=torch.uint8)
+    embedding = model.encode(images, torch.full((2, 2), 128))
+    leaf = embedding.detach().requires_grad_()
+    image_of = (torch.arange(count) >= count // 2).long()
+
+    def decode(prompts):
+        low, iou = model.decode(leaf, image_of, prompts)
+        return Prediction(low, iou, low)
+
+    rounds = 0
+    for played in run_rounds(decode, truth, policy, draws, 0.4):
+        SamLoss()(played, truth).loss.backward()
+        rounds += 1
+    embedding.backward(leaf.grad)
+    assert rounds == policy.rounds
+    gradients = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert leaf.grad.any() == (count > 0)
+    assert "prompt_encoder.no_mask_embed.weight" in gradients
+    if not isinstance(policy, MixedPrompts) or policy.mask_prob:
+        assert "prompt_encoder.mask_downscaling.0.weight" in gradients, (
+            "every embedding takes part, whatever the masks' prompts"
+        )

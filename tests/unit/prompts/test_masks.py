@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.prompts.boxes import jitter_boxes
+from gigamask.prompts.masks import jittered_masks
+
+
+def rectangle(y0, y1, x0, x1, side=32):
+    mask = np.zeros((side, side), bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+def test_without_a_move_it_is_the_truth(make_truth):
+    masks = np.stack(
+        [
+            rectangle(3, 9, 4, 20),
+            rectangle(0, 32, 0, 32),
+            rectangle(31, 32, 0, 1),
+            np.zeros((32, 32), bool),
+        ]
+    )
+    for cell in (4.0, 1024 / 700, 1.0):
+        truth = make_truth(masks, cell_xy=(cell, cell))
+        logits = jittered_masks(truth, truth.boxes_input, 7.0)
+        assert torch.equal(logits, torch.where(truth.masks, 7.0, -7.0))
+
+
+def test_the_mask_goes_where_its_box_goes(make_truth):
+    truth = make_truth(rectangle(8, 16, 10, 14)[None])
+    box = torch.tensor(
+        [[12 * 4.0, 4 * 4.0, 20 * 4.0 - 1, 20 * 4.0 - 1]]
+    )  # two cells to the right and twice as wide, twice as high
+    assert torch.equal(
+        jittered_masks(truth, box, 1.0)[0] > 0, torch.tensor(rectangle(4, 20, 12, 20))
+    )
+    smaller = torch.tensor([[11 * 4.0, 10 * 4.0, 13 * 4.0 - 1, 14 * 4.0 - 1]])
+    assert torch.equal(
+        jittered_masks(truth, smaller, 1.0)[0] > 0, torch.tensor(rectangle(10, 14, 11, 13))
+    )
+
+
+def test_what_would_come_from_beyond_the_grid_is_outside(make_truth):
+    truth = make_truth(rectangle(0, 32, 0, 32)[None])
+    inner = torch.tensor([[8 * 4.0, 0.0, 24 * 4.0 - 1, 32 * 4.0 - 1]])
+    assert torch.equal(
+        jittered_masks(truth, inner, 1.0)[0] > 0, torch.tensor(rectangle(0, 32, 8, 24))
+    )
+
+
+def test_its_box_is_the_noisy_box_to_a_cell(make_truth, make_draws):
+    rng = np.random.default_rng(3)
+    masks = np.stack([rectangle(y, y + h, x, x + w) for y, x, h, w in rng.integers(2, 15, (60, 4))])
+    truth = make_truth(masks, cell_xy=(8.0, 8.0))
+    moved = jitter_boxes(truth.boxes_input, make_draws(60).box_noise, 0.1, 20.0, (255.0, 255.0))
+    found = make_truth(
+        (jittered_masks(truth, moved, 10.0) > 0).numpy(), cell_xy=(8.0, 8.0)
+    ).boxes_input
+    assert (found - moved).abs().max() <= 4.0 + 1e-3, "half a cell"
+    assert (moved - truth.boxes_input).abs().max() > 8
+
+
+def test_a_finer_truth_is_averaged_to_the_models_grid(make_truth):
+    fine = torch.zeros(1, 32, 32, dtype=torch.bool)
+    fine[0, 8:16, 8:18] = True
+    truth = make_truth(fine, cell_xy=(1.0, 1.0), low_side=8)
+    logits = jittered_masks(truth, truth.boxes_input, 10.0)[0]
+    assert logits.shape == (8, 8)
+    wanted = torch.full((8, 8), -10.0)
+    wanted[2:4, 2:4], wanted[2:4, 4] = 10.0, 0.0
+    assert torch.equal(logits, wanted), "half a cell covered is undecided"
+    soft = torch.zeros(1, 8, 8)
+    soft[0, 3, 3] = 0.75
+    truth = make_truth(soft)
+    assert jittered_masks(truth, truth.boxes_input, 10.0)[0, 3, 3] == 5
+
+
+def test_no_masks(make_truth):
+    for low_side in (None, 8):
+        truth = make_truth(np.zeros((0, 32, 32), bool), low_side=low_side)
+        assert jittered_masks(truth, truth.boxes_input, 1.0).shape == (
+            0,
+            low_side or 32,
+            low_side or 32,
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "low_side", "named"),
+    [((20, 32), None, "20 x 32"), ((32, 32), 5, "32 x 32"), ((32, 20), 4, "32 x 20")],
+)
+def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, low_side, named):
+    truth = make_truth(np.zeros((1, *shape), bool), low_side=low_side)
+    side = low_side or shape[1]
+    message = f"^a truth of {named} cells gives no mask prompt of {side} x {side}; give one whose side is a multiple of {side}$"
+    with pytest.raises(GigamaskError, match=message):
+        jittered_masks(truth, truth.boxes_input, 1.0)

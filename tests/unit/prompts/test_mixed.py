@@ -1,0 +1,309 @@
+"""The mix of prompts: every distribution within five standard deviations of its definition."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.prompts.masks import jittered_masks
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.rounds import run_rounds
+from gigamask.rng import make_rng
+from gigamask.types import RandomInputs, Targets
+
+NUMBER = 20_000
+MASK = np.zeros((1, 14, 14), bool)
+MASK[0, 3:9, 4:8] = MASK[0, 7, 2:12] = MASK[0, 12, 12] = True
+VALID = np.ones((1, 14, 14), bool)
+VALID[0, :, 13] = VALID[0, 13] = False
+POINTS = MixedPrompts(point_prob=1.0, box_prob=0.0, mask_prob=0.0)
+BOXES = MixedPrompts(point_prob=0.0, box_prob=1.0, mask_prob=0.0)
+
+
+def within(share, wanted, number):
+    """Tells whether a share of `number` trials is within five standard deviations of its probability."""
+    return abs(float(share) - wanted) <= 5 * math.sqrt(wanted * (1 - wanted) / number)
+
+
+def even(places, region):
+    """Tells whether cells (x, y) are the region's, each as often as another (chi-square, five standard deviations)."""
+    counts = np.zeros(region.shape)
+    np.add.at(counts, (places[:, 1], places[:, 0]), 1)
+    expected, freedom = len(places) / region.sum(), region.sum() - 1
+    chi = ((counts[region] - expected) ** 2 / expected).sum()
+    return counts[~region].sum() == 0 and abs(chi - freedom) <= 5 * math.sqrt(2 * freedom)
+
+
+def cells(points):
+    return ((points + 0.5) / 4 - 0.5).long().numpy()
+
+
+@pytest.fixture
+def many(make_truth, make_draws, repeat):
+    """Twenty thousand times the same mask, with draws of their own."""
+    return repeat(make_truth(MASK, VALID), NUMBER), make_draws(
+        NUMBER, clicks=MixedPrompts().num_uniforms, position=1
+    )
+
+
+def test_each_mask_has_its_own_kind_with_the_given_shares(many):
+    for policy in (MixedPrompts(), MixedPrompts(point_prob=0.1, box_prob=0.2, mask_prob=0.3)):
+        asked = policy.next(None, *many, 0.0)
+        points, boxes = asked.labels[:, 0] == 1, asked.labels[:, 0] == 2
+        found = [points, boxes, asked.has_mask_prompt, ~(points | boxes | asked.has_mask_prompt)]
+        assert torch.stack(found).sum(0).eq(1).all(), "one kind a mask"
+        rest = 1 - policy.point_prob - policy.box_prob - policy.mask_prob
+        for kind, share in zip(
+            found, (policy.point_prob, policy.box_prob, policy.mask_prob, rest), strict=True
+        ):
+            assert within(kind.float().mean(), share, NUMBER)
+        assert asked.labels.shape == (NUMBER, 6)
+        assert (asked.labels[:, -1] == -1).all()
+        assert (asked.labels[~(points | boxes)] == -1).all(), "a mask or nothing has padding only"
+        assert (asked.labels[boxes] == torch.tensor([2, 3, -1, -1, -1, -1])).all()
+        assert (asked.points_xy_input[asked.labels == -1] == 0).all()
+        given = (asked.labels >= 0).sum(1)
+        assert torch.equal(asked.token_mask.sum(1), given + points.long()), (
+            "as a predictor sends them: points and one padding point, corners, nothing"
+        )
+        assert torch.equal(asked.token_mask[:, -1], points)
+        assert (asked.token_mask >= (asked.labels >= 0)).all()
+        assert asked.multimask_output
+
+
+def test_the_numbers_of_points_and_of_positive_ones(many):
+    asked = POINTS.next(None, *many, 0.0)
+    count = (asked.labels >= 0).sum(1)
+    positive = (asked.labels == 1).sum(1)
+    assert (asked.labels[:, 0] == 1).all()
+    for n, odds in enumerate(POINTS.point_count_probs, 1):
+        having = count == n
+        assert within(having.float().mean(), odds, NUMBER)
+        assert (asked.labels[having, :n] >= 0).all()
+        for k in range(1, n + 1):
+            assert within((positive[having] == k).float().mean(), 1 / n, int(having.sum())), (
+                "from one to all, equally likely"
+            )
+    assert asked.masks is None
+    assert asked.has_mask_prompt is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_each_further_point_is_positive_with_the_given_share(many, share):
+    asked = replace(POINTS, positive_prob=share, point_count_probs=(0.1, 0.2, 0.3, 0.4)).next(
+        None, *many, 0.0
+    )
+    count = (asked.labels >= 0).sum(1)
+    assert asked.labels.shape == (NUMBER, 5)
+    assert (asked.labels[:, 0] == 1).all()
+    for place in range(1, 4):
+        there = count > place
+        assert within(there.float().mean(), (0.9, 0.7, 0.4)[place - 1], NUMBER)
+        assert within((asked.labels[there, place] == 1).float().mean(), share, int(there.sum()))
+    both = asked.labels[count == 4][:, 1:3].float()
+    if 0 < share < 1:
+        assert abs(torch.corrcoef(both.T)[0, 1]) < 5 / len(both) ** 0.5, "each by itself"
+
+
+def test_points_are_uniform_in_the_mask_and_in_the_background_and_never_in_padding(many):
+    asked = replace(POINTS, point_count_probs=(0.0, 0.0, 0.0, 0.0, 1.0)).next(None, *many, 0.0)
+    assert (asked.labels[:, :5] >= 0).all()
+    for place in range(5):
+        at, labels = cells(asked.points_xy_input[:, place]), asked.labels[:, place].numpy()
+        assert even(at[labels == 1], MASK[0])
+        if place:
+            assert even(at[labels == 0], ~MASK[0] & VALID[0])
+    flat = asked.points_xy_input[asked.labels[:, 4] == 1][:, :5].flatten(1)
+    apart = torch.corrcoef(flat.T).abs() * (
+        1 - torch.eye(5).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    )
+    assert apart.max() < 5 / len(flat) ** 0.5, "each place by itself"
+
+
+def test_the_noise_of_boxes_is_that_of_the_interactive_schedule(make_draws):
+    masks = torch.zeros(1, 250, 250, dtype=torch.bool).expand(NUMBER, 250, 250)
+    box = torch.tensor([[400.0, 300.0, 499.0, 539.0]]).expand(
+        NUMBER, 4
+    )  # 100 wide, 240 high: deviations 10 and, before the clamp, 24
+    policy = replace(BOXES, point_count_probs=(1.0,))
+    truth = Targets(masks[:, :2, :2], masks[:, :2, :2], box, (500.0, 500.0))
+    asked = policy.next(None, truth, make_draws(NUMBER, clicks=2, position=2), 0.0)
+    assert (asked.labels == torch.tensor([2, 3])).all()
+    moved = (asked.points_xy_input.flatten(1) - box).double()
+    for side, sigma in enumerate((10.0, 24.0, 10.0, 24.0)):
+        at_limit = (moved[:, side].abs() == 20).double().mean()
+        assert within(at_limit, math.erfc(20 / sigma / math.sqrt(2)), NUMBER)
+        assert within(
+            (moved[:, side].abs() < 5).double().mean(), math.erf(5 / sigma / math.sqrt(2)), NUMBER
+        )
+        assert abs(moved[:, side].mean()) < 5 * sigma / NUMBER**0.5
+    bound = 2.0  # in deviations of the narrow sides
+    spread = math.sqrt(
+        1
+        - 2 * bound * math.exp(-(bound**2) / 2) / math.sqrt(2 * math.pi)
+        + (bound**2 - 1) * math.erfc(bound / math.sqrt(2))
+    )
+    assert torch.allclose(
+        moved[:, ::2].std(0), torch.full((2,), 10 * spread, dtype=torch.float64), rtol=0.02
+    )
+    assert moved.abs().max() == 20
+    off = torch.corrcoef(moved.T) - torch.eye(4)
+    assert off.abs().max() < 5 / NUMBER**0.5
+
+
+def test_a_mask_prompt_is_the_truth_moved_with_its_noisy_box(make_truth, make_draws, repeat):
+    truth, draws = repeat(make_truth(MASK, VALID), 500), make_draws(500)
+    policy = MixedPrompts(
+        point_prob=0.0,
+        box_prob=0.0,
+        mask_prob=1.0,
+        mask_logit=6.0,
+        box_noise_limit_px=4.0,
+        multimask_output=False,
+    )
+    asked = policy.next(None, truth, draws, 0.0)
+    box = (
+        replace(BOXES, box_noise_limit_px=4.0)
+        .next(None, truth, draws, 0.0)
+        .points_xy_input[:, :2]
+        .flatten(1)
+    )
+    assert torch.equal(asked.masks, jittered_masks(truth, box, 6.0))
+    assert asked.has_mask_prompt.all()
+    assert not asked.multimask_output
+    assert set(asked.masks.unique().tolist()) == {-6.0, 6.0}
+    agree = (asked.masks > 0) == truth.masks
+    assert 0.9 < agree.float().mean() < 1, "near the truth, but not it"
+    still = replace(policy, box_noise=0.0).next(None, truth, draws, 0.0)
+    assert torch.equal(still.masks > 0, truth.masks)
+
+
+def test_the_grid_of_mask_prompts_may_be_coarser_than_the_truths(make_truth, make_draws):
+    truth = make_truth(np.ones((3, 32, 32), bool), low_side=8)
+    assert MixedPrompts().next(None, truth, make_draws(3), 0.0).masks.shape == (3, 8, 8)
+
+
+def test_the_same_draws_give_the_same_prompts_and_a_masks_are_its_own(many):
+    truth, draws = many
+    whole = MixedPrompts().next(None, truth, draws, 0.0)
+    part = slice(70, 90)
+    some = Targets(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
+    again = MixedPrompts().next(
+        None,
+        some,
+        RandomInputs(draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path),
+        0.7,
+    )
+    assert torch.equal(again.points_xy_input, whole.points_xy_input[part])
+    assert torch.equal(again.labels, whole.labels[part])
+    assert torch.equal(again.masks, whole.masks[part])
+    assert torch.equal(again.has_mask_prompt, whole.has_mask_prompt[part])
+
+
+def test_it_is_one_round(make_truth, make_draws, answer):
+    policy = MixedPrompts()
+    rounds = list(run_rounds(answer(MASK), make_truth(MASK), policy, make_draws(1), 0.0))
+    assert len(rounds) == policy.rounds == 1
+
+
+def test_it_says_how_many_draws_it_spends_and_spends_them(make_truth, repeat):
+    for odds, spent in (((1.0,), 2), ((0.5, 0.5), 3), ((0.4, 0.3, 0.15, 0.1, 0.05), 8)):
+        policy = MixedPrompts(point_count_probs=odds)
+        assert policy.num_uniforms == spent
+        truth = repeat(make_truth(MASK), 400)
+        rng = make_rng(0, "test mixed", spent)
+        clicks = torch.tensor(rng.random((400, spent, 2)), dtype=torch.float32)
+        longer = torch.cat([clicks, torch.tensor(rng.random((400, 2, 2)), dtype=torch.float32)], 1)
+        fewer, *enough = (
+            RandomInputs(torch.zeros(400), each, torch.zeros(400, 4), torch.zeros(1, 1, 2))
+            for each in (clicks[:, 1:], clicks, longer)
+        )
+        asked = [policy.next(None, truth, draws, 0.0) for draws in enough]
+        assert torch.equal(asked[0].labels, asked[1].labels), "further draws change nothing"
+        assert torch.equal(asked[0].points_xy_input, asked[1].points_xy_input)
+        message = f"^MixedPrompts: {spent - 1} click draws for each mask, {spent} are spent; set Chance.clicks to the policy's draws$"
+        with pytest.raises(GigamaskError, match=message):
+            policy.next(None, truth, fewer, 0.0)
+
+
+def test_the_mix_never_waits_for_the_device():
+    """Tensors without data: whatever looks at a value raises."""
+    on = {"device": "meta"}
+    masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
+    draws = RandomInputs(
+        torch.zeros(4, **on),
+        torch.zeros(4, 8, 2, **on),
+        torch.zeros(4, 4, **on),
+        torch.zeros(1, 1, 2, **on),
+    )
+    for policy in (MixedPrompts(), MixedPrompts(positive_prob=0.5)):
+        asked = policy.next(
+            None,
+            Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0), mask_prompt_size=4),
+            draws,
+            0.0,
+        )
+        assert asked.masks.shape == (4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"point_share": 1.5},
+            "MixedPrompts.point_share is 1.5, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"box_share": -0.5},
+            "MixedPrompts.box_share is -0.5, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"mask_share": float("nan")},
+            "MixedPrompts.mask_share is nan, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"mask_share": 0.4},
+            "MixedPrompts.point_share, box_share and mask_share sum to 1.2, at most 1 can be shared out; give smaller ones",
+        ),
+        (
+            {"point_odds": (0.5, 0.4)},
+            "MixedPrompts.point_odds sum to 0.9, probabilities sum to 1; give others",
+        ),
+        (
+            {"point_odds": ()},
+            "MixedPrompts.point_odds sum to 0, probabilities sum to 1; give others",
+        ),
+        (
+            {"point_odds": (-0.1, 1.0)},
+            "MixedPrompts.point_odds is -0.1, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"positive_share": 2.0},
+            "MixedPrompts.positive_share is 2.0, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"box_noise": -1.0},
+            "MixedPrompts.box_noise is -1.0, it must be at least 0; give another value",
+        ),
+        (
+            {"box_noise_limit_px": -1.0},
+            "MixedPrompts.box_noise_limit_px is -1.0, it must be at least 0; give another value",
+        ),
+        (
+            {"mask_logit": -1.0},
+            "MixedPrompts.mask_logit is -1.0, it must be at least 0; give another value",
+        ),
+    ],
+)
+def test_impossible_mixes_are_refused(values, message):
+    with pytest.raises(GigamaskError) as caught:
+        MixedPrompts(**values)
+    assert str(caught.value) == message
+
+
+def test_shares_may_sum_to_one_though_their_floats_do_not_quite():
+    assert 0.33 + 0.56 + 0.11 > 1
+    assert MixedPrompts(point_prob=0.33, box_prob=0.56, mask_prob=0.11).mask_prob == 0.11

@@ -1,0 +1,257 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.rng import make_rng
+from gigamask.types import Prediction, PromptRound, RandomInputs, Targets
+
+
+def disc(x, y, radius, side=32):
+    rows, columns = np.mgrid[:side, :side]
+    return (columns - x) ** 2 + (rows - y) ** 2 <= radius**2
+
+
+MASKS = np.stack([disc(10, 12, 6), disc(20, 16, 9), disc(5, 25, 4), disc(16, 16, 12)])
+GUESS = np.stack([disc(13, 12, 6), disc(20, 12, 8), disc(5, 25, 4), disc(12, 16, 3)])
+
+
+def test_eleven_rounds_of_sam(make_truth, make_draws, answer):
+    policy = InteractiveSchedule()
+    rounds = list(run_rounds(answer(GUESS), make_truth(MASKS), policy, make_draws(4), 0.4))
+    assert len(rounds) == policy.rounds == 11
+    assert policy.num_uniforms == 9
+    pause = 1 + int(0.4 * 8)
+    tokens = [played.prompts.labels.shape[1] for played in rounds]
+    assert tokens == [2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10], (
+        "a token for each click, none in round 4 and in the last"
+    )
+    assert pause == 4
+    assert [played.index for played in rounds] == list(range(11))
+    assert [played.prompts.multimask_output for played in rounds] == [True] + [False] * 10
+    assert [played.prompts.masks is None for played in rounds] == [True] + [False] * 10
+    for before, after in itertools.pairwise(rounds):
+        kept = before.prompts.labels.shape[1]
+        assert torch.equal(after.prompts.points_xy_input[:, :kept], before.prompts.points_xy_input)
+        assert torch.equal(after.prompts.labels[:, :kept], before.prompts.labels)
+        assert torch.equal(after.prompts.masks, before.mask_input)
+
+
+def test_without_pauses_every_round_adds_a_click(make_truth, make_draws, answer):
+    for clicks in (0, 3):
+        policy = InteractiveSchedule(clicks=clicks, mask_only_rounds=False)
+        rounds = list(run_rounds(answer(GUESS), make_truth(MASKS), policy, make_draws(4), 0.4))
+        assert len(rounds) == policy.rounds == 1 + clicks
+        assert [played.prompts.labels.shape[1] for played in rounds] == list(range(2, 3 + clicks))
+
+
+def test_each_click_spends_its_own_draw_whatever_the_pause(make_truth, make_draws, answer):
+    truth, draws = make_truth(MASKS), make_draws(4)
+    points = [
+        list(run_rounds(answer(GUESS), truth, InteractiveSchedule(), draws, pause))[
+            -1
+        ].prompts.points_xy_input
+        for pause in (0.0, 0.5, 0.999)
+    ]
+    assert torch.equal(points[0], points[1])
+    assert torch.equal(points[0], points[2])
+    clicks = points[0][3, 2:]
+    assert len(torch.unique(clicks, dim=0)) > 5, (
+        "the large error region is not clicked at one place"
+    )
+
+
+def test_clicks_lie_in_the_error_and_carry_its_label(make_truth, make_draws, answer):
+    last = list(
+        run_rounds(answer(GUESS), make_truth(MASKS), InteractiveSchedule(), make_draws(4), 0.4)
+    )[-1].prompts
+    cells = ((last.points_xy_input[:, 2:] + 0.5) / 4 - 0.5).long()
+    for m in range(4):
+        wrong = MASKS[m] ^ GUESS[m]
+        assert all(wrong[y, x] for x, y in cells[m].tolist()) or not wrong.any()
+        assert last.labels[m, 2:].tolist() == [int(MASKS[m][y, x]) for x, y in cells[m].tolist()]
+    assert set(last.labels[2, 2:].tolist()) == {1}, "a perfect guess is confirmed"
+
+
+def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(make_truth, make_draws, answer):
+    truth, draws, decode = make_truth(MASKS[:1]), make_draws(1), answer(GUESS[:1])
+    policy = InteractiveSchedule()
+
+    def place(pause):
+        counts = []
+        for played in run_rounds(decode, truth, policy, draws, pause):
+            counts.append(played.prompts.labels.shape[1])
+            if counts[-2:-1] == counts[-1:]:
+                return played.index
+
+    assert [place(pause) for pause in (0.0, 0.1249, 0.125, 0.5, 0.8749, 0.875, 1 - 2**-53)] == [
+        1,
+        1,
+        2,
+        5,
+        7,
+        8,
+        8,
+    ]
+    number = 80
+    found = Counter(place(float(u)) for u in make_rng(0, "test pause").random(number))
+    assert set(found) == set(range(1, 9))
+    assert sum((found[k] - number / 8) ** 2 / (number / 8) for k in range(1, 9)) < 7 + 5 * 14**0.5
+
+
+def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
+    number = 10_000
+    truth = make_truth(MASKS[:1])
+    truth = Targets(
+        truth.masks.expand(number, 32, 32),
+        truth.valid.expand(number, 32, 32),
+        truth.boxes_input.expand(number, 4),
+        truth.cell_xy,
+    )
+    rng = make_rng(0, "test share")
+    first = torch.tensor(rng.random(number), dtype=torch.float32)
+    noise = torch.tensor(rng.standard_normal((number, 4)), dtype=torch.float32)
+    draws = RandomInputs(
+        first,
+        torch.tensor(rng.random((number, 9, 2)), dtype=torch.float32),
+        noise,
+        torch.zeros(1, 1, 2),
+    )
+    for share in (0.5, 0.2, 0.0, 1.0):
+        asked = InteractiveSchedule(box_prob=share).next(None, truth, draws, 0.0)
+        boxed = asked.labels[:, 0] == 2
+        assert torch.equal(boxed, first < share), "each mask by its own number"
+        assert abs(boxed.float().mean() - share) < 0.02
+        assert (asked.labels[boxed] == torch.tensor([2, 3])).all()
+        assert (asked.labels[~boxed] == torch.tensor([1, -1])).all()
+        assert (asked.points_xy_input[~boxed, 1] == 0).all()
+    moved = asked.points_xy_input.flatten(1) - truth.boxes_input
+    assert torch.allclose(moved.std(0), torch.full((4,), 5.2), rtol=0.03), (
+        "13 cells of 4 pixels: a tenth is 5.2"
+    )
+
+
+def test_the_first_point_is_uniform_in_the_truth(make_truth):
+    number = 20_000
+    truth = make_truth(MASKS[2:3])
+    truth = Targets(
+        truth.masks.expand(number, 32, 32),
+        truth.valid.expand(number, 32, 32),
+        truth.boxes_input.expand(number, 4),
+        truth.cell_xy,
+    )
+    clicks = torch.tensor(make_rng(0, "test first").random((number, 9, 2)), dtype=torch.float32)
+    draws = RandomInputs(
+        torch.ones(number) * 0.9, clicks, torch.zeros(number, 4), torch.zeros(1, 1, 2)
+    )
+    asked = InteractiveSchedule().next(None, truth, draws, 0.0)
+    found = Counter(map(tuple, asked.points_xy_input[:, 0].tolist()))
+    inside = {(x * 4 + 1.5, y * 4 + 1.5) for y, x in zip(*np.nonzero(MASKS[2]), strict=True)}
+    assert set(found) == inside
+    expected = number / len(inside)
+    assert (
+        sum((found[p] - expected) ** 2 / expected for p in inside)
+        < len(inside) + 5 * (2 * len(inside)) ** 0.5
+    )
+
+
+def test_the_answer_of_the_highest_predicted_iou_goes_on(make_truth, make_draws):
+    truth = make_truth(MASKS)
+    logits = torch.stack(
+        [torch.full((4, 32, 32), float(k)) for k in (-5, 5, -7)], 1
+    ).requires_grad_()
+    iou = torch.tensor([[0.1, 0.9, 0.3], [0.8, 0.2, 0.1], [0.1, 0.2, 0.3], [0.5, 0.6, 0.1]])
+    policy, draws = InteractiveSchedule(), make_draws(4)
+    first = PromptRound(
+        0, policy.next(None, truth, draws, 0.9), Prediction(logits, iou, logits * 10)
+    )
+    asked = policy.next(first, truth, draws, 0.9)
+    assert asked.masks[:, 0, 0].tolist() == [50, -50, -70, 50]
+    assert not asked.masks.requires_grad
+    assert asked.labels[:, 2].tolist() == [0, 1, 1, 0], (
+        "a full guess has false alarms only, an empty one misses only"
+    )
+
+
+def test_soft_targets_are_clicked_where_more_than_half_is_covered(make_truth, make_draws):
+    soft = np.zeros((1, 8, 8), np.float32)
+    soft[0, 2, 3], soft[0, 2, 4], soft[0, 2, 5] = 0.5, 0.6, 0.4
+    asked = InteractiveSchedule(box_prob=0.0).next(None, make_truth(soft), make_draws(1), 0.0)
+    assert asked.points_xy_input[0, 0].tolist() == [17.5, 9.5]
+
+
+def test_no_masks_play_too(make_truth, make_draws, answer):
+    none = np.zeros((0, 8, 8), bool)
+    rounds = list(
+        run_rounds(answer(none), make_truth(none), InteractiveSchedule(), make_draws(0), 0.0)
+    )
+    assert len(rounds) == 11
+    assert rounds[-1].prompts.points_xy_input.shape == (0, 10, 2)
+
+
+def test_the_schedule_never_waits_for_the_device():
+    """Tensors without data: whatever looks at a value raises."""
+    on = {"device": "meta"}
+    masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
+    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0))
+    draws = RandomInputs(
+        torch.zeros(4, **on),
+        torch.zeros(4, 9, 2, **on),
+        torch.zeros(4, 4, **on),
+        torch.zeros(1, 1, 2, **on),
+    )
+
+    def decode(prompts):
+        answers = 3 if prompts.multimask_output else 1
+        return Prediction(
+            torch.zeros(4, answers, 8, 8, **on),
+            torch.zeros(4, answers, **on),
+            torch.zeros(4, answers, 8, 8, **on),
+        )
+
+    assert len(list(run_rounds(decode, truth, InteractiveSchedule(), draws, 0.3))) == 11
+
+
+def test_too_few_draws_are_refused(make_truth, make_draws):
+    truth = make_truth(MASKS)
+    for draws, given in ((make_draws(4, clicks=5), 5), (None, 0)):
+        with pytest.raises(
+            GigamaskError, match=rf"^InteractiveSchedule: {given}.*9.*Chance.clicks"
+        ):
+            InteractiveSchedule().next(None, truth, draws, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"clicks": 0},
+            "InteractiveSchedule.clicks is 0, it must be at least 1; give another value",
+        ),
+        (
+            {"clicks": -1, "pauses": False},
+            "InteractiveSchedule.clicks is -1, it must be at least 0; give another value",
+        ),
+        (
+            {"box_share": 1.5},
+            "InteractiveSchedule.box_share is 1.5, it must be between 0 and 1; give another value",
+        ),
+        (
+            {"box_noise": -0.1},
+            "InteractiveSchedule.box_noise is -0.1, it must be at least 0; give another value",
+        ),
+        (
+            {"box_noise_limit_px": float("nan")},
+            "InteractiveSchedule.box_noise_limit_px is nan, it must be at least 0; give another value",
+        ),
+    ],
+)
+def test_impossible_schedules_are_refused(values, message):
+    with pytest.raises(GigamaskError) as caught:
+        InteractiveSchedule(**values)
+    assert str(caught.value) == message

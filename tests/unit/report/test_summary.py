@@ -1,0 +1,111 @@
+"""What is worked out of runs."""
+
+import pytest
+from tests.unit.report.test_history import record, written
+
+from gigamask.report import history, summary
+
+
+def test_differences_are_only_what_differs():
+    one = {"recipe": "a", "out": "x", "steps": "4", "data": ["p", "q"], "seed": "0"}
+    two = {"recipe": "b", "out": "y", "steps": "5", "data": ["p", "q"], "sampler.window": "3"}
+    assert summary.differences([one, two]) == {
+        "steps": ["4", "5"],
+        "seed": ["0", None],
+        "sampler.window": [None, "3"],
+    }
+    assert summary.differences([{"data": []}, {"data": ["p", "q"]}]) == {"data": ["(none)", "p q"]}
+
+
+def test_throughput_is_of_the_median_record(tmp_path):
+    """4 images a step: a tenth of a second waited of 0.4 is a quarter."""
+    records = [record(step, memory_gb=step / 10) for step in (10, 20, 30)]
+    records[1] |= {"images_per_s": 8.0, "data_time_s": 2.0}
+    evaluation = {"step": 30, "evaluation": {"box": 0.5}, "seconds": 7.0}
+    found = summary.throughput(history.read(written(tmp_path / "run", *records, evaluation)))
+    assert (found["images_per_s"], found["step_s"], found["training_s"]) == pytest.approx(
+        (10.0, 0.4, 12.0)
+    )
+    assert (found["waiting"], found["evaluation_s"], found["memory_gb"]) == pytest.approx(
+        (0.25, 7.0, 3.0)
+    )
+    assert summary.waiting(history.read(tmp_path / "run")) == pytest.approx([0.25, 1.0, 0.25])
+    nothing = summary.throughput(history.read(written(tmp_path / "none", config="")))
+    assert set(nothing.values()) == {None}
+
+
+def test_the_best_evaluation_is_by_what_the_run_keeps_its_best_by(tmp_path):
+    told = [
+        {"step": step, "evaluation": {"1 click": one, "box": box}}
+        for step, one, box in ((1, 0.9, 0.1), (2, 0.2, 0.8), (3, 0.3, 0.8))
+    ]
+    assert summary.best(history.read(written(tmp_path / "plain", *told)))["step"] == 1
+    by_box = summary.best(
+        history.read(written(tmp_path / "box", *told, config="evaluation.best-by: box\n"))
+    )
+    assert (by_box["step"], by_box["by"]) == (3, "box")
+    assert summary.best(history.read(written(tmp_path / "none", record(1)))) is None
+    assert (
+        summary.best(
+            history.read(
+                written(tmp_path / "nan", {"step": 1, "evaluation": {"box": float("nan")}})
+            )
+        )
+        is None
+    )
+
+
+def test_everything_that_befell_a_run_is_told(tmp_path):
+    run = history.read(
+        written(
+            tmp_path / "run",
+            {"step": 2, "rejected": "t:sa_1", "reason": "the JPEG of t:sa_1 ends early"},
+            {"step": 3, "skipped": "t:sa_2"},
+            {"step": 3, "unsaved": "no space"},
+            {"step": 9, "leak": "this process", "bytes": 5e6, "bytes_a_step": 4000, "since": 2},
+            record(10),
+            {
+                "step": 4,
+                "begun": "2026-01-02T03:04:05+00:00",
+                "device": "cpu",
+                "damaged": ["step_00000008"],
+            },
+            record(10),
+        )
+    )
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write("{\n")
+    told = summary.survived(history.read(tmp_path / "run"))
+    assert summary.survived(run) == {
+        what: lines for what, lines in told.items() if what != "lines cut short"
+    }
+    assert told == {
+        "went on after a stop": [
+            "at step 4 on 2026-01-02 03:04:05 UTC, 6 steps or more trained again"
+        ],
+        "damaged checkpoints": ["step_00000008 was damaged; training went on from step 4"],
+        "samples left out": ["step 2: the JPEG of t:sa_1 ends early"],
+        "steps skipped": ["step 3, its gradient was not finite or it had no mask: t:sa_2"],
+        "saves that failed": ["step 3: no space"],
+        "memory that grows": ["step 9: this process holds 5 MB, 4 kB more a step"],
+        "lines cut short": ["1 of metrics.jsonl"],
+    }
+
+
+def test_going_on_where_a_run_stopped_loses_nothing(tmp_path):
+    begun = {"step": 10, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu"}
+    told = summary.survived(history.read(written(tmp_path / "run", record(10), begun, record(20))))
+    assert told == {
+        "went on after a stop": ["at step 10 on 2026-01-02 03:04:05 UTC, no recorded step lost"]
+    }
+    old = summary.survived(
+        history.read(written(tmp_path / "old", record(10), record(20), record(20)))
+    )
+    assert old == {"went on after a stop": ["after step 20, from a step before it"]}
+
+
+def test_the_last_records_have_a_mean():
+    assert summary.last_mean([]) == summary.last_mean([None]) == (None, 1)
+    assert summary.last_mean([3.0, 1.0, None]) == (1.0, 1)
+    mean, count = summary.last_mean([None, *map(float, range(100))])
+    assert (mean, count) == (97.0, 5)

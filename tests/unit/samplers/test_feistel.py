@@ -1,0 +1,107 @@
+"""Permutations that are evaluated on demand."""
+
+import numpy as np
+import pytest
+
+from gigamask.rng import make_rng
+from gigamask.samplers import feistel
+from gigamask.samplers.feistel import PIECE, SMALL, balanced_subset, cycle, group_by_label, permute
+
+SIZE = 40_000
+
+
+def whole(size: int, *name: int) -> np.ndarray:
+    return permute(np.arange(size), size, make_rng(0, "test", *name))
+
+
+def excess(order: np.ndarray) -> float:
+    """How many standard deviations the chi-square statistic of 64 x 64 blocks of positions and items lies above its mean."""
+    places = np.arange(len(order)) * 64 // len(order)
+    counts = np.bincount(places * 64 + order * 64 // len(order), minlength=64 * 64)
+    expected = len(order) / 64**2
+    return (((counts - expected) ** 2 / expected).sum() - 63**2) / np.sqrt(2 * 63**2)
+
+
+def test_it_looks_like_chance():
+    """Each figure is held to five of the standard deviations that truly random permutations have."""
+    orders = [whole(SIZE, epoch) for epoch in range(20)]
+    fixed = [(order == np.arange(SIZE)).sum() for order in orders]
+    beside = [(np.abs(np.diff(order)) == 1).sum() for order in orders]
+    assert abs(np.mean(fixed) - 1) < 5 / 20**0.5
+    assert abs(np.mean(beside) - 2) < 5 * (2 / 20) ** 0.5
+    for order in orders:
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / SIZE**0.5
+        assert abs(np.corrcoef(order, np.arange(SIZE))[0, 1]) < 5 / SIZE**0.5
+        assert abs(excess(order)) < 5
+    correlations = np.corrcoef(orders)[np.triu_indices(20, 1)]
+    assert np.abs(correlations).max() < 5 / SIZE**0.5
+
+
+@pytest.mark.parametrize("size", [SMALL + 1, 2**15 + 1])
+def test_every_item_may_stand_anywhere(size):
+    """Sizes just above a power of two walk the longest, and have halves of unequal length."""
+    counts = np.zeros((3, 32))
+    for number in range(1000):
+        found = permute(np.array([0, 1, size - 1]), size, make_rng(1, "test", number))
+        counts[np.arange(3), found * 32 // size] += 1
+    expected = 1000 / 32
+    assert (((counts - expected) ** 2 / expected).sum(axis=1) < 31 + 5 * 62**0.5).all()
+
+
+@pytest.mark.parametrize("size", [SMALL + 1, 2**15, 2**15 + 1, 50_000])
+def test_few_passes_find_an_item(size, monkeypatch):
+    mixed, passes = feistel._mix, []
+    monkeypatch.setattr(
+        feistel, "_mix", lambda values, *rest: passes.append(len(values)) or mixed(values, *rest)
+    )
+    whole(size)
+    assert sum(passes) <= 2 ** (size - 1).bit_length() < 2 * size
+
+
+@pytest.mark.parametrize("size", [1, SMALL, SMALL + 1, 3 * PIECE + 7])
+def test_a_part_is_a_part_of_the_whole(size):
+    order = whole(size)
+    some = make_rng(0, "some").integers(size, size=50)
+    assert np.array_equal(permute(some, size, make_rng(0, "test")), order[some])
+    empty = permute(np.zeros(0, np.int64), size, make_rng(0, "test"))
+    assert empty.dtype == order.dtype == np.int64
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize("size", [10, SMALL + 1])
+def test_positions_outside_are_refused(size):
+    for least, most in ((-1, 0), (0, size)):
+        with pytest.raises(IndexError, match=rf"\[0, {size}\), got {least} to {most}"):
+            permute(np.array([most, least]), size, make_rng(0, "test"))
+
+
+def test_a_cycle_is_one_permutation_after_the_other():
+    found = cycle(np.arange(35), 7, 3, "test", 5).reshape(5, 7)
+    assert np.array_equal(np.sort(found), np.tile(np.arange(7), (5, 1)))
+    assert len({turn.tobytes() for turn in found}) > 1
+    mixed = make_rng(0, "mix").permutation(35)
+    assert np.array_equal(cycle(mixed, 7, 3, "test", 5), found.ravel()[mixed])
+    assert len(cycle(np.zeros(0, np.int64), 7, 3, "test")) == 0
+
+
+def test_a_subset_that_spans_two_permutations_is_uniform():
+    """With 30 of 100 every fourth visit crosses a border; what it takes of the next permutation is none of what it had, and else any alike."""
+    taken = np.zeros((100, 100))
+    for seed in range(400):
+        visit = balanced_subset(3, 30, 100, seed, "test")
+        assert len(np.unique(visit)) == 30
+        taken[np.ix_(visit, visit)] += 1
+    together = taken[np.triu_indices(100, 1)]
+    # Pairs are taken together by chance, 30 x 29 / (100 x 99) of the time.
+    expected = 400 * 30 * 29 / (100 * 99)
+    assert abs(together.mean() - expected) < 1e-9
+    assert together.var() < 1.3 * expected
+
+
+def test_equal_labels_are_grouped():
+    assert [(label, there.tolist()) for label, there in group_by_label(np.array([2, 0, 2, 5]))] == [
+        (0, [1]),
+        (2, [0, 2]),
+        (5, [3]),
+    ]
+    assert list(group_by_label(np.zeros(0, np.int64))) == []

@@ -1,0 +1,175 @@
+"""Random permutations, held in memory or evaluated on demand."""
+
+import time
+import tracemalloc
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import SampleTable
+from gigamask.rng import make_rng
+from gigamask.samplers import random
+from gigamask.samplers.random import LARGE, LazyShuffle, Random, bucket_shuffled
+
+ITEMS = SampleTable(1000, {})
+SIZE = 40_000
+
+
+def excess(counts: np.ndarray) -> float:
+    """How many standard deviations the chi-square statistic of equally likely counts lies above its mean."""
+    expected = counts.sum() / counts.size
+    return (((counts - expected) ** 2 / expected).sum() - counts.size) / np.sqrt(2 * counts.size)
+
+
+def test_nothing_is_left_of_the_order_of_the_items():
+    order = Random().order(ITEMS, 0, None)
+    # A random permutation's correlation with the identity has a standard deviation of 1/sqrt(n) = .03.
+    assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
+
+
+@pytest.mark.parametrize(("buckets", "piece"), [(2, 2**18), (256, 2**18), (2, 3)])
+def test_all_permutations_are_equally_likely_in_buckets(buckets, piece, monkeypatch):
+    monkeypatch.setattr(random, "BUCKETS", buckets)
+    monkeypatch.setattr(random, "PIECE", piece)
+    generator = make_rng(0, "test")
+    numbers = {each: number for number, each in enumerate(permutations(range(4)))}
+    counts = np.bincount(
+        [
+            numbers[tuple(bucket_shuffled(np.arange(4), generator).tolist())]
+            for _ in range(2400 if buckets == 256 else 6000)
+        ],
+        minlength=24,
+    )
+    assert excess(counts) < 4
+
+
+def test_large_orders_use_buckets_and_are_as_good():
+    orders = [Random().order(SampleTable(LARGE, {}), epoch, None) for epoch in (0, 1)]
+    for order in orders:
+        assert order.dtype == np.int32
+        assert np.array_equal(np.bincount(order, minlength=LARGE), np.ones(LARGE))
+        # As many items stay at their place as would by chance, 1 on average.
+        assert (order == np.arange(LARGE)).sum() < 7
+        blocks = np.bincount(
+            np.arange(LARGE) * 64 // LARGE * 64 + order * 64 // LARGE, minlength=64 * 64
+        )
+        assert excess(blocks) < 4
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / LARGE**0.5
+    assert abs(np.corrcoef(*orders)[0, 1]) < 5 / LARGE**0.5
+    assert np.array_equal(orders[1], Random().order(SampleTable(LARGE, {}), 1, None))
+
+
+@pytest.mark.parametrize("count", [1_000_000, LARGE])
+def test_an_epoch_costs_about_what_numpy_needs_to_shuffle(count):
+    """At SA-1B's 11.2 million images that is 0.4 seconds."""
+
+    def cost(make):
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            make()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    items = SampleTable(count, {})
+    assert cost(lambda: Random().order(items, 0, None)) < 3 * cost(
+        lambda: np.random.default_rng(0).permutation(items.count)
+    )
+
+
+def test_what_examples_do_repeats_and_misses_items_and_this_does_not():
+    """They multiply by a constant, and take the remainder of a power of two, then that of the number of items."""
+    count = 30_000
+    hashed = (np.arange(count) * 2654435761 + 42) % 2**32 % count
+    counts = np.bincount(hashed, minlength=count)
+    assert (counts == 0).sum() > 2000
+    assert counts.max() > 1
+    assert (
+        np.bincount(
+            LazyShuffle().order(SampleTable(count, {}, 42), 0, None)[np.arange(count)],
+            minlength=count,
+        )
+        == 1
+    ).all()
+
+
+def test_seeds_and_epochs_are_unrelated():
+    orders = [
+        LazyShuffle().order(SampleTable(SIZE, {}, seed), epoch, None)[np.arange(SIZE)]
+        for seed in (0, 1, 2)
+        for epoch in (0, 1, 2)
+    ]
+    assert np.abs(np.corrcoef(orders)[np.triu_indices(9, 1)]).max() < 5 / SIZE**0.5
+
+
+def test_a_billion_items_take_no_memory_and_no_time():
+    items = SampleTable(1_100_000_000, {})
+    LazyShuffle().order(SampleTable(SIZE, {}), 0, None)[np.arange(256)]
+    tracemalloc.start()
+    start = time.process_time()
+    order = LazyShuffle().order(items, 3, None)
+    batch = order[np.arange(256) + 1_099_999_744]
+    elapsed_s, (_, peak_bytes) = time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(order) == items.count
+    assert len(np.unique(batch)) == 256
+    assert batch.max() > 2**29
+    assert batch.max() < items.count
+    assert elapsed_s < 0.5
+    assert peak_bytes < 200_000
+
+
+def chunked(count: int, chunk: int, epoch: int = 0, seed: int = 0) -> np.ndarray:
+    return LazyShuffle(chunk).order(SampleTable(count, {}, seed), epoch, None)[np.arange(count)]
+
+
+def test_chunks_follow_each_other_whole_and_shuffled():
+    chunks = chunked(20_000, 1000).reshape(20, 1000)
+    assert (chunks // 1000 == chunks[:, :1] // 1000).all()
+    visited = chunks[:, 0] // 1000
+    assert sorted(visited) == list(range(20))
+    assert visited.tolist() != list(range(20))
+    within = chunks % 1000
+    # Correlations of random permutations of 1,000 have a standard deviation of .03.
+    assert np.abs(np.corrcoef([*within, np.arange(1000)])[np.triu_indices(21, 1)]).max() < 0.16
+
+
+def test_a_short_last_chunk_comes_at_any_place():
+    places = [int(np.flatnonzero(chunked(45, 10, epoch) >= 40)[0]) for epoch in range(200)]
+    counts = np.bincount(places, minlength=41)
+    assert counts[::10].sum() == 200
+    assert counts[::10].min() > 20  # 40 are expected
+    for epoch in range(20):
+        order = chunked(45, 10, epoch)
+        short = np.flatnonzero(order >= 40)
+        assert np.array_equal(short, np.arange(short[0], short[0] + 5))
+
+
+def test_every_chunk_comes_at_any_place():
+    counts = np.zeros((4, 4))
+    for epoch in range(400):
+        counts[np.arange(4), chunked(38, 10, epoch)[[0, 37, 9, 28]] // 10] += 1
+    assert counts[0].min() > 65  # 100 are expected
+    assert counts[1].min() > 65
+
+
+def test_a_billion_items_in_chunks_take_the_memory_of_a_chunk_at_most():
+    items = SampleTable(1_100_000_000, {})
+    LazyShuffle(100_000).order(SampleTable(1_000_000, {}), 0, None)[np.arange(256)]
+    tracemalloc.start()
+    start = time.process_time()
+    order = LazyShuffle(100_000).order(items, 2, None)
+    straddling = order[np.arange(256) + 99_900]
+    elapsed_s, (_, peak_bytes) = time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(order) == items.count
+    assert 1 <= len(np.unique(straddling // 100_000)) <= 2
+    assert elapsed_s < 0.5
+    assert peak_bytes < 8 * 100_000
+
+
+def test_a_chunk_has_an_item():
+    with pytest.raises(GigamaskError, match=r"chunk must be .*\(got 0\)"):
+        LazyShuffle(chunk=0)

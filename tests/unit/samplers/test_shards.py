@@ -1,0 +1,189 @@
+"""The samplers that depend on the tar or node of an item."""
+
+import numpy as np
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import SampleTable
+from gigamask.samplers import shards
+from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset, tar_spans
+from tests.orders import listed
+
+
+def items_of(sizes: list[int]) -> SampleTable:
+    return SampleTable(sum(sizes), {"tar": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)})
+
+
+FOUR = items_of([50, 3, 0, 20])
+
+
+def tars_of(order: np.ndarray, items: SampleTable) -> np.ndarray:
+    """The tar of each run of neighbours that lie in the same one."""
+    numbers = items.columns["tar"][order]
+    return numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
+
+
+def test_spans_leave_out_tars_without_items():
+    firsts, sizes = tar_spans(FOUR, TarSubset())
+    assert firsts.tolist() == [0, 50, 53]
+    assert sizes.tolist() == [50, 3, 20]
+    assert [len(each) for each in tar_spans(items_of([]), TarSubset())] == [0, 0]
+
+
+def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
+    orders = [TarSubset(10).order(FOUR, epoch, None) for epoch in range(12)]
+    for order in orders:
+        assert sorted(tars_of(order, FOUR)) == [0, 1, 3]
+        assert np.bincount(FOUR.columns["tar"][order]).tolist() == [10, 3, 0, 10]
+        assert len(np.unique(order)) == 23
+    assert len({tuple(tars_of(order, FOUR)) for order in orders}) > 2
+    assert any((np.diff(order) < 0).sum() > 5 for order in orders)
+
+
+def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
+    found = [
+        order[order >= 53] for order in (TarSubset(40).order(FOUR, epoch, None) for epoch in (0, 1))
+    ]
+    assert all(sorted(each) == list(range(53, 73)) for each in found)
+    assert all((np.diff(each) == 1).sum() < 6 for each in found)
+    assert not np.array_equal(*found)
+
+
+def test_streaming_shuffles_a_tar_anew_in_each_pass():
+    items = items_of([30] * 12)
+    first, second = (StreamingTars(12).order(items, epoch, None) for epoch in (0, 1))
+    for tar in range(12):
+        assert not np.array_equal(first[first // 30 == tar], second[second // 30 == tar])
+
+
+def test_balanced_mixes_the_tars():
+    assert len(tars_of(TarSubset(10, mixed=True).order(FOUR, 0, None), FOUR)) > 12
+
+
+def test_streaming_passes_have_an_order_of_their_own():
+    items = items_of([30] * 12)
+    orders = [StreamingTars(12).order(items, epoch, None) for epoch in range(2)]
+    assert not np.array_equal(*(tars_of(order, items) for order in orders))
+    assert (np.diff(orders[0]) == 1).mean() < 0.2
+
+
+def test_streaming_has_a_position_even_where_the_average_tar_is_small():
+    assert len(StreamingTars(1).order(items_of([1, 1, 1]), 0, None)) == 1
+
+
+def test_streaming_looks_at_the_tars_it_visits_only(monkeypatch):
+    drawn, before = [], shards.draw
+    monkeypatch.setattr(shards, "draw", lambda *name: drawn.append(name) or before(*name))
+    StreamingTars(3).order(items_of([20] * 500), 7, None)
+    assert len(drawn) == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: TarSubset(per_tar=0), r"per_tar must be .*\(got 0\)"),
+        (lambda: TarSubset(per_tar=-1), r"per_tar must be .*\(got -1\)"),
+        (lambda: StreamingTars(tars=0), r"tars must be .*\(got 0\)"),
+        (
+            lambda: TarSubset().order(SampleTable(3, {"scene": np.zeros(3)}), 0, None),
+            "TarSubset needs the column 'tar'.*scene",
+        ),
+    ],
+)
+def test_invalid_fields_and_missing_columns_raise(make, line):
+    with pytest.raises(GigamaskError, match=line):
+        make()
+
+
+def whole(sampler: Sharded, items: SampleTable, epoch: int = 0) -> np.ndarray:
+    return listed(sampler.order(items, epoch, None))
+
+
+def items_with(sizes: list[int], **columns: list) -> SampleTable:
+    return SampleTable(
+        sum(sizes),
+        {"tar": np.repeat(np.arange(len(sizes)), sizes)}
+        | {name: np.array(values) for name, values in columns.items()},
+    )
+
+
+def test_tars_are_dealt_out_in_blocks():
+    items = items_with([4, 3, 2, 5, 1])
+    order = whole(Sharded(2), items).reshape(-1, 2)
+    # 0, 1, 2 lie on node 0 and 3, 4 on node 1: t * 2 // 5.
+    assert len(order) == 9
+    assert sorted(order[:, 0]) == list(range(9))
+    assert sorted(set(order[:, 1])) == list(range(9, 15))
+    assert sorted(order[:6, 1]) == list(range(9, 15))
+
+
+def test_a_column_may_say_where_items_lie():
+    items = items_with([6], node=[1, 0, 1, 1, 0, 1])
+    order = whole(Sharded(2, "node"), items).reshape(-1, 2)
+    assert len(order) == 4
+    assert sorted(order[:, 1]) == [0, 2, 3, 5]
+    assert set(order[:, 0]) == {1, 4}
+
+
+def test_a_node_with_fewer_items_goes_on_where_it_was():
+    items = items_with([10, 3])
+    sampler = Sharded(2)
+    visits = np.concatenate([whole(sampler, items, epoch)[1::2] for epoch in range(3)])
+    assert np.array_equal(np.sort(visits.reshape(10, 3)), np.tile([10, 11, 12], (10, 1)))
+
+
+def test_ranks_numbered_across_nodes_meet_their_own_items_only():
+    items, nodes, world = items_with([5, 9, 2, 7, 4, 4]), 3, 6
+    sequence = np.concatenate([whole(Sharded(nodes), items, epoch) for epoch in range(4)])
+    for rank in range(world):
+        node = rank % nodes
+        assert set(items.columns["tar"][sequence[rank::world]]) == {2 * node, 2 * node + 1}
+
+
+def test_one_node_has_all():
+    assert np.array_equal(np.sort(whole(Sharded(), items_with([3, 4]))), np.arange(7))
+
+
+def test_more_nodes_than_a_byte_can_number():
+    count = 700
+    items = items_with([count], node=list(range(count))[::-1])
+    assert np.array_equal(whole(Sharded(count, "node"), items), np.arange(count)[::-1])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "column", "line"),
+    [
+        (0, None, r"nodes must be .*\(got 0\)"),
+        (3, None, "node [012] of 3 has no items"),
+        (3, "node", "node 2 of 3 has no items"),
+        (1, "node", r"column 'node' .*from 0 to 0 \(got 1 at item 1\)"),
+        (2, "low", r"column 'low' .*from 0 to 1 \(got -1 at item 0\)"),
+        (2, "half", r"column 'half' .*from 0 to 1 \(got 0.5 at item 2\)"),
+        (2, "none", "Sharded needs the column 'none'.*tar, node, low, half"),
+    ],
+)
+def test_invalid_nodes_raise(nodes, column, line):
+    items = items_with([2, 1], node=[0, 1, 1], low=[-1, 0, 1], half=[0, 1, 0.5])
+    with pytest.raises(GigamaskError, match=line):
+        Sharded(nodes, column).order(items, 0, None)
+
+
+def test_a_tar_without_items_still_lies_on_its_node():
+    """Filters must not move a tar to another machine: of four tars, the first of which has nothing to train on, the third lies on the second node."""
+    items = SampleTable(6, {"tar": np.array([1, 1, 2, 2, 3, 3])}, tars=4)
+    order = Sharded(nodes=2).order(items, 0, None)[np.arange(8)]
+    assert set(items.columns["tar"][order[::2]]) == {1}
+    assert set(items.columns["tar"][order[1::2]]) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("batch", "nodes", "line"),
+    [
+        (6, 1, r"^--batch-size must be a multiple of --sampler.nodes 4 \(got 6\)$"),
+        (8, 3, r"^--sampler.nodes must be a multiple of the 3 nodes in use \(got 4\)"),
+    ],
+)
+def test_machines_that_would_read_what_others_hold_are_refused(batch, nodes, line):
+    Sharded(nodes=4).check(8, 8, 2)
+    with pytest.raises(GigamaskError, match=line):
+        Sharded(nodes=4).check(batch, 12, nodes)

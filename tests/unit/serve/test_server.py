@@ -1,0 +1,64 @@
+"""Where the page listens: on loopback addresses without a token, on others never without one."""
+
+import socket
+
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.serve import server
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_on_this_machine_alone_no_token_is_asked_for(host):
+    policy = server.security_policy(host, None, ())
+    assert policy.token is None
+    assert not policy.any_ip_address
+    assert policy.allows_host(f"[{host}]:80" if ":" in host else f"{host}:80")
+    assert not policy.allows_host("evil.example")
+    assert not policy.allows_host("10.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some.name"])
+def test_elsewhere_a_token_is_made_up_each_time(host):
+    policys = [server.security_policy(host, None, ("Proxy.example",)) for _ in range(2)]
+    assert len(policys[0].token) == 32
+    assert policys[0].token != policys[1].token
+    assert policys[0].allows_host("10.0.0.7:1")
+    assert policys[0].allows_host("proxy.example")
+    assert not policys[0].allows_host("evil.example")
+
+
+def test_a_token_of_ones_own_is_asked_for_on_this_machine_too():
+    assert (
+        server.security_policy("127.0.0.1", "x" * 16, ()).token
+        == server.security_policy("0.0.0.0", "x" * 16, ()).token
+        == "x" * 16
+    )
+
+
+def test_the_address_is_what_a_browser_opens():
+    with server.bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert server.page_url(listener, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
+        assert (
+            server.page_url(listener, "localhost", "abc") == f"http://localhost:{port}/?token=abc"
+        )
+    with server.bind("0.0.0.0", 0) as listener:
+        assert socket.gethostname() in server.page_url(listener, "0.0.0.0", "abc")
+
+
+def test_an_address_that_is_taken_or_none_is_a_fault():
+    with server.bind("127.0.0.1", 0) as first:
+        first.listen()
+        with (
+            pytest.raises(GigamaskError, match="another --port"),
+            server.bind("127.0.0.1", first.getsockname()[1]),
+        ):
+            pass
+    with (
+        pytest.raises(GigamaskError, match="is no address"),
+        server.bind("no.such.host.invalid", 0),
+    ):
+        pass
+    with pytest.raises(GigamaskError, match="cannot be listened on"), server.bind("192.0.2.1", 0):
+        pass

@@ -1,0 +1,279 @@
+"""Masks are those of the predictor, prompts are given one by one as in training, and wrong input is refused."""
+
+import io
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.grounding.inference import GroundingPredictor, GroundingResult
+from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.predictor import SamPredictor
+from gigamask.masks.rle import RLEMasks
+from gigamask.serve import session as sessions
+from gigamask.serve.session import NotFoundError, PromptStep, Session, masks_to_json, upright
+
+
+def picture(height=40, width=60, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def png(pixels) -> bytes:
+    raw = io.BytesIO()
+    Image.fromarray(pixels).save(raw, "PNG")
+    return raw.getvalue()
+
+
+def masks_of(answers):
+    return [
+        RLEMasks.from_coco(
+            [each["segmentation"]["counts"]], tuple(each["segmentation"]["size"])
+        ).to_dense()[0]
+        for each in answers
+    ]
+
+
+def test_three_answers_to_one_prompt_are_the_predictors_best_first(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    found = session.predict(key, [PromptStep(point=(20.0, 10.0))])
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    masks, iou, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    order = np.argsort(-iou, kind="stable")
+    assert [each["number"] for each in found] == order.tolist()
+    assert [each["predicted_iou"] for each in found] == pytest.approx(iou[order].tolist(), abs=1e-4)
+    for mine, each, number in zip(masks_of(found), found, order, strict=True):
+        assert (mine == masks[number]).all()
+        assert each["area"] == masks[number].sum()
+
+
+def test_a_further_prompt_sees_the_answer_that_was_chosen(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    points, labels = np.array([[20.0, 10.0], [50.0, 30.0]]), np.array([1, 0])
+    _, iou, low = predictor.predict(points[:1], labels[:1])
+    steps = [PromptStep(point=(20.0, 10.0)), PromptStep(point=(50.0, 30.0), foreground=False)]
+    for chosen, fed in ((None, int(iou.argmax())), (0, 0), (2, 2)):
+        [found] = session.predict(key, [replace(steps[0], chosen=chosen), steps[1]])
+        masks, score, _ = predictor.predict(
+            points, labels, mask_input=low[fed][None], multimask_output=False
+        )
+        assert found["predicted_iou"] == pytest.approx(float(score[0]), abs=1e-4)
+        assert (masks_of([found])[0] == masks[0]).all()
+
+
+def test_a_box_is_asked_with_the_points_and_the_last_box_counts(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
+    _, iou, low = predictor.predict(box=np.array(boxes[0]))
+    found = session.predict(
+        key, [PromptStep(box=boxes[0]), PromptStep(box=boxes[1])], multimask_output=None
+    )
+    masks, _, _ = predictor.predict(
+        box=np.array(boxes[1]), mask_input=low[int(iou.argmax())][None], multimask_output=False
+    )
+    assert len(found) == 1
+    assert (masks_of(found)[0] == masks[0]).all()
+    assert (
+        len(
+            session.predict(
+                key,
+                [PromptStep(box=boxes[0]), PromptStep(point=(12.0, 12.0))],
+                multimask_output=True,
+            )
+        )
+        == 3
+    )
+
+
+def test_what_was_asked_before_is_not_asked_again(session, monkeypatch):
+    key = session.open(png(picture()), "a")["id"]
+    steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
+    first = session.predict(key, steps)
+    asked, decode = [], session.model.decode
+    monkeypatch.setattr(session.model, "decode", lambda *given: asked.append(1) or decode(*given))
+    assert session.predict(key, steps) == first
+    assert not asked
+    session.predict(key, steps[:3])
+    assert not asked
+    session.predict(key, [*steps, PromptStep(point=(9.0, 9.0))])
+    assert len(asked) == 1
+
+
+def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(session):
+    told = session.open(png(picture()), "a")
+    assert told == {"id": told["id"], "name": "a", "height": 40, "width": 60, "masks": None}
+    assert session.embed(told["id"])["cached"] is False
+    assert session.embed(told["id"])["cached"] is True
+    assert session.open(png(picture()), "b")["id"] == told["id"]
+    assert session.open(png(picture(seed=1)), "a")["id"] != told["id"]
+
+
+def test_the_oldest_pictures_are_let_go(session, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_CACHED_BYTES", 3 * 40 * 60 * 3)
+    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(4)]
+    session.jpeg(keys[3])
+    with pytest.raises(NotFoundError, match="no longer cached"):
+        session.jpeg(keys[0])
+
+
+def test_pictures_are_shown_while_the_model_is_at_work(session):
+    key = session.open(png(picture()), "a")["id"]
+    with session._model_lock:
+        assert session.jpeg(key)
+        assert session.open(png(picture(seed=1)), "b")["id"] != key
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_shown_upright(orientation):
+    pixels = picture(16, 32)
+    raw, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(raw, "PNG", exif=exif)
+    turned = {
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.transpose(1, 0, 2),
+        6: np.rot90(pixels, -1),
+        7: np.rot90(pixels, 2).transpose(1, 0, 2),
+        8: np.rot90(pixels),
+    }
+    assert (upright(pixels, raw.getvalue()) == turned[orientation]).all()
+
+
+def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_of_it(session):
+    pixels, raw, exif = picture(16, 32), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(raw, "PNG", exif=exif)
+    own = RLEMasks.from_dense(np.eye(16, 32, dtype=bool)[None])
+    told = session.open(raw.getvalue(), "tar:a", own)
+    assert (told["height"], told["width"], told["masks"]) == (16, 32, 1)
+    [found] = session.all_masks(told["id"])
+    assert found["area"] == 16
+    assert (masks_of([found])[0] == np.eye(16, 32, dtype=bool)).all()
+    assert session.open(raw.getvalue(), "a")["height"] == 32
+
+
+def test_everything_is_found_by_asking_a_grid(model):
+    session = Session(
+        model,
+        mask_settings=AutomaticMaskConfig(
+            points_per_side=3, pred_iou_thresh=0.0, stability_score_thresh=0.0
+        ),
+    )
+    key = session.open(png(picture()), "a")["id"]
+    found = session.all_masks(key)
+    assert found
+    assert session.all_masks(key) == found
+
+
+def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
+    smooth = cv2.GaussianBlur(picture(64, 64), (31, 31), 0)
+    raw = session.jpeg(session.open(png(smooth), "a")["id"])
+    assert np.abs(simplejpeg.decode_jpeg(raw).astype(int) - smooth).mean() < 2
+    assert b"Exif" not in raw
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "0 prompts"),
+        ([PromptStep(point=(1.0, 1.0))] * 65, "65 prompts"),
+        ([PromptStep()], "either a point or a box"),
+        ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
+        ([PromptStep(point=(61.0, 1.0))], "outside of the image of 60 x 40"),
+        ([PromptStep(point=(float("nan"), 1.0))], "outside"),
+        ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
+        (
+            [PromptStep(point=(1.0, 1.0), chosen=5), PromptStep(point=(2.0, 2.0))],
+            "mask 5 was chosen of 3",
+        ),
+    ],
+)
+def test_prompts_that_are_none_are_refused(session, steps, words):
+    key = session.open(png(picture()), "a")["id"]
+    with pytest.raises(GigamaskError, match=words):
+        session.predict(key, steps)
+
+
+def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 100)
+    with pytest.raises(GigamaskError, match="40 x 60 pixels, at most 100"):
+        session.open(png(picture()), "a")
+    with pytest.raises(CorruptSampleError, match="no JPEG"):
+        session.open(b"<svg onload=alert(1)>", "a")
+
+
+class Asks(GroundingPredictor):
+    """Says that masks fit in the order of their areas, the first `fitting` of them."""
+
+    def __init__(self, fitting):
+        self.fitting = fitting
+
+    def predict(self, pixels, masks, texts):
+        order = np.argsort(-masks.areas(), kind="stable")
+        return [GroundingResult(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.fitting)]
+
+
+@pytest.mark.parametrize(("fitting", "told"), [(0, 3), (1, 3), (4, 4)])
+def test_words_find_masks_of_the_picture(model, fitting, told):
+    dense = np.zeros((5, 40, 60), bool)
+    for number in range(4):
+        dense[number, : number + 1] = True
+    session = Session(model, Asks(fitting))
+    key = session.open(png(picture()), "a", RLEMasks.from_dense(dense))["id"]
+    found = session.find(key, "the widest")
+    assert (found["fitting"], found["candidates"], len(found["answers"])) == (
+        fitting,
+        4,
+        told,
+    )  # the empty one is none
+    assert [each["area"] for each in found["answers"]][:3] == [240, 180, 120]
+    assert found["answers"][0]["confidence"] == 0.9
+
+
+def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
+    key = session.open(png(picture()), "a")["id"]
+    with pytest.raises(GigamaskError, match="--words RUN"):
+        session.find(key, "red")
+    texts = Session(model, Asks(0))
+    key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
+    with pytest.raises(GigamaskError, match="none to choose from"):
+        texts.find(key, "red")
+    with pytest.raises(GigamaskError, match="301 letters"):
+        texts.find(key, "x" * 301)
+
+
+def test_described_masks_say_what_they_are():
+    masks = RLEMasks.from_dense(np.ones((1, 2, 3), bool))
+    assert masks_to_json(masks, {"stability": [0.123456]}) == [
+        {
+            "segmentation": {"size": [2, 3], "counts": "06"},
+            "area": 6,
+            "box": [0, 0, 2, 1],
+            "stability": 0.1235,
+        }
+    ]
+
+
+def test_an_untrained_models_unstable_empty_answers_have_scores_all_the_same(session, monkeypatch):
+    monkeypatch.setattr(
+        sessions, "stability", lambda logits, offset: torch.full((len(logits),), float("nan"))
+    )
+    key = session.open(png(picture()), "a")["id"]
+    assert [each["stability"] for each in session.predict(key, [PromptStep(point=(1.0, 1.0))])] == [
+        0.0
+    ] * 3

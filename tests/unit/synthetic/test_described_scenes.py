@@ -1,0 +1,48 @@
+"""Describable scenes as files: determined by seed and number, with queries that name the right masks."""
+
+from gigamask.cli.main import main
+from gigamask.data import index as indexes
+from gigamask.data import queries
+from gigamask.synthetic.described_scenes import compose_scene, write
+from tests.laws.test_described import answers
+
+
+def test_files_depend_on_seed_and_number_alone(tmp_path):
+    paths, asked = write(tmp_path / "one", 5, seed=3, shard_images=3)
+    assert [path.name for path in paths] == ["sa_000000.tar", "sa_000001.tar"]
+    held = queries.read(tmp_path / "one" / "queries.jsonl")
+    assert held == asked
+    assert {(query.tar, query.image) for query in held} == {
+        (f"sa_00000{number // 3}.tar", f"sa_{number}.jpg") for number in range(5)
+    }
+    write(tmp_path / "again", 3, seed=3, shard_images=3)
+    write(tmp_path / "again", 2, seed=3, shard_images=3, first=3)
+    for name in ("sa_000000.tar", "sa_000001.tar", "queries.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    (tmp_path / "again" / "sa_000001.tar").unlink()  # what others have written is not overwritten
+    write(tmp_path / "again", 2, seed=4, shard_images=3, first=3)
+    both = queries.read(tmp_path / "again" / "queries.jsonl")
+    assert [query for query in both if query.tar == "sa_000000.tar"] == [
+        query for query in held if query.tar == "sa_000000.tar"
+    ]
+    assert both != held
+
+
+def test_queries_name_the_right_masks_of_the_files(tmp_path):
+    index = indexes.build(write(tmp_path, 3, seed=1)[0], tmp_path / "index")
+    asked = queries.read(tmp_path / "queries.jsonl")
+    rows = queries.locate(asked, index)
+    scenes = [compose_scene(1, number) for number in range(3)]
+    for query, row in zip(asked, rows.tolist(), strict=True):
+        things = scenes[int(query.image[3:-4])].things
+        areas = index.masks["area"][index.mask_rows(row)][list(query.right)]
+        assert sorted(areas.tolist()) == sorted(
+            things[number].area for number in answers(query.text, things)
+        )
+
+
+def test_the_verb_writes_them(tmp_path, capsys):
+    assert main(["synth", str(tmp_path), "--images", "3", "--queries"]) == 0
+    assert f"{tmp_path}/queries.jsonl" in capsys.readouterr().out
+    assert main(["synth", str(tmp_path), "--images", "3", "--queries", "--crowded", "0.5"]) == 2
+    assert "--crowded is 0.5" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+from dataclasses import replace
+
+import pytest
+
+from gigamask import config_files as arguments
+from gigamask.config_files import (
+    TrainFlags,
+    config_files,
+    flags_of,
+    parse_train,
+    read_config,
+    resolve_resume,
+    save_config,
+)
+from gigamask.errors import GigamaskError
+from gigamask.parser import parse
+from gigamask.recipes import tiny
+from gigamask.training.sam_config import SamTrainConfig
+from tests.little import little
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--stepz", "4"],
+            r"--stepz.*perhaps you meant --steps; see 'gigamask train tiny --help'$",
+        ),
+        (["--steps", "ten"], r"^--steps .*whole number.*'ten'; see 'gigamask train tiny --help'$"),
+        (["--optimizer.lr", "high"], r"^--optimizer.lr .*number.*'high'"),
+        (["--lr=high"], r"^--optimizer.lr .*number.*'high'"),
+        (["--optimizer.betas", "0.9", "x"], r"^--optimizer.betas .*'0.9 x'"),
+        (["--profile", "few"], r"^--profile .*whole number.*'few'"),
+        (["--model.depth", "0"], r"^--model: depth is 0"),
+        (["more"], r"'more'"),
+        (["--learning-rate", "1"], r"--learning-rate; perhaps you meant --lr;"),
+        (["--batch", "4"], r"--batch; perhaps you meant --batch-size;"),
+        (["--workers=4"], r"--workers; perhaps you meant --num-workers;"),
+        (["--weight-decay", "0"], r"--weight-decay; perhaps you meant --optimizer.weight-decay;"),
+        (["--aug", "flip"], r"--aug; perhaps you meant --loader.augment;"),
+        (["--fp16"], r"--fp16; perhaps you meant --precision fp16;"),
+        (["--steps", "3", "--epochs", "2"], r"--epochs and --steps"),
+        (["--epochs", "0"], r"^--epochs is 0"),
+        (["--precision", "fp8"], r"^--precision is 'fp8'; .*auto, fp32, bf16, fp16"),
+        (["--seed"], r"^--seed needs a value"),
+    ],
+)
+def test_wrong_flags_are_one_line(words, message):
+    with pytest.raises(GigamaskError, match=message) as fault:
+        parse_train(["tiny", *words])
+    assert "\n" not in str(fault.value)
+    assert "│" not in str(fault.value)
+
+
+def test_leaves_are_flags():
+    run = parse_train(
+        [
+            "tiny",
+            "--data",
+            "a.tar",
+            "b.tar",
+            "--loader.filters.min-area",
+            "9",
+            "--loader.half-scale",
+            "--optimizer.betas",
+            "0.8",
+            "0.9",
+        ]
+    ).run
+    assert run.data == ("a.tar", "b.tar")
+    assert run.loader.filters.min_area == 9
+    assert run.loader.half_scale
+    assert run.optimizer.betas == (0.8, 0.9)
+    assert replace(run, data=(), loader=tiny().loader, optimizer=tiny().optimizer) == tiny()
+
+
+def test_short_names_mean_the_flags_of_a_section(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text("lr: 1e-4\nnum_workers: 0\n")
+    run = parse_train(["tiny", "--config", str(file), "--lr", "2e-4"]).run
+    assert (run.optimizer.lr, run.loader.workers) == (2e-4, 0)
+
+
+def test_files_come_before_flags_and_may_nest(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "steps: 7\noptimizer:\n  lr: 1e-4\n  clip_norm: null\nloading.half-scale: true\ndata: [x.tar]\n"
+    )
+    run = parse_train(["tiny", "--steps", "9", "--config", str(file)]).run
+    assert (
+        run.steps,
+        run.optimizer.lr,
+        run.optimizer.grad_clip,
+        run.loader.half_scale,
+        run.data,
+    ) == (9, 1e-4, None, True, ("x.tar",))
+    assert config_files(["--config", "a", "b", "--steps", "1", "--config=c"]) == ["a", "b", "c"]
+
+
+def test_files_that_are_no_configuration(tmp_path):
+    with pytest.raises(GigamaskError, match=r"none.yaml.*No such file or directory"):
+        read_config(str(tmp_path / "none.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(GigamaskError, match=r"bad.yaml: is no YAML"):
+        read_config(str(tmp_path / "bad.yaml"))
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(GigamaskError, match=r"list.yaml"):
+        read_config(str(tmp_path / "list.yaml"))
+    (tmp_path / "odd.yaml").write_text("optimizer.lrr: 1")
+    with pytest.raises(GigamaskError, match=r"--optimizer.lrr; perhaps you meant --optimizer.lr;"):
+        parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        little(),
+        tiny(),
+        replace(little(), optimizer=replace(little().optimizer, grad_clip=None), init="w.pth"),
+    ],
+)
+def test_a_saved_run_reloads_equal(tmp_path, run):
+    run = replace(
+        run,
+        out=str(tmp_path / "run"),
+        data=("a b.tar", "c.tar"),
+        loader=replace(run.loader, half_scale=True),
+    )
+    save_config(run)
+    assert arguments.load_config(run.out) == run
+    assert (tmp_path / "run" / "origin.jsonl").read_text().count("\n") == 1
+
+
+def test_what_train_wants(tmp_path):
+    for words in ([], ["--steps", "3"]):
+        with pytest.raises(
+            GigamaskError, match=r"sam_vit_b.*sam_vit_l.*sam_vit_h.*file.py:function"
+        ):
+            parse_train(words)
+    with pytest.raises(GigamaskError, match="--resume"):
+        parse_train(["--resume"])
+    with pytest.raises(GigamaskError, match=r"no config.yaml"):
+        parse_train(["--resume", str(tmp_path)])
+    with pytest.raises(GigamaskError, match=r"'huge'"):
+        parse_train(["huge"])
+
+
+def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
+    run = replace(little(), out=str(tmp_path / "run"), data=("x.tar",))
+    save_config(run)
+    flags = parse_train(["--resume", run.out, "--steps", "11"])
+    assert resolve_resume(flags.run, False) == (replace(run, steps=11), {}), (
+        "without a checkpoint there is nothing to differ from"
+    )
+    (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
+    assert resolve_resume(flags.run, False) == (replace(run, steps=11), {"steps": (4, 11)})
+    with pytest.raises(GigamaskError, match="shape"):
+        resolve_resume(
+            parse_train(
+                ["--resume", run.out, "--model.depth", "3", "--model.global-attn-indexes", "1"]
+            ).run,
+            False,
+        )
+
+
+def test_help_exits_with_0(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        parse(TrainFlags, ["--help"], "gigamask train tiny", TrainFlags(tiny()))
+    assert not leaving.value.code
+    assert "--loader.max-masks" in capsys.readouterr().out
+
+
+def test_a_flag_that_says_what_is_so_anyway_is_left_out():
+    run = SamTrainConfig("r", data=("x",))
+    assert flags_of(
+        {"steps": "1000", "data": ["x"], "device": "cpu", "loader.half-scale": "false"}, run
+    ) == ["--device", "cpu"]

@@ -1,0 +1,93 @@
+import subprocess
+import sys
+
+import pytest
+
+from gigamask import recipes
+from gigamask.errors import GigamaskError
+from gigamask.training.schedule import WarmupMultiStep
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "batch", "lr", "layer_decay", "drop_path", "dim"),
+    [
+        ("sam_vit_b", 180_000, 128, 8e-4, 0.6, 0.6, 768),
+        ("sam_vit_l", 180_000, 128, 4e-4, 0.8, 0.4, 1024),
+        ("sam_vit_h", 90_000, 256, 8e-4, 0.8, 0.4, 1280),
+    ],
+)
+def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, drop_path, dim):
+    run = recipes.find(name)()
+    assert (
+        run.recipe,
+        run.steps,
+        run.batch_size,
+        run.model.embed_dim,
+        run.model.drop_path_rate,
+    ) == (name, steps, batch, dim, drop_path)
+    assert (
+        run.optimizer.lr,
+        run.optimizer.layer_decay,
+        run.optimizer.betas,
+        run.optimizer.weight_decay,
+    ) == (lr, layer_decay, (0.9, 0.999), 0.1)
+    assert run.schedule == WarmupMultiStep(250, (2 / 3, 26 / 27), 0.1)
+    assert (run.loader.max_masks, run.prompts.rounds, run.prompts.box_prob) == (64, 11, 0.5)
+    assert (
+        run.loss.focal_weight,
+        run.loss.dice_weight,
+        run.loss.iou_weight,
+        run.loss.mask_supervision,
+    ) == (20, 1, 1, "best")
+    assert run.loader.filters.max_area == 0.9
+
+
+def test_every_recipe_says_what_it_is_and_can_be_found():
+    for recipe in recipes.BUILT_IN:
+        assert recipes.find(recipe.__name__) is recipe
+        verb = next(
+            verb
+            for verb, known in recipes.OF_VERB.items()
+            if recipe().verb == verb and recipe in known
+        )
+        assert f"gigamask {verb} {recipe.__name__} --" in recipe.__doc__
+        assert recipe().recipe == recipe.__name__
+
+
+def test_ones_own_file(tmp_path):
+    file = tmp_path / "own_recipe.py"
+    file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")
+    assert recipes.find(f"{file}:mine")() == recipes.tiny()
+    with pytest.raises(GigamaskError, match=r"own_recipe.py.*'broken'"):
+        recipes.find(f"{file}:broken")
+    (tmp_path / "recipe.txt").write_text("def mine(): ...")
+    with pytest.raises(GigamaskError, match=r"recipe.txt"):
+        recipes.find(f"{tmp_path}/recipe.txt:mine")
+    with pytest.raises(GigamaskError, match=r"gone.py"):
+        recipes.find(f"{tmp_path}/gone.py:mine")
+    (tmp_path / "raising.py").write_text("1 / 0")
+    with pytest.raises(GigamaskError, match=r"raising.py.*ZeroDivisionError"):
+        recipes.find(f"{tmp_path}/raising.py:mine")
+
+
+def test_recipes_and_flags_import_no_torch():
+    code = (
+        "import sys, gigamask.cli.main, gigamask.config_files, gigamask.losses.ohem as mining; from gigamask import recipes\n"
+        "[make() for make in recipes.BUILT_IN], mining.Hardest()\n"
+        "assert not {'torch', 'cv2', 'jaxtyping'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_ones_own_function_may_do_wrong(tmp_path):
+    file = tmp_path / "wrong_recipe.py"
+    file.write_text(
+        "from gigamask.training.config import Run\n\ndef bare():\n    return Run('bare')\n\ndef nothing():\n    pass\n"
+    )
+    with pytest.raises(GigamaskError, match=r"wrong_recipe.py:bare.*TypeError"):
+        recipes.make(f"{file}:bare")
+    with pytest.raises(
+        GigamaskError,
+        match=r"NoneType.*gigamask.training.sam_config.SamTrainConfig.*gigamask.training.mae_config",
+    ):
+        recipes.make(f"{file}:nothing")

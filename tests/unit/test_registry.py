@@ -1,0 +1,211 @@
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from gigamask import config_files, registry
+from gigamask.config_files import load_config, parse_train, resolve_resume, save_config
+from gigamask.data.augment import HorizontalFlip
+from gigamask.errors import GigamaskError
+from gigamask.recipes import tiny
+from gigamask.samplers.random import Random
+from gigamask.samplers.shards import Streamed
+from gigamask.training.config import check_resume
+from gigamask.training.optim import AdamW
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from gigamask.interfaces import Sampler
+
+@dataclass(frozen=True)
+class Backwards(Sampler):
+    skip: int = 1
+    '''items left out at the end'''
+
+    def order(self, items, epoch, ledger):
+        return np.arange(items.count)[::-1]
+
+@dataclass(frozen=True)
+class Unset(Sampler):
+    lanes: int
+    def order(self, items, epoch, ledger): ...
+
+class Unlike: ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own_sampler.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_word_chooses_a_part_and_flags_its_fields():
+    run = parse_train(
+        [
+            "tiny",
+            "--sampler",
+            "streamed",
+            "--sampler.lanes",
+            "4",
+            "--loader.augment=flip",
+            "--optimizer",
+            "adamw",
+        ]
+    ).run
+    assert run.sampler == Streamed(lanes=4)
+    assert run.loader.augment == HorizontalFlip()
+    assert type(run.optimizer) is AdamW
+
+
+def test_the_part_that_is_there_keeps_its_fields():
+    run = replace(tiny(), sampler=Streamed(lanes=7))
+    assert registry.select_components(run, {"sampler": "streamed"}) == run
+    assert registry.select_components(run, {"sampler": "random"}).sampler == Random()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--sampler"],
+            r"^--sampler wants a name: random, .*sharded, and file.py:Class for your own$",
+        ),
+        (["--sampler", "--seed"], r"^--sampler wants a name"),
+        (
+            ["--sampler", "streaming"],
+            r"^--sampler is 'streaming', known are random, .*sharded, and file.py:Class for your own; perhaps you meant streaming_tars$",
+        ),
+        (["--sampler", "none.py:My"], r"^none.py: no such file of Python's; name one of your own"),
+        (
+            ["--sampler", "{own}:Unlike"],
+            r"has no frozen dataclass 'Unlike' that is a gigamask.interfaces.Sampler; write one there$",
+        ),
+        (
+            ["--sampler", "{own}:Unset"],
+            r"Unset.lanes in .* has no default; give every field one, flags change them$",
+        ),
+        (["--sampler", "random", "--sampler.lanes", "2"], r"--sampler.lanes"),
+    ],
+)
+def test_names_that_name_nothing_are_one_line(own, words, message):
+    with pytest.raises(GigamaskError, match=message):
+        parse_train(["tiny", *(word.format(own=own) for word in words)])
+
+
+def test_a_class_of_ones_own_is_named_by_its_file(own, tmp_path):
+    run = parse_train(
+        [
+            "tiny",
+            "--sampler",
+            f"{own}:Backwards",
+            "--sampler.skip",
+            "3",
+            "--out",
+            str(tmp_path / "run"),
+            "--data",
+            "x",
+        ]
+    ).run
+    assert type(run.sampler).__name__ == "Backwards"
+    assert run.sampler.skip == 3
+    save_config(run)
+    assert load_config(run.out) == run
+
+
+def test_what_is_saved_is_what_comes_back(tmp_path):
+    run = parse_train(
+        [
+            "tiny",
+            "--sampler",
+            "streamed",
+            "--sampler.buffer",
+            "9",
+            "--schedule",
+            "cosine",
+            "--out",
+            str(tmp_path),
+            "--data",
+            "x",
+        ]
+    ).run
+    save_config(run)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"] == "streamed"
+    assert load_config(str(tmp_path)) == run
+
+
+def test_the_last_word_wins_over_files(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("sampler: streamed\nsampler.lanes: 5\n")
+    assert parse_train(["tiny", "--config", str(file)]).run.sampler == Streamed(lanes=5)
+    assert (
+        parse_train(["tiny", "--config", str(file), "--sampler", "random"]).run.sampler == Random()
+    )
+
+
+SAMPLER_FLAGS = {
+    "multi_level": ["ratio", "2", "1", "0"],
+    "distributed_balanced": ["ranks", "4"],
+    "tar_aware": ["per-tar", "100"],
+    "balanced_tar": ["per-tar", "1000"],
+    "chunked": ["chunk", "50"],
+    "stratified_granularity": ["per-stratum", "9"],
+    "relevance_diversity": ["per-stratum", "9"],
+    "multi_attribute": ["attributes", "domain", "region"],
+}
+
+
+@pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
+def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
+    field, *words = SAMPLER_FLAGS.get(name, [None])
+    flags = [f"--sampler.{field}", *words] if field else []
+    run = parse_train(
+        ["tiny", "--sampler", name, *flags, "--out", str(tmp_path), "--data", "x"]
+    ).run
+    assert registry.name_of_component("sampler", run.sampler) == name
+    assert registry.select_components(run, {"sampler": name}) == run
+    save_config(run)
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved["sampler"] == name
+    assert not field or saved[f"sampler.{field}"] == (words if len(words) > 1 else words[0])
+    assert load_config(str(tmp_path)) == run
+
+
+def test_presets_of_one_class_are_told_apart_by_their_fixed_fields():
+    samplers = {
+        name: registry.make_component("sampler", name) for name in registry.COMPONENTS["sampler"][1]
+    }
+    assert {
+        name: registry.name_of_component("sampler", value) for name, value in samplers.items()
+    } == {name: name for name in samplers}
+    # With other flags, a preset may become another one of its class; that one still gives the same sampler.
+    assert (
+        registry.name_of_component(
+            "sampler", replace(samplers["distributed_balanced"], ratio=(2, 1, 1))
+        )
+        == "multi_level"
+    )
+
+
+def test_another_kind_of_sampler_is_another_order():
+    saved = replace(tiny(), sampler=Random())
+    with pytest.raises(
+        GigamaskError,
+        match=r"--sampler was gigamask.samplers.random.Random .* and is .*Streamed now, which changes the data or its order",
+    ):
+        check_resume(saved, replace(saved, sampler=Streamed()), allow_data_change=False)
+
+
+def test_every_part_of_every_recipe_has_a_name():
+    for recipe in config_files.recipes.BUILT_IN:
+        run = recipe()
+        assert all(
+            name in registry.COMPONENTS[part][1]
+            for part, name in registry.component_names(run).items()
+        )
+        assert registry.select_components(run, registry.component_names(run)) == run
+    assert (
+        resolve_resume(parse_train(["tiny", "--data", "x", "--out", "never"]).run, False)[1] == {}
+    )

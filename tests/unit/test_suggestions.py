@@ -1,0 +1,40 @@
+import pytest
+
+from gigamask.cli import main
+from gigamask.suggestions import COMMANDS, FLAGS, suggest_command, suggest_flag
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        *(("predict", "segment"), ("Infer", "segment"), ("val", "evaluate"), ("test", "evaluate")),
+        *(("fit", "train"), ("finetune", "train"), ("viz", "serve"), ("gui", "serve")),
+        *(("generate", "synth"), ("info", "stats"), ("evalute", "evaluate"), ("zzz", None)),
+    ],
+)
+def test_suggest_command(word, command):
+    assert suggest_command(word, main.VERBS) == command
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        *(("--learning-rate", "--lr"), ("--base_lr", "--lr"), ("--LR", "--lr")),
+        *(("--bs", "--batch-size"), ("--batch_size", "--batch-size"), ("--max-steps", "--steps")),
+        *(("--workers", "--num-workers"), ("--amp", "--precision auto"), ("--name", "--out")),
+        *(("--betas", "--optimizer.betas"), ("--stepz=3", "--steps"), ("--zzz", None)),
+        *(("--checkpoint", "WEIGHTS, an argument without a flag"), ("--gpu", None)),
+    ],
+)
+def test_suggest_flag(flag, meant):
+    known = ["--lr", "--batch-size", "--steps", "--num-workers", "--precision", "--out"]
+    assert suggest_flag(flag, [*known, "--optimizer.betas"], ["weights"]) == meant
+
+
+def test_the_tables_name_what_exists_and_no_name_is_listed_twice():
+    assert COMMANDS.keys() <= set(main.VERBS)
+    tried = [name for names in COMMANDS.values() for name in names]
+    assert len(tried) == len(set(tried))
+    assert not set(tried) & set(main.VERBS)
+    for hint, names in FLAGS.items():
+        assert len(names) == len(set(names)), hint

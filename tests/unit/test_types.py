@@ -1,0 +1,106 @@
+"""The records' own acts: a batch of some masks alone, and a batch in its padded form."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamask.masks.rle import RLEMasks
+from gigamask.types import Batch, DataCursor, RandomInputs
+
+GRID = 12
+OF_MASKS = {"mask_image", "strata", "boxes_input", "mask_bounds", "mask_starts", "draws"}
+
+
+def batch_of(counts: list[int], seed: int) -> Batch:
+    """Images with so many masks each, of random pixels; some masks are empty or all of the grid."""
+    generator, masks = np.random.default_rng(seed), sum(counts)
+    share = generator.choice([0.0, 0.2, 0.5, 1.0], (masks, 1, 1))
+    runs = RLEMasks.from_dense(generator.random((masks, GRID, GRID)) < share)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(generator.random(shape, np.float32))
+
+    images = len(counts)
+    return Batch(
+        names=tuple(map(str, range(images))),
+        images=torch.from_numpy(generator.integers(256, size=(images, 3, 16, 16), dtype=np.uint8)),
+        input_sizes=torch.full((images, 2), 16),
+        batch_index=torch.from_numpy(generator.permutation(images)),
+        weights=drawn(images),
+        mask_image=torch.repeat_interleave(torch.tensor(counts, dtype=torch.int64)),
+        strata=torch.from_numpy(generator.integers(5, size=masks)),
+        boxes_input=drawn(masks, 4),
+        rle_bounds=torch.from_numpy(runs.bounds),
+        rle_offsets=torch.from_numpy(runs.starts),
+        mask_size=GRID,
+        random_inputs=RandomInputs(
+            drawn(masks), drawn(masks, 3, 2), drawn(masks, 4), drawn(images, 2, 2), drawn(images, 7)
+        ),
+        mask_only_round_u=0.5,
+        cursor=DataCursor(7),
+    )
+
+
+@given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 99), st.data())
+@settings(max_examples=80, deadline=None)
+def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
+    batch = batch_of(counts, seed)
+    chosen = sorted(data.draw(st.sets(st.integers(0, sum(counts) - 1)))) if sum(counts) else []
+    some = batch.select(torch.tensor(chosen, dtype=torch.int64))
+    assert torch.equal(some.dense(0, len(chosen)), batch.dense(0, sum(counts))[chosen])
+    for number, mask in enumerate(chosen):
+        assert torch.equal(some.dense(number, number + 1), batch.dense(mask, mask + 1)), (
+            "also one by one"
+        )
+    assert (int(some.rle_offsets[0]), int(some.rle_offsets[-1])) == (0, len(some.rle_bounds))
+    for name in ("mask_image", "strata", "boxes_input"):
+        assert torch.equal(getattr(some, name), getattr(batch, name)[chosen]), name
+    for name in ("first", "clicks", "box_noise"):
+        assert torch.equal(getattr(some.draws, name), getattr(batch.random_inputs, name)[chosen]), (
+            name
+        )
+    for name in ("drop_path", "patches"):
+        assert getattr(some.draws, name) is getattr(batch.random_inputs, name), "images stay"
+    assert all(
+        getattr(some, each.name) is getattr(batch, each.name)
+        for each in fields(Batch)
+        if each.name not in OF_MASKS
+    )
+    assert {name: getattr(some, name).dtype for name in OF_MASKS - {"draws"}} == {
+        name: getattr(batch, name).dtype for name in OF_MASKS - {"draws"}
+    }
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0], [3, 0, 2]])
+def test_all_masks_are_the_batch_and_none_leave_its_images(counts):
+    batch = batch_of(counts, 1)
+    every = batch.select(torch.arange(sum(counts)))
+    for name in OF_MASKS - {"draws"}:
+        assert torch.equal(getattr(every, name), getattr(batch, name)), name
+    none = batch.select(torch.arange(0))
+    assert none.dense(0, 0).shape == (0, GRID, GRID)
+    assert none.rle_offsets.tolist() == [0]
+    assert len(none.images) == len(counts)
+    assert none.select(torch.arange(0)).padded().mask_counts.tolist() == [0] * len(counts)
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 5], [2, 0, 4, 0], [0, 0], [1], []])
+def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
+    batch = batch_of(counts, 2)
+    padded, images, most = batch.padded(), len(counts), max(counts, default=0)
+    assert padded.mask_counts.tolist() == counts
+    assert (padded.masks.shape, padded.boxes_input.shape) == (
+        (images, most, GRID, GRID),
+        (images, most, 4),
+    )
+    assert torch.equal(padded.images, batch.images)
+    assert torch.equal(padded.input_sizes, batch.input_sizes)
+    real = torch.arange(most) < padded.mask_counts[:, None]
+    assert torch.equal(padded.masks[real], batch.dense(0, len(batch.mask_image)))
+    assert torch.equal(padded.boxes_input[real], batch.boxes_input)
+    assert not padded.masks[~real].any()
+    assert not padded.boxes_input[~real].any()

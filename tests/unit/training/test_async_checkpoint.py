@@ -1,0 +1,117 @@
+"""Saves that happen behind the training's back, and what becomes of those that fail."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.training.test_checkpoint import state_at
+
+from gigamask.training import async_checkpoint, checkpoint
+from gigamask.training.async_checkpoint import AsyncCheckpointer
+from gigamask.training.trainer import train
+from tests.laws.test_training import run_in, same
+from tests.little import little
+
+
+@pytest.fixture
+def run(tmp_path):
+    return replace(little(), out=str(tmp_path / "run"), data=("x",))
+
+
+def kept(run) -> list[str]:
+    return [path.name for path in checkpoint.complete(Path(run.out) / "checkpoints")]
+
+
+def test_what_is_written_is_the_state_when_it_was_asked(run, monkeypatch):
+    """The training goes on, and changes its state, while the thread is held up."""
+    write, go_on = checkpoint.write, threading.Event()
+    monkeypatch.setattr(checkpoint, "write", lambda *given: (go_on.wait(10), write(*given))[1])
+    state = state_at(run, 1)
+    asked = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    with AsyncCheckpointer(run, pytest.fail) as kept_by:
+        kept_by.save(state)
+        for tensor in state.model.state_dict().values():
+            tensor.zero_()
+        assert kept(run) == []
+        go_on.set()
+    loaded = checkpoint.resume(run, torch.device("cpu")).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in asked.items())
+
+
+def test_one_at_a_time_and_all_of_them_are_written(run):
+    with AsyncCheckpointer(run, pytest.fail) as kept_by:
+        for step in (1, 2, 3):
+            kept_by.save(state_at(run, step))
+        kept_by.rate(0.5, "box")
+        kept_by.finish(state_at(run, 3))
+        assert checkpoint.verify(Path(run.out) / "checkpoints" / "best")["score"] == 0.5, (
+            "what is saved is not saved again"
+        )
+        kept_by.finish(state_at(run, 4))
+    assert kept(run) == ["step_00000003", "step_00000004"]
+
+
+def full(*given):
+    raise OSError(28, "No space left on device", "weights")
+
+
+def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
+    monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.05)
+    told = []
+    with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "write", full)
+            kept_by.save(state_at(run, 1))
+            kept_by.rate(0.5, "box")
+            assert not kept_by.overdue
+        time.sleep(0.06)
+        assert kept_by.overdue
+        kept_by.save(state_at(run, 2))
+        kept_by.wait()
+        assert not kept_by.overdue
+    reason = "[Errno 28] No space left on device: 'weights'"
+    assert told == [
+        (
+            f"step 1 is not saved, training goes on and tries again in 0 s: {reason}",
+            {"step": 1, "unsaved": reason},
+        )
+    ]
+    assert kept(run) == ["step_00000002"]
+
+
+def test_a_rating_that_fails_is_told(run, monkeypatch):
+    told = []
+    with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
+        kept_by.save(state_at(run, 1))
+        monkeypatch.setattr(checkpoint, "record_score", full)
+        kept_by.rate(0.5, "box")
+    assert [line for line, _ in told] == [
+        "step 1 is not rated: [Errno 28] No space left on device: 'weights'"
+    ]
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkeypatch, capsys):
+    """The saves of steps 2 and 3 fail, and that of step 4, the last, on its first attempt: what is kept and trained is the same as without."""
+    monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.0)
+    whole = train(run_in(tmp_path / "whole", scenes, steps=4, save_every=1))
+    run, write, failing = (
+        run_in(tmp_path / "full", scenes, steps=4, save_every=1),
+        checkpoint.write,
+        iter([False, True, True, True, False]),
+    )
+    monkeypatch.setattr(
+        checkpoint, "write", lambda *given: full() if next(failing) else write(*given)
+    )
+    assert same(whole, train(run))
+    assert kept(run) == ["step_00000001", "step_00000004"]
+    assert "step 2 is not saved" in capsys.readouterr().err
+
+
+def test_the_last_save_that_fails_twice_is_an_error(tmp_path, scenes, monkeypatch):
+    run = run_in(tmp_path / "full", scenes, steps=2, save_every=1)
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(run)

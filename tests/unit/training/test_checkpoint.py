@@ -1,0 +1,366 @@
+import contextlib
+import errno
+import itertools
+import json
+import os
+import pathlib
+import resource
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from gigamask.errors import GigamaskError
+from gigamask.models import state_dict
+from gigamask.samplers.loss_history import LossHistory
+from gigamask.training import checkpoint
+from gigamask.training.state import TrainState
+from tests.little import little
+
+
+@pytest.fixture
+def run(tmp_path):
+    return replace(little(), out=str(tmp_path / "run"), data=("x",))
+
+
+def state_at(run, step):
+    state = TrainState.initialize(run, torch.device("cpu"))
+    for parameter in state.model.parameters():
+        parameter.grad.fill_(0.01 * step)
+    for optimizer in state.optimizers:
+        optimizer.step()
+    state.step = step
+    return state
+
+
+def test_what_is_loaded_is_what_was_saved(run):
+    saved = state_at(run, 2)
+    checkpoint.save(saved, run)
+    loaded = checkpoint.resume(run, torch.device("cpu"))
+    assert (loaded.step, loaded.cursor) == (saved.step, saved.cursor)
+    for name, tensor in saved.model.state_dict().items():
+        assert torch.equal(tensor, loaded.model.state_dict()[name]), name
+    ours, theirs = saved.optimizer_tensors(), loaded.optimizer_tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_no_checkpoint_is_none(run):
+    assert checkpoint.resume(run, torch.device("cpu")) is None
+    assert checkpoint.locate("some.pth") == "some.pth"
+
+
+def test_only_the_last_k_stay(run):
+    for step in (1, 2, 3, 4):
+        folder = checkpoint.save(state_at(run, step), run)
+    assert [path.name for path in checkpoint.complete(folder.parent)] == [
+        "step_00000003",
+        "step_00000004",
+    ]
+    assert checkpoint.locate(run.out) == str(folder)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest", "format"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage):
+    checkpoint.save(state_at(run, 1), run)
+    newest = checkpoint.save(state_at(run, 2), run)
+    victim = newest / checkpoint.OPTIMIZER
+    content = bytearray(victim.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 4
+        victim.write_bytes(content)
+    elif damage == "cut":
+        victim.write_bytes(content[:-7])
+    elif damage == "remove":
+        victim.unlink()
+    elif damage == "manifest":
+        (newest / checkpoint.MANIFEST).write_text("{")
+    else:
+        manifest = json.loads((newest / checkpoint.MANIFEST).read_text())
+        (newest / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.warns(UserWarning, match="step_00000002.*going back to the checkpoint before it"):
+        assert checkpoint.resume(run, torch.device("cpu")).step == 1
+
+
+def test_flipped_bits_are_all_found(run):
+    """Three hundred of them, anywhere in any file."""
+    folder, chance = checkpoint.save(state_at(run, 1), run), np.random.default_rng(0)
+    files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    assert {path.name for path in files} == {
+        checkpoint.MODEL,
+        checkpoint.OPTIMIZER,
+        checkpoint.MANIFEST,
+    }
+    for path, content in files.items():
+        for place in chance.integers(8 * len(content), size=100).tolist():
+            flipped = bytearray(content)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            with pytest.raises(GigamaskError, match=path.name):
+                checkpoint.verify(folder)
+        path.write_bytes(content)
+    checkpoint.verify(folder)
+
+
+def test_messages_name_file_and_numbers(run):
+    folder = checkpoint.save(state_at(run, 1), run)
+    manifest = (folder / checkpoint.MANIFEST).read_text()
+    victim = folder / checkpoint.MODEL
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ and \d+"):
+        checkpoint.verify(folder)
+    with (
+        pytest.warns(UserWarning, match="going back"),
+        pytest.raises(GigamaskError, match="1 checkpoint"),
+    ):
+        checkpoint.resume(run, torch.device("cpu"))
+    victim.unlink()
+    with pytest.raises(GigamaskError, match=r"model.safetensors.*manifest"):
+        checkpoint.verify(folder)
+    told = json.loads(manifest) | {"samples": 99}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(told))
+    with pytest.raises(GigamaskError, match=r"manifest.json.*crc32"):
+        checkpoint.verify(folder)
+    (folder / checkpoint.MANIFEST).write_text(json.dumps({"format": 7, "files": {}}))
+    with pytest.raises(GigamaskError, match=r"format 7.*2"):
+        checkpoint.verify(folder)
+    (folder / checkpoint.MANIFEST).write_text("[]")
+    with pytest.raises(GigamaskError, match="manifest"):
+        checkpoint.verify(folder)
+
+
+OPERATIONS = [
+    *(
+        (pathlib.Path, name)
+        for name in (
+            "mkdir",
+            "iterdir",
+            "stat",
+            "write_bytes",
+            "rename",
+            "replace",
+            "symlink_to",
+            "unlink",
+            "glob",
+        )
+    ),
+    *((os, name) for name in ("open", "fsync", "close", "replace")),
+    *((checkpoint, name) for name in ("save_file", "save_arrays", "checksum")),
+    *((state_dict, "save_file"), (shutil, "rmtree")),
+]
+
+
+def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, monkeypatch):
+    """Lets the k-th file operation of a save and its rating fail, for every k until none is left, and after each the same save succeed."""
+    run = replace(run, keep=1)
+    folder, before = pathlib.Path(run.out) / "checkpoints", pathlib.Path(run.out) / "before"
+    first, second = (checkpoint.Snapshot.of(with_book(state_at(run, step))) for step in (1, 2))
+    checkpoint.record_score(checkpoint.write(first, run), 0.5, "box", run.keep)
+    folder.rename(before)
+    for k in itertools.count(1):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(before, folder, symlinks=True)
+        with failing(monkeypatch, k) as left:
+            try:
+                checkpoint.record_score(checkpoint.write(second, run), 0.7, "box", run.keep)
+            except OSError:
+                assert not left
+        assert checkpoint.newest(pathlib.Path(run.out)).name in ("step_00000001", "step_00000002")
+        checkpoint.record_score(checkpoint.write(second, run), 0.7, "box", run.keep)
+        assert sorted(path.name for path in folder.iterdir()) == ["best", "step_00000002"]
+        assert checkpoint.verify(folder / "best")["score"] == 0.7
+        if left:
+            break
+    assert k > 50
+
+
+def with_book(state):
+    """Returns the state with losses that its sampler has learned."""
+    state.loss_history = LossHistory.empty("tars", 3, 0.9)
+    return state
+
+
+@contextlib.contextmanager
+def failing(monkeypatch, k):
+    """Lets the k-th of the operations fail; yields a list that is empty once it has."""
+    left = list(range(k))
+
+    def failing(function):
+        def call(*given, **named):
+            if left and left.pop() == 0:
+                raise OSError(28, "No space left on device")
+            return function(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in OPERATIONS:
+            patch.setattr(owner, name, failing(getattr(owner, name)))
+        yield left
+
+
+def test_a_disk_that_is_full_says_so(run):
+    """What safetensors raises is no OSError by itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = state_at(run, 1)
+    for most, name in ((100, ".model.safetensors.partial"), (150_000, "optimizer.safetensors")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            with pytest.raises(
+                OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '.*/{name}'$"
+            ):
+                checkpoint.save(state, run)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "),
+        state_dict.writing(pathlib.Path("x")),
+    ):
+        raise SafetensorError("something else")
+
+
+def test_optimizer_entries_must_match(run):
+    state = state_at(run, 1)
+    tensors = state.optimizer_tensors()
+    missing = dict(list(tensors.items())[1:])
+    act = "give --freeze and --optimizer as they were, or start anew from its weights: --init here and another --out"
+    with pytest.raises(GigamaskError, match=rf"^here.*1 optimizer.*{act}"):
+        state.load_optimizer(missing, "here")
+
+
+def keep(state, run, score: float | None):
+    """Saves the state, rates it where there is a score, by what the run's best is, and returns the folder."""
+    folder = checkpoint.save(state, run)
+    if score is not None:
+        checkpoint.record_score(folder, score, run.evaluation.best_by, run.keep)
+    return folder
+
+
+def kept(run) -> tuple[list[int], int | None]:
+    """The steps of the checkpoints there are, and the one that `best` links to."""
+    folder = checkpoint.Path(run.out) / "checkpoints"
+    best = folder / checkpoint.BEST
+    if best.is_symlink():
+        assert not best.readlink().is_absolute(), "the run folder may be moved"
+        assert checkpoint.verify(best) == checkpoint.verify(best.resolve())
+    return [int(path.name[-8:]) for path in checkpoint.complete(folder)], int(
+        best.resolve().name[-8:]
+    ) if best.is_symlink() else None
+
+
+@pytest.mark.parametrize(
+    ("scores", "steps", "best"),
+    [
+        ([0.5, 0.4, 0.3, 0.2], [1, 3, 4], 1),
+        ([0.1, 0.2, 0.3, 0.4], [3, 4], 4),
+        ([0.1, 0.7, 0.3, 0.4, 0.5], [2, 4, 5], 2),
+        ([0.5, 0.5, 0.4, 0.4], [2, 3, 4], 2),
+        ([None, 0.5, None, None, None], [2, 4, 5], 2),
+        ([0.5, None, None, 0.6, None], [4, 5], 4),
+        ([0.0, None, None, None], [1, 3, 4], 1),
+        ([None, None, None], [2, 3], None),
+        ([float("nan"), 0.2, 0.1, 0.1], [2, 3, 4], 2),
+        ([0.2, float("nan"), float("nan"), float("nan")], [1, 3, 4], 1),
+        ([float("nan"), None, None], [2, 3], None),
+    ],
+)
+def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
+    """Of equal ones the newest; what has no score, or none that is a number, is never the best."""
+    state = state_at(run, 1)
+    for state.step, score in enumerate(scores, 1):
+        keep(state, run, score)
+    assert kept(run) == (steps, best)
+    assert checkpoint.resume(run, torch.device("cpu")).step == len(scores), (
+        "going on is from the newest, not from the best"
+    )
+
+
+def test_the_best_is_remembered_from_one_training_to_the_next(run):
+    state = state_at(run, 0)
+    for step, score, best in ((1, 0.8, 1), (2, 0.3, 1), (3, 0.4, 1), (4, 0.9, 4)):
+        state.step = step
+        keep(state, run, score)
+        state = checkpoint.resume(run, torch.device("cpu"))
+        assert kept(run)[1] == best
+    assert kept(run) == ([3, 4], 4)
+
+
+@pytest.mark.parametrize(("again", "best"), [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
+def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
+    """A run that went back to an earlier checkpoint comes by again, with other settings; the one saved then was the best."""
+    state = state_at(run, 0)
+    for state.step, score in ((1, 0.5), (2, 0.9), (2, again)):
+        keep(state, run, score)
+    assert kept(run) == ([1, 2], best)
+
+
+def test_scores_that_mean_another_thing_are_not_compared(run):
+    keep(state_at(run, 1), run, 0.9)
+    by_box = replace(run, evaluation=replace(run.evaluation, best_by="box"), keep=9)
+    newest = keep(state_at(by_box, 2), by_box, 0.2)
+    assert (newest.parent / "best").resolve() == newest.resolve()
+    keep(state_at(by_box, 3), by_box, 0.1)
+    assert (newest.parent / "best").resolve() == newest.resolve()
+
+
+def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
+    folder = checkpoint.save(state_at(run, 1), run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Path, "replace", fail)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.record_score(folder, 0.5, "box", run.keep)
+    assert "score" not in checkpoint.verify(folder)
+    assert checkpoint.resume(run, torch.device("cpu")).step == 1
+    checkpoint.record_score(folder, 0.5, "box", run.keep)
+    assert checkpoint.verify(folder)["score"] == 0.5
+    assert kept(run) == ([1], 1)
+
+
+def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
+    keep(state_at(run, 1), run, 0.5)
+    assert kept(run)[1] == 1
+    keep(state_at(run, 1), run, None)
+    assert kept(run) == ([1], None)
+
+
+def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, monkeypatch):
+    state = state_at(run, 1)
+    keep(state, run, 0.5)
+    state.step = 2
+    second = checkpoint.save(state, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Path, "symlink_to", fail)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.record_score(second, 0.9, run.evaluation.best_by, run.keep)
+    assert kept(run) == ([1, 2], 1)
+    folder = checkpoint.Path(run.out) / "checkpoints"
+    (folder / ".best.link").symlink_to("step_00000001")
+    for state.step in (3, 4, 5):
+        keep(state, run, 0.7)
+    assert kept(run) == ([2, 4, 5], 2)
+    assert not (folder / ".best.link").is_symlink()
+    (folder / ".step_00000009.part").mkdir()
+    checkpoint.sweep(folder)
+    assert kept(run) == ([2, 4, 5], 2)
+    assert not (folder / ".step_00000009.part").exists()
+
+
+def fail(*_):
+    raise OSError("the disk is full")
+
+
+def test_the_best_can_be_named_where_weights_are_asked_for(run):
+    saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
+    named = checkpoint.locate(f"{run.out}/checkpoints/best")
+    assert checkpoint.Path(named).resolve() == saved[0].resolve()
+    theirs = checkpoint.load_model(named, "cpu").state_dict()
+    assert all(
+        torch.equal(tensor, theirs[name])
+        for name, tensor in state_at(run, 1).model.state_dict().items()
+    )
+    assert checkpoint.locate(run.out) == str(saved[1])

@@ -1,0 +1,124 @@
+"""What a run refuses, what of it reaches the loader, and what may not change behind a checkpoint's back."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gigamask.data.augment import LargeScaleJitter
+from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.mask_sampling import BestMasks, MaskFilters
+from gigamask.errors import GigamaskError
+from gigamask.training.config import check_resume, differences, flatten_config
+from gigamask.training.optim import MuonAdamW
+from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
+from tests.little import little
+
+
+def test_leaves_are_flag_names():
+    flat = flatten_config(little())
+    assert flat["steps"] == 4
+    assert flat["loader.max-masks"] == 4
+    assert flat["loader.filters.max-area"] == 0.9
+    assert flat["optimizer.layer-decay"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, r"--steps is 0, it must be at least 1"),
+        ({"masks_per_chunk": -3}, r"--masks-per-chunk is -3"),
+        ({"data": ()}, r"--data is empty.*gigamask synth"),
+        ({"device": "tpu"}, r"--device is 'tpu', known are auto, cpu, cuda"),
+    ],
+)
+def test_impossible_numbers_are_one_line(change, message):
+    with pytest.raises(GigamaskError, match=message):
+        replace(little(), **{"data": ("x",), **change}).check()
+
+
+def test_loader_numbers():
+    run = replace(little(), data=("x",))
+    with pytest.raises(GigamaskError, match=r"--loader.max-masks is 0"):
+        replace(run, loader=replace(run.loader, max_masks=0)).check()
+    with pytest.raises(GigamaskError, match=r"--loader.workers is -1"):
+        replace(run, loader=replace(run.loader, workers=-1)).check()
+    assert run.check() is run
+
+
+def test_area_targets_are_cut_from_masks_at_the_inputs_resolution():
+    run = little()
+    assert run.sample_config.mask_size == run.model.mask_size == 32
+    assert replace(run, loader=replace(run.loader, target="area")).sample_config.mask_size == 64
+
+
+def test_resume_reports_what_may_change_and_refuses_what_may_not():
+    run = replace(little(), data=("x",))
+    longer = replace(run, steps=9, optimizer=replace(run.optimizer, lr=1e-4))
+    assert check_resume(run, longer, False) == {"steps": (4, 9), "optimizer.lr": (1e-3, 1e-4)}
+    with pytest.raises(GigamaskError, match=r"--model.embed-dim.*16.*32.*--out"):
+        check_resume(run, replace(run, model=replace(run.model, embed_dim=32)), True)
+    other = replace(run, loader=replace(run.loader, filters=MaskFilters(min_area=9)))
+    with pytest.raises(
+        GigamaskError, match=r"--loader.filters.min-area.*None.*9.*--allow-data-change"
+    ):
+        check_resume(run, other, False)
+    assert check_resume(run, other, True) == differences(run, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"freeze": ("mask_decoder",)}, r"--freeze was \(\) in .* and is \('mask_decoder',\) now"),
+        (
+            {"optimizer": MuonAdamW()},
+            r"--optimizer was gigamask.training.optim.AdamW in .* and is gigamask.training.optim.MuonAdamW now",
+        ),
+    ],
+)
+def test_resume_refuses_what_the_optimizers_state_does_not_fit(change, words):
+    run = replace(little(), data=("x",))
+    act = "which the optimizer's state does not fit; start anew from its weights: --init runs/run and another --out"
+    for ours, theirs in ((run, replace(run, **change)), (replace(run, **change), run)):
+        with pytest.raises(GigamaskError, match=act):
+            check_resume(ours, theirs, allow_data_change=True)
+    with pytest.raises(GigamaskError, match=rf"^{words}, {act}$"):
+        check_resume(run, replace(run, **change), allow_data_change=True)
+
+
+def test_every_setting_reaches_the_loader():
+    loading = SamLoaderConfig(
+        max_masks=7,
+        filters=MaskFilters(min_area=3),
+        mask_sampler=BestMasks(),
+        augment=LargeScaleJitter(),
+        color_jitter=ColorJitter(0.1),
+        half_scale=True,
+        mask_store="store",
+    )
+    assembly = SamTrainConfig("r", loader=loading).sample_config
+    shared = {field.name for field in fields(assembly)} - {"side", "grid", "masks"}
+    assert {name: getattr(assembly, name) for name in shared} == {
+        name: getattr(loading, name) for name in shared
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"choice": BestMasks()}, "loader.mask-sampler"),
+        ({"augment": LargeScaleJitter()}, "loader.augment"),
+        ({"colour": ColorJitter(contrast=0.2)}, "loader.color-jitter.contrast"),
+    ],
+)
+def test_what_samples_are_may_not_change_on_resume(change, name):
+    run = SamTrainConfig("r")
+    other = replace(run, loader=replace(run.loader, **change))
+    with pytest.raises(GigamaskError, match=rf"--{name}.*--allow-data-change"):
+        check_resume(run, other, False)
+    assert name in check_resume(run, other, True)
+
+
+def test_where_masks_are_kept_may_change_on_resume():
+    run = SamTrainConfig("r")
+    other = replace(run, loader=replace(run.loader, mask_store="store", workers=5))
+    assert set(check_resume(run, other, False)) == {"loader.mask-store", "loader.workers"}

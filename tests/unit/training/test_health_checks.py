@@ -1,0 +1,56 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.data.loader import collate
+from gigamask.errors import GigamaskError
+from gigamask.training.health_checks import MAX_SKIPPED_IN_A_ROW, HealthChecks
+from gigamask.training.logging import MetricsLogger
+from gigamask.types import DataCursor, RandomSpec, SkippedSample
+from tests.little import little
+
+
+@pytest.fixture
+def guard(tmp_path):
+    run = replace(little(), out=str(tmp_path), max_bad_share=0.02)
+    with MetricsLogger(run, 0, torch.device("cpu")) as watch:
+        yield HealthChecks(run, watch)
+
+
+def batch_with(*rejected: str):
+    return collate(
+        [],
+        tuple(SkippedSample(name, f"{name}: is broken") for name in rejected),
+        little().sample_config,
+        RandomSpec(0, 2, 2),
+        0.0,
+        DataCursor(3),
+    )
+
+
+def test_a_bad_sample_is_said_once_and_counted(guard, tmp_path):
+    guard.check(1, [batch_with("a.tar:1")], skipped=False)
+    guard.check(2, [batch_with("a.tar:1"), batch_with("a.tar:2")], skipped=False)
+    assert guard.rejected == {"a.tar:1", "a.tar:2"}
+    notes = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert notes == [
+        {"step": 1, "rejected": "a.tar:1", "reason": "a.tar:1: is broken"},
+        {"step": 2, "rejected": "a.tar:2", "reason": "a.tar:2: is broken"},
+    ]
+
+
+def test_too_many_bad_samples_stop_the_run(guard):
+    with pytest.raises(GigamaskError, match=r"3.*3.*2.0%.*--max-bad-share"):
+        guard.check(1, [batch_with("1", "2", "3")], skipped=False)
+
+
+def test_skipped_steps_in_a_row_stop_the_run(guard):
+    for step in range(MAX_SKIPPED_IN_A_ROW - 1):
+        guard.check(step, [batch_with()], skipped=True)
+    guard.check(50, [batch_with()], skipped=False)
+    for step in range(MAX_SKIPPED_IN_A_ROW - 1):
+        guard.check(step, [batch_with()], skipped=True)
+    with pytest.raises(GigamaskError, match=r"10.*--optimizer.lr"):
+        guard.check(99, [batch_with()], skipped=True)

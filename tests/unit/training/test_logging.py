@@ -1,0 +1,260 @@
+"""What a training writes down."""
+
+import json
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gigamask.data import process_memory
+from gigamask.interfaces import EvaluationResult
+from gigamask.training import logging as watching
+from gigamask.training.logging import MetricsLogger, jpeg
+from tests.little import little
+
+
+def records(tmp_path, seen, monkeypatch):
+    monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
+    with MetricsLogger(
+        replace(little(), out=str(tmp_path), log_every=2), 0, torch.device("cpu")
+    ) as watch:
+        for step in range(1, 5):
+            watch.record(step, 3, {"loss": 0.5})
+    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_largest_loader_process_is_written_down(tmp_path, monkeypatch):
+    found = records(tmp_path, {7: 150_000_000, 9: 170_000_000}, monkeypatch)
+    assert [record["step"] for record in found] == [2, 4]
+    assert {record["loader_mb"] for record in found} == {170.0}
+
+
+def test_without_loader_processes_there_is_nothing_to_write(tmp_path, monkeypatch):
+    assert all("loader_mb" not in record for record in records(tmp_path, {}, monkeypatch))
+
+
+@pytest.mark.parametrize("best_by", ["1 click", "box"])
+def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, best_by):
+    """The score is the one that the best checkpoint is kept by; a worry is a line in both."""
+    verdict = EvaluationResult(
+        {"1 click": 0.41234567, "box": 0.75}, best_by, ("blind: it does not look",)
+    )
+    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+        assert watch.log_evaluation(3, verdict) == verdict.scores[best_by]
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert line.pop("seconds") >= 0
+    assert (
+        line.items()
+        >= {
+            "step": 3,
+            "evaluation": {"1 click": 0.412346, "box": 0.75},
+            "worries": ["blind: it does not look"],
+        }.items()
+    )
+    found, worry = capsys.readouterr().err.splitlines()
+    assert found.startswith("evaluated at step 3")
+    assert found.endswith(": 1 click 41.2  box 75.0")
+    assert worry == "  blind: it does not look"
+
+
+def test_meters_look_before_each_step_and_once_at_the_end_and_what_they_find_is_told(
+    tmp_path, capsys
+):
+    """Also where a step fails; their time is not that of a step."""
+    looked = []
+
+    def meter(done, over):
+        looked.append((done, over))
+        if done == 6:
+            yield "six are done", {"half": True}
+        if over:
+            yield "over", {}
+
+    def trains() -> None:
+        with MetricsLogger(
+            replace(little(), out=str(tmp_path)), 5, torch.device("cpu"), meters=[meter]
+        ) as watch:
+            for number in watch.waiting(range(10)):
+                watch.record(6 + number, 3, {"loss": 1 / (1 - number)})
+
+    with pytest.raises(ZeroDivisionError):
+        trains()
+    assert looked == [(5, False), (6, False), (6, True)]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line for line in lines if "half" in line] == [{"step": 6, "half": True}] * 2
+    assert [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("step ")
+    ] == ["six are done", "six are done", "over"]
+
+
+def test_what_is_open_is_closed_where_a_meter_fails(tmp_path):
+    def meter(done, over):
+        raise OSError(28, "No space left on device")
+
+    watch = MetricsLogger(
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), meters=[meter]
+    )
+    with pytest.raises(OSError, match="No space left"), watch:
+        pass
+    with pytest.raises(ValueError, match="closed file"):
+        watch.note({"step": 1})
+
+
+def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def meter(done, over):
+        clock[0] += 100.0
+        return ()
+
+    monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
+    with MetricsLogger(
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), meters=[meter]
+    ) as watch:
+        for number in watch.waiting(range(2)):
+            clock[0] += 2.0
+            watch.record(number + 1, 6, {"loss": 0.5})
+            if number:
+                break
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["images_per_s"] for line in lines] == [3.0, 3.0]
+
+
+def test_the_time_of_an_evaluation_is_not_that_of_a_step(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
+    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+        for step in (1, 2):
+            clock[0] += 2.0
+            watch.record(step, 6, {"loss": 0.5})
+            clock[0] += 100.0
+            watch.log_evaluation(step, EvaluationResult({"box": 0.5}, "box"))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["images_per_s"] for line in lines if "loss" in line] == [3.0, 3.0]
+
+
+class Kept:
+    """A board that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.numbers, self.pictures, self.closed = [], [], False
+
+    def scalars(self, values, step):
+        self.numbers.append((step, dict(values)))
+
+    def picture(self, name, rgb, step):
+        self.pictures.append((name, rgb.shape, step))
+
+    def close(self):
+        self.closed = True
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
+    for name in ("step_00000002", "step_00000004"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    for first in (2, 4):
+        with MetricsLogger(
+            replace(little(), out=str(tmp_path)), first, torch.device("cpu")
+        ) as watch:
+            watch.begin(processes=2)
+    one, two = lines_of(tmp_path)
+    assert (
+        one.items()
+        >= {"step": 2, "device": "cpu", "processes": 2, "damaged": ["step_00000004"]}.items()
+    )
+    assert one["begun"].startswith("20")
+    assert (two["step"], "damaged" in two) == (4, False)
+
+
+def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    with MetricsLogger(replace(little(), out=str(tmp_path)), 2, torch.device("cpu")) as watch:
+        watch.note({"step": 3})
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
+        '{"step": 1}',
+        '{"step": 2, "lo',
+        '{"step": 3}',
+    ]
+
+
+def test_other_processes_write_no_beginning_and_show_nothing(tmp_path):
+    with MetricsLogger(
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), shown=False
+    ) as watch:
+        watch.begin()
+        watch.record(1, 3, {"loss": 0.5})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert lines_of(tmp_path) == []
+
+
+def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, capsys):
+    board = Kept()
+    monkeypatch.setattr(watching, "boards", lambda run: [board])
+    rgb = np.zeros((30, 50, 3), np.uint8)
+    rgb[:, 25:, 0] = 255
+    run = replace(little(), out=str(tmp_path))
+    with MetricsLogger(run, 0, torch.device("cpu")) as watch:
+        watch.record(10, 3, {"loss": 0.5})
+        watch.log_evaluation(10, EvaluationResult({"box": 0.5}, "box", picture=rgb))
+        watch.log_evaluation(20, EvaluationResult({"box": 0.5}, "box"))
+        (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+        (tmp_path / "pictures").write_text("in the way")
+        watch.log_evaluation(30, EvaluationResult({"box": 0.5}, "box", picture=rgb))
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["step_00000010.jpg"]
+    with Image.open(tmp_path / "elsewhere" / "step_00000010.jpg") as kept:
+        assert kept.size == (50, 30)
+        assert kept.getpixel((45, 15))[0] > 240
+        assert max(kept.getpixel((5, 15))) < 15
+    assert "step 30 is not saved" in capsys.readouterr().err
+    assert board.pictures == [("predictions", (30, 50, 3), 10), ("predictions", (30, 50, 3), 30)]
+    assert [step for step, _ in board.numbers] == [10, 10, 20, 30]
+    assert board.numbers[0][1].keys() >= {"loss", "images_per_s"}
+    assert board.numbers[1][1] == {"evaluation/box": 0.5}
+    assert board.closed
+
+
+def test_a_picture_is_small():
+    noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
+    packed = jpeg(noise)
+    assert len(packed) <= watching.PICTURE_BYTES
+    assert Image.open(BytesIO(packed)).size == (500, 500)
+
+
+class Breaking:
+    """A board on a disk that fills at the second update."""
+
+    def __init__(self):
+        self.shown = []
+
+    def scalars(self, values, step):
+        if step == 2:
+            raise OSError(28, "No space left on device")
+        self.shown.append(step)
+
+    def picture(self, name, rgb, step):
+        self.shown.append(name)
+
+    def close(self):
+        self.shown.append("closed")
+
+
+def test_a_board_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch, capsys):
+    board = Breaking()
+    monkeypatch.setattr("gigamask.training.logging.boards", lambda run: [board])
+    with MetricsLogger(
+        replace(little(), out=str(tmp_path), log_every=1), 0, torch.device("cpu")
+    ) as watch:
+        for step in range(1, 5):
+            watch.record(step, 3, {"loss": 0.5})
+    assert board.shown == [1]
+    assert (
+        capsys.readouterr().err.count("Breaking shows nothing more, No space left on device") == 1
+    )
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

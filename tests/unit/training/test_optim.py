@@ -1,0 +1,208 @@
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import vit_b
+from gigamask.models.init import build_model
+from gigamask.training.muon import Muon, orthogonalise
+from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW, decays, layers_of
+from gigamask.training.state import freeze
+from gigamask.training.trainer import train
+from tests.laws.test_training import run_in, same
+from tests.little import SPEC
+
+
+def test_what_decays():
+    model = build_model(SPEC, 0)
+    decayed = {name for name, p in model.named_parameters() if decays(name, p.ndim)}
+    assert "image_encoder.blocks.0.attn.qkv.weight" in decayed
+    assert "mask_decoder.output_upscaling.0.weight" in decayed
+    for name in model.state_dict():
+        if (
+            name.endswith("bias")
+            or "norm" in name
+            or "pos" in name
+            or "token" in name
+            or "embed.weight" in name
+            or "point_embeddings" in name
+        ):
+            assert name not in decayed, name
+
+
+def test_learning_rate_falls_with_depth_as_in_vitdet():
+    model = build_model(vit_b(), 0, device="meta")
+    optimizer_scale = {
+        name: 0.6 ** (13 - layer) for name, layer in layers_of(model, model.encoder_blocks).items()
+    }
+    assert optimizer_scale["image_encoder.pos_embed"] == pytest.approx(0.6**13)
+    assert optimizer_scale["image_encoder.patch_embed.proj.weight"] == pytest.approx(0.6**13)
+    assert optimizer_scale["image_encoder.blocks.0.attn.rel_pos_h"] == pytest.approx(0.6**12)
+    assert optimizer_scale["image_encoder.blocks.11.mlp.lin1.weight"] == pytest.approx(0.6)
+    assert optimizer_scale["image_encoder.neck.0.weight"] == 1
+    assert optimizer_scale["mask_decoder.iou_token.weight"] == 1
+
+
+def test_groups_hold_every_parameter_once_with_its_scale():
+    model = build_model(SPEC, 0)
+    groups = AdamW(lr=1.0, weight_decay=0.1, layer_decay=0.5).build(model)[0].param_groups
+    members = [p for group in groups for p in group["params"]]
+    assert len(members) == len({id(p) for p in members}) == len(list(model.parameters()))
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert scale[id(model.image_encoder.pos_embed)] == 0.5**3
+    assert scale[id(model.image_encoder.blocks[0].attn.qkv.weight)] == 0.5**2
+    assert scale[id(model.image_encoder.blocks[1].attn.qkv.weight)] == 0.5
+    assert scale[id(model.mask_decoder.mask_tokens.weight)] == 1
+    assert all(group["fused"] for group in groups)
+
+
+def test_frozen_parameters_are_left_out():
+    model = build_model(SPEC, 0)
+    model.image_encoder.requires_grad_(False)
+    members = [p for group in AdamW().build(model)[0].param_groups for p in group["params"]]
+    assert len(members) == sum(1 for p in model.parameters() if p.requires_grad) > 0
+    assert isinstance(AdamW().build(model)[0], torch.optim.AdamW)
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest():
+    model = build_model(SPEC, 0)
+    muon, adamw = MuonAdamW(lr=1e-3, muon_lr=0.02, weight_decay=0.1, layer_decay=0.5).build(model)
+    matrices = {id(p) for group in muon.param_groups for p in group["params"]}
+    others = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert not matrices & others
+    assert len(matrices | others) == len(list(model.parameters()))
+    assert id(model.image_encoder.blocks[0].attn.qkv.weight) in matrices
+    assert {
+        id(model.mask_decoder.mask_tokens.weight),
+        id(model.image_encoder.neck[0].weight),
+        id(model.image_encoder.pos_embed),
+    } <= others
+    scale = {id(p): group["lr_scale"] for group in muon.param_groups for p in group["params"]}
+    assert scale[id(model.image_encoder.blocks[0].attn.qkv.weight)] == pytest.approx(20 * 0.5**2)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 5)])
+def test_muon_is_torchs_in_float32(shape):
+    """torch's own rounds every product to bf16, so equal means within a few per cent of the largest entry."""
+    start = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    mine = Muon([{"params": [ours], "weight_decay": 0.1}], lr=0.02, momentum=0.95)
+    torchs = torch.optim.Muon([theirs], lr=0.02, momentum=0.95, weight_decay=0.1)
+    for step in range(5):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(step + 1))
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        torchs.step()
+    moved = (theirs - start).abs().max()
+    assert (ours - theirs).abs().max() < 0.05 * moved
+    singular = torch.linalg.svdvals(
+        orthogonalise(torch.randn(1, *shape, generator=torch.Generator().manual_seed(9)))[0]
+    )
+    assert ((singular > 0.5) & (singular < 1.3)).all()
+
+
+@pytest.mark.parametrize(("matrices", "kinds"), [(True, [Muon]), (False, [torch.optim.AdamW])])
+def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
+    model = build_model(SPEC, 0)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_((parameter.ndim == 2 and decays(name, 2)) == matrices)
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizers = MuonAdamW().build(model)
+    assert list(map(type, optimizers)) == kinds
+    optimizers[0].step()
+    assert all(
+        torch.equal(parameter, before[name]) != parameter.requires_grad
+        for name, parameter in model.named_parameters()
+    )
+
+
+def test_a_frozen_part_has_no_rate_and_no_decay():
+    model = build_model(SPEC, 0)
+    freeze(model, ("image_encoder", "prompt_encoder"))
+    groups = [
+        group
+        for optimizer in MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model)
+        for group in optimizer.param_groups
+    ]
+    assert {id(p) for group in groups for p in group["params"]} == {
+        id(p) for p in model.mask_decoder.parameters()
+    }
+    assert {round(group["lr_scale"], 9) for group in groups} == {1.0, round(0.02 / 8e-4, 9)}, (
+        "depth counts all layers, also frozen ones"
+    )
+
+
+def updated(optimizer, steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    """Returns a layer of 65,536 weights after some steps on the same random gradients."""
+    layer, chance = torch.nn.Linear(256, 256), torch.Generator().manual_seed(0)
+    torch.nn.init.zeros_(layer.weight)
+    (built,) = optimizer.build(layer)
+    for _ in range(steps):
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=chance)
+        built.step()
+    return layer, built
+
+
+def test_eight_bits_hold_the_moments_in_a_quarter_and_move_as_adamw_does():
+    (ours, built), (theirs, _) = (
+        updated(kind(lr=1e-3, weight_decay=0.0), 20) for kind in (AdamW8bit, AdamW)
+    )
+    for parameter in ours.parameters():
+        held = sum(
+            value.nbytes
+            for key, value in built.state[parameter].items()
+            if torch.is_tensor(value) and not key.startswith("qmap")
+        )
+        assert held == AdamW8bit().state_bytes(parameter.numel())
+    assert AdamW8bit().state_bytes(ours.weight.numel()) < 2.1 * ours.weight.numel()
+    apart = (ours.weight - theirs.weight).detach().norm() / theirs.weight.detach().norm()
+    assert float(apart) < 0.05
+
+
+def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
+    """The embedding's 3 x 3 kernel is large enough for 8 bits at this width, most of the rest is not."""
+    parts = {
+        "model": replace(SPEC, embedding_dim=32),
+        "optimizer": AdamW8bit(lr=1e-3),
+        "save_every": 3,
+    }
+    whole = train(run_in(tmp_path / "whole", scenes, steps=6, **parts))
+    kinds = {key.partition("/")[0] for key in whole.optimizer_tensors()}
+    assert {"state1", "state2", "qmap1", "absmax1", "step"} <= kinds
+    run = run_in(tmp_path / "again", scenes, steps=3, **parts)
+    train(run)
+    assert same(whole, train(replace(run, steps=6)))
+
+
+def test_eight_bits_want_bitsandbytes(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GigamaskError, match=r"^--optimizer adamw8bit.*gigamask\[quant\]"):
+        AdamW8bit().build(build_model(SPEC, 0))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"lr": -1.0}, r"^lr is -1.0, it must be at least 0; give another value$"),
+        ({"lr": float("nan")}, "^lr is nan, it must be at least 0"),
+        ({"lr": 0.0}, "^lr is 0.0, it must be above 0"),
+        ({"layer_decay": 0.0}, "^layer_decay is 0.0, it must be above 0"),
+        ({"clip_norm": -1.0}, "^clip_norm is -1.0, it must be above 0"),
+        (
+            {"weight_decay": -0.1},
+            r"^weight_decay is -0.1, it must be at least 0; give another value$",
+        ),
+        ({"encoder_factor": -1.0}, "^encoder_factor is -1.0, it must be at least 0"),
+        ({"betas": (0.9, 1.0)}, "^betas is 1.0, it must be between 0 and 0.999999999"),
+        ({"muon_lr": 0.0}, "^muon_lr is 0.0, it must be above 0"),
+        ({"momentum": 1.0}, "^momentum is 1.0, it must be between 0 and"),
+    ],
+)
+def test_numbers_that_no_optimizer_takes_are_refused(numbers, message):
+    with pytest.raises(GigamaskError, match=message):
+        MuonAdamW(**numbers)
+    assert AdamW(lr=0.0).lr == 0  # a step that changes nothing

@@ -1,0 +1,318 @@
+"""What a run of segmentation says reaches its batches and its task: grids, numbers to draw, mining."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import EvaluationResult, Evaluator, Loss
+from gigamask.losses.ohem import OHEM, NoMining
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.schedule import BoxPrompt, InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.training import checkpoint
+from gigamask.training.logging import MetricsLogger
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
+from gigamask.types import LossSums, PromptRound, Targets
+from tests.laws.test_mining import after, same
+from tests.laws.test_training import run_in
+from tests.little import SPEC, little
+
+CPU = torch.device("cpu")
+POINTS = SamLoss(num_points=40)
+
+
+def with_target(folder, scenes, target="full", **changes):
+    """The grid of the encoder's input has a side of 64, the low-resolution one of 32."""
+    loading = replace(little().loader, target=target, max_masks=3)
+    return run_in(
+        folder,
+        scenes,
+        loading=loading,
+        **{
+            "policy": InteractiveSchedule(clicks=1, mask_only_rounds=False, box_prob=0.0),
+            **changes,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Watched(Loss):
+    """An objective that remembers what it was given."""
+
+    objective: Loss
+    seen: list[tuple[PromptRound, Targets]] = field(default_factory=list)
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.loss.num_uniforms
+
+    def __call__(self, round: PromptRound, truth: Targets) -> LossSums:
+        self.seen.append((round, truth))
+        return self.loss(round, truth)
+
+
+def played(run):
+    """One batch, and what its loss saw of it; the gradients of the whole are finite."""
+    run = replace(
+        run, loss=Watched(run.loss), masks_per_chunk=1000, batch_size=3, micro_batch_size=3
+    )
+    (batch,) = next(TrainData(run, open_index(run)).batches())
+    state = TrainState.initialize(run, CPU)
+    accumulate(run.task(CPU), state.model, batch, StepMetrics.zero(3, torch.zeros(())))
+    gradients = torch.cat([parameter.grad.flatten() for parameter in state.model.parameters()])
+    assert gradients.isfinite().all()
+    assert gradients.any()
+    return batch, run.loss.seen
+
+
+@pytest.mark.parametrize("objective", [SamLoss(), POINTS], ids=["cells", "points"])
+def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, objective):
+    batch, seen = played(with_target(tmp_path / "run", scenes, objective=objective))
+    assert batch.mask_size == 64
+    masks, every = len(batch.mask_image), torch.arange(len(batch.mask_image))
+    heights, widths = batch.input_sizes[batch.mask_image].T
+    for round, truth in seen:
+        assert round.prediction.logits.shape == (masks, 3 if round.index == 0 else 1, 64, 64)
+        assert round.prediction.low_res_logits.shape[2:] == round.mask_input.shape[1:] == (32, 32)
+        enlarged = functional.interpolate(
+            round.prediction.low_res_logits, (64, 64), mode="bilinear", align_corners=False
+        )
+        assert torch.equal(round.prediction.logits, enlarged)
+        assert (truth.cell_xy, truth.mask_prompt_size) == ((1.0, 1.0), 32)
+        assert torch.equal(truth.masks, batch.dense(0, masks))
+        rows, columns = (
+            torch.arange(64)[:, None] < heights[:, None, None],
+            torch.arange(64) < widths[:, None, None],
+        )
+        assert torch.equal(truth.valid, rows & columns)
+        assert not (truth.masks & ~truth.valid).any()
+    (first, truth), (second, _) = seen
+    x, y = first.prompts.points_xy_input[:, 0].long().unbind(1)
+    assert truth.masks[every, y, x].all(), "the first click is a pixel of the mask"
+    assert torch.equal(first.prompts.points_xy_input, first.prompts.points_xy_input.round())
+    assert (first.prompts.points_xy_input[:, 0] % 2 == 1).any(), (
+        "of the fine grid, not of the coarse one"
+    )
+    x, y = second.prompts.points_xy_input[:, -1].long().unbind(1)
+    assert torch.equal(second.prompts.labels[:, -1] == 1, truth.masks[every, y, x])
+    assert torch.equal(second.prompts.masks, first.mask_input)
+
+
+@pytest.mark.parametrize("target", ["hard", "area", "full"])
+def test_points_are_moved_by_the_number_behind_those_of_the_policy(tmp_path, scenes, target):
+    run = with_target(tmp_path / "run", scenes, target, objective=POINTS)
+    batch, seen = played(run)
+    assert (
+        run.random_spec.clicks + 1
+        == batch.draws.clicks.shape[1]
+        == run.prompts.num_uniforms + 1
+        == 3
+    )
+    assert all(torch.equal(truth.shift, batch.draws.clicks[:, 2]) for _, truth in seen)
+    plain, unmoved = played(replace(run, loss=SamLoss()))
+    assert all(truth.shift is None for _, truth in unmoved)
+    assert torch.equal(plain.draws.clicks, batch.draws.clicks[:, :2]), (
+        "the clicks do not depend on the loss"
+    )
+
+
+def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scenes):
+    (full, of_full), (area, of_area), (hard, of_hard) = (
+        played(with_target(tmp_path / kind, scenes, kind)) for kind in ("full", "area", "hard")
+    )
+    assert (full.mask_size, area.mask_size, hard.mask_size) == (64, 64, 32)
+    (_, full_truth), (_, area_truth), (_, hard_truth) = of_full[0], of_area[0], of_hard[0]
+    assert full_truth.masks.dtype == hard_truth.masks.dtype == torch.bool
+    assert torch.equal(
+        area_truth.masks, functional.avg_pool2d(full_truth.masks[:, None].float(), 2)[:, 0]
+    )
+    assert torch.equal(hard_truth.masks, hard.dense(0, len(hard.mask_image)))
+    for truth in (area_truth, hard_truth):
+        assert (truth.cell_xy, truth.mask_prompt_size, truth.masks.shape[-1]) == (
+            (2.0, 2.0),
+            32,
+            32,
+        )
+
+
+VARIANTS = {
+    "full": {"target": "full"},
+    "full, points": {"target": "full", "objective": POINTS},
+    "points": {"target": "hard", "objective": POINTS},
+    "area, points": {
+        "target": "area",
+        "objective": replace(POINTS, ohem_pixel_ratio=0.5, ohem_min_pixels=5),
+    },
+    "full, mixed": {"target": "full", "policy": MixedPrompts()},
+    "area, two-sided, mined": {
+        "target": "area",
+        "policy": TwoSidedCorrection(corrections=1),
+        "mining": OHEM(0.4),
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, variant):
+    run = with_target(tmp_path / "run", scenes, batch_size=4, **VARIANTS[variant])
+    whole, done = after(replace(run, micro_batch_size=4, masks_per_chunk=1000))
+    cut, again = after(replace(run, micro_batch_size=3, masks_per_chunk=2))
+    assert same(whole, cut)
+    assert done.losses == pytest.approx(again.losses, rel=1e-9)
+
+
+def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
+    _, ((round, truth),) = played(
+        with_target(
+            tmp_path / "run",
+            scenes,
+            policy=MixedPrompts(point_prob=0.3, box_prob=0.0, mask_prob=0.7),
+        )
+    )
+    assert truth.masks.shape[-1] == 64
+    assert round.prompts.masks.shape[1:] == (32, 32)
+    assert round.prompts.has_mask_prompt.any()
+    assert not round.prompts.has_mask_prompt.all()
+    near = functional.avg_pool2d(truth.masks[:, None].float(), 2)[:, 0] > 0.5
+    overlap = ((round.prompts.masks > 0) & near).sum((1, 2)) / (
+        (round.prompts.masks > 0) | near
+    ).sum((1, 2))
+    assert overlap[round.prompts.has_mask_prompt].median() > 0.5, "a hurried one of this mask"
+
+
+@pytest.mark.parametrize(
+    ("policy", "objective", "clicks"),
+    [
+        (InteractiveSchedule(clicks=3), SamLoss(), 4),
+        (InteractiveSchedule(clicks=3), POINTS, 5),
+        (MixedPrompts(), SamLoss(), 8),
+        (BoxPrompt(), POINTS, 1),
+        (BoxPrompt(), SamLoss(), 0),
+    ],
+)
+def test_samples_carry_what_policy_and_objective_spend(policy, objective, clicks):
+    run = replace(little(), prompts=policy, loss=objective, seed=9)
+    assert (
+        run.random_spec.clicks + run.random_spec.points,
+        run.random_spec.blocks,
+        run.random_spec.patches,
+        run.random_spec.seed,
+    ) == (clicks, SPEC.depth, 0, 9)
+    assert run.random_spec.points == objective.num_uniforms
+
+
+def test_mining_is_the_tasks_where_there_is_some(tmp_path):
+    run, mining = little(), OHEM(within="sampler")
+    assert run.mining == NoMining()
+    assert run.task(CPU).mining is None
+    assert replace(run, mining=mining).task(CPU).mining == mining
+    assert [
+        replace(run, mining=each).strata
+        for each in (NoMining(), OHEM(), OHEM(within="granularity"), mining)
+    ] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recompute": -1}, r"^--activation-checkpointing is -1, it must be at least 0$"),
+        (
+            {"evaluation": replace(little().evaluation, interval=0)},
+            r"^--evaluation.interval is 0, it must be at least 1$",
+        ),
+        (
+            {"evaluation": replace(little().evaluation, images=0)},
+            r"^--evaluation.images is 0, it must be at least 1$",
+        ),
+    ],
+)
+def test_impossible_numbers_are_one_line(change, message):
+    with pytest.raises(GigamaskError, match=message):
+        replace(little(), **{"data": ("x",), **change}).check()
+
+
+def test_a_training_in_a_thread_is_the_same(tmp_path, scenes):
+    ran = [run_in(tmp_path / name, scenes, steps=2) for name in ("thread", "main")]
+    with ThreadPoolExecutor(1) as pool:
+        state = pool.submit(train, ran[0]).result()
+    here = train(ran[1])
+    assert state.step == here.step == 2
+    assert all(
+        map(torch.equal, state.model.state_dict().values(), here.model.state_dict().values())
+    )
+
+
+@dataclass(frozen=True)
+class Told(Evaluator):
+    """Finds what it was told to find, evaluation by evaluation."""
+
+    scores: list[float] = field(default_factory=list)
+
+    def open(self, run, world):
+        return lambda model: EvaluationResult({"other": 0.5, "box": self.scores.pop(0)}, "box")
+
+
+@dataclass(frozen=True)
+class Breaks(Evaluator):
+    """Falls over, as with a disk that is gone."""
+
+    def open(self, run, world):
+        def evaluate(model):
+            raise OSError("the disk is gone")
+
+        return evaluate
+
+
+def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt())
+    with pytest.raises(OSError, match="gone"):
+        train(replace(run, evaluation=Breaks(3)))
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+
+
+def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
+    run, waiting = (
+        run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt()),
+        MetricsLogger.waiting,
+    )
+
+    def told_to_stop(watch, batches):
+        for number, batch in enumerate(waiting(watch, batches), 1):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(MetricsLogger, "waiting", told_to_stop)
+    assert train(replace(run, evaluation=Breaks(3))).stopping
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+
+
+def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(
+    tmp_path, scenes
+):
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, policy=BoxPrompt())
+    train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [
+        (line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line
+    ] == [(2, 0.3), (4, 0.8), (5, 0.5)]
+    folder = Path(run.out) / "checkpoints"
+    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000004", "step_00000005"]
+    assert (folder / "best").readlink() == Path("step_00000004")
+    train(replace(run, steps=6, evaluation=Told(2, [0.8])))
+    assert (folder / "best").readlink() == Path("step_00000006")
+    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000006"]

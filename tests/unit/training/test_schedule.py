@@ -1,0 +1,43 @@
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.training.schedule import WarmupCosine, WarmupMultiStep
+
+
+def test_sam_drops_where_the_paper_says():
+    schedule = WarmupMultiStep()
+    steps = 90_000
+    assert schedule.factor(0, steps) == pytest.approx(1 / 250)
+    assert schedule.factor(124, steps) == pytest.approx(0.5)
+    assert schedule.factor(249, steps) == schedule.factor(59_999, steps) == 1
+    assert schedule.factor(60_000, steps) == pytest.approx(0.1)
+    assert schedule.factor(86_665, steps) == pytest.approx(0.1)
+    assert schedule.factor(86_666, steps) == pytest.approx(0.01)
+
+
+def test_cosine_starts_after_the_warm_up_and_ends_at_final():
+    schedule = WarmupCosine(warmup_steps=10, min_lr_ratio=0.1)
+    assert schedule.factor(4, 110) == pytest.approx(0.5)
+    assert schedule.factor(10, 110) == pytest.approx(1)
+    assert schedule.factor(60, 110) == pytest.approx(0.55)
+    assert schedule.factor(110, 110) == pytest.approx(0.1)
+    assert schedule.factor(500, 110) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", [WarmupMultiStep, WarmupCosine])
+def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
+    with pytest.raises(GigamaskError, match=r"^warmup.*-5"):
+        schedule(warmup=-5)
+
+
+def test_no_warm_up():
+    assert WarmupMultiStep(warmup_steps=0).factor(0, 10) == 1
+
+
+def test_factors_and_shares_lie_between_nothing_and_all():
+    with pytest.raises(GigamaskError, match=r"^final.*2.0"):
+        WarmupCosine(min_lr_ratio=2.0)
+    with pytest.raises(GigamaskError, match=r"^drop_factor.*-0.1"):
+        WarmupMultiStep(gamma=-0.1)
+    with pytest.raises(GigamaskError, match=r"^drops.*60000.0"):
+        WarmupMultiStep(milestones=(0.5, 60000.0))

@@ -1,0 +1,182 @@
+"""What is frozen stays out of a training altogether."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from gigamask.data.index import build as build_index
+from gigamask.errors import GigamaskError
+from gigamask.models import state_dict
+from gigamask.training import checkpoint
+from gigamask.training.config import check_resume
+from gigamask.training.optim import MuonAdamW
+from gigamask.training.state import TrainState, freeze
+from gigamask.training.step import step
+from gigamask.training.train_data import TrainData
+from gigamask.training.trainer import train
+from tests.laws.test_training import run_in, same
+from tests.little import little
+
+CPU = torch.device("cpu")
+MASKS = ("prompt_encoder.mask_downscaling",)
+ALL_BUT_MASKS = (
+    "image_encoder",
+    "mask_decoder",
+    *(
+        f"prompt_encoder.{name}"
+        for name in ("point_embeddings", "not_a_point_embed", "no_mask_embed")
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def batch(scenes, tmp_path_factory):
+    index = build_index(scenes, tmp_path_factory.mktemp("index") / "index")
+    (batch,) = next(TrainData(replace(little(), batch_size=2, micro_batch_size=2), index).batches())
+    return batch
+
+
+def after_steps(run, batch, steps=2) -> tuple[TrainState, dict[str, torch.Tensor]]:
+    """A state after some steps, and the parameters it began with."""
+    state = TrainState.initialize(run, CPU)
+    before = {
+        name: parameter.detach().clone() for name, parameter in state.model.named_parameters()
+    }
+    for _ in range(steps):
+        assert not step(run.task(CPU), state, [batch], 2, 1e-3, 1.0).skipped
+    return state, before
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("image_encoder",),
+        ("prompt_encoder", "mask_decoder"),
+        ("image_encoder.blocks.0", "mask_decoder.iou_token.weight"),
+        MASKS,
+        ALL_BUT_MASKS,
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "optimizer", [little().optimizer, MuonAdamW(lr=1e-3)], ids=lambda each: type(each).__name__
+)
+def test_what_is_frozen_does_not_change_and_all_else_does(batch, parts, optimizer):
+    state, before = after_steps(replace(little(), freeze=parts, optimizer=optimizer), batch)
+    held = {name.partition("/")[2] for name in state.optimizer_tensors()}
+    for name, parameter in state.model.named_parameters():
+        frozen = f"{name}.".startswith(tuple(f"{part}." for part in parts))
+        assert (parameter.grad is None) == frozen, name
+        assert (name in held) != frozen, name
+        # An answer that was never the best learns nothing.
+        assert torch.equal(parameter, before[name]) == frozen or not parameter.grad.any(), name
+    assert len(held) == sum(parameter.requires_grad for parameter in state.model.parameters())
+
+
+def saved_for_encoder(run, batch) -> int:
+    """Bytes that the graph keeps for the encoder's backward pass, weights aside."""
+    model, kept, marks = TrainState.initialize(run, CPU).model, [], []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    def cut(whole):
+        marks.append(len(kept))
+        return whole.detach().requires_grad_(whole.requires_grad)
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        next(run.task(CPU).compute_losses(model, batch, cut)).loss.backward()
+    assert len(kept) > marks[0], "the decoder learns"
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in kept[: marks[0]]
+    }
+    return sum(size for place, size in storages.items() if place not in weights)
+
+
+def test_of_a_frozen_encoder_no_graph_is_kept(batch):
+    run = little()
+    assert saved_for_encoder(run, batch) > 400_000
+    assert saved_for_encoder(replace(run, freeze=("image_encoder",)), batch) == 0
+    assert (
+        saved_for_encoder(
+            replace(run, freeze=("image_encoder",), activation_checkpointing=1), batch
+        )
+        == 0
+    )
+    assert saved_for_encoder(replace(run, freeze=("prompt_encoder",)), batch) == saved_for_encoder(
+        run, batch
+    )
+
+
+@pytest.mark.parametrize("parts", [("image_encoder",), ("mask_decoder",)], ids=" ".join)
+def test_a_frozen_encoder_is_not_thinned(batch, parts):
+    """Whatever the numbers of drop path say; they do say something to one that learns."""
+    run = replace(little(), freeze=parts, model=replace(little().model, drop_path_rate=0.5))
+    model, task, losses = TrainState.initialize(run, CPU).model, run.task(CPU), []
+    for uniform in (0.0, 0.9):
+        drawn = replace(
+            batch.random_inputs, drop_path=torch.full_like(batch.random_inputs.drop_path, uniform)
+        )
+        losses.append(
+            next(
+                task.compute_losses(model, replace(batch, random_inputs=drawn), lambda whole: whole)
+            ).per_mask
+        )
+    assert torch.equal(*losses) == (parts == ("image_encoder",))
+
+
+def test_unknown_parts_and_nothing_left_are_told():
+    run = little()
+    known = "image_encoder, prompt_encoder, mask_decoder, or what they hold, such as image_encoder.pos_embed"
+    with pytest.raises(GigamaskError, match=rf"^--freeze.*'encoder'.*{known}"):
+        freeze(run.build(), ("mask_decoder", "encoder"))
+    with pytest.raises(GigamaskError, match=r"^--freeze.*'image_encoder.block'"):
+        freeze(run.build(), ("image_encoder.block",))
+    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder mask_decoder prompt_encoder"):
+        freeze(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
+    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.*--init"):
+        replace(run, data=("x",), freeze=("image_encoder",)).check()
+
+
+def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
+    init = tmp_path / "init.safetensors"
+    start = replace(little(), seed=5).build()
+    state_dict.save_weights(state_dict.to_official(start), start.spec, init)
+    run = run_in(
+        tmp_path / "run", scenes, steps=4, save_every=2, freeze=("image_encoder",), init=str(init)
+    )
+    whole = train(run)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000004")
+    assert same(whole, train(run))
+    began, ended = replace(little(), seed=5).build().state_dict(), whole.model.state_dict()
+    changed = {
+        name.partition(".")[0] for name in began if not torch.equal(began[name], ended[name])
+    }
+    assert changed == {"prompt_encoder", "mask_decoder"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(("image_encoder",), ()), ((), ("image_encoder",)), (("image_encoder",), ("prompt_encoder",))],
+)
+def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):
+    run = replace(little(), out=str(tmp_path), freeze=before)
+    state, _ = after_steps(run, batch, steps=1)
+    folder = checkpoint.save(state, run)
+    other = replace(run, freeze=now)
+    with pytest.raises(GigamaskError, match=r"^--freeze.*--init"):
+        check_resume(run, other, allow_data_change=True)
+    act = rf"give --freeze and --optimizer as they were, or start anew from its weights: --init {folder} and another --out"
+    with pytest.raises(GigamaskError, match=rf"^{folder}.*exp_avg.*{act}"):
+        checkpoint.resume(other, CPU)
+    started = TrainState.initialize(other, CPU, str(folder))
+    assert all(
+        torch.equal(tensor, started.model.state_dict()[name])
+        for name, tensor in state.model.state_dict().items()
+    ), "as it tells"

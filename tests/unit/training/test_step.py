@@ -1,0 +1,159 @@
+"""The step over a task whose loss is known."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.data.loader import collate
+from gigamask.distributed.world import World
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import Task
+from gigamask.rng import make_rng
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, step
+from gigamask.types import Batch, DataCursor, LossSums, RandomInputs, RandomSpec
+from tests.little import little
+
+EMPTY = collate([], (), little().sample_config, RandomSpec(0, 2, 2), 0.0, DataCursor(3))
+
+
+@dataclass(frozen=True)
+class Pull(Task):
+    """Pulls one bias down: a loss of `slope` times its sum, `pieces` times, each counting `count` masks."""
+
+    slope: float
+    pieces: int = 2
+    count: float = 5.0
+
+    def compute_losses(self, model, batch: Batch, cut) -> Iterator[LossSums]:
+        shared = cut(model.mask_decoder.iou_token.weight * 2)
+        for _ in range(self.pieces):
+            yield LossSums(
+                shared.sum() * self.slope,
+                torch.tensor(self.count),
+                {"iou": torch.tensor(1.5)},
+                torch.zeros(0),
+                image=torch.zeros(0, dtype=torch.int64),
+            )
+
+
+@pytest.fixture
+def state():
+    run = replace(little(), data=("x",))
+    return TrainState.initialize(run, torch.device("cpu"))
+
+
+def test_sums_are_divided_once_and_the_cut_carries_gradients(state):
+    record = step(Pull(slope=3.0), state, [EMPTY, EMPTY], 1, rate=1e-3, grad_clip=None).record
+    gradient = state.model.mask_decoder.iou_token.weight.grad
+    # Four pieces of slope 3 over the doubled token, divided by four times five masks.
+    assert torch.allclose(gradient, torch.full_like(gradient, 4 * 3.0 * 2 / 20))
+    assert record["iou"] == pytest.approx(4 * 1.5 / 20)
+    assert record["grad_norm"] == pytest.approx(1.2 * gradient.numel() ** 0.5)
+    assert record["skipped"] == 0
+    assert state.optimizers[0].param_groups[0]["lr"] == pytest.approx(
+        1e-3 * state.optimizers[0].param_groups[0]["lr_scale"]
+    )
+
+
+def test_clipping_is_by_the_global_norm(state):
+    step(Pull(slope=300.0), state, [EMPTY], 1, rate=1e-3, grad_clip=0.5)
+    norm = torch.stack([p.grad.norm() for p in state.model.parameters()]).norm()
+    assert float(norm) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "task", [Pull(slope=float("nan")), Pull(slope=float("inf")), Pull(slope=1.0, pieces=0)]
+)
+def test_a_step_that_is_not_finite_or_has_no_mask_changes_nothing(state, task):
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    done = step(task, state, [EMPTY], 1, rate=1e-3, grad_clip=1.0)
+    assert done.skipped
+    assert done.record["skipped"] == 1
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
+    )
+    assert not state.optimizer_tensors()
+    step(Pull(slope=1.0), state, [EMPTY], 1, rate=1e-3, grad_clip=1.0)
+    assert not torch.equal(
+        before["mask_decoder.iou_token.weight"], state.model.mask_decoder.iou_token.weight
+    )
+
+
+def totals(terms: list[float], weights: list[float]) -> StepMetrics:
+    found = StepMetrics.zero(len(terms), torch.zeros(()))
+    found.terms, found.weights, found.count = (
+        torch.tensor(terms),
+        torch.tensor(weights),
+        torch.tensor(sum(terms)),
+    )
+    return found
+
+
+def test_without_weights_sums_are_divided_by_the_count():
+    assert totals([3.0, 5.0, 0.0], [1.0, 1.0, 0.0]).divisor() == 8
+    assert totals([0.0, 0.0], [0.0, 0.0]).divisor() == 1
+
+
+def test_weights_change_nothing_where_all_samples_have_equally_many_masks():
+    assert totals([4.0, 4.0, 4.0, 0.0], [0.5, 3.0, 0.25, 0.0]).divisor() == pytest.approx(12)
+
+
+def test_weighted_steps_estimate_what_ordinary_ones_do_where_samples_have_unequal_masks():
+    """Half the samples have four masks of a low loss, half 64 of a high one, which are drawn five times as often."""
+    masks, losses = np.repeat([4.0, 64.0], 50), np.repeat([0.2, 1.0], 50)
+    generator, chance = make_rng(0, "steps"), losses / losses.sum()
+    estimates: dict[str, list[float]] = {"ordinary": [], "weighted": [], "by the bare count": []}
+    for _ in range(300):
+        plain, drawn = generator.integers(100, size=64), generator.choice(100, 64, p=chance)
+        estimates["ordinary"].append(float((losses * masks)[plain].sum() / masks[plain].sum()))
+        weights = 1 / (100 * chance[drawn])
+        weighted = float((weights * (losses * masks)[drawn]).sum())
+        estimates["weighted"].append(
+            weighted / totals(masks[drawn].tolist(), weights.tolist()).divisor()
+        )
+        estimates["by the bare count"].append(weighted / masks[drawn].sum())
+    ordinary, found, bare = (np.mean(each) for each in estimates.values())
+    assert found == pytest.approx(ordinary, rel=0.02)
+    assert bare < 0.8 * ordinary
+
+
+def test_a_loss_that_is_no_number_is_its_own_samples_alone():
+    batch = replace(
+        EMPTY,
+        names=("a", "b"),
+        images=torch.zeros(2, 3, 64, 64, dtype=torch.uint8),
+        input_sizes=torch.zeros(2, 2, dtype=torch.int64),
+        places=torch.tensor([1, 0]),
+        weights=torch.ones(2),
+        mask_image=torch.tensor([0, 0, 1]),
+        strata=torch.zeros(3, dtype=torch.int64),
+        boxes_input=torch.zeros(3, 4),
+        rle_offsets=torch.zeros(4, dtype=torch.int64),
+        draws=RandomInputs(
+            torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 4), torch.zeros(2, 2, 2)
+        ),
+    )
+    found = StepMetrics.zero(2, torch.zeros(()))
+    found.add(
+        LossSums(
+            torch.tensor(0.0),
+            torch.tensor(3.0),
+            {},
+            torch.tensor([1.0, 2.0, float("nan")]),
+            image=batch.mask_image,
+        ),
+        batch,
+    )
+    assert found.losses[1] == 3
+    assert found.losses[0].isnan()
+
+
+def test_more_parts_than_are_exchanged_are_refused(state):
+    found = StepMetrics.zero(1, torch.zeros(()))
+    found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
+    with pytest.raises(GigamaskError, match=r"17 parts.*16"):
+        found.share(World())

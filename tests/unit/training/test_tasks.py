@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.data.index import build as build_index
+from gigamask.data.loader import collate
+from gigamask.distributed.precision import choose_device, choose_precision
+from gigamask.errors import GigamaskError
+from gigamask.models.init import build_model
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.tasks import SamTask, make_decoder, targets_from_batch
+from gigamask.training.train_data import TrainData
+from gigamask.types import DataCursor, Prompts, RandomSpec
+from tests.little import little
+
+
+@pytest.fixture(scope="module")
+def index(scenes, tmp_path_factory):
+    return build_index(scenes, tmp_path_factory.mktemp("index") / "index")
+
+
+def first_batch(run, index):
+    (batch,) = next(TrainData(replace(run, batch_size=3, micro_batch_size=3), index).batches())
+    return batch
+
+
+def test_hard_and_area_targets_agree_where_cells_are_uniform(index):
+    run = little()
+    hard = targets_from_batch(first_batch(run, index), slice(0, 6), run.model.mask_size)
+    soft_run = replace(run, loader=replace(run.loader, target="area"))
+    soft = targets_from_batch(first_batch(soft_run, index), slice(0, 6), run.model.mask_size)
+    assert hard.masks.dtype == torch.bool
+    assert soft.masks.dtype == torch.float32
+    assert hard.masks.shape == soft.masks.shape == (6, 32, 32)
+    whole = (soft.masks == 0) | (soft.masks == 1)
+    assert whole.float().mean() > 0.8
+    assert not whole.all()
+    assert (hard.masks.float() - soft.masks).abs().mean() < 0.05
+    assert (soft.foreground ^ hard.masks).float().mean() < 0.05
+
+
+def test_padding_is_not_valid(index):
+    run = little()
+    batch = first_batch(run, index)
+    truth = targets_from_batch(batch, slice(0, len(batch.mask_image)), run.model.mask_size)
+    heights, widths = batch.input_sizes[batch.mask_image].T
+    assert torch.equal(truth.valid.any(2).sum(1), ((heights + 0.5) / 2).floor().long())
+    assert torch.equal(truth.valid.any(1).sum(1), ((widths + 0.5) / 2).floor().long())
+    assert truth.cell_xy == (2.0, 2.0)
+
+
+def test_a_grid_that_does_not_divide_is_refused(index):
+    run = little()
+    batch = first_batch(replace(run, loader=replace(run.loader, target="area")), index)
+    with pytest.raises(GigamaskError, match=r"grid.*64.*24"):
+        targets_from_batch(batch, slice(0, 1), 24)
+
+
+def losses(run, index, precision):
+    model = build_model(run.model, 0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    totals = StepMetrics.zero(3, next(model.parameters()))
+    accumulate(SamTask(run.prompts, run.loss, 4, precision), model, first_batch(run, index), totals)
+    return totals, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_every_round_of_every_mask_is_counted(index):
+    run = little()
+    totals, _ = losses(run, index, "fp32")
+    assert float(totals.count) == run.prompts.rounds * len(first_batch(run, index).mask_image)
+
+
+def test_bf16_gives_nearly_the_same_gradients(index):
+    run = replace(
+        little(), prompts=replace(little().prompts, clicks=1, mask_only_rounds=False, box_prob=1.0)
+    )
+    exact, gradient = losses(run, index, "fp32")
+    rounded, gradient_16 = losses(run, index, "bf16")
+    assert rounded.means()["loss"] == pytest.approx(exact.means()["loss"], rel=0.02)
+    assert torch.nn.functional.cosine_similarity(gradient, gradient_16, dim=0) > 0.98
+
+
+def test_names_of_devices_and_precisions():
+    assert choose_device("cpu").type == "cpu"
+    assert choose_precision("auto", torch.device("cpu")) == "fp32"
+    assert choose_precision("auto", torch.device("cuda")) == "bf16"
+    assert choose_precision("fp32", torch.device("cuda")) == "fp32"
+
+
+def test_a_batch_without_masks_has_no_terms():
+    run = little()
+    empty = collate(
+        [],
+        (),
+        run.sample_config,
+        RandomSpec(0, run.prompts.num_uniforms, run.model.depth),
+        0.0,
+        DataCursor(3),
+    )
+    assert (
+        list(
+            SamTask(run.prompts, run.loss, 4).compute_losses(
+                build_model(run.model, 0), empty, lambda whole: whole
+            )
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float64, "fp32"), (torch.float32, "fp32"), (torch.float32, "bf16")],
+)
+def test_logits_are_enlarged_in_the_models_precision_or_float32(dtype, precision):
+    model = build_model(little().model, 0).to(dtype)
+    asked = Prompts(
+        torch.full((1, 2, 2), 9.0), torch.tensor([[1, -1]]), None, multimask_output=True
+    )
+    answer = make_decoder(
+        model,
+        torch.rand(1, 16, 8, 8, dtype=dtype),
+        torch.zeros(1, dtype=torch.int64),
+        precision,
+        64,
+    )(asked)
+    assert answer.logits.dtype == dtype
+    assert answer.low_res_logits.shape == (1, 3, 32, 32)
+    assert answer.logits.shape == (1, 3, 64, 64)
+    assert torch.equal(answer.logits[:, :, 0, 0], answer.low_res_logits[:, :, 0, 0].to(dtype)), (
+        "nothing is rounded on the way"
+    )

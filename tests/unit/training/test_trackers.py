@@ -1,0 +1,93 @@
+"""Boards: TensorBoardTracker's event files, and Weights & Biases without a network."""
+
+import importlib.util
+import subprocess
+import sys
+import types
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gigamask.errors import GigamaskError
+from gigamask.training import trackers
+from gigamask.training.config import check_resume
+from tests.little import little
+
+OFFLINE = """
+import sys
+from dataclasses import replace
+import numpy as np
+from gigamask.training import boards
+from tests.little import little
+
+run = replace(little(), out=sys.argv[1], wandb="sam")
+board = boards.WandbTracker(run)
+board.scalars({"loss": 0.25}, 3)
+board.scalars({"loss": 0.5}, 2)
+board.picture("predictions", np.zeros((4, 6, 3), np.uint8), 3)
+board.close()
+"""
+
+
+def test_tensorboard_has_the_numbers_and_the_pictures(tmp_path):
+    (board,) = trackers.make_trackers(replace(little(), out=str(tmp_path)))
+    board.scalars({"loss": 0.25, "evaluation/box": 0.5}, 3)
+    board.picture("predictions", np.zeros((4, 6, 3), np.uint8), 3)
+    board.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(each.step, each.value) for each in events.Scalars("evaluation/box")] == [(3, 0.5)]
+    assert [(each.step, each.width, each.height) for each in events.Images("predictions")] == [
+        (3, 6, 4)
+    ]
+
+
+def test_without_packages_there_are_no_boards_and_asking_for_one_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run = replace(little(), out=str(tmp_path), data=("x",))
+    assert trackers.make_trackers(run) == []
+    with pytest.raises(GigamaskError, match=r"^--wandb sam.*'gigamask\[wandb\]"):
+        replace(run, wandb="sam").check()
+
+
+def test_a_run_may_go_on_with_another_board():
+    run = replace(little(), data=("x",))
+    assert check_resume(run, replace(run, wandb="sam"), False) == {"wandb": (None, "sam")}
+
+
+@pytest.mark.slow
+def test_weights_and_biases_goes_on_with_the_same_run(tmp_path):
+    """In processes of their own: it starts others, and warns of what is none of ours."""
+    pytest.importorskip("wandb")
+    environment = {"WANDB_MODE": "offline", "PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", OFFLINE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+    name = (tmp_path / "wandb_id").read_text()
+    kept = list((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
+    assert kept
+    assert all(
+        b"predictions" in path.read_bytes()
+        and list(path.parent.glob("files/media/images/predictions_*.png"))
+        for path in kept
+    )
+
+
+def test_weights_and_biases_that_cannot_begin_is_a_fault(tmp_path, monkeypatch):
+    class RefusedError(Exception):
+        pass
+
+    def init(**given):
+        assert given["config"]["steps"] == 4
+        raise RefusedError("No API key configured.\nUse `wandb login`")
+
+    fake = types.SimpleNamespace(Error=RefusedError, init=init, Settings=lambda **given: given)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(GigamaskError, match=r"^--wandb sam.*API.*WANDB_MODE=offline"):
+        trackers.WandbTracker(replace(little(), out=str(tmp_path), wandb="sam"))

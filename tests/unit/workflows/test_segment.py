@@ -1,0 +1,191 @@
+"""What becomes of images that go away, disks that are full, and commands that are stopped or run twice at once."""
+
+import json
+import os
+from functools import partial
+
+import cv2
+import numpy as np
+import pytest
+
+from gigamask.data import annotation, tar
+from gigamask.errors import GigamaskError
+from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.workflows import segment as segmenting
+from gigamask.workflows.segment import Output, find, segment, told_of
+from tests.little import SPEC
+
+
+@pytest.fixture(scope="module")
+def masks() -> SamAutomaticMaskGenerator:
+    return SamAutomaticMaskGenerator(
+        build_model(SPEC, 0), points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    chance = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(4):
+        cv2.imwrite(
+            str(folder / f"{10 + number}.png"), chance.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        )
+    return find([str(folder)], str(tmp_path / "scratch"))[0]
+
+
+def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures, tmp_path):
+    def stop(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    output = Output(tmp_path / "out", to_shards=True, shard_images=2)
+    with pytest.raises(KeyboardInterrupt):
+        segment(pictures, masks, output, progress=stop)
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == [
+        "10.json",
+        "11.json",
+        "12.json",
+        "sa_000000.tar",
+    ]
+    (tmp_path / "out" / ".sa_000001.tar.x1y2").write_bytes(
+        b"half"
+    )  # as a process that is killed leaves it
+    counted = []
+    done = segment(pictures, masks, output, progress=lambda *counts: counted.append(counts))
+    assert (done["images"], done["kept"], done["tars_kept"], len(done["tars"])) == (4, 3, 1, 2)
+    assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert not list((tmp_path / "out").glob(".sa_*"))
+    assert tar.scan(tmp_path / "out" / "sa_000001.tar").names == [
+        "sa_12.jpg",
+        "sa_12.json",
+        "sa_13.jpg",
+        "sa_13.json",
+    ]
+    straight = Output(tmp_path / "straight", to_shards=True, shard_images=2)
+    segment(pictures, masks, straight)
+    for name in ("sa_000000.tar", "sa_000001.tar", "13.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
+    """A json that was made as one of other images is packed under the number it has now."""
+    output = Output(tmp_path / "out", to_shards=True)
+    segment(pictures[2:], masks, output)
+    told = json.loads((tmp_path / "out" / "12.json").read_text())
+    assert (told["image"]["image_id"], told["image"]["file_name"], told["image"]["source"]) == (
+        12,
+        "12.png",
+        "pictures:12.png",
+    )
+    renamed = [
+        segmenting.InputImage(
+            each.name, each.file_name, f"{each.place}_x" if number == 0 else each.place, each.read
+        )
+        for number, each in enumerate(pictures)
+    ]
+    segment(renamed, masks, output)
+    assert tar.scan(tmp_path / "out" / "sa_000000.tar").names[-2:] == ["sa_3.jpg", "sa_3.json"]
+
+
+def test_two_commands_at_once_are_one_too_many(masks, pictures, tmp_path):
+    output = Output(tmp_path / "out")
+
+    def again(done, total):
+        with pytest.raises(GigamaskError, match="another process is writing into it"):
+            segment(pictures, masks, output)
+
+    segment(pictures[:1], masks, output, progress=again)
+
+
+def test_images_that_cannot_be_read_are_told(masks, pictures, tmp_path, monkeypatch):
+    file = tmp_path / "single.png"
+    file.write_bytes((tmp_path / "pictures" / "10.png").read_bytes())
+    [single], _ = find([str(file)], str(tmp_path / "scratch"))
+    (tmp_path / "pictures" / "11.png").unlink()
+    file.unlink()
+    done = segment([*pictures, single], masks, Output(tmp_path / "out"))
+    reasons = [each["reason"] for each in done["left_out"]]
+    assert done["images"] == 3
+    assert "11.png" in reasons[0]
+    assert reasons[1].endswith(
+        "single.png: cannot be read (No such file or directory); check the path, its permissions and the disk"
+    )
+    file.write_bytes(b"x" * 20)
+    monkeypatch.setattr(segmenting.image, "MAX_BYTES", 10)
+    with pytest.raises(
+        GigamaskError,
+        match=r"^none of 1 images can be used, the first: .*single.png: has 20 bytes, at most 10 are read; leave it out$",
+    ):
+        segment([single], masks, Output(tmp_path / "none"))
+
+
+def test_a_json_has_no_mask_without_pixels_and_no_score_that_is_no_number(pictures):
+    dense = np.zeros((4, 6, 8), bool)
+    dense[:3, 1:4, 2:7] = True
+    boxes = RLEMasks.from_dense(dense).boxes().astype(np.int64)
+    iou, stability = (
+        np.array([0.5, np.nan, 0.25, 1], np.float32),
+        np.array([0.75, 1, np.inf, 1], np.float32),
+    )
+    crops = np.tile(np.array([2, 0, 8, 5]), (4, 1))
+    told = told_of(
+        MaskProposals(
+            RLEMasks.from_dense(dense), boxes, iou, stability, np.full((4, 2), 2.5), crops
+        ),
+        7,
+        pictures[0],
+    )
+    assert told["image"] == {
+        "image_id": 7,
+        "width": 8,
+        "height": 6,
+        "file_name": "10.png",
+        "source": "pictures:10.png",
+    }
+    [only] = told["annotations"]
+    counts = RLEMasks.from_dense(dense[:1]).to_coco()[0].decode()
+    assert only == {
+        "bbox": [2, 1, 4, 2],
+        "area": 15,
+        "segmentation": {"size": [6, 8], "counts": counts},
+        "predicted_iou": 0.5,
+        "point_coords": [[2.5, 2.5]],
+        "crop_box": [2, 0, 6, 5],
+        "id": 70000,
+        "stability_score": 0.75,
+    }
+
+
+def test_more_masks_than_readers_take_are_refused(masks, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(annotation, "MAX_MASKS", 0)
+    with pytest.raises(
+        GigamaskError,
+        match=r"none of 4 images can be used, the first: .* annotations, at most 0 are read",
+    ):
+        segment(pictures, masks, Output(tmp_path / "out"))
+
+
+def test_a_full_disk_is_told(masks, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(tar, "write", partial(_full))
+    with pytest.raises(
+        GigamaskError,
+        match=r"sa_000000.tar: cannot be written \(No space left on device\); free space on the disk and run the same",
+    ):
+        segment(pictures, masks, Output(tmp_path / "out", to_shards=True))
+    assert (tmp_path / "out" / "13.json").exists()
+
+
+def _full(*_):
+    raise OSError(28, os.strerror(28))
+
+
+def test_no_path_is_no_image(tmp_path):
+    with pytest.raises(
+        GigamaskError,
+        match=r"^no image was given; give pictures, folders of them, tars, globs or an index$",
+    ):
+        find([], str(tmp_path))
