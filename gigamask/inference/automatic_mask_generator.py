@@ -23,12 +23,12 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.embedding import make_prompts
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.boxes import areas, near_edge, suppress
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.decoding import PromptDecoder
+from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.sam import Sam
 
 EDGE_PX = 20.0

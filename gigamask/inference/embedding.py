@@ -11,13 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.errors import GigamaskError
 from gigamask.inference.embedding_cache import EmbeddingCache, digest_weights, key
 from gigamask.models.sam.sam import Sam
-from gigamask.types import Prompts
-
-PADDING, CORNERS = -1, (2, 3)
-"""Labels of a token that is no point, and of a box's two corners (`contracts.Prompts`)."""
 
 
 class ImageEmbedder:
@@ -72,75 +67,3 @@ class ImageEmbedder:
         kind = self.model.pixel_mean.device.type
         cast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
         return f"{self._weights[1]} {cast}"
-
-
-def make_prompts(
-    points: Tensor | None,
-    labels: Tensor | None,
-    boxes: Tensor | None,
-    masks: Tensor | None,
-    multimask_output: bool,
-    grid: int,
-) -> Prompts:
-    """Returns prompts in input pixels as the decoder takes them: points, then a box's corners; where there is no box, one token that is no point.
-
-    `points` `(B, N, 2)`, `labels` `(B, N)`, `boxes` `(B, 4)`, `masks` `(B, 1, G, G)` or one for all. Raises Fault where points and labels do not fit
-    together, labels are others than 1, 0 and -1, numbers of prompts differ, or masks do not have side `grid`.
-    """
-    if (points is None) != (labels is None):
-        lone, other = (
-            ("point_coords", "point_labels") if labels is None else ("point_labels", "point_coords")
-        )
-        raise GigamaskError(f"{lone} came without {other}; give both, a label for each point")
-    tokens, kinds = [], []
-    if points is not None and labels is not None:
-        if points.shape[:-1] != labels.shape or points.ndim != 3 or points.shape[-1] != 2:
-            raise GigamaskError(
-                f"point_coords are {_stated(points)} and point_labels {_stated(labels)}; give prompts x points x 2, and prompts x points"
-            )
-        if bool(((labels < PADDING) | (labels > 1)).any()):
-            raise GigamaskError(
-                f"point_labels hold {_strange(labels)}, known are 1 foreground, 0 background, -1 no point; give a box as the box"
-            )
-        none = boxes is None
-        tokens.append(functional.pad(points, (0, 0, 0, int(none))))
-        kinds.append(functional.pad(labels.long(), (0, int(none)), value=PADDING))
-    if boxes is not None:
-        if boxes.ndim != 2 or boxes.shape[1] != 4:
-            raise GigamaskError(f"boxes are {_stated(boxes)}; give prompts x 4, x0 y0 x1 y1")
-        tokens.append(boxes.view(-1, 2, 2))
-        kinds.append(torch.tensor([CORNERS], device=boxes.device).expand(len(boxes), 2))
-    if masks is not None and masks.shape[1:] != (1, grid, grid):
-        raise GigamaskError(
-            f"mask_input is {_stated(masks)}, the model takes prompts x 1 x {grid} x {grid}; give low-resolution logits of an earlier answer"
-        )
-    counts = {len(each) for each in tokens} | (
-        {len(masks)} if masks is not None and (not tokens or len(masks) != 1) else set()
-    )
-    if len(counts) > 1:
-        raise GigamaskError(
-            f"points, boxes and masks are of {' and '.join(map(str, sorted(counts)))} prompts; give the same number of each"
-        )
-    count = counts.pop() if counts else 1
-    if not tokens:
-        device = None if masks is None else masks.device
-        tokens, kinds = (
-            [torch.zeros(count, 0, 2, device=device)],
-            [torch.zeros(count, 0, dtype=torch.int64, device=device)],
-        )
-    dtype = max((each.dtype for each in tokens), key=lambda each: each.itemsize)
-    fed = None if masks is None else masks[:, 0].expand(count, -1, -1)
-    return Prompts(
-        torch.cat([each.to(dtype) for each in tokens], 1),
-        torch.cat(kinds, 1),
-        fed,
-        multimask_output,
-    )
-
-
-def _stated(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a single number"
-
-
-def _strange(labels: Tensor) -> int:
-    return int(labels[(labels < PADDING) | (labels > 1)][0])

@@ -15,11 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding import ImageEmbedder, make_prompts
+from gigamask.inference.embedding import ImageEmbedder
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.sam.decoding import PromptDecoder
+from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.sam import Sam
 
 MASK_THRESHOLD = 0.0

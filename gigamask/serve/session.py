@@ -27,11 +27,11 @@ from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, stability
-from gigamask.inference.embedding import make_prompts
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.decoding import PromptDecoder
+from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.sam import Sam
 
 MAX_CACHED_BYTES = 2**30

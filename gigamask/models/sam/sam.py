@@ -7,14 +7,19 @@ Not here: how a model starts (`model.start`), rounds of prompts (`prompts.rounds
 masks at the image's own size (`geometry.frame`).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
@@ -55,6 +60,65 @@ class Sam(nn.Module):
     def encoder_blocks(self) -> list[nn.Module]:
         """The image encoder's blocks, from input to output."""
         return list(self.spec.encoder.blocks(self.image_encoder))
+
+    def forward(
+        self, batched_input: Sequence[dict[str, Any]], multimask_output: bool
+    ) -> list[dict[str, Tensor]]:
+        """Predict masks of several images, as the `forward` of Meta's `Sam`.
+
+        Gradients flow, unlike in Meta's class; wrap the call in `torch.no_grad()` for inference.
+
+        Args:
+            batched_input: One dictionary per image: "image", `(3, h, w)` RGB in 0..255, already
+                resized to the model's long side; "original_size", (H, W); optionally
+                "point_coords" `(B, N, 2)` with "point_labels" `(B, N)`, "boxes" `(B, 4)`, both in
+                pixels of the resized image, and "mask_inputs" `(B, 1, G, G)`.
+            multimask_output: Whether to predict three masks per prompt instead of one.
+
+        Returns:
+            One dictionary per image: "masks" `(B, C, H, W)` bool at the original size,
+            "iou_predictions" `(B, C)`, "low_res_logits" `(B, C, G, G)`.
+
+        Raises:
+            GigamaskError: An image is larger than the model's input, or prompts do not fit.
+        """
+        side, mask_size = self.spec.image_size, self.spec.mask_size
+        images = [record["image"] for record in batched_input]
+        if any(max(image.shape[1:]) > side for image in images):
+            raise GigamaskError(f"images must be resized to a long side of at most {side} pixels")
+        sizes = torch.tensor([image.shape[1:] for image in images], device=self.pixel_mean.device)
+        squares = [
+            pad(image, (0, side - image.shape[2], 0, side - image.shape[1])) for image in images
+        ]
+        embeddings = self.encode(torch.stack(squares).to(self.pixel_mean.device), sizes)
+        outputs = []
+        for record, image, embedding in zip(batched_input, images, embeddings, strict=True):
+            prompts = make_prompts(
+                record.get("point_coords"),
+                record.get("point_labels"),
+                record.get("boxes"),
+                record.get("mask_inputs"),
+                multimask_output,
+                mask_size,
+            )
+            first = torch.zeros(len(prompts.labels), dtype=torch.int64, device=embedding.device)
+            low_res_logits, iou_predictions = self.decode(embedding[None], first, prompts)
+            square = interpolate(low_res_logits, (side, side), mode="bilinear", align_corners=False)
+            height, width = image.shape[1:]
+            logits = interpolate(
+                square[..., :height, :width],
+                tuple(record["original_size"]),
+                mode="bilinear",
+                align_corners=False,
+            )
+            outputs.append(
+                {
+                    "masks": logits > 0,
+                    "iou_predictions": iou_predictions,
+                    "low_res_logits": low_res_logits,
+                }
+            )
+        return outputs
 
     def encode(
         self,
