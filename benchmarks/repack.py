@@ -57,7 +57,7 @@ def from_tar(path: str):
             )
             masks = masks[masks.areas() > 0]
             ones = np.ones(len(masks))
-            told = records.record(
+            told = records.image_record(
                 number, masks, range(len(masks)), masks.points(ones[:, None] / 2)[:, 0], ones, ones
             )
             yield f"sa_{number}.jpg", jpg

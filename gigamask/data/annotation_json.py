@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from gigamask.masks.rle import RLEMasks
 
 
-def record(
+def image_record(
     image_id: int,
     masks: RLEMasks,
     ids: Sequence[int],
@@ -48,13 +48,13 @@ def record(
                 "stability_score": float(stability_score[i]),
             }
             for i, (shape, (x0, y0, x1, y1)) in enumerate(
-                zip(shapes(masks), crops.tolist(), strict=True)
+                zip(mask_fields(masks), crops.tolist(), strict=True)
             )
         ],
     }
 
 
-def shapes(masks: RLEMasks) -> list[dict[str, Any]]:
+def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
     """Returns of each mask what follows from its pixels: `bbox`, `area` and `segmentation`."""
     size, areas = list(masks.size), masks.areas().tolist()
     return [

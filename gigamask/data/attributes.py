@@ -72,7 +72,7 @@ class _Table:
 def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]:
     """Returns each attribute of the file, a value for each image of the index; raises Fault for a file that is no such table or leaves images out."""
     tars = np.array(
-        [os.fsencode(storage.name(tar).removesuffix(".tar")) for tar in index.shard_paths]
+        [os.fsencode(storage.basename(tar).removesuffix(".tar")) for tar in index.shard_paths]
     )
     table = _read(Path(path), tars.itemsize + len(".tar:") + index.images["name"].itemsize)
     rows = (
@@ -93,7 +93,7 @@ def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]
 def _find_images(table: _Table, index: Index) -> Int64[np.ndarray, "images"]:
     """Returns each image's row, which may be there under its short or its long name."""
     rows = np.empty(len(index), np.int64)
-    tars = np.array([os.fsencode(storage.name(tar) + ":") for tar in index.shard_paths])
+    tars = np.array([os.fsencode(storage.basename(tar) + ":") for tar in index.shard_paths])
     long = any(b":" in name for name in table.names.tolist())
     for start in range(0, len(index), IMAGES_AT_ONCE):
         at = slice(start, start + IMAGES_AT_ONCE)

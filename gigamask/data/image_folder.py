@@ -15,7 +15,7 @@ from gigamask.data import storage
 from gigamask.data.storage import ByteRange, FileStat
 from gigamask.errors import CorruptSampleError, GigamaskError
 
-KINDS = (".jpg", ".jpeg", ".png", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class FolderListing(NamedTuple):
@@ -29,15 +29,15 @@ class FolderListing(NamedTuple):
 
 def is_folder(path: str) -> bool:
     """Says whether a shard is a folder of images."""
-    return not storage.remote(path) and os.path.isdir(path)
+    return not storage.is_remote(path) and os.path.isdir(path)
 
 
 def is_image(name: str) -> bool:
     """Says whether a file is an image by its name; hidden ones, as macOS leaves beside each file, are none."""
-    return name.lower().endswith(KINDS) and not os.path.basename(name).startswith(".")
+    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
 
 
-def find(root: str) -> list[str]:
+def find_folders(root: str) -> list[str]:
     """Returns the folders that hold images, `root` and those in it at any depth, sorted; hidden ones are passed over.
 
     Raises Fault where there are none, or where there are tars, too: then it is not clear what is meant.
@@ -51,7 +51,7 @@ def find(root: str) -> list[str]:
     if not found:
         act = f"give the folder that tars or images are in, or a glob such as '{root}/**/*.tar'"
         raise GigamaskError(
-            f"{root}: the folder holds no .tar file and, at any depth, no image ({', '.join(KINDS)}); {act}"
+            f"{root}: the folder holds no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); {act}"
         )
     return found
 
@@ -79,7 +79,7 @@ def _walk(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
         yield from _walk(path, above | {here})
 
 
-def read(folder: str) -> FolderListing:
+def scan(folder: str) -> FolderListing:
     """Returns what a folder holds, without opening a file; raises OSError where that cannot be told."""
     told, others = [], 0
     with os.scandir(folder) as entries:
@@ -106,7 +106,7 @@ def read_file(path: str, size: int) -> bytes | CorruptSampleError:
         with open(path, "rb", buffering=0) as file:
             data = file.read(size + 1)
     except OSError as error:
-        return storage.unreadable(ByteRange(path, 0, size), error)
+        return storage.read_error(ByteRange(path, 0, size), error)
     if len(data) != size:
         return CorruptSampleError(
             f"{path}: no longer has the {size} bytes it was indexed with; index its folder again"

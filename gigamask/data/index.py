@@ -33,7 +33,7 @@ import numpy as np
 from gigamask.data import image_folder, index_format, storage, worker_pool
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.index_format import REBUILD, SCHEMA, IndexManifest, ShardRows, is_index, merge
-from gigamask.data.shard_index import PART, TarFile, index_shard, stored_tars
+from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
 from gigamask.errors import GigamaskError
 
 LOCK = "lock"
@@ -58,7 +58,7 @@ class Index:
         manifest = index_format.read_manifest(path)
         images, masks = index_format.open_columns(path, manifest)
         for stored in manifest.tars:
-            if not storage.remote(
+            if not storage.is_remote(
                 stored.path
             ):  # asking a server for a thousand tars takes longer than a second
                 _check_shard(path, stored)
@@ -80,7 +80,7 @@ class Index:
         """Names what the rows are: the tars' names, sizes and counts, also those of each file of a folder, wherever they lie."""
         told, first = hashlib.blake2b(digest_size=16), 0
         for number, part in enumerate(self.manifest.parts):
-            line = f"{storage.name(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}"
+            line = f"{storage.basename(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}"
             told.update(f"{chr(10) * (number > 0)}{line}".encode("utf-8", "surrogateescape"))
             rows, first = slice(first, first + part.images), first + part.images
             if self.images["jpg_offset"][rows.start] == 0:
@@ -114,9 +114,9 @@ class Index:
     def entry_name(self, row: int) -> str:
         """Returns the name by which errors and `find` know one image: `sa_000000.tar:sa_1`."""
         path = self.manifest.parts[self.images["shard"][row]].tar.path
-        return f"{storage.name(path)}:{os.fsdecode(self.images['name'][row])}"
+        return f"{storage.basename(path)}:{os.fsdecode(self.images['name'][row])}"
 
-    def shards_called(self, tar: str) -> list[int]:
+    def find_shard_numbers(self, tar: str) -> list[int]:
         """Returns the numbers of the shards whose paths end in this one: a tar's name, with as much of its path as is given."""
         return [
             shard
@@ -131,10 +131,10 @@ class Index:
             raise GigamaskError(
                 f"{name!r} names no entry; write TAR:IMAGE, such as {self.entry_name(0)}"
             )
-        shards = self.shards_called(tar)
+        shards = self.find_shard_numbers(tar)
         if not shards:
             near = difflib.get_close_matches(
-                tar, [storage.name(path) for path in self.shard_paths], 3, 0
+                tar, [storage.basename(path) for path in self.shard_paths], 3, 0
             )
             raise GigamaskError(
                 f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {', '.join(near)}"
@@ -159,7 +159,7 @@ class Index:
         return int(first + rows[0])
 
 
-class Built(NamedTuple):
+class BuildResult(NamedTuple):
     """A built index, and how many of its tars were scanned and how many of their rows were there already."""
 
     index: Index
@@ -167,14 +167,14 @@ class Built(NamedTuple):
     reused: int
 
 
-def listed(paths: Paths) -> list[str | Path]:
+def as_list(paths: Paths) -> list[str | Path]:
     """Returns the paths, one alone as a list."""
     return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
-def tars(paths: Paths) -> list[str]:
+def find_tars(paths: Paths) -> list[str]:
     """Returns the tars of `shards`; raises Fault where folders of images are among them."""
-    found = shards(paths)
+    found = find_shards(paths)
     for path in found:
         if image_folder.is_folder(path):
             act = "pack them into tars first; as they are, 'gigamask index', 'stats' and 'pretrain' take them"
@@ -182,21 +182,21 @@ def tars(paths: Paths) -> list[str]:
     return found
 
 
-def shards(paths: Paths) -> list[str]:
+def find_shards(paths: Paths) -> list[str]:
     """Returns the absolute paths and URLs of the shards that are meant, each once and sorted.
 
     A path is a tar, a folder (its `.tar` files, or else it and those in it that hold images), a glob of tars (`**` goes deeper), or an index (its
     shards); tars, their folders and globs may be remote.
     """
     found = []
-    for path in listed(paths):
+    for path in as_list(paths):
         text = storage.normalize(path)
-        if storage.remote(text):
+        if storage.is_remote(text):
             found += storage.find_tars(text)
         elif is_index(text):
             found += [stored.path for stored in index_format.read_manifest(Path(text)).tars]
         elif os.path.isdir(text):
-            found += glob.glob(os.path.join(glob.escape(text), "*.tar")) or image_folder.find(text)
+            found += glob.glob(os.path.join(glob.escape(text), "*.tar")) or image_folder.find_folders(text)
         elif os.path.exists(text):
             found.append(text)
         elif glob.has_magic(text):
@@ -235,7 +235,7 @@ def extend(
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
     salvage: bool = False,
-) -> Built:
+) -> BuildResult:
     """Indexes the shards into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
 
     Only shards are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
@@ -247,9 +247,9 @@ def extend(
         raise GigamaskError(
             f"{out}: exists and is no index, so it is not overwritten; give another folder"
         )
-    found = shards(paths)
+    found = find_shards(paths)
     given = [
-        Path(storage.normalize(path)) for path in listed(paths) if is_index(storage.normalize(path))
+        Path(storage.normalize(path)) for path in as_list(paths) if is_index(storage.normalize(path))
     ]
     try:
         with _only_writer(out) as work:
@@ -283,15 +283,15 @@ def extend(
         raise GigamaskError(
             f"{out}: the index cannot be written ({error.filename}: {error.strerror}); {act}"
         ) from error
-    return Built(Index.open(out), len(missing), reused)
+    return BuildResult(Index.open(out), len(missing), reused)
 
 
 def open_or_build(paths: Paths, cache: str | Path) -> Index:
     """Opens the index that `paths` is, or the one kept for these shards under `cache`, built first where it is missing or one has changed."""
-    paths = listed(paths)
+    paths = as_list(paths)
     if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
-    found = shards(paths)
+    found = find_shards(paths)
     key = hashlib.blake2b(
         "\0".join(found).encode("utf-8", "surrogateescape"), digest_size=8
     ).hexdigest()
@@ -331,7 +331,7 @@ def _only_writer(out: Path) -> Iterator[Path]:
 
 def _held_rows(given: list[Path], out: Path, work: Path) -> dict[TarFile, ShardRows]:
     """Returns the rows that need no scan, by the tar as it was: of the given indexes, of the one at `out`, and finished before a kill."""
-    held = [index_format.rows_of_part(path) for path in work.iterdir() if path.name != LOCK]
+    held = [index_format.rows_of_shard(path) for path in work.iterdir() if path.name != LOCK]
     with contextlib.suppress(GigamaskError):
         held += index_format.rows_of_index(out)
     for path in given:
@@ -341,7 +341,7 @@ def _held_rows(given: list[Path], out: Path, work: Path) -> dict[TarFile, ShardR
 
 def _as_now(found: list[str]) -> list[TarFile]:
     try:
-        return stored_tars(found)
+        return stat_shards(found)
     except OSError as error:
         raise GigamaskError(
             f"{error.filename}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
@@ -369,7 +369,7 @@ def _index_into(work: Path, path: str, salvage: bool) -> ShardRows | str:
     key = "\0".join(map(str, msgspec.structs.astuple(part.tar))).encode("utf-8", "surrogateescape")
     place = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
     part.save(place)
-    return index_format.rows_of_part(place)
+    return index_format.rows_of_shard(place)
 
 
 def _check_shard(index: Path, stored: TarFile) -> None:

@@ -69,7 +69,7 @@ class ShardRows:
     first_mask: int = 0
 
 
-def rows_of_part(folder: Path) -> ShardRows:
+def rows_of_shard(folder: Path) -> ShardRows:
     """Returns a saved part's rows."""
     return ShardRows(read_summary(folder), folder)
 

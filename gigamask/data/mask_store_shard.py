@@ -24,7 +24,7 @@ from jaxtyping import Int64, UInt64
 
 from gigamask.data import annotation, storage
 from gigamask.data.index import Index
-from gigamask.data.shard_index import payloads
+from gigamask.data.shard_index import read_payloads
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.resample import offsets_of
@@ -101,7 +101,7 @@ def _cut(
         )
         for at, raw in zip(
             annotated.tolist(),
-            payloads([ByteRange(path, *place) for place in zip(offsets, sizes, strict=True)]),
+            read_payloads([ByteRange(path, *place) for place in zip(offsets, sizes, strict=True)]),
             strict=True,
         ):
             if isinstance(raw, CorruptSampleError):
@@ -177,7 +177,7 @@ def describe_tars(index: Index) -> list[dict[str, str | int]]:
     """Returns by what a tar is known again wherever it lies: name, size and version as the index has them, and how much it holds."""
     return [
         {
-            "name": storage.name(part.tar.path),
+            "name": storage.basename(part.tar.path),
             "bytes": part.tar.bytes,
             "version": part.tar.version,
             "images": part.images,

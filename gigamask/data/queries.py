@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from gigamask.data import storage
-from gigamask.data.index import Index, listed
+from gigamask.data.index import Index, as_list
 from gigamask.errors import GigamaskError
 
-LONGEST_TEXT = 1000
+MAX_TEXT_LENGTH = 1000
 """Characters; text encoders read some hundred words at most."""
 
 
@@ -32,28 +32,28 @@ class Query:
     tar: str | None
     image: str
     text: str
-    right: tuple[int, ...]
+    mask_indices: tuple[int, ...]
     kind: str = ""
     domain: str = ""
 
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise GigamaskError("the query has no words; write what is asked for")
-        if len(self.text) > LONGEST_TEXT:
+        if len(self.text) > MAX_TEXT_LENGTH:
             raise GigamaskError(
-                f"the query has {len(self.text)} characters, at most {LONGEST_TEXT} are read; shorten it"
+                f"the query has {len(self.text)} characters, at most {MAX_TEXT_LENGTH} are read; shorten it"
             )
         if not self.image or self.tar == "":
             raise GigamaskError(
                 f"the query {self.text!r} has an empty {'tar' if self.image else 'image'}; name it{', or leave it out' if self.image else ''}"
             )
-        if min(self.right, default=0) < 0:
+        if min(self.mask_indices, default=0) < 0:
             raise GigamaskError(
-                f"the query {self.text!r} has the right mask {min(self.right)}, masks are numbered from 0 in their json's order; mend it"
+                f"the query {self.text!r} has the right mask {min(self.mask_indices)}, masks are numbered from 0 in their json's order; mend it"
             )
-        if len(set(self.right)) < len(self.right):
+        if len(set(self.mask_indices)) < len(self.mask_indices):
             raise GigamaskError(
-                f"the query {self.text!r} has a right mask twice among {', '.join(map(str, self.right))}; name each once"
+                f"the query {self.text!r} has a right mask twice among {', '.join(map(str, self.mask_indices))}; name each once"
             )
 
     @property
@@ -80,7 +80,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
     """Returns the queries of these files, in order; raises Fault for a file that holds none, and for a line that is none."""
     found: list[Query] = []
-    for path in listed(paths):
+    for path in as_list(paths):
         before = len(found)
         try:
             with open(path, "rb") as file:
@@ -128,9 +128,9 @@ def write(path: str | Path, queries: Iterable[Query]) -> None:
     lines = []
     for query in queries:
         right = (
-            {"mask_index": query.right[0]}
-            if len(query.right) == 1
-            else {"mask_indices": query.right}
+            {"mask_index": query.mask_indices[0]}
+            if len(query.mask_indices) == 1
+            else {"mask_indices": query.mask_indices}
         )
         rest = {"kind": query.kind, "domain": query.domain}
         told = {
@@ -153,7 +153,7 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
     """Returns the index row of each query's image; raises Fault where it has none or several, or has fewer masks than the query names."""
     named = _rows_by_name({name for query in queries for name in _names(query)}, index)
     shards = {
-        tar: index.shards_called(tar) for tar in {query.tar for query in queries} if tar is not None
+        tar: index.find_shard_numbers(tar) for tar in {query.tar for query in queries} if tar is not None
     }
     found: dict[tuple[str | None, str], tuple[int, int]] = {}
     for query in queries:
@@ -163,9 +163,9 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
                 query, np.concatenate([named[name] for name in _names(query)]), shards, index
             )
             found[image] = row, int(index.images["masks"][row])
-        if query.right and max(query.right) >= found[image][1]:
+        if query.mask_indices and max(query.mask_indices) >= found[image][1]:
             raise GigamaskError(
-                f"{query.name}: its right mask is number {max(query.right)}, the image has {found[image][1]}, counted from 0; mend the number"
+                f"{query.name}: its right mask is number {max(query.mask_indices)}, the image has {found[image][1]}, counted from 0; mend the number"
             )
     return np.array([found[query.tar, query.image][0] for query in queries], np.int64)
 

@@ -104,19 +104,19 @@ def read_summary(place: Path) -> ShardSummary:
     return msgspec.json.decode((place / PART).read_bytes(), type=ShardSummary)
 
 
-def stored_tar(path: str) -> TarFile:
+def stat_shard(path: str) -> TarFile:
     """Returns a tar or a folder of images as it is now; two that differ were not the same bytes. Raises OSError for a local one that is not there."""
     return TarFile(
         path,
-        *(image_folder.read(path).state if image_folder.is_folder(path) else storage.state(path)),
+        *(image_folder.scan(path).state if image_folder.is_folder(path) else storage.stat(path)),
     )
 
 
-def stored_tars(paths: Sequence[str]) -> list[TarFile]:
-    """Returns `stored_tar` of each path; many servers' answers are waited for at once."""
+def stat_shards(paths: Sequence[str]) -> list[TarFile]:
+    """Returns `stat_shard` of each path; many servers' answers are waited for at once."""
     tars = [path for path in paths if not image_folder.is_folder(path)]
-    states = dict(zip(tars, storage.states(tars), strict=True))
-    return [TarFile(path, *states[path]) if path in states else stored_tar(path) for path in paths]
+    states = dict(zip(tars, storage.stat_all(tars), strict=True))
+    return [TarFile(path, *states[path]) if path in states else stat_shard(path) for path in paths]
 
 
 def index_shard(path: str, salvage: bool) -> ShardIndex:
@@ -130,7 +130,7 @@ def index_folder(path: str) -> ShardIndex:
     A broken image is left out and named; raises Fault when more than half of them are, or when the folder cannot be read.
     """
     try:
-        found = image_folder.read(path)
+        found = image_folder.scan(path)
     except OSError as error:
         raise GigamaskError(
             f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
@@ -144,9 +144,9 @@ def index_folder(path: str) -> ShardIndex:
         ByteRange(os.path.join(path, name), 0, size)
         for name, size in zip(found.names, found.sizes, strict=True)
     ]
-    heads = payloads([place._replace(size=min(place.size, HEADER_BYTES)) for place in places])
+    heads = read_payloads([place._replace(size=min(place.size, HEADER_BYTES)) for place in places])
     for file, place, head in zip(found.names, places, heads, strict=True):
-        name = f"{storage.name(path)}:{file}"
+        name = f"{storage.basename(path)}:{file}"
         try:
             if isinstance(head, CorruptSampleError):
                 raise head
@@ -179,12 +179,12 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
         )
         raise GigamaskError(members.broken + before)
     try:
-        stored = stored_tar(path)
+        stored = stat_shard(path)
     except OSError as error:
         raise GigamaskError(
             f"{path}: went away while it was indexed ({error.strerror}); check the disk and run the same command again"
         ) from error
-    jpgs, jsons, others, twice = pair(members)
+    jpgs, jsons, others, twice = pair_members(members)
     for one, other in twice:
         names = f"{members.names[one]}, {members.names[other]}"
         raise GigamaskError(
@@ -199,8 +199,8 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
     described = [
         _place(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
     ]
-    for (stem, jpg), first in zip(jpgs.items(), payloads(described), strict=True):
-        name = f"{storage.name(path)}:{stem}"
+    for (stem, jpg), first in zip(jpgs.items(), read_payloads(described), strict=True):
+        name = f"{storage.basename(path)}:{stem}"
         at, size = int(members.offsets[jpg]), int(members.sizes[jpg])
         json = jsons.get(stem)
         try:
@@ -255,7 +255,7 @@ def _place(path: str, members: tar.Members, member: int, whole: bool) -> ByteRan
     )
 
 
-def payloads(places: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
+def read_payloads(places: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
     """Yields the bytes of each place, a bounded group of them fetched at once.
 
     A local disk's error is that entry's own and is yielded; a server's is everyone's, and raises Fault rather than leave good images out.
@@ -266,13 +266,13 @@ def payloads(places: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
         held += place.size
         if len(group) == GROUP_FILES or held >= GROUP_BYTES or number == len(places) - 1:
             for data in storage.read_ranges(group):
-                if isinstance(data, CorruptSampleError) and storage.remote(place.path):
+                if isinstance(data, CorruptSampleError) and storage.is_remote(place.path):
                     raise GigamaskError(str(data)) from data
                 yield data
             group, held = [], 0
 
 
-def pair(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
+def pair_members(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
     """Returns the member of each stem's jpg, of each stem's json, how many files are neither, and pairs of a stem's first member and a later one.
 
     Folders do not matter.
@@ -315,7 +315,7 @@ def read_size(head: bytes, place: ByteRange, name: str) -> tuple[int, int]:
             raise CorruptSampleError(
                 f"{name}: has {place.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; leave it out"
             ) from None
-        [whole] = payloads([place])
+        [whole] = read_payloads([place])
         if isinstance(whole, CorruptSampleError):
             raise whole from None
         return image.size(whole, name)

@@ -48,7 +48,7 @@ class ShardReader:
         self._held: OrderedDict[ShardSpan, bytes] = OrderedDict()
         self.paths = tuple(paths)
         self.open_files, self.read_ahead, self.blocks = open_files, read_ahead, blocks
-        self._remote = tuple(map(storage.remote, self.paths))
+        self._remote = tuple(map(storage.is_remote, self.paths))
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Returns `size` bytes of a tar from `offset` on; raises CorruptSampleError where they are not to be had."""
@@ -58,7 +58,7 @@ class ShardReader:
         try:
             data = storage.read_at(self._descriptor(shard), place)
         except OSError as error:
-            raise storage.unreadable(place, error) from error
+            raise storage.read_error(place, error) from error
         if isinstance(data, CorruptSampleError):
             raise data
         return data

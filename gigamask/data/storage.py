@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, TypeVar
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.rng import make_rng
 
-TRIES = 5
+MAX_TRIES = 5
 FIRST_WAIT_S = 0.5
 """Doubled after each try, and cut to between a half and the whole so that many readers do not come back together: about 6 s in all."""
-CONCURRENT = 64
+MAX_CONCURRENT = 64
 """Requests under way at once; object stores answer each slowly and any number of them."""
 CONNECT_S, SILENCE_S = 15, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -52,7 +52,7 @@ class FileStat(NamedTuple):
     version: str
 
 
-def remote(path: str) -> bool:
+def is_remote(path: str) -> bool:
     """Says whether a path is a URL."""
     return _URL.match(path) is not None
 
@@ -60,24 +60,24 @@ def remote(path: str) -> bool:
 def normalize(path: str | os.PathLike) -> str:
     """Returns a path as it is kept: a URL as given, anything else (also `file://`) as an absolute local path."""
     text = os.fspath(path).removeprefix("file://")
-    return text if remote(text) else os.path.abspath(text)
+    return text if is_remote(text) else os.path.abspath(text)
 
 
 def strip_query(path: str) -> str:
     """Returns a path without the query and fragment that sign an http link."""
     return (
-        re.split(r"[?#]", path, maxsplit=1)[0] if path.startswith("http") and remote(path) else path
+        re.split(r"[?#]", path, maxsplit=1)[0] if path.startswith("http") and is_remote(path) else path
     )
 
 
-def name(path: str) -> str:
+def basename(path: str) -> str:
     """Returns the last part of a path, by which a tar is known."""
     return posixpath.basename(strip_query(path))
 
 
-def state(path: str) -> FileStat:
+def stat(path: str) -> FileStat:
     """Returns a file's size and version; raises OSError for a local file that is not there, Fault for a remote one."""
-    if not remote(path):
+    if not is_remote(path):
         status = os.stat(path)
         return FileStat(status.st_size, str(status.st_mtime_ns))
     files, inner = _open(path)
@@ -96,12 +96,12 @@ def state(path: str) -> FileStat:
     )
 
 
-def states(paths: Sequence[str]) -> list[FileStat]:
+def stat_all(paths: Sequence[str]) -> list[FileStat]:
     """Returns `state` of each path, many servers' answers waited for at once."""
-    if not any(map(remote, paths)):
-        return [state(path) for path in paths]
-    with ThreadPoolExecutor(CONCURRENT) as threads:
-        return list(threads.map(state, paths))
+    if not any(map(is_remote, paths)):
+        return [stat(path) for path in paths]
+    with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
+        return list(threads.map(stat, paths))
 
 
 def read(path: str, offset: int, size: int) -> bytes:
@@ -119,7 +119,7 @@ def read_ranges(places: Sequence[ByteRange]) -> list[bytes | CorruptSampleError]
     served: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
     opened: dict[str, tuple[Any, str]] = {}
     for number, place in enumerate(places):
-        if not remote(place.path):
+        if not is_remote(place.path):
             local[place.path].append(number)
         elif place.size:
             if place.path not in opened:
@@ -144,7 +144,7 @@ def read_at(descriptor: int, place: ByteRange) -> bytes | CorruptSampleError:
     try:
         data = os.pread(descriptor, place.size, place.offset)
     except OSError as error:
-        return unreadable(place, error)
+        return read_error(place, error)
     return data if len(data) == place.size else _short(place, len(data))
 
 
@@ -155,7 +155,7 @@ def write(path: Path, content: bytes) -> None:
     beside.replace(path)
 
 
-def unreadable(place: ByteRange, error: OSError) -> CorruptSampleError:
+def read_error(place: ByteRange, error: OSError) -> CorruptSampleError:
     """Returns the complaint that a local file cannot be read."""
     return CorruptSampleError(
         f"{place.path}: {place.size} bytes at {place.offset} cannot be read ({error.strerror}); check the disk"
@@ -182,14 +182,14 @@ def find_tars(url: str) -> list[str]:
             f"{url}: {what}; give the address of a tar, of a folder of tars, or a glob such as s3://bucket/folder/*.tar in quotes"
         )
     scheme = url[: url.index("://") + 3]
-    return sorted(name if remote(name) else scheme + name.lstrip("/") for name in names)
+    return sorted(name if is_remote(name) else scheme + name.lstrip("/") for name in names)
 
 
 def _read_local(path: str, places: list[ByteRange]) -> list[bytes | CorruptSampleError]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        return [unreadable(place, error) for place in places]
+        return [read_error(place, error) for place in places]
     try:
         return [read_at(descriptor, place) for place in places]
     finally:
@@ -201,8 +201,8 @@ def _read_remote(
 ) -> dict[int, bytes | CorruptSampleError]:
     """Returns each numbered place's bytes from one file system; only what failed transiently is asked for again."""
     found: dict[int, bytes | CorruptSampleError] = {}
-    pending, most = list(wanted), {"batch_size": CONCURRENT} if files.async_impl else {}
-    for tried in range(1, TRIES + 1):
+    pending, most = list(wanted), {"batch_size": MAX_CONCURRENT} if files.async_impl else {}
+    for tried in range(1, MAX_TRIES + 1):
         if tried > 1:
             _wait(tried)
         paths, places = zip(*(wanted[number] for number in pending), strict=True)
@@ -255,7 +255,7 @@ def _retried(action: Callable[[], Result], url: str, what: str) -> Result:
             return action()
         except Exception as error:
             again, why = _judge(url, error, tried)
-            if not again or tried == TRIES:
+            if not again or tried == MAX_TRIES:
                 raise GigamaskError(f"{url}: {what} cannot be read{why}") from error
         tried += 1
         _wait(tried)

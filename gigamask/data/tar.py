@@ -60,8 +60,8 @@ def scan(path: str | Path, salvage: bool = False) -> Members:
     Raises Fault where the tar is cut short or a header is broken; with `salvage` returns the whole files before that place instead.
     """
     path = os.fspath(path)
-    if storage.remote(path):
-        file_bytes = storage.state(path).bytes
+    if storage.is_remote(path):
+        file_bytes = storage.stat(path).bytes
         return _Walk(path, _Window(path, file_bytes).read, file_bytes).run(salvage)
     try:
         with open(path, "rb", buffering=0) as file:

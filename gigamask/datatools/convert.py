@@ -202,7 +202,7 @@ def _record(image: Annotated, objects: Objects) -> bytes:
         for i, extra in enumerate(objects.extras)
     ]
     middles = masks.points(np.full((len(masks), 1), 0.5))[:, 0]
-    told = records.record(image.number, masks, ids, middles, ones, ones)
+    told = records.image_record(image.number, masks, ids, middles, ones, ones)
     told["image"]["source"] = image.source
     for each, extra in zip(told["annotations"], objects.extras, strict=True):
         each |= extra

@@ -25,10 +25,9 @@ from jaxtyping import Int64
 
 from gigamask.data import annotation, image, storage, tar, worker_pool
 from gigamask.data import annotation_json as records
-from gigamask.data.index import Paths, listed
-from gigamask.data.index import tars as find_tars
+from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
-from gigamask.data.shard_index import ShardIndex, index_tar, stored_tar
+from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -151,7 +150,7 @@ def repack(
         raise GigamaskError(
             f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
         ) from error
-    manifests = [read_manifest(Path(path)) for path in listed(paths) if is_index(path)]
+    manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }
@@ -181,7 +180,7 @@ def repack_tar(
     path: str, out: Path, settings: RepackConfig, salvaged: Container[str] = ()
 ) -> tuple[RepackedTar | str, bool]:
     """Repacks one tar and returns what was done, and whether it had been done before; for an unusable tar the reason instead."""
-    target, salvage = out / storage.name(path), path in salvaged
+    target, salvage = out / storage.basename(path), path in salvaged
     try:
         source = _source(path)
         before = _read_done(target)
@@ -287,7 +286,7 @@ def _told(
     )
     scale = np.array([width / frame.original[1], height / frame.original[0]] * 2)
     annotations = []
-    for old, shape, each in zip(kept, records.shapes(masks), pixels, strict=True):
+    for old, shape, each in zip(kept, records.mask_fields(masks), pixels, strict=True):
         new = old | shape
         if "point_coords" in old:
             new["point_coords"] = list(islice(points, len(each.point_coords)))
@@ -304,7 +303,7 @@ def _members(
     path: str, part: ShardIndex, settings: RepackConfig, tally: RepackCounts
 ) -> Iterator[tuple[str, bytes]]:
     """Yields what the new tar holds, one image at a time."""
-    shards, columns, tar_name = ShardReader([path]), part.images, storage.name(path)
+    shards, columns, tar_name = ShardReader([path]), part.images, storage.basename(path)
     for row in range(len(columns["name"])):
         stem = os.fsdecode(columns["name"][row])
         name = f"{tar_name}:{stem}"
@@ -371,13 +370,13 @@ def _check_names(found: list[str], out: Path) -> None:
     """Raises Fault where a tar would be written over a source, over another, or over what repack did not write."""
     targets: dict[str, str] = {}
     for path in found:
-        name = storage.name(path)
+        name = storage.basename(path)
         if name in targets:
             raise GigamaskError(
                 f"{path}: {targets[name]} has the same name, and --out holds one of each; repack them into folders of their own"
             )
         targets[name] = path
-        if not storage.remote(path) and Path(path).parent.resolve() == out.resolve():
+        if not storage.is_remote(path) and Path(path).parent.resolve() == out.resolve():
             raise GigamaskError(
                 f"--out {out}: is where {name} itself lies, which would be replaced; give another folder"
             )
@@ -388,7 +387,7 @@ def _check_names(found: list[str], out: Path) -> None:
 
 
 def _source(path: str) -> SourceTar:
-    stored = stored_tar(path)
+    stored = stat_shard(path)
     head = ShardReader([path]).read(0, 0, min(stored.bytes, HEAD_BYTES))
     return SourceTar(stored.bytes, stored.version, zlib.crc32(head))
 

@@ -23,10 +23,10 @@ from gigamask.data.shard_index import (
     HEADER_BYTES,
     TarFile,
     check_record,
-    pair,
-    payloads,
+    pair_members,
+    read_payloads,
     read_size,
-    stored_tar,
+    stat_shard,
 )
 from gigamask.datatools import checksums
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -78,10 +78,10 @@ def verify(
 
     `sums` are checksums by name; without `decode` only the JPEGs' headers are read.
     """
-    faults = [fault for path in index.listed(paths) for fault in check_index(path)]
+    faults = [fault for path in index.as_list(paths) for fault in check_index(path)]
     return worker_pool.parallel_map(
         partial(check_tar, sums=dict(sums or {}), decode=decode),
-        index.tars(paths),
+        index.find_tars(paths),
         workers,
         progress,
     ), faults
@@ -103,7 +103,7 @@ def check_index(folder: str | Path) -> list[str]:
     """Returns what is wrong with an index: tars that are gone or changed since, columns that cannot be read. Of anything else, nothing."""
     if not index_format.is_index(folder):
         return []
-    with ThreadPoolExecutor(storage.CONCURRENT) as threads:
+    with ThreadPoolExecutor(storage.MAX_CONCURRENT) as threads:
         faults = [
             f"{folder}: its {fault}"
             for fault in threads.map(_stale, index_format.read_manifest(Path(folder)).tars)
@@ -120,7 +120,7 @@ def check_index(folder: str | Path) -> list[str]:
 def _stale(stored: TarFile) -> str | None:
     """Says how a tar differs from what it was when it was indexed."""
     try:
-        now = stored_tar(stored.path)
+        now = stat_shard(stored.path)
     except OSError as error:
         return f"tar {stored.path} is gone ({error.strerror}); put it back or index again with 'gigamask index'"
     except GigamaskError as fault:
@@ -138,7 +138,7 @@ def _stale(stored: TarFile) -> str | None:
 def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     """Reads one tar in full."""
     report = TarReport(path)
-    listed = sums.get(storage.name(path))
+    listed = sums.get(storage.basename(path))
     try:
         if listed is not None and (found := checksums.digest(path, listed)) != listed:
             report.faults.append(
@@ -185,7 +185,7 @@ class _Reading:
 
     def run(self) -> None:
         """Reads every sample; raises Fault when a server does not give them."""
-        jpgs, jsons, self.report.other_members, twice = pair(self.members)
+        jpgs, jsons, self.report.other_members, twice = pair_members(self.members)
         for one, other in twice:
             stem = posixpath.splitext(posixpath.basename(self.members.names[other]))[0]
             self._note(
@@ -195,7 +195,7 @@ class _Reading:
                 f"{self.members.names[one]} has its name; give each image a name of its own",
             )
         stems = dict.fromkeys([*jpgs, *jsons])
-        read = payloads(
+        read = read_payloads(
             [self._place(held[stem]) for stem in stems for held in (jsons, jpgs) if stem in held]
         )
         for stem in stems:
@@ -230,7 +230,7 @@ class _Reading:
         check: Callable[[int, bytes, str], Any],
     ) -> Any:
         """Returns what the check returns, or None for a member that is bad, which is noted."""
-        name, size = f"{storage.name(self.report.path)}:{stem}", int(self.members.sizes[member])
+        name, size = f"{storage.basename(self.report.path)}:{stem}", int(self.members.sizes[member])
         try:
             if isinstance(data, CorruptSampleError):
                 raise data
@@ -245,7 +245,7 @@ class _Reading:
 
     def _note(self, findings: list[Finding], member: int, stem: str, reason: str) -> None:
         sample, offset = (
-            f"{storage.name(self.report.path)}:{stem}",
+            f"{storage.basename(self.report.path)}:{stem}",
             int(self.members.offsets[member]),
         )
         reason = reason.removeprefix(f"{sample}: ").removeprefix(f"{self.report.path}: ")

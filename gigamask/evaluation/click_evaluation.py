@@ -37,10 +37,10 @@ class ClickEvaluation(Evaluator):
 
     def look_ahead(self) -> None:
         """Raise `GigamaskError` where the data are not tars."""
-        from gigamask.data.index import tars
+        from gigamask.data.index import find_tars
 
         if self.data:
-            tars(self.data)
+            find_tars(self.data)
 
     def open(self, run: TrainConfig, world: World) -> Callable[[Any], EvaluationResult] | None:
         """Return the evaluation of a run, None where it has no data to evaluate on."""

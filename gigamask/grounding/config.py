@@ -61,10 +61,10 @@ class GroundingEvalConfig(Evaluator):
 
     def look_ahead(self) -> None:
         """Raise `GigamaskError` if the data are not tars or the queries cannot be read."""
-        from gigamask.data.index import tars
+        from gigamask.data.index import find_tars
 
         if self.data:
-            tars(self.data)
+            find_tars(self.data)
         _ = self.queries and self.loaded_queries
 
     def open(

@@ -172,7 +172,7 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
     shards = index.images["shard"][rows].tolist()
     domains = [query.domain or folders[shard] for query, shard in zip(queries, shards, strict=True)]
     kinds = [query.kind for query in queries]
-    has_target = np.array([bool(query.right) for query in queries], bool)
+    has_target = np.array([bool(query.mask_indices) for query in queries], bool)
 
     def text_column(function: Callable[[str], int]) -> Int[np.ndarray, "n"]:
         return np.array([function(query.text) for query in queries], np.int32)
@@ -233,9 +233,9 @@ def _target_area_shares(
     index: Index, queries: Sequence[Query], rows: Int64[np.ndarray, "n"]
 ) -> Float32[np.ndarray, "n"]:
     """Return the mean share of the image that each query's targets cover, 0 without targets."""
-    counts = np.array([len(query.right) for query in queries], np.int64)
+    counts = np.array([len(query.mask_indices) for query in queries], np.int64)
     query_of_target = np.repeat(np.arange(len(queries)), counts)
-    numbers = np.array([number for query in queries for number in query.right], np.int64)
+    numbers = np.array([number for query in queries for number in query.mask_indices], np.int64)
     masks = index.images["first_mask"][rows][query_of_target] + numbers
     pixels = index.images["width"][rows].astype(np.int64) * index.images["height"][rows]
     area = np.bincount(query_of_target, index.masks["area"][masks], len(queries))
@@ -357,7 +357,7 @@ class QueryLoader:
             kept.append(visit)
             names.append(f"{image}: {query.text}")
             features.append(outcome[candidates])
-            is_target.append(torch.from_numpy(np.isin(candidates, query.right)))
+            is_target.append(torch.from_numpy(np.isin(candidates, query.mask_indices)))
         texts = tuple(self.dataset.queries[visit.row].text for visit in kept)
         granularities = self.dataset.items.columns["granularity"]
         strata = [v.stratum if v.stratum >= 0 else int(granularities[v.row]) for v in kept]
@@ -385,7 +385,7 @@ class QueryLoader:
         """
         if masks <= self.max_masks:
             return np.arange(masks)
-        targets = np.array(self.dataset.queries[visit.row].right, np.int64)
+        targets = np.array(self.dataset.queries[visit.row].mask_indices, np.int64)
         generator = make_rng(self.seed, "candidates", visit.epoch, visit.position)
         positive = generator.permutation(targets)[: self.max_masks]
         negative = generator.permutation(np.setdiff1d(np.arange(masks), targets))

@@ -147,8 +147,8 @@ class PositionPrior:
         positions: dict[str, list[np.ndarray]] = {}
         absent: dict[str, list[bool]] = {}
         for query, row in zip(dataset.queries, dataset.rows.tolist(), strict=True):
-            absent.setdefault(query.text, []).append(not query.right)
-            targets = mask_positions(index, row)[list(query.right)]
+            absent.setdefault(query.text, []).append(not query.mask_indices)
+            targets = mask_positions(index, row)[list(query.mask_indices)]
             positions.setdefault(query.text, []).extend(targets)
         every = np.array([row for rows in positions.values() for row in rows]).reshape(-1, 3)
         if not len(every):

@@ -39,7 +39,7 @@ class DatasetView:
         first = np.searchsorted(self.index.images["shard"], np.arange(len(parts) + 1)).tolist()
         shards = [
             {
-                "name": storage.name(part.tar.path),
+                "name": storage.basename(part.tar.path),
                 "bytes": part.tar.bytes,
                 "images": part.images,
                 "masks": part.masks,

@@ -39,7 +39,7 @@ def annotation(image_id: int, masks: RLEMasks) -> bytes:
     """Returns the json of masks that all have the same scores, prompted at the middle of their boxes."""
     boxes, scores = masks.boxes(), np.full(len(masks), 0.95)
     return records.encode(
-        records.record(
+        records.image_record(
             image_id, masks, range(len(masks)), (boxes[:, :2] + boxes[:, 2:]) / 2, scores, scores
         )
     )

@@ -215,7 +215,7 @@ def _jpeg(scene: SyntheticScene) -> bytes:
 def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
     """Returns the scene's json as SA-1B writes it."""
     ids = range(number * 1000, number * 1000 + len(scene.masks))
-    return records.record(
+    return records.image_record(
         number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score
     )
 

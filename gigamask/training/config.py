@@ -192,9 +192,9 @@ class TrainConfig(ABC):
 
     def find_data(self) -> None:
         """Raise `GigamaskError` where the data are not there or not of the right form."""
-        from gigamask.data.index import tars
+        from gigamask.data.index import find_tars
 
-        tars(self.data)
+        find_tars(self.data)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -240,9 +240,9 @@ class ImageTrainConfig(TrainConfig):
 
     def find_data(self) -> None:
         """Raise `GigamaskError` where the data are not there; annotations stand in tars alone."""
-        from gigamask.data.index import shards, tars
+        from gigamask.data.index import find_shards, find_tars
 
-        (tars if self.sample_config.masks else shards)(self.data)
+        (find_tars if self.sample_config.masks else find_shards)(self.data)
 
     def data_source(self, index: Index) -> DataSource:
         """Return the images or masks to train on; raise Fault when there are none.

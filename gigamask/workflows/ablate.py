@@ -211,7 +211,7 @@ def run(
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise GigamaskError(f"--{flag} is empty; name a tar, a folder of tars or an index")
-        indexes.tars(list(paths))
+        indexes.find_tars(list(paths))
     variants = find(table, recipe)
     words = [recipe, "--data", *data, *([] if steps is None else ["--steps", str(steps)])]
     trainings = plan(

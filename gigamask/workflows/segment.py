@@ -120,12 +120,12 @@ def _split(path: str) -> tuple[list[str], list[str]]:
     """Returns the image files that a path means, and what else it means."""
     text = storage.normalize(path)
     held = [text]
-    if not storage.remote(text) and not os.path.exists(text) and glob.has_magic(text):
+    if not storage.is_remote(text) and not os.path.exists(text) and glob.has_magic(text):
         held = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
     files = [
         each
         for each in held
-        if not storage.remote(each) and image_folder.is_image(each) and os.path.isfile(each)
+        if not storage.is_remote(each) and image_folder.is_image(each) and os.path.isfile(each)
     ]
     others = [each for each in held if each not in set(files)]
     return files, others or ([] if files else [path])
@@ -154,7 +154,7 @@ def _indexed(index: Index, path: str) -> Iterator[InputImage]:
             os.fsdecode(index.images["name"][row]),
         )
         if not image_folder.is_folder(shard):
-            place, file_name = f"{Path(storage.name(shard)).stem}/{stem}", f"{stem}.jpg"
+            place, file_name = f"{Path(storage.basename(shard)).stem}/{stem}", f"{stem}.jpg"
         else:
             above = os.path.relpath(shard, root) if within else os.path.basename(shard)
             place, file_name = os.path.normpath(os.path.join(above, Path(stem).stem)), stem
@@ -214,7 +214,7 @@ def _begin(out: Path, masks: SamAutomaticMaskGenerator) -> None:
     for left in out.glob(".sa_*.tar.*"):  # by a process that was killed
         left.unlink()
     weights, device = (
-        digest_weights(masks.model.state_dict(), str(masks.model.spec)),
+        digest_weights(masks.model.state_dict(), str(masks.model.config)),
         masks.predictor.device.type,
     )
     computed = (
@@ -286,7 +286,7 @@ def told_of(found: MaskProposals, number: int, picture: InputImage) -> dict[str,
     ]
     ids = [number * annotation.MAX_MASKS + i for i in range(len(found))]
     scores = found.predicted_iou.astype(np.float64), found.stability_score.astype(np.float64)
-    told = records.record(number, found.masks, ids, found.points_xy, *scores, found.crops)
+    told = records.image_record(number, found.masks, ids, found.points_xy, *scores, found.crops)
     told["image"] |= {"file_name": _text(picture.file_name), "source": _text(picture.name)}
     return told
 

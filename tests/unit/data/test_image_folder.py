@@ -11,7 +11,7 @@ from PIL import Image
 from gigamask.data import image, image_folder, tar
 from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
-from gigamask.data.index import Index, build, extend, open_or_build, shards, tars
+from gigamask.data.index import Index, build, extend, find_shards, find_tars, open_or_build
 from gigamask.data.loader import SampleSource, batches
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
@@ -131,11 +131,11 @@ def test_a_size_beyond_the_head_and_a_file_that_is_too_large(photos, tmp_path, j
 
 
 def test_a_disk_error_leaves_that_image_out(photos, tmp_path, monkeypatch):
-    plain = parts.payloads
+    plain = parts.read_payloads
     bad = CorruptSampleError("dogs: cannot be read (Input/output error)")
     monkeypatch.setattr(
         parts,
-        "payloads",
+        "read_payloads",
         lambda places: (
             bad if each.path.endswith("7.JPEG") else next(plain([each])) for each in places
         ),
@@ -241,18 +241,18 @@ def test_tars_and_folders_go_together(photos, tmp_path, entry):
 
 def test_tars_at_the_top_are_what_is_meant(photos, tmp_path, entry):
     tar.write(photos / "a.tar", entry(1))
-    assert shards(photos) == tars(photos) == [str(photos / "a.tar")]
+    assert find_shards(photos) == find_tars(photos) == [str(photos / "a.tar")]
     (photos / "a.tar").rename(photos / "dogs" / "a.tar")
     told = r"photos/dogs/a.tar: a tar among what is taken for a folder of images, since there is none at its top; give a glob of the tars such as"
     with pytest.raises(GigamaskError, match=told):
-        shards(photos)
-    assert shards(photos / "cats") == [str(photos / "cats" / "small")]
+        find_shards(photos)
+    assert find_shards(photos / "cats") == [str(photos / "cats" / "small")]
 
 
 def test_links_are_followed_but_not_in_circles(photos):
     os.symlink(photos, photos / "cats" / "back")
     os.symlink(photos / "dogs", photos / "wolves")
-    assert [os.path.relpath(path, photos) for path in shards(photos)] == [
+    assert [os.path.relpath(path, photos) for path in find_shards(photos)] == [
         ".",
         "cats/small",
         "dogs",
@@ -262,10 +262,10 @@ def test_links_are_followed_but_not_in_circles(photos):
 
 def test_what_leads_nowhere_is_named(photos, tmp_path, monkeypatch):
     with pytest.raises(GigamaskError, match=r"photos/empty.*\.jpg"):
-        shards(photos / "empty")
+        find_shards(photos / "empty")
     for path in (photos / "a.JPEG", f"{photos}/dogs/*.png"):
         with pytest.raises(GigamaskError, match=r"\.(JPEG|png)"):
-            shards(path)
+            find_shards(path)
     index = build(photos / "dogs", tmp_path / "index")
     for path in (photos / "dogs").iterdir():
         path.unlink()
@@ -287,7 +287,7 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, tmp_path, monkeypatch):
         r"dogs: cannot be read \(Permission denied\); check the path, its permissions and the disk"
     )
     with pytest.raises(GigamaskError, match=told):
-        shards(photos)
+        find_shards(photos)
     with pytest.raises(GigamaskError, match=told):
         parts.index_folder(str(photos / "dogs"))
 

@@ -16,8 +16,8 @@ import pytest
 from gigamask.data import index as indexes
 from gigamask.data import index_format, storage, tar
 from gigamask.data import shard_index as parts
-from gigamask.data.index import Index, build, extend, open_or_build, tars
-from gigamask.data.index_format import merge, rows_of_part
+from gigamask.data.index import Index, build, extend, find_tars, open_or_build
+from gigamask.data.index_format import merge, rows_of_shard
 from gigamask.data.shard_index import index_tar
 from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes
@@ -199,24 +199,24 @@ def test_a_tar_cut_short_stops_the_build_and_leaves_nothing(tmp_path, entry):
 def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     folder = tmp_path / "tars"
     first, second = str(folder / "sa_000000.tar"), str(folder / "sa_000001.tar")
-    assert tars(first) == [first]
+    assert find_tars(first) == [first]
     assert (
-        tars(folder)
-        == tars([folder, second])
-        == tars(tmp_path / "index")
-        == tars(f"{tmp_path}/**/*.tar")
+        find_tars(folder)
+        == find_tars([folder, second])
+        == find_tars(tmp_path / "index")
+        == find_tars(f"{tmp_path}/**/*.tar")
         == [first, second]
     )
-    assert tars(f"{folder}/*1.tar") == [second]
+    assert find_tars(f"{folder}/*1.tar") == [second]
     monkeypatch.chdir(folder)
-    assert tars(["sa_000001.tar", f"file://{second}", "../tars/sa_000001.tar", "."]) == [
+    assert find_tars(["sa_000001.tar", f"file://{second}", "../tars/sa_000001.tar", "."]) == [
         first,
         second,
     ]
     (folder / "odd[1].tar").write_bytes(b"")
-    assert tars("odd[1].tar") == [str(folder / "odd[1].tar")]
+    assert find_tars("odd[1].tar") == [str(folder / "odd[1].tar")]
     (folder / "manifest.json").write_text('{"made_by": "another program"}')
-    assert len(tars(folder)) == 3
+    assert len(find_tars(folder)) == 3
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_parts_are_joined_in_the_order_given(two, tmp_path):
     (tmp_path / "parts").mkdir()
     for number in (1, 0):
         index_tar(two.shard_paths[number]).save(tmp_path / "parts" / str(number))
-    merge([rows_of_part(tmp_path / "parts" / number) for number in "10"], tmp_path / "joined")
+    merge([rows_of_shard(tmp_path / "parts" / number) for number in "10"], tmp_path / "joined")
     joined = Index.open(tmp_path / "joined")
     assert joined.shard_paths == two.shard_paths[::-1]
     assert joined.images["name"].tolist() == [b"sa_11", b"sa_12", b"sa_1", b"sa_2"]

@@ -7,7 +7,7 @@ import pytest
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
-from gigamask.data.queries import LONGEST_TEXT, Query, locate, read, write
+from gigamask.data.queries import MAX_TEXT_LENGTH, Query, locate, read, write
 from gigamask.errors import GigamaskError
 
 
@@ -80,7 +80,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
     paths = [real_data / "grounding" / name for name in ("queries.jsonl", "queries_sets.jsonl")]
     held = read(paths)
     assert len(held) == 412 + 896
-    assert sum(not query.right for query in held) == 350
+    assert sum(not query.mask_indices for query in held) == 350
     write(tmp_path / "again.jsonl", held)
     assert read(tmp_path / "again.jsonl") == held
     assert (tmp_path / "again.jsonl").read_text().startswith(paths[0].read_text())
@@ -129,8 +129,8 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
             "the query has no words; write what is asked for",
         ),
         (
-            {"image": "sa_1", "query": "a" * (LONGEST_TEXT + 1), "mask_index": 0},
-            f"has {LONGEST_TEXT + 1} characters, at most {LONGEST_TEXT} are read",
+            {"image": "sa_1", "query": "a" * (MAX_TEXT_LENGTH + 1), "mask_index": 0},
+            f"has {MAX_TEXT_LENGTH + 1} characters, at most {MAX_TEXT_LENGTH} are read",
         ),
         (
             {"image": "", "query": "the cat", "mask_index": 0},

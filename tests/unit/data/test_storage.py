@@ -39,11 +39,11 @@ def objects():
 def test_what_is_a_url():
     assert all(
         map(
-            storage.remote,
+            storage.is_remote,
             ("s3://a/b.tar", "http://h/a.tar", "memory://x", "simplecache::s3://a/b"),
         )
     )
-    assert not any(map(storage.remote, ("/a/b.tar", "a.tar", "odd:name.tar", "C:/a.tar")))
+    assert not any(map(storage.is_remote, ("/a/b.tar", "a.tar", "odd:name.tar", "C:/a.tar")))
     assert storage.normalize("file:///a/../b.tar") == "/b.tar"
     assert storage.normalize("s3://a//b.tar") == "s3://a//b.tar"
     assert storage.strip_query("https://h/a.tar?sign=1/2#x") == "https://h/a.tar"
@@ -55,8 +55,8 @@ def test_what_is_a_url():
 
 def test_local_ranges_and_states(served):
     path = str(served / "a.tar")
-    assert storage.state(path) == (len(DATA), str(os.stat(path).st_mtime_ns))
-    assert storage.states([path, path]) == [storage.state(path)] * 2
+    assert storage.stat(path) == (len(DATA), str(os.stat(path).st_mtime_ns))
+    assert storage.stat_all([path, path]) == [storage.stat(path)] * 2
     assert storage.read_ranges(
         [ByteRange(path, 5, 3), ByteRange(str(served / "b.tar"), 0, 2), ByteRange(path, 0, 0)]
     ) == [DATA[5:8], b"\xff\xfe", b""]
@@ -83,7 +83,7 @@ def test_http_ranges_and_states(served, behaviour):
     with FileServer(served, **behaviour) as server:
         url = f"{server.url}/a.tar?sign=1"
         tag = f"{(served / 'a.tar').stat().st_mtime_ns:x}-{len(DATA):x}"
-        assert storage.state(url) == (len(DATA), f'"{tag}"')
+        assert storage.stat(url) == (len(DATA), f'"{tag}"')
         server.forget()
         assert storage.read_ranges(
             [ByteRange(url, 5, 3), ByteRange(f"{server.url}/b.tar", 256, 2), ByteRange(url, 0, 0)]
@@ -94,9 +94,9 @@ def test_http_ranges_and_states(served, behaviour):
 def test_a_version_is_what_the_server_tells(served):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/store/a.tar", b"1")
-    first = storage.state("memory://store/a.tar")
+    first = storage.stat("memory://store/a.tar")
     memory.pipe_file("/store/a.tar", b"2")
-    assert first.version != storage.state("memory://store/a.tar").version != ""
+    assert first.version != storage.stat("memory://store/a.tar").version != ""
     assert storage.read("memory://store/a.tar", 0, 1) == b"2"
 
 
@@ -110,7 +110,7 @@ def test_many_ranges_are_asked_for_at_once(served):
             32,
             True,
         )  # all of them on a machine that is not busy
-        states = storage.states([f"{server.url}/{name}.tar" for name in "abab"])
+        states = storage.stat_all([f"{server.url}/{name}.tar" for name in "abab"])
         assert states[0] == states[2] != states[1] == states[3]
 
 
@@ -146,12 +146,12 @@ def test_trying_again_has_an_end(served, behaviour, reason):
         told = rf"a.tar: 100 bytes at 7 cannot be read after 5 tries \(.*{reason}.*\); check the network and the server, then run the same command again"
         with pytest.raises(CorruptSampleError, match=told):
             storage.read(f"{server.url}/a.tar", 7, 100)
-        assert server.requests == storage.TRIES
+        assert server.requests == storage.MAX_TRIES
 
 
 def test_a_server_that_is_away_is_asked_five_times():
     with pytest.raises(GigamaskError, match=r"x.tar.*5.*Cannot connect to host"):
-        storage.state("http://127.0.0.1:9/x.tar")
+        storage.stat("http://127.0.0.1:9/x.tar")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_store_that_sends_more_than_was_asked_for_is_refused(monkeypatch):
 
 def test_a_file_without_length_is_refused(served):
     with FileServer(served, sizes=False) as server, pytest.raises(GigamaskError, match=r"a.tar"):
-        storage.state(f"{server.url}/a.tar")
+        storage.stat(f"{server.url}/a.tar")
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
     with pytest.raises(GigamaskError, match=rf"^{protocol}://h/a.tar.*gigamask\[{extra}\]"):
-        storage.state(f"{protocol}://h/a.tar")
+        storage.stat(f"{protocol}://h/a.tar")
 
 
 def test_another_missing_library_and_an_unknown_protocol_are_named():
     with pytest.raises(GigamaskError, match=r"hdfs://h/a.tar.*hdfs"):
-        storage.state("hdfs://h/a.tar")
+        storage.stat("hdfs://h/a.tar")
     with pytest.raises(GigamaskError, match=r"foo://a.tar.*Protocol not known"):
-        storage.state("foo://a.tar")
+        storage.stat("foo://a.tar")
 
 
 def test_a_bug_is_not_taken_for_a_server(monkeypatch):
@@ -242,7 +242,7 @@ def test_a_bug_is_not_taken_for_a_server(monkeypatch):
 
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "info", broken)
     with pytest.raises(TypeError, match="ours"):
-        storage.state("memory://store/a.tar")
+        storage.stat("memory://store/a.tar")
 
 
 def test_tars_of_remote_folders_and_globs(served):
@@ -272,8 +272,8 @@ def test_s3(objects, served):
     url = objects.put(served / "a.tar", "deep/a.tar")
     other = objects.put(served / "b.tar", "deep/b.tar")
     objects.put(served / "notes.txt", "deep/notes.txt")
-    assert storage.state(url).bytes == len(DATA)
-    assert storage.state(url).version != storage.state(other).version
+    assert storage.stat(url).bytes == len(DATA)
+    assert storage.stat(url).version != storage.stat(other).version
     assert storage.read_ranges([ByteRange(url, 5, 3), ByteRange(other, 0, 2)]) == [
         DATA[5:8],
         b"\xff\xfe",
@@ -292,13 +292,13 @@ def test_s3(objects, served):
         ),
     ):
         with pytest.raises(GigamaskError, match=rf"{bad}.*{message}"):
-            storage.state(bad)
+            storage.stat(bad)
         with pytest.raises(CorruptSampleError, match=rf"{bad}: 2 bytes at 1"):
             storage.read(bad, 1, 2)
     with pytest.raises(GigamaskError, match=r"s3://no-such-bucket"):
         storage.find_tars("s3://no-such-bucket")
     with pytest.raises(GigamaskError, match="deep"):
-        storage.state(f"{objects.url}/deep")
+        storage.stat(f"{objects.url}/deep")
     with pytest.raises(CorruptSampleError, match=r"not satisfiable"):
         storage.read(url, 10**7, 2)
 
@@ -341,8 +341,8 @@ def test_a_forked_process_opens_servers_anew(served):
 @pytest.mark.slow
 def test_nothing_remote_is_imported_for_local_files(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from gigamask.data import store, index, shards\n"
-        "Path('a').write_bytes(b'12'); assert store.read(store.spell('a'), 0, 1) == b'1'\n"
+        "import sys; from pathlib import Path; from gigamask.data import storage, index, shards\n"
+        "Path('a').write_bytes(b'12'); assert storage.read(storage.normalize('a'), 0, 1) == b'1'\n"
         "print([name for name in ('fsspec', 'aiohttp', 's3fs', 'asyncio') if name in sys.modules])"
     )
     done = subprocess.run(

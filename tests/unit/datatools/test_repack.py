@@ -45,7 +45,7 @@ def discs(height: int = HEIGHT, width: int = WIDTH) -> RLEMasks:
 
 def told(number: int, masks: RLEMasks) -> dict:
     scores = np.linspace(0.9, 0.99, len(masks))
-    return records.record(
+    return records.image_record(
         number, masks, range(len(masks)), np.array([[20, 30], [10, 10], [60, 20]]), scores, scores
     )
 

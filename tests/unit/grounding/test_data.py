@@ -94,7 +94,7 @@ def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_imag
         [held] = made.mask_features.extract_rows(index, ShardReader(index.shard_paths), [row])
         masks = int(index.images["masks"][row])
         assert batch.mask_valid[number].sum() == min(masks, 5)
-        assert batch.is_target[number].sum() == min(len(query.right), 5)
+        assert batch.is_target[number].sum() == min(len(query.mask_indices), 5)
         # Which mask of the image stands where, by its description.
         numbers = [
             int((held == each).all(1).nonzero()[0, 0])
@@ -103,7 +103,7 @@ def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_imag
         assert numbers == sorted(set(numbers))
         assert {
             numbers[place] for place in batch.is_target[number].nonzero()[:, 0].tolist()
-        } == set(query.right)
+        } == set(query.mask_indices)
     assert batch.cursor == DataCursor(7)
     assert batch.names[0] == f"sa_000000.tar:sa_0: {batch.texts[0]}"
 
@@ -184,7 +184,7 @@ def test_strata_are_the_samplers_or_granularities(asker, dataset):
     wanted = dataset.items.columns["granularity"][:12].tolist()
     wanted[2] = 9
     assert batch.strata.tolist() == wanted
-    absent = [number for number in range(12) if not dataset.queries[number].right]
+    absent = [number for number in range(12) if not dataset.queries[number].mask_indices]
     assert {wanted[number] for number in absent} == {3}
 
 

@@ -42,7 +42,7 @@ def results_of(judged, sure, seed=0):
     (index, dataset), generator, found = judged, np.random.default_rng(seed), []
     for number, query in enumerate(dataset.queries):
         told = generator.normal(size=int(index.images["masks"][dataset.rows[number]]) + 1)
-        told[list(query.right) or [-1]] += sure
+        told[list(query.mask_indices) or [-1]] += sure
         found.append(QueryScores(number, told))
     return found
 
@@ -79,7 +79,7 @@ def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
         == told["rules"]["chance"]["refused"]
         == 0
     )
-    plain = [chance_metrics(query.right, image) for query, image in with_images(judged)]
+    plain = [chance_metrics(query.mask_indices, image) for query, image in with_images(judged)]
     assert told["rules"]["chance"]["top_1"] == pytest.approx(
         np.mean([each["top_1"] for each in plain if "top_1" in each])
     )
@@ -109,9 +109,9 @@ def test_the_largest_mask_is_taken_by_its_rule(judged):
     index, dataset = judged
     found = evaluate(results_of(judged, 0.0), dataset, index)
     wanted = [
-        float(int(image.masks.areas().argmax()) in query.right)
+        float(int(image.masks.areas().argmax()) in query.mask_indices)
         for query, image in with_images(judged)
-        if query.right
+        if query.mask_indices
     ]
     assert found.summary()["rules"]["largest"]["top_1"] == pytest.approx(np.mean(wanted))
     assert "prior" not in found.metrics
@@ -228,7 +228,7 @@ def test_scores_are_shares_and_the_same_again(run):
 
 def test_a_score_that_no_query_has_gives_way(run, described):
     absent = Path(run.out) / "absent.jsonl"
-    queries.write(absent, [query for query in queries.read(run.queries) if not query.right])
+    queries.write(absent, [query for query in queries.read(run.queries) if not query.mask_indices])
     watching = GroundingEvalConfig(data=run.data, queries=(str(absent),), best_by="top 1")
     verdict = replace(run, val_split=0.0, evaluation=watching).evaluator().run(run.build())
     assert set(verdict.scores) == {"absent", "answered"}
