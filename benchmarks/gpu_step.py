@@ -79,11 +79,11 @@ class Marked(Task):
     marks: Marks
 
     def compute_losses(
-        self, model: Sam, batch: Batch, cut: Callable[[torch.Tensor], torch.Tensor]
+        self, model: Sam, batch: Batch, detach: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[LossSums]:
         def marked(whole: torch.Tensor) -> torch.Tensor:
             self.marks.set()
-            return cut(whole)
+            return detach(whole)
 
         yield from self.task.compute_losses(model, batch, marked)
         self.marks.set()
@@ -122,7 +122,7 @@ def batch_in_memory(run: SamTrainConfig, masks: int) -> Batch:
     rng = make_rng(0, "benchmark batch")
     assembly = run.sample_config
     side, grid = assembly.image_size, assembly.mask_size
-    frame = NoAugment().frame((1000, 1500), side, rng)
+    frame = NoAugment().get_transform((1000, 1500), side, rng)
     height, width = frame.resized
     drawn = torch.zeros(masks, grid, grid, dtype=torch.bool)
     rows, columns = height * grid // side, width * grid // side

@@ -77,7 +77,7 @@ def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
     if segmenter is None:
         segmenter = str(folder / "tiny.safetensors")
         model = build_model(tiny(), 0)
-        state_dict.save_weights(model.state_dict(), model.spec, segmenter)
+        state_dict.save_weights(model.state_dict(), model.config, segmenter)
     return replace(
         ground_tiny(),
         data=data,

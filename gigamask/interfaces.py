@@ -91,7 +91,7 @@ class Sampler(ABC):
     """Says in which order the items are visited.
 
     An order depends on the sampler's fields, the items with their seed, the epoch and the ledger alone. What is random in it is drawn from
-    `draws.draw(items.seed, "what it is for", epoch)`.
+    `make_rng(table.seed, "what it is for", epoch)`.
     """
 
     @property
@@ -103,13 +103,13 @@ class Sampler(ABC):
         """Raises `GigamaskError` where an order cannot keep its promise with this global batch, so many processes, and so many machines."""
         return
 
-    def strata(self, items: SampleTable) -> Int[np.ndarray, "count"] | None:
+    def strata(self, table: SampleTable) -> Int[np.ndarray, "count"] | None:
         """Returns which kind of its own each item is of, from 0 on, or None where the sampler knows none; mining looks within them."""
         return None
 
     @abstractmethod
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
-        """Returns the item of each position of `epoch`; their number depends on `items` only. `ledger` is None where `decay` is."""
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
+        """Returns the item of each position of `epoch`; their number depends on `table` only. `history` is None where `decay` is."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class PromptSchedule(ABC):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Returns the prompts of the round after `previous` (None before the first), or None when there is no further round."""
@@ -142,7 +142,7 @@ class Loss(ABC):
         return 0
 
     @abstractmethod
-    def __call__(self, round: PromptRound, truth: Targets) -> LossSums:
+    def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
         """Returns the loss of one round as sums over its masks and their count."""
 
 
@@ -171,11 +171,11 @@ class Task(ABC):
 
     @abstractmethod
     def compute_losses(
-        self, model: Any, batch: Any, cut: Callable[[Tensor], Tensor]
+        self, model: Any, batch: Any, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         """Yields the loss of a batch, a `BatchProtocol` as the run supplies them, piece by piece; each one's graph is freed before the next is asked for.
 
-        `cut(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.
+        `detach(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.
         """
 
 

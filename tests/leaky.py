@@ -24,7 +24,7 @@ class Encoding(Task):
     kept: list[Tensor] = field(default_factory=list)
 
     def compute_losses(
-        self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]
+        self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         embedding = model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
         if self.copies:

@@ -48,7 +48,7 @@ def imported() -> Iterator[Any]:
 
 def with_weights_of(model: Sam, package: Any) -> Any:
     """Returns Meta's model of the same size, with the same weights."""
-    spec, parts = model.spec, package.modeling
+    spec, parts = model.config, package.modeling
     side = spec.embedding_size
     theirs = parts.Sam(
         parts.ImageEncoderViT(

@@ -34,19 +34,19 @@ USED: set[str] = set()
 class Backwards(Sampler):
     """Visits the items from the last to the first."""
 
-    def order(self, items, epoch, ledger):
+    def order(self, table, epoch, history):
         USED.add("sampler")
-        return np.arange(items.count)[::-1]
+        return np.arange(table.count)[::-1]
 
 
 @dataclass(frozen=True)
 class TwoBoxes(BoxPrompt):
     """Asks for the box twice."""
 
-    def next(self, previous, truth, draws, mask_only_round_u):
+    def next(self, previous, targets, random_inputs, mask_only_round_u):
         USED.add("policy")
         return (
-            super().next(None, truth, draws, mask_only_round_u)
+            super().next(None, targets, random_inputs, mask_only_round_u)
             if previous is None or previous.index == 0
             else None
         )
@@ -159,9 +159,9 @@ class LoudEvaluation(Evaluator):
 class Mirrored(Augment):
     """Mirrors every image."""
 
-    def frame(self, original, side, generator):
+    def get_transform(self, original, image_size, generator):
         USED.add("loader.augment")
-        return ImageTransform.whole(original, side, flip=True)
+        return ImageTransform.whole(original, image_size, flip=True)
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,13 @@ def _pieces(
 
     One epoch's order is held at a time, and a piece may extend over several epochs.
     """
-    ledger = LossSnapshot.empty(items.count) if sampler.decay is not None else None
+    history = LossSnapshot.empty(items.count) if sampler.decay is not None else None
     begun: list[np.ndarray] = []
     ends: list[int] = []
     length = 0
     for epoch in range(epochs):
         start_s = time.perf_counter()
-        order = sampler.order(items, epoch, ledger)
+        order = sampler.order(items, epoch, history)
         if not epoch:
             length = len(order)
             if not length:

@@ -119,7 +119,7 @@ def embed_images(
         raise GigamaskError(
             f"{at_once} images at once, there must be 1 at least; give another number"
         )
-    ahead = _read_ahead(index, rows, model.spec.image_size, at_once)
+    ahead = _read_ahead(index, rows, model.config.image_size, at_once)
     while group := list(islice(ahead, at_once)):
         embedded = deque(
             _embed(model, [picture for _, picture in group if isinstance(picture, LoadedImage)])
@@ -138,7 +138,7 @@ def embed_images(
 
 def embed_image(model: Sam, dataset: Sa1bDataset, row: int) -> EmbeddedImage:
     """Reads one image of the index and embeds it; raises `CorruptSampleError` when it cannot be read."""
-    [scene] = _embed(model, [_picture(dataset, row, model.spec.image_size)])
+    [scene] = _embed(model, [_picture(dataset, row, model.config.image_size)])
     return scene
 
 

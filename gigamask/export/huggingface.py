@@ -32,12 +32,12 @@ def write_folder(model: Sam, out: Path) -> dict:
     from transformers import SamModel
 
     with torch.device("meta"):
-        theirs = SamModel(config_of(model.spec))
+        theirs = SamModel(config_of(model.config))
     theirs.load_state_dict(state_dict.to_huggingface(state_dict.to_official(model)), assign=True)
     with state_dict.writing(out):
         theirs.save_pretrained(out)
-    (out / "preprocessor_config.json").write_text(json.dumps(processor_of(model.spec), indent=2))
-    loaded, probe = SamModel.from_pretrained(out).eval(), Probe.of(model.spec)
+    (out / "preprocessor_config.json").write_text(json.dumps(processor_of(model.config), indent=2))
+    loaded, probe = SamModel.from_pretrained(out).eval(), Probe.of(model.config)
     pairs = zip(probe.answers(model), answers(loaded, model, probe), strict=True)
     difference = max(
         compare(mine, other, f"{out}: transformers' SamModel") for mine, other in pairs

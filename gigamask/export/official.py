@@ -32,7 +32,7 @@ def write_safetensors(model: Sam, out: Path) -> dict:
     if out.suffix != ".safetensors":
         raise GigamaskError(f"--out {out}: give a file that ends in .safetensors")
     state = state_dict.to_official(model)
-    state_dict.save_weights(state, model.spec, out)
+    state_dict.save_weights(state, model.config, out)
     return held_against(state, out)
 
 

@@ -78,7 +78,7 @@ class OnnxDecoder(nn.Module):
         self, low: Float[Tensor, "1 4 G G"], size: Float[Tensor, "2"]
     ) -> Float[Tensor, "1 4 H W"]:
         """Returns logits at the image's size, enlarged twice as the reference does: to the input's side, where the padding goes, and from there."""
-        side = self.model.spec.image_size
+        side = self.model.config.image_size
         wide = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
         height, width = (torch.floor(size * (side / size.max()) + 0.5)).long()
         wanted: Any = tuple(size.long())
@@ -103,7 +103,7 @@ def write_pair(model: Sam, out: Path) -> dict:
     for module in plain.modules():
         if isinstance(module, EncoderAttention):
             module.attend = attend_plainly
-    probe, decoder = Probe.of(model.spec), OnnxDecoder(plain)
+    probe, decoder = Probe.of(model.config), OnnxDecoder(plain)
     with torch.no_grad():
         embedding = model.encode(probe.pixels, probe.valid)
     _export(
@@ -114,7 +114,7 @@ def write_pair(model: Sam, out: Path) -> dict:
         ["image_embeddings"],
         {},
     )
-    given = _six(embedding, probe.prompts[0], SIZES[0], model.spec.mask_size)
+    given = _six(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
     sizes = {
         "point_coords": {1: "points"},
         "point_labels": {1: "points"},
@@ -172,7 +172,7 @@ def _verified(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) 
     worst = compare({"image_embeddings": embedding}, told, f"{out / ENCODER}: onnxruntime")
     for prompts in probe.prompts:
         for size in SIZES:
-            given = _six(embedding, prompts, size, decoder.model.spec.mask_size)
+            given = _six(embedding, prompts, size, decoder.model.config.mask_size)
             mine = dict(
                 zip(("masks", "iou_predictions", "low_res_masks"), decoder(**given), strict=True)
             )

@@ -30,9 +30,9 @@ class Probe:
     prompts: tuple[Prompts, ...]
 
     @classmethod
-    def of(cls, spec: SamConfig) -> "Probe":
+    def of(cls, config: SamConfig) -> "Probe":
         """Returns the same for every model of a spec."""
-        chance, side, grid = make_rng(0, "probe"), spec.image_size, spec.mask_size
+        chance, side, grid = make_rng(0, "probe"), config.image_size, config.mask_size
         pixels = torch.from_numpy(chance.integers(0, 256, (1, 3, side, side)).astype("float32"))
         spots = torch.from_numpy(chance.uniform(0, 0.7 * side, (3, 2)).astype("float32"))
         box, mask = (

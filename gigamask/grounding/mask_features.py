@@ -67,10 +67,10 @@ class MaskFeatureExtractor:
         Raises:
             Fault: The segmenter's embedding has another width than the config.
         """
-        if model.spec.embedding_dim != config.embedding_dim:
+        if model.config.embedding_dim != config.embedding_dim:
             raise GigamaskError(
                 f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding has "
-                f"{model.spec.embedding_dim} channels; pass {model.spec.embedding_dim}"
+                f"{model.config.embedding_dim} channels; pass {model.config.embedding_dim}"
             )
         self.model, self.config, self.encoded, self.width = model, config, 0, sum(config.parts)
         self._embedder, self._cache, self._free_bytes = (
@@ -90,7 +90,7 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
-        frame = ImageTransform.whole(masks.size, self.model.spec.image_size)
+        frame = ImageTransform.whole(masks.size, self.model.config.image_size)
         resized = frame.image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1

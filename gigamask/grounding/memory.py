@@ -279,11 +279,11 @@ def four_bit_layers(base: Any) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def parameters_of(spec: SamConfig | None) -> int:
+def parameters_of(config: SamConfig | None) -> int:
     """Return the number of parameters of an image encoder."""
-    if spec is None:
+    if config is None:
         return 0
-    return sum(each.numel() for each in build_model(spec, 0, "meta").image_encoder.parameters())
+    return sum(each.numel() for each in build_model(config, 0, "meta").image_encoder.parameters())
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -303,14 +303,14 @@ def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
 
 
 def dry_run_images(
-    spec: SamConfig, dtype: torch.dtype, images: int, device: Device = "cuda"
+    config: SamConfig, dtype: torch.dtype, images: int, device: Device = "cuda"
 ) -> tuple[int, int]:
     """Return the bytes of an image encoder, and its peak above them while it embeds images."""
     with fake_tensors(device) as tracker:
-        encoder = to_fake(build_model(spec, 0, "meta").image_encoder.to(dtype), device)
+        encoder = to_fake(build_model(config, 0, "meta").image_encoder.to(dtype), device)
         before, _ = tracker.current, tracker.take_peak()
         with torch.no_grad():
-            encoder(torch.zeros(images, 3, spec.image_size, spec.image_size, dtype=dtype), None)
+            encoder(torch.zeros(images, 3, config.image_size, config.image_size, dtype=dtype), None)
         return model_bytes(encoder), tracker.take_peak() - before
 
 

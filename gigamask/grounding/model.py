@@ -120,7 +120,7 @@ class GroundingModel(nn.Module):
 
     def __init__(self, config: GroundingModelConfig) -> None:
         super().__init__()
-        self.spec, self.text = config, None
+        self.config, self.text = config, None
         dim = config.dim
         self.look_norm, self.look = (
             nn.LayerNorm(config.embedding_dim),
@@ -174,7 +174,7 @@ class GroundingModel(nn.Module):
             Similarity of each mask, and of "no mask fits" last, to each token [B, M + 1, T]; and the
             tokens' weights [B, T], which sum to 1.
         """
-        look, colour, geometry, outline = mask_features.split(self.spec.parts, 2)
+        look, colour, geometry, outline = mask_features.split(self.config.parts, 2)
         masks = self.look(self.look_norm(look)) + self.color_jitter(colour)
         masks = masks + self.geometry(geometry) + self.outline(outline)
         masks = torch.cat([masks, self.none.to(masks.dtype).expand(len(masks), 1, -1)], 1)
@@ -185,7 +185,7 @@ class GroundingModel(nn.Module):
         masks, tokens = self.mask_norm(masks), self.words_norm(tokens)
         weights = self.weigh(tokens)[..., 0].masked_fill(~token_valid, PADDING_LOGIT).softmax(1)
         similarity = torch.einsum("bmd,btd->bmt", self.mask_out(masks), self.word_out(tokens))
-        return similarity * self.spec.dim**-0.5, weights
+        return similarity * self.config.dim**-0.5, weights
 
 
 def pairwise_geometry(geometry: Float[Tensor, "B M P"]) -> Float[Tensor, "B M M G"]:
@@ -227,14 +227,14 @@ class GroundingTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field here, a property there)
 
     def compute_losses(
-        self, model: GroundingModel, batch: QueryBatch, cut: Callable[[Tensor], Tensor]
+        self, model: GroundingModel, batch: QueryBatch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         """Yield the losses of a batch at once.
 
         Args:
             model: The grounding model.
             batch: Queries.
-            cut: Not used, since there is one term.
+            detach: Not used, since there is one term.
 
         Yields:
             Sums over queries and their count; nothing for an empty batch.

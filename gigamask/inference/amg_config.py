@@ -1,75 +1,63 @@
-"""How everything in an image is segmented: the numbers of the reference code's `SamAutomaticMaskGenerator`, under its names.
+"""Parameters of `SamAutomaticMaskGenerator` that are flags; importable without torch."""
 
-Importable without torch, since the command line makes flags of them.
-
-Not here: what is done with them (`predict.automatic`).
-"""
-
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gigamask.errors import GigamaskError
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutomaticMaskConfig:
-    """A grid of points is asked over the image, and over crops of it; what is good and no repetition stays."""
+    """Point grid, crops and filters of automatic masks; names and defaults are SAM's."""
 
     points_per_side: int | None = 32
-    """points along each side of the image: its square is asked. None where grids are given"""
+    """points along each side of the image, squared in total; None with point_grids"""
     points_per_batch: int = 64
-    """points asked at once; a matter of speed and memory alone"""
+    """points per pass of the mask decoder; affects speed and memory only"""
     pred_iou_thresh: float = 0.88
-    """a mask's predicted IoU must be above this; 0 lets all pass"""
+    """keep masks with a predicted IoU above this; 0 keeps all"""
     stability_score_thresh: float = 0.95
-    """the IoU of the mask cut above and below the usual threshold must be at least this; 0 lets all pass"""
+    """keep masks with at least this IoU between a higher and a lower cut of their logits; 0 keeps all"""
     stability_score_offset: float = 1.0
-    """how far above and below, in logits"""
+    """distance of the two cuts of the stability score from the mask threshold, in logits"""
     box_nms_thresh: float = 0.7
-    """of masks from one crop whose boxes have a greater IoU the best stays"""
+    """of masks of one crop whose boxes have a higher IoU, keep the best"""
     crop_n_layers: int = 0
-    """layers of crops besides the whole image: layer i has 2 to the power i of them along each side"""
+    """layers of crops besides the whole image; layer i has 2^i crops along each side"""
     crop_nms_thresh: float = 0.7
-    """of masks from different crops whose boxes have a greater IoU that of the smaller crop stays"""
+    """of masks of different crops whose boxes have a higher IoU, keep that of the smaller crop"""
     crop_overlap_ratio: float = 512 / 1500
-    """how far crops of the first layer overlap, as a share of the image's short side; half of it in the next, and so on"""
+    """overlap of the crops of layer 1 as a share of the image's short side; halves with each layer"""
     crop_n_points_downscale_factor: int = 1
-    """points along a side are divided by this to the power of the layer"""
+    """points_per_side is divided by this to the power of the layer"""
     min_mask_region_area: int = 0
-    """holes and islands of a mask with fewer pixels are filled and removed; 0 leaves them"""
+    """fill holes and remove islands of fewer pixels; 0 disables"""
 
     def __post_init__(self) -> None:
-        least = {
+        minima = {
             "points_per_side": 1,
             "points_per_batch": 1,
             "crop_n_layers": 0,
             "crop_n_points_downscale_factor": 1,
             "min_mask_region_area": 0,
         }
-        for name, limit in least.items():
+        for name, minimum in minima.items():
             value = getattr(self, name)
-            if value is not None and value < limit:
-                raise GigamaskError(
-                    f"{name} is {value}; it counts something and must be at least {limit}"
-                )
+            if value is not None and value < minimum:
+                raise GigamaskError(f"{name} must be at least {minimum} (got {value})")
         for name in ("box_nms_thresh", "crop_nms_thresh"):
             if not 0 <= getattr(self, name) <= 1:
-                raise GigamaskError(
-                    f"{name} is {getattr(self, name)}; it is an IoU and must lie in [0, 1]"
-                )
+                raise GigamaskError(f"{name} must be an IoU in [0, 1] (got {getattr(self, name)})")
         if not 0 <= self.crop_overlap_ratio < 1:
             raise GigamaskError(
-                f"crop_overlap_ratio is {self.crop_overlap_ratio}; it is a share and must lie in [0, 1)"
+                f"crop_overlap_ratio must be in [0, 1) (got {self.crop_overlap_ratio})"
             )
-        if self.points_per_side is not None and self.points_in(self.crop_n_layers) < 1:
-            last = f"{self.points_per_side} points along a side, divided by {self.crop_n_points_downscale_factor} in each of {self.crop_n_layers} layers"
+        if self.points_per_side is not None and self.points_in_layer(self.crop_n_layers) < 1:
             raise GigamaskError(
-                f"{last}, leave none for the last; lower crop_n_points_downscale_factor"
+                f"crop_n_points_downscale_factor {self.crop_n_points_downscale_factor} leaves no "
+                f"point in crop layer {self.crop_n_layers} of points_per_side "
+                f"{self.points_per_side}: lower it"
             )
 
-    def points_in(self, layer: int) -> int:
-        """Returns how many points lie along a side of a crop in that layer, 0 being the whole image."""
+    def points_in_layer(self, layer: int) -> int:
+        """Return the number of points along a side of a crop; layer 0 is the whole image."""
         return int((self.points_per_side or 0) / self.crop_n_points_downscale_factor**layer)
-
-    def told(self) -> dict:
-        """Returns the numbers by name, as they are written beside what was made with them."""
-        return {each.name: getattr(self, each.name) for each in fields(AutomaticMaskConfig)}

@@ -176,7 +176,7 @@ class SamAutomaticMaskGenerator(AutomaticMaskConfig):
             None,
             None,
             True,
-            self.model.spec.mask_size,
+            self.model.config.mask_size,
         )
         answer = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         low, iou = answer.low_res_logits.flatten(0, 1), answer.iou_predictions.float().flatten()

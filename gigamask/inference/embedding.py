@@ -25,7 +25,7 @@ class ImageEmbedder:
     @torch.no_grad()
     def embed(self, resized: Sequence[Tensor]) -> list[Float[Tensor, "1 C E E"]]:
         """Returns the embedding of each image `(1, 3, h, w)` in 0..255; what the cache does not have goes through the encoder together."""
-        device, side = self.model.pixel_mean.device, self.model.spec.image_size
+        device, side = self.model.pixel_mean.device, self.model.config.image_size
         if self.cache is None:
             return self._encode(resized, side, device)
         keys = [key(self.weights(), pixels) for pixels in resized]
@@ -62,7 +62,7 @@ class ImageEmbedder:
         if versions != self._weights[0]:
             self._weights = (
                 versions,
-                digest_weights(state, str(replace(self.model.spec, drop_path_rate=0.0))),
+                digest_weights(state, str(replace(self.model.config, drop_path_rate=0.0))),
             )
         kind = self.model.pixel_mean.device.type
         cast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""

@@ -1,10 +1,7 @@
-"""The predictor: an image is embedded once, then answers as many prompts as one likes. Methods, arguments and shapes are those of `SamPredictor`.
+"""`SamPredictor`: embed an image once, then predict masks for any number of prompts.
 
-Enters: images `(H, W, 3)` in uint8, prompts in original pixels. Leaves: masks at the image's own size, predicted IoU, low-resolution logits.
-C is 3 where several masks are asked for, else 1; G, the side of low-resolution logits, is 256 for a model of 1024 px.
-
-Not here: conventions of pixels and coordinates, and where training's differ (`predict.transform`), grids of points (`predict.automatic`),
-embeddings kept on disk (`predict.cache`).
+Methods, arguments and shapes are those of Segment Anything's class. In shapes, C is 3 with
+`multimask_output` and 1 without; G, the side of low-resolution logits, is 256 at an input of 1024.
 """
 
 from collections.abc import Sequence
@@ -24,29 +21,34 @@ from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.sam import Sam
 
 MASK_THRESHOLD = 0.0
-"""Of logits: above it is foreground."""
-FORMATS = ("RGB", "BGR")
+"""Logits above it are foreground."""
+IMAGE_FORMATS = ("RGB", "BGR")
 
 
 class SamPredictor:
-    """Embeds images and answers prompts about one of them. `features`, `original_size`, `input_size` (both (H, W)) and `is_image_set` are that one's.
+    """Predicts masks of an image from points, a box or a mask.
 
-    With a `cache`, what was embedded before with the same weights, by whichever process, is not embedded again.
+    `features`, `original_size`, `input_size` (both (H, W)) and `is_image_set` describe the image.
+
+    Args:
+        sam_model: Model that embeds images and predicts masks.
+        cache: Stores embeddings on disk by weights and pixels, so that no process embeds the same
+            image again; None embeds every image.
     """
 
-    def __init__(self, model: Sam, cache: EmbeddingCache | None = None) -> None:
-        self.model = model
-        self.transform = ResizeLongestSide(model.spec.image_size)
-        self._embedder = ImageEmbedder(model, cache)
+    def __init__(self, sam_model: Sam, *, cache: EmbeddingCache | None = None) -> None:
+        self.model = sam_model
+        self.transform = ResizeLongestSide(sam_model.spec.image_size)
+        self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.pixel_mean.device
 
     def reset_image(self) -> None:
-        """Forgets all images."""
+        """Drop all images."""
         self._images: list[tuple[Tensor, ImageTransform]] = []
         self.is_image_set = False
         self.features: Tensor | None = None
@@ -55,65 +57,89 @@ class SamPredictor:
         self.input_size: tuple[int, int] | None = None
 
     def set_image(self, image: np.ndarray, image_format: str = "RGB") -> None:
-        """Embeds one image; raises Fault where it is not `(H, W, 3)` in uint8, or its format none of `FORMATS`."""
+        """Embed an image, so that prompts are about it.
+
+        Args:
+            image: `(H, W, 3)` pixels in uint8.
+            image_format: Order of the channels, "RGB" or "BGR".
+
+        Raises:
+            GigamaskError: The image has another shape or type, or the format is unknown.
+        """
         self.set_images([image], image_format)
 
     def set_images(self, images: Sequence[np.ndarray], image_format: str = "RGB") -> None:
-        """Embeds images of any sizes in one pass of the encoder; prompts are about the first of them until another is selected."""
-        if image_format not in FORMATS:
+        """Embed images of any sizes in one pass of the encoder, and select the first.
+
+        Args:
+            images: `(H, W, 3)` pixels in uint8, at least one image.
+            image_format: Order of the channels, "RGB" or "BGR".
+
+        Raises:
+            GigamaskError: An image has another shape or type, or the format is unknown.
+        """
+        if image_format not in IMAGE_FORMATS:
             raise GigamaskError(
-                f"image_format is {image_format!r}, known are {', '.join(FORMATS)}; give one of them"
+                f"image_format must be one of {', '.join(IMAGE_FORMATS)} (got {image_format!r})"
             )
         if not len(images):
-            raise GigamaskError("no image was given; give one at least")
+            raise GigamaskError("no image to embed: pass at least one")
         resized = []
         for number, image in enumerate(images):
             if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
-                stated = f"{' x '.join(map(str, image.shape))} {image.dtype}"
+                shape = " x ".join(map(str, image.shape))
                 raise GigamaskError(
-                    f"image {number} is {stated}; give height x width x 3 in uint8, as of PIL's convert('RGB')"
+                    f"image {number} must be height x width x 3 in uint8, as PIL's convert('RGB') "
+                    f"gives (got {shape} {image.dtype})"
                 )
             pixels = self.transform.apply_image(
                 image if image_format == "RGB" else image[..., ::-1]
             )
             resized.append(torch.from_numpy(pixels).permute(2, 0, 1)[None])
-        self._show(
-            resized, [self.transform.frame((image.shape[0], image.shape[1])) for image in images]
-        )
+        sizes = [(image.shape[0], image.shape[1]) for image in images]
+        self._embed(resized, [self.transform.image_transform(size) for size in sizes])
 
     def set_torch_image(
         self, transformed_image: Tensor, original_image_size: tuple[int, int]
     ) -> None:
-        """Embeds an image `(1, 3, h, w)` in 0..255, uint8 or float, that was resized already from `original_image_size` (H, W).
+        """Embed an image that is resized already, so that prompts are about it.
 
-        Raises Fault where its long side is not the model's.
+        Args:
+            transformed_image: `(1, 3, h, w)` pixels in 0..255, uint8 or float, whose long side is
+                the model's image size.
+            original_image_size: Height and width before resizing.
+
+        Raises:
+            GigamaskError: The image has another shape.
         """
         side, shape = self.model.spec.image_size, tuple(transformed_image.shape)
         if len(shape) != 4 or shape[:2] != (1, 3) or max(shape[2:]) != side:
-            stated = " x ".join(map(str, shape))
             raise GigamaskError(
-                f"the image is {stated}; give 1 x 3 x h x w whose long side is {side}, as 'transform.apply_image' makes it"
+                f"transformed_image must be 1 x 3 x h x w with the long side {side}, as "
+                f"transform.apply_image makes it (got {' x '.join(map(str, shape))})"
             )
         height, width = map(int, original_image_size)
-        self._show(
+        self._embed(
             [transformed_image],
             [ImageTransform((height, width), (0, 0, height, width), (shape[2], shape[3]), side)],
         )
 
     def select(self, number: int) -> None:
-        """Makes prompts be about image `number` of those last set, counted from 0."""
+        """Make prompts be about image `number` of those last passed to `set_images`, from 0 on."""
         if not 0 <= number < len(self._images):
             raise GigamaskError(
-                f"image {number} was selected and {len(self._images)} are set; set images first, then select by a number from 0 on"
+                f"cannot select image {number}, {len(self._images)} images are set: "
+                "call set_images first, and count from 0"
             )
         self._selected = number
-        self.features, frame = self._images[number]
-        self.original_size, self.input_size, self.is_image_set = frame.original, frame.resized, True
+        self.features, transform = self._images[number]
+        self.original_size, self.input_size = transform.original, transform.resized
+        self.is_image_set = True
 
-    def _show(self, resized: Sequence[Tensor], frames: Sequence[ImageTransform]) -> None:
-        """Embeds resized images and selects the first."""
+    def _embed(self, resized: Sequence[Tensor], transforms: Sequence[ImageTransform]) -> None:
+        """Embed resized images and select the first."""
         self.reset_image()
-        self._images = list(zip(self._embedder.embed(resized), frames, strict=True))
+        self._images = list(zip(self._embedder.embed(resized), transforms, strict=True))
         self.select(0)
 
     def predict(
@@ -129,34 +155,39 @@ class SamPredictor:
         Float[np.ndarray, "C"],
         Float[np.ndarray, "C G G"],
     ]:
-        """Returns masks at the image's size, their scores (predicted IoU), and low-resolution logits that a later question may be fed.
+        """Predict masks for one prompt about the image.
 
-        `point_coords` `(N, 2)` are `xy` in original pixels, `point_labels` `(N,)` 1 for foreground and 0 for background, `box` `(4,)` is `xyxy`,
-        `mask_input` `(1, G, G)` logits of an earlier answer. With `return_logits` masks are logits, else these above 0.
-        Raises Fault where no image is set, or prompts have other shapes.
+        Args:
+            point_coords: `(N, 2)` x and y in pixels of the original image.
+            point_labels: `(N,)`; 1 foreground, 0 background.
+            box: `(4,)` x0, y0, x1, y1 in pixels of the original image.
+            mask_input: `(1, G, G)` low-resolution logits of an earlier prediction.
+            multimask_output: Whether to predict three masks instead of one.
+            return_logits: Whether masks are logits instead of bools.
+
+        Returns:
+            Masks at the size of the original image, their predicted IoU, and low-resolution logits
+            that can be passed as `mask_input`.
+
+        Raises:
+            GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
         self.get_image_embedding()
         size = self._images[self._selected][1].original
-        points = (
-            None
-            if point_coords is None
-            else torch.as_tensor(self.transform.apply_coords(np.asarray(point_coords), size))[
-                None
-            ].float()
+        points = labels = boxes = mask_logits = None
+        if point_coords is not None:
+            coords = self.transform.apply_coords(np.asarray(point_coords), size)
+            points = torch.as_tensor(coords)[None].float()
+        if point_labels is not None:
+            labels = torch.as_tensor(np.asarray(point_labels))[None]
+        if box is not None:
+            boxes = torch.as_tensor(self.transform.apply_boxes(np.asarray(box), size)).float()
+        if mask_input is not None:
+            mask_logits = torch.as_tensor(np.asarray(mask_input))[None].float()
+        masks, iou, low = self.predict_torch(
+            points, labels, boxes, mask_logits, multimask_output, return_logits
         )
-        labels = None if point_labels is None else torch.as_tensor(np.asarray(point_labels))[None]
-        boxes = (
-            None
-            if box is None
-            else torch.as_tensor(self.transform.apply_boxes(np.asarray(box), size)).float()
-        )
-        masks = (
-            None if mask_input is None else torch.as_tensor(np.asarray(mask_input))[None].float()
-        )
-        found, iou, low = self.predict_torch(
-            points, labels, boxes, masks, multimask_output, return_logits
-        )
-        return found[0].cpu().numpy(), iou[0].float().cpu().numpy(), low[0].float().cpu().numpy()
+        return masks[0].cpu().numpy(), iou[0].float().cpu().numpy(), low[0].float().cpu().numpy()
 
     @torch.no_grad()
     def predict_torch(
@@ -172,11 +203,26 @@ class SamPredictor:
         Float[Tensor, "B C"],
         Float[Tensor, "B C G G"],
     ]:
-        """Returns what `predict` does for B prompts at once, given in input pixels, as `transform.apply_coords_torch` and its like make them.
+        """Predict masks for B prompts about the image.
 
-        `point_coords` `(B, N, 2)`, `point_labels` `(B, N)` where -1 is no point, `boxes` `(B, 4)`, `mask_input` `(B, 1, G, G)` or one for all.
+        Coordinates are in pixels of the model's input, as `transform.apply_coords_torch` and
+        `transform.apply_boxes_torch` make them.
+
+        Args:
+            point_coords: `(B, N, 2)` x and y.
+            point_labels: `(B, N)`; 1 foreground, 0 background, -1 no point.
+            boxes: `(B, 4)` x0, y0, x1, y1.
+            mask_input: `(B, 1, G, G)` low-resolution logits, or one for all prompts.
+            multimask_output: Whether to predict three masks per prompt instead of one.
+            return_logits: Whether masks are logits instead of bools.
+
+        Returns:
+            Masks at the size of the original image, their predicted IoU, and low-resolution logits.
+
+        Raises:
+            GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        features, (_, frame) = self.get_image_embedding(), self._images[self._selected]
+        features, transform = self.get_image_embedding(), self._images[self._selected][1]
         prompts = make_prompts(
             point_coords,
             point_labels,
@@ -185,14 +231,17 @@ class SamPredictor:
             multimask_output,
             self.model.spec.mask_size,
         )
-        found = PromptDecoder(self.model, features, resize=frame.logits_to_original)(prompts)
-        masks = found.logits if return_logits else found.logits > MASK_THRESHOLD
-        return masks, found.iou_predictions, found.low_res_logits
+        decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
+        prediction = decoder(prompts)
+        masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
+        return masks, prediction.iou_predictions, prediction.low_res_logits
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
-        """Returns the selected image's embedding; raises Fault where none is set."""
+        """Return the embedding of the image.
+
+        Raises:
+            GigamaskError: No image is set.
+        """
         if self.features is None:
-            raise GigamaskError(
-                "no image is set, so there is nothing to ask about; call set_image first"
-            )
+            raise GigamaskError("no image is set: call set_image first")
         return self.features

@@ -1,11 +1,10 @@
-"""The reference predictor's transform: images, points and boxes enter, and leave where the long side is the model's.
+"""Segment Anything's `ResizeLongestSide`: images, points and boxes in the model's input.
 
-Its conventions (Segment Anything, `utils/transforms.py`) differ in two points from those of training here (`geometry.frame`). Pixels are resized by
-Pillow, of which torch's resize, which training uses, is a level off here and there. Coordinates are scaled by the ratio of the sides, and the
-prompt encoder adds half an input pixel to that: at scale k a point lies (1 - k) / 2 input pixels right of and below the place where
-`ImageTransform.points_to_input` puts it, which keeps centres of pixels on the same spot of the picture.
-
-Not here: the size that an image gets, which is `ImageTransform.whole`'s, and the way back (`geometry.frame`).
+The conventions of SAM's `utils/transforms.py` differ in two points from those of training
+(`masks.transforms`). Pillow resizes the pixels; torch, which training uses, differs from it by one
+level here and there. Coordinates are scaled by the ratio of the sides, and the prompt encoder adds
+half an input pixel: at scale k a point lies (1 - k) / 2 input pixels right of and below the place
+where `ImageTransform.points_to_input` puts it, which keeps centers of pixels on the same spot.
 """
 
 from dataclasses import dataclass
@@ -22,19 +21,18 @@ from gigamask.masks.transforms import ImageTransform
 
 @dataclass(frozen=True)
 class ResizeLongestSide:
-    """Takes images, points and boxes to where the long side has `target_length` pixels, by the reference code's conventions."""
+    """Scales images, points and boxes so that the long side has `target_length` pixels."""
 
     target_length: int
 
-    def frame(self, original_size: tuple[int, int]) -> ImageTransform:
-        """Returns how an image of that size (H, W) lies in the square."""
-        return ImageTransform.whole(
-            (int(original_size[0]), int(original_size[1])), self.target_length
-        )
+    def image_transform(self, original_size: tuple[int, int]) -> ImageTransform:
+        """Return the transform of an image of size (H, W) into the model's square input."""
+        height, width = original_size
+        return ImageTransform.whole((int(height), int(width)), self.target_length)
 
     def apply_image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns the image resized by Pillow's bilinear filter, antialiased, in uint8."""
-        height, width = self.frame(image.shape[:2]).resized
+        """Resize an image with Pillow's antialiased bilinear filter."""
+        height, width = self.image_transform(image.shape[:2]).resized
         return np.array(
             Image.fromarray(np.ascontiguousarray(image)).resize(
                 (width, height), Image.Resampling.BILINEAR
@@ -42,20 +40,24 @@ class ResizeLongestSide:
         )
 
     def apply_image_torch(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C h w"]:
-        """Returns images resized by torch, antialiased; not to the last level what `apply_image` gives."""
-        return functional.interpolate(
-            image,
-            self.frame((image.shape[-2], image.shape[-1])).resized,
-            mode="bilinear",
-            antialias=True,
-        )
+        """Resize images with torch, antialiased; levels may differ by one from `apply_image`."""
+        size = self.image_transform((image.shape[-2], image.shape[-1])).resized
+        return functional.interpolate(image, size, mode="bilinear", antialias=True)
 
     def apply_coords(
         self,
         coords: Float[np.ndarray, "... 2"] | Int[np.ndarray, "... 2"],
         original_size: tuple[int, int],
     ) -> Float[np.ndarray, "... 2"]:
-        """Returns points `xy` of an image of that size (H, W) in the input, in float64."""
+        """Scale points to the model's input.
+
+        Args:
+            coords: x and y in pixels of the original image.
+            original_size: Height and width of the original image.
+
+        Returns:
+            x and y in pixels of the input, float64.
+        """
         return coords.astype(np.float64) * self._scale(original_size)
 
     def apply_boxes(
@@ -63,13 +65,29 @@ class ResizeLongestSide:
         boxes: Float[np.ndarray, "*n 4"] | Int[np.ndarray, "*n 4"],
         original_size: tuple[int, int],
     ) -> Float[np.ndarray, "m 4"]:
-        """Returns boxes `xyxy` in the input; one box alone becomes an array of one."""
+        """Scale boxes to the model's input.
+
+        Args:
+            boxes: x0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
+            original_size: Height and width of the original image.
+
+        Returns:
+            x0, y0, x1, y1 in pixels of the input, float64.
+        """
         return self.apply_coords(boxes.reshape(-1, 2, 2), original_size).reshape(-1, 4)
 
     def apply_coords_torch(
         self, coords: Float[Tensor, "... 2"] | Int[Tensor, "... 2"], original_size: tuple[int, int]
     ) -> Float32[Tensor, "... 2"]:
-        """Returns points `xy` in the input, on their device, in float32."""
+        """Scale points to the model's input, on their device.
+
+        Args:
+            coords: x and y in pixels of the original image.
+            original_size: Height and width of the original image.
+
+        Returns:
+            x and y in pixels of the input, float32.
+        """
         return coords.float() * torch.tensor(
             self._scale(original_size), dtype=torch.float32, device=coords.device
         )
@@ -77,9 +95,17 @@ class ResizeLongestSide:
     def apply_boxes_torch(
         self, boxes: Float[Tensor, "*n 4"] | Int[Tensor, "*n 4"], original_size: tuple[int, int]
     ) -> Float32[Tensor, "m 4"]:
-        """Returns boxes `xyxy` in the input, on their device, in float32."""
+        """Scale boxes to the model's input, on their device.
+
+        Args:
+            boxes: x0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
+            original_size: Height and width of the original image.
+
+        Returns:
+            x0, y0, x1, y1 in pixels of the input, float32.
+        """
         return self.apply_coords_torch(boxes.reshape(-1, 2, 2), original_size).reshape(-1, 4)
 
     def _scale(self, original_size: tuple[int, int]) -> Float[np.ndarray, "2"]:
-        (height, width), (h, w) = original_size, self.frame(original_size).resized
+        (height, width), (h, w) = original_size, self.image_transform(original_size).resized
         return np.array([w / width, h / height])

@@ -17,7 +17,7 @@ from gigamask.losses.ohem_pixels import ohem_pixels
 
 def focal(
     logits: Float[Tensor, "M K H W"],
-    truth: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
+    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
     valid: Bool[Tensor, "M H W"],
     alpha: float = 0.25,
     gamma: float = 2.0,
@@ -29,17 +29,17 @@ def focal(
     `p_t = p t + (1 - p)(1 - t)` for a target t in [0, 1], which for t of 0 or 1 is the loss of Lin et al. 2017, equation 5. With a `share` below 1
     the mean is over the pixels of the highest loss only (`pixels.hardest`), a bool map of which is kept for the backward pass.
     """
-    return _Focal.apply(logits, truth, valid, alpha, gamma, share, least)
+    return _Focal.apply(logits, targets, valid, alpha, gamma, share, least)
 
 
 def dice(
     logits: Float[Tensor, "M K H W"],
-    truth: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
+    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
     valid: Bool[Tensor, "M H W"],
     smooth: float = 1.0,
 ) -> Float[Tensor, "M K"]:
     """Returns the dice loss over valid pixels: `1 - (2 sum p t + smooth) / (sum p + sum t + smooth)` (Milletari et al. 2016, plain sums)."""
-    return _Dice.apply(logits, truth, valid, smooth)
+    return _Dice.apply(logits, targets, valid, smooth)
 
 
 class _Focal(torch.autograd.Function):
@@ -47,14 +47,14 @@ class _Focal(torch.autograd.Function):
     def forward(
         ctx,
         logits: Tensor,
-        truth: Tensor,
+        targets: Tensor,
         valid: Tensor,
         alpha: float,
         gamma: float,
         share: float,
         least: int,
     ) -> Float[Tensor, "M K"]:
-        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
+        x, t, outside = _maps(logits, targets, valid.unsqueeze(1))
         wrong = _wrong(torch.sigmoid(x), t)
         loss = _cross_entropy(x, t).mul_(wrong.pow_(gamma)).mul_(_balance(t, alpha))
         del wrong
@@ -62,15 +62,15 @@ class _Focal(torch.autograd.Function):
         if share < 1:
             kept = ohem_pixels(loss, kept, share, least)
             outside = ~kept
-        ctx.save_for_backward(logits, truth, kept)
+        ctx.save_for_backward(logits, targets, kept)
         ctx.alpha, ctx.gamma = alpha, gamma
         return loss.masked_fill_(outside, 0).sum((2, 3)) / _count(kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        logits, truth, kept = ctx.saved_tensors
-        x, t, outside = _maps(logits, truth, kept)
+        logits, targets, kept = ctx.saved_tensors
+        x, t, outside = _maps(logits, targets, kept)
         p = torch.sigmoid(x)
         wrong = _wrong(p, t).clamp_(min=torch.finfo(x.dtype).tiny)
         slope = _cross_entropy(x, t).mul_(p).mul_(torch.sigmoid(-x)).mul_(ctx.gamma * (1 - 2 * t))
@@ -84,21 +84,21 @@ class _Focal(torch.autograd.Function):
 class _Dice(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, logits: Tensor, truth: Tensor, valid: Tensor, smooth: float
+        ctx, logits: Tensor, targets: Tensor, valid: Tensor, smooth: float
     ) -> Float[Tensor, "M K"]:
-        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
+        x, t, outside = _maps(logits, targets, valid.unsqueeze(1))
         p = torch.sigmoid(x).masked_fill_(outside, 0)
         share = t.masked_fill(outside, 0)
         total = p.sum((2, 3)) + share.sum((2, 3)) + smooth
         overlap = 2 * p.mul_(share).sum((2, 3)) + smooth
-        ctx.save_for_backward(logits, truth, valid, overlap, total)
+        ctx.save_for_backward(logits, targets, valid, overlap, total)
         return 1 - overlap / total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        logits, truth, valid, overlap, total = ctx.saved_tensors
-        x, t, outside = _maps(logits, truth, valid.unsqueeze(1))
+        logits, targets, valid, overlap, total = ctx.saved_tensors
+        x, t, outside = _maps(logits, targets, valid.unsqueeze(1))
         slope = torch.sigmoid(x)
         slope.mul_(torch.sigmoid(-x))
         constant, by_truth = grad * overlap / total**2, -2 * grad / total
@@ -107,11 +107,11 @@ class _Dice(torch.autograd.Function):
 
 
 def _maps(
-    logits: Tensor, truth: Tensor, kept: Tensor
+    logits: Tensor, targets: Tensor, kept: Tensor
 ) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M 1 H W"], Bool[Tensor, "M _ H W"]]:
     """Returns logits and targets as float32 or float64, and what does not count."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.to(dtype), truth.to(dtype).unsqueeze(1), ~kept
+    return logits.to(dtype), targets.to(dtype).unsqueeze(1), ~kept
 
 
 def _wrong(p: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]) -> Float[Tensor, "M K H W"]:

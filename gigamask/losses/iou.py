@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def actual_iou(
-    logits: Float[Tensor, "M K H W"], truth: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"]
+    logits: Float[Tensor, "M K H W"], targets: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"]
 ) -> Float[Tensor, "M K"]:
     """Returns the IoU of the logits above 0 with the truth over valid pixels, outside the graph; 1 where both are empty."""
-    inside = (truth & valid).unsqueeze(1)
-    guess = (logits.detach() > 0) & valid.unsqueeze(1)
-    intersection = _count(guess & inside)
-    union = _count(guess) + _count(inside) - intersection
+    inside = (targets & valid).unsqueeze(1)
+    pred_mask = (logits.detach() > 0) & valid.unsqueeze(1)
+    intersection = _count(pred_mask & inside)
+    union = _count(pred_mask) + _count(inside) - intersection
     return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
 
 

@@ -23,8 +23,8 @@ def patchify(pixels: Float[Tensor, "B 3 S S"], patch: int) -> Float[Tensor, "B P
 
 
 def mae_loss(
-    guess: Float[Tensor, "B P D"],
-    truth: Float[Tensor, "B P D"],
+    pred: Float[Tensor, "B P D"],
+    target: Float[Tensor, "B P D"],
     scored: Bool[Tensor, "B P"],
     normalise: bool = True,
 ) -> Float[Tensor, "B"]:
@@ -32,10 +32,10 @@ def mae_loss(
 
     With `normalise` the truth of a patch is first `(x - mean) / sqrt(variance + 1e-6)` over its own numbers, the variance being the unbiased one.
     """
-    dtype = torch.promote_types(guess.dtype, torch.float32)
-    truth = truth.to(dtype)
+    dtype = torch.promote_types(pred.dtype, torch.float32)
+    target = target.to(dtype)
     if normalise:
-        variance, mean = torch.var_mean(truth, 2, keepdim=True)
-        truth = (truth - mean) / (variance + EPSILON).sqrt()
-    by_patch = (guess.to(dtype) - truth).square().mean(2)
+        variance, mean = torch.var_mean(target, 2, keepdim=True)
+        target = (target - mean) / (variance + EPSILON).sqrt()
+    by_patch = (pred.to(dtype) - target).square().mean(2)
     return torch.where(scored, by_patch, 0.0).sum(1) / scored.sum(1).clamp(min=1)

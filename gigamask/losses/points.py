@@ -28,13 +28,13 @@ class SampledPoints(NamedTuple):
     """Logits and truth at P places of each mask and answer; `valid` is False where a mask has no place."""
 
     logits: Float[Tensor, "M K P"]
-    truth: Bool[Tensor, "M K P"] | Float[Tensor, "M K P"]
+    targets: Bool[Tensor, "M K P"] | Float[Tensor, "M K P"]
     valid: Bool[Tensor, "M K P"]
 
 
 def sample_points(
     low: Float[Tensor, "M K G G"],
-    truth: Targets,
+    targets: Targets,
     index: int,
     count: int,
     oversample_ratio: float,
@@ -45,14 +45,14 @@ def sample_points(
     Of `oversample * count` places the `important * count` of the smallest absolute logit are taken (of equal ones the last), by each answer for
     itself; the others follow in the sequence and are the same for all answers. Logits are bilinear in `low`, as where they are upsampled, also from
     cells of the padding beside the edge. The truth is that of the cell a place lies in where it is hard, and bilinear between valid cells where it
-    is shares. `truth.shift` must be there.
+    is shares. `targets.shift` must be there.
     """
-    assert truth.shift is not None
+    assert targets.shift is not None
     candidates, uncertain = int(count * oversample_ratio), int(count * importance_sample_ratio)
     first = index * (candidates + count - uncertain)
     numbers = torch.arange(first, first + candidates + count - uncertain, device=low.device)
-    extent = valid_extent(truth.valid)
-    places = spread_points(numbers, truth.shift.float()) * extent[:, None]
+    extent = valid_extent(targets.valid)
+    places = spread_points(numbers, targets.shift.float()) * extent[:, None]
     with torch.no_grad():
         doubt = read(
             low.detach(), places[:, None, :candidates].expand(-1, low.shape[1], -1, -1)
@@ -63,11 +63,11 @@ def sample_points(
     rest = torch.arange(candidates, len(numbers), device=low.device).expand(*low.shape[:2], -1)
     masks = torch.arange(len(low), device=low.device)[:, None, None]
     places = places[masks, torch.cat([unsure, rest], 2)]
-    valid, cell = _cells(truth.valid, places)
-    hard = truth.masks.dtype == torch.bool
+    valid, cell = _cells(targets.valid, places)
+    hard = targets.masks.dtype == torch.bool
     return SampledPoints(
         read(low, places),
-        truth.masks.flatten(1)[masks, cell] if hard else _shares(truth.masks, places, extent),
+        targets.masks.flatten(1)[masks, cell] if hard else _shares(targets.masks, places, extent),
         valid,
     )
 

@@ -93,7 +93,7 @@ class SamLoss(Loss):
         """One pair of uniform numbers of each mask moves its points."""
         return int(self.num_points > 0)
 
-    def __call__(self, round: PromptRound, truth: Targets) -> LossSums:
+    def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
         """Returns the sums of one round; the parts are unweighted, and `iou` is the actual IoU of the answer that goes on."""
         import torch
 
@@ -101,9 +101,9 @@ class SamLoss(Loss):
         from gigamask.types import LossSums
 
         logits = round.prediction.logits
-        terms = self._terms(round, truth)
+        terms = self._terms(round, targets)
         weights = {name: self._weight(name) for name in terms}
-        actual = actual_iou(logits, truth.foreground, truth.valid)
+        actual = actual_iou(logits, targets.foreground, targets.valid)
         head_each = iou_regression(round.prediction.iou_predictions, actual, self.iou_loss)
 
         rows = torch.arange(len(logits), device=logits.device)
@@ -154,20 +154,20 @@ class SamLoss(Loss):
     def _weight(self, name: str) -> float:
         return getattr(self, f"{name}_weight", 1.0)
 
-    def _terms(self, round: PromptRound, truth: Targets) -> dict[str, Float[Tensor, "M K"]]:
+    def _terms(self, round: PromptRound, targets: Targets) -> dict[str, Float[Tensor, "M K"]]:
         """Returns the terms of each answer, over all cells or at points."""
         from gigamask.losses.points import sample_points
 
-        logits, masks, valid = round.prediction.logits, truth.masks, truth.valid
+        logits, masks, valid = round.prediction.logits, targets.masks, targets.valid
         answers = logits.shape[:2]
         if self.num_points:
-            if truth.shift is None:
+            if targets.shift is None:
                 raise GigamaskError(
                     f"SamLoss.points is {self.num_points}, but the truth has no shift to place them by; fill Truth.shift, or set points to 0"
                 )
             places = sample_points(
                 round.prediction.low_res_logits,
-                truth,
+                targets,
                 round.index,
                 self.num_points,
                 self.oversample_ratio,

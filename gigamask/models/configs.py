@@ -215,25 +215,27 @@ class GroundingModelConfig:
         return self.embedding_dim, COLOURS, PLACES, self.crop_side**2
 
 
-def _check_counts(spec: object, *names: str) -> None:
+def _check_counts(config: object, *names: str) -> None:
     for name in names:
-        if getattr(spec, name) < 1:
+        if getattr(config, name) < 1:
             raise GigamaskError(
                 f"{name} is {getattr(spec, name)}; it counts something and must be at least 1"
             )
 
 
-def _check_patches(spec: SamConfig | MAEConfig) -> None:
-    _check_counts(spec, "image_size", "patch_size")
-    if spec.image_size % spec.patch_size:
-        near = max(spec.patch_size, round(spec.image_size / spec.patch_size) * spec.patch_size)
+def _check_patches(config: SamConfig | MAEConfig) -> None:
+    _check_counts(config, "image_size", "patch_size")
+    if config.image_size % config.patch_size:
+        near = max(
+            config.patch_size, round(config.image_size / config.patch_size) * config.patch_size
+        )
         raise GigamaskError(
             f"input_side {spec.image_size} is not a multiple of patch {spec.patch_size}; the nearest that is: {near}"
         )
 
 
-def _check_heads(spec: object, width: str, heads: str) -> None:
-    if getattr(spec, width) % getattr(spec, heads):
+def _check_heads(config: object, width: str, heads: str) -> None:
+    if getattr(config, width) % getattr(config, heads):
         raise GigamaskError(
             f"{width} {getattr(spec, width)} is not a multiple of {heads} {getattr(spec, heads)}; choose {heads} that divide it"
         )

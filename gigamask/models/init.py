@@ -42,15 +42,15 @@ Built = TypeVar("Built", bound=nn.Module)
 
 
 @overload
-def build_model(spec: SamConfig, seed: int, device: torch.device | str = "cpu") -> Sam: ...
+def build_model(config: SamConfig, seed: int, device: torch.device | str = "cpu") -> Sam: ...
 @overload
-def build_model(spec: MAEConfig, seed: int, device: torch.device | str = "cpu") -> MAE: ...
+def build_model(config: MAEConfig, seed: int, device: torch.device | str = "cpu") -> MAE: ...
 def build_model(
-    spec: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
+    config: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
 ) -> Sam | MAE:
     """Returns the model of this spec that starts from `seed`; on the meta device, one without numbers."""
     return materialize(
-        lambda: Sam(spec) if isinstance(spec, SamConfig) else MAE(spec), seed, device
+        lambda: Sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
     )
 
 
@@ -70,10 +70,10 @@ def materialize(make: Callable[[], Built], seed: int, device: torch.device | str
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
-    if isinstance(model, Sam) and not isinstance(model.spec.encoder, ViT):
+    if isinstance(model, Sam) and not isinstance(model.config.encoder, ViT):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
-            model.image_encoder = model.spec.encoder.build(model.spec)
+            model.image_encoder = model.config.encoder.build(model.config)
     init_weights(model, seed)
     return model.to(device)
 
@@ -88,7 +88,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
     its authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
     0.02. An image encoder of the user's own keeps the start that it was built with.
     """
-    own = isinstance(model, Sam) and not isinstance(model.spec.encoder, ViT)
+    own = isinstance(model, Sam) and not isinstance(model.config.encoder, ViT)
     kept = set(model.get_submodule("image_encoder").modules()) if own else set()
     first = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():
@@ -99,7 +99,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
             *module.named_buffers(recurse=False),
         ]:
             tensor.copy_(first(module, name, tensor, seed, f"{path}.{name}"))
-    if isinstance(model, Sam) and model.spec.custom_init:
+    if isinstance(model, Sam) and model.config.custom_init:
         init_tied_cross_attention(model, seed)
         if not own:
             init_color_passthrough(model)
@@ -207,7 +207,7 @@ def init_tied_cross_attention(model: Sam, seed: int) -> None:
 def init_color_passthrough(model: Sam) -> None:
     """Lets the embedding start as a blurred copy of the picture's colours."""
     gains = {"pos_embed": POSITION_GAIN, "patch_embed.proj.weight": PATCH_GAIN}
-    for index in range(model.spec.depth):
+    for index in range(model.config.depth):
         gains |= {
             f"blocks.{index}.attn.proj.weight": BRANCH_GAIN,
             f"blocks.{index}.mlp.lin2.weight": BRANCH_GAIN,
@@ -221,7 +221,7 @@ def init_similarity_head(model: Sam, seed: int) -> None:
 
     The upscaling and the hypernetworks are lifted to where they are nearly linear; both then apply the same orthonormal rows.
     """
-    dim = model.spec.embedding_dim
+    dim = model.config.embedding_dim
     first, second = (
         _orthonormal(dim // 4, dim, seed, "match first"),
         _orthonormal(dim // 8, dim // 4, seed, "match second"),

@@ -78,28 +78,29 @@ class MAE(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, spec: MAEConfig) -> None:
+    def __init__(self, config: MAEConfig) -> None:
         super().__init__()
-        self.spec = spec
-        self.patch_embed = PatchEmbed(spec.patch_size, spec.embed_dim)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, spec.embed_dim))
+        self.config = config
+        self.patch_embed = PatchEmbed(config.patch_size, config.embed_dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, config.embed_dim))
         self.pos_embed = nn.Parameter(
-            torch.empty(1, 1 + spec.patches, spec.embed_dim), requires_grad=False
+            torch.empty(1, 1 + config.patches, config.embed_dim), requires_grad=False
         )
         self.blocks = nn.ModuleList(
-            MAEBlock(spec.embed_dim, spec.num_heads) for _ in range(spec.depth)
+            MAEBlock(config.embed_dim, config.num_heads) for _ in range(config.depth)
         )
-        self.norm = nn.LayerNorm(spec.embed_dim, eps=1e-6)
-        self.decoder_embed = nn.Linear(spec.embed_dim, spec.decoder_dim)
-        self.mask_token = nn.Parameter(torch.empty(1, 1, spec.decoder_dim))
+        self.norm = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.decoder_embed = nn.Linear(config.embed_dim, config.decoder_dim)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, config.decoder_dim))
         self.decoder_pos_embed = nn.Parameter(
-            torch.empty(1, 1 + spec.patches, spec.decoder_dim), requires_grad=False
+            torch.empty(1, 1 + config.patches, config.decoder_dim), requires_grad=False
         )
         self.decoder_blocks = nn.ModuleList(
-            MAEBlock(spec.decoder_dim, spec.decoder_num_heads) for _ in range(spec.decoder_depth)
+            MAEBlock(config.decoder_dim, config.decoder_num_heads)
+            for _ in range(config.decoder_depth)
         )
-        self.decoder_norm = nn.LayerNorm(spec.decoder_dim, eps=1e-6)
-        self.decoder_pred = nn.Linear(spec.decoder_dim, 3 * spec.patch_size**2)
+        self.decoder_norm = nn.LayerNorm(config.decoder_dim, eps=1e-6)
+        self.decoder_pred = nn.Linear(config.decoder_dim, 3 * config.patch_size**2)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
@@ -114,13 +115,13 @@ class MAE(nn.Module):
         A patch wholly in padding is seen only where an image has fewer others than are seen, and is never scored: of a padded image a smaller
         share is hidden. Raises a Fault at another side or another number of patches.
         """
-        spec = self.spec
-        if images.shape[-1] != spec.image_size:
+        config = self.config
+        if images.shape[-1] != config.image_size:
             side = images.shape[-1]
             raise GigamaskError(
                 f"images have side {side}, the model takes {spec.image_size}; build it with input_side={side}"
             )
-        if uniforms.shape[1] != spec.patches:
+        if uniforms.shape[1] != config.patches:
             raise GigamaskError(
                 f"samples carry numbers for {uniforms.shape[1]} patches, the model has {spec.patches}; set Chance.patches to that"
             )
@@ -128,7 +129,7 @@ class MAE(nn.Module):
             preprocess(images, input_sizes, self.pixel_mean, self.pixel_std),
             self._padding(input_sizes),
         )
-        visible = torch.sort(uniforms + padding, dim=1, stable=True).indices[:, : spec.visible]
+        visible = torch.sort(uniforms + padding, dim=1, stable=True).indices[:, : config.visible]
         hidden = torch.ones_like(padding).scatter(1, visible, False)
         return MAEOutput(
             self.decode(self.encode(pixels, visible), visible), pixels, hidden & ~padding
@@ -158,7 +159,7 @@ class MAE(nn.Module):
     ) -> Float[Tensor, "B P D"]:
         """Returns the guess of every patch; a hidden one is asked for by the mask token at its position."""
         narrow = self.decoder_embed(encoded)
-        blank = self.mask_token.to(narrow.dtype).expand(len(narrow), self.spec.patches, -1)
+        blank = self.mask_token.to(narrow.dtype).expand(len(narrow), self.config.patches, -1)
         patches = blank.scatter(
             1, visible[..., None].expand(-1, -1, narrow.shape[2]), narrow[:, 1:]
         )
@@ -170,7 +171,8 @@ class MAE(nn.Module):
     def _padding(self, input_sizes: Int64[Tensor, "B 2"]) -> Bool[Tensor, "B P"]:
         """Tells which patches lie wholly in padding."""
         corner = (
-            torch.arange(self.spec.embedding_size, device=input_sizes.device) * self.spec.patch_size
+            torch.arange(self.config.embedding_size, device=input_sizes.device)
+            * self.config.patch_size
         )
         rows, columns = corner < input_sizes[:, :1], corner < input_sizes[:, 1:]
         return ~(rows[:, :, None] & columns[:, None, :]).flatten(1)

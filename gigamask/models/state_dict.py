@@ -284,11 +284,11 @@ def load_init_weights(model: Model, path: str) -> None:
             f"{MAE_PREFIX}{path}: {MAE_PREFIX} starts a SAM from a masked autoencoder; to go on with the {kind} itself give {path}"
         )
     state, spec = read_weights(path)
-    if isinstance(spec, MAEConfig) and spec.num_heads != model.spec.num_heads:
+    if isinstance(spec, MAEConfig) and spec.num_heads != model.config.num_heads:
         raise GigamaskError(
-            f"{path}: has {spec.num_heads} attention heads, the model {model.spec.num_heads}; build the model with heads={spec.num_heads}"
+            f"{path}: has {spec.num_heads} attention heads, the model {model.config.num_heads}; build the model with heads={spec.num_heads}"
         )
-    load_weights(model, {**model.state_dict(), **from_mae(state, model.spec, path)}, path)
+    load_weights(model, {**model.state_dict(), **from_mae(state, model.config, path)}, path)
 
 
 def from_mae(state: State, spec: SamConfig, name: str) -> State:

@@ -294,20 +294,20 @@ class PhaseTask(Task):
     accumulated: bool = False
 
     def compute_losses(
-        self, model: Any, batch: Batch, cut: Callable[[Tensor], Tensor]
+        self, model: Any, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         phase = "backward"
 
-        def cut_and_report(embedding: Tensor) -> Tensor:
+        def detach_and_report(embedding: Tensor) -> Tensor:
             nonlocal phase
-            leaf = cut(embedding)
+            leaf = detach(embedding)
             if self.accumulated and leaf.requires_grad:
                 leaf.grad = torch.zeros_like(leaf)
             phase = "rounds"
             self.enter(phase)
             return leaf
 
-        for terms in self.task.compute_losses(model, batch, cut_and_report):
+        for terms in self.task.compute_losses(model, batch, detach_and_report):
             self.enter(phase)
             yield terms
             self.enter(phase)
@@ -343,18 +343,21 @@ class ShortSchedule(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Return the prompts of the first, the second or the last round, then None."""
         if previous is not None and previous.index > 1:
             return None
         index = 0 if previous is None else previous.index + 1
-        prompts = self.schedule.next(previous, truth, draws, mask_only_round_u)
+        prompts = self.schedule.next(previous, targets, random_inputs, mask_only_round_u)
         while previous is not None and prompts is not None and index > 1:
             later = self.schedule.next(
-                PromptRound(index, prompts, previous.prediction), truth, draws, mask_only_round_u
+                PromptRound(index, prompts, previous.prediction),
+                targets,
+                random_inputs,
+                mask_only_round_u,
             )
             if later is None:
                 break

@@ -29,12 +29,12 @@ def jitter_boxes(
 
 
 def jittered_boxes(
-    truth: Targets, draws: RandomInputs, share: float, limit_px: float
+    targets: Targets, random_inputs: RandomInputs, share: float, limit_px: float
 ) -> Float[Tensor, "M 4"]:
     """Returns the truth's boxes with each side moved by the mask's own noise, inside the part of the input that the truth covers."""
-    height, width = truth.valid.shape[1:]
-    largest = width * truth.cell_xy[0] - 1, height * truth.cell_xy[1] - 1
-    return jitter_boxes(truth.boxes_input, draws.box_noise, share, limit_px, largest)
+    height, width = targets.valid.shape[1:]
+    largest = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
+    return jitter_boxes(targets.boxes_input, random_inputs.box_noise, share, limit_px, largest)
 
 
 def corner_labels(count: int, device: torch.device) -> Int64[Tensor, "M 2"]:

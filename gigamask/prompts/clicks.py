@@ -28,8 +28,8 @@ def uniform_click(
 
 
 def next_click(
-    guess: Bool[Tensor, "M H W"],
-    truth: Bool[Tensor, "M H W"],
+    pred_mask: Bool[Tensor, "M H W"],
+    targets: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2"],
     valid: Bool[Tensor, "M H W"],
     center_click_prob: float = 0.0,
@@ -41,8 +41,8 @@ def next_click(
     what happens without an error is not stated there.) A mask whose first uniform is below `central_share` is clicked at a pixel deepest in
     its misses or its false alarms instead, as in evaluation.
     """
-    inside = truth & valid
-    error = (truth ^ guess) & valid
+    inside = targets & valid
+    error = (targets ^ pred_mask) & valid
     region = region_or(error, region_or(inside, valid))
     if center_click_prob:
         central = uniforms[:, 0] < center_click_prob
@@ -52,15 +52,15 @@ def next_click(
             (uniforms[:, 0] - center_click_prob) / max(1 - center_click_prob, 1e-6),
         )
         region = torch.where(
-            central[:, None, None], edt_argmax(region & truth, region & ~truth), region
+            central[:, None, None], edt_argmax(region & targets, region & ~targets), region
         )
         uniforms = torch.stack([within.clamp(0, 1 - 2**-24), uniforms[:, 1]], 1)
-    return sample_click(region, truth, valid, uniforms)
+    return sample_click(region, targets, valid, uniforms)
 
 
 def sample_fp_fn_clicks(
-    guess: Bool[Tensor, "M H W"],
-    truth: Bool[Tensor, "M H W"],
+    pred_mask: Bool[Tensor, "M H W"],
+    targets: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2 2"],
     valid: Bool[Tensor, "M H W"],
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
@@ -68,9 +68,9 @@ def sample_fp_fn_clicks(
 
     A side without an error has no point, label -1; where neither side has one, the first click confirms as that of `next_click` does.
     """
-    misses, alarms = truth & ~guess & valid, ~truth & guess & valid
+    misses, alarms = targets & ~pred_mask & valid, ~targets & pred_mask & valid
     alarmed = alarms.flatten(1).any(1)
-    positive, label = next_click(guess & truth, truth, uniforms[:, 0], valid)
+    positive, label = next_click(pred_mask & targets, targets, uniforms[:, 0], valid)
     label = torch.where(alarmed & ~misses.flatten(1).any(1), -1, label)
     negative = uniform_click(alarms, uniforms[:, 1])
     return torch.stack([positive, negative], 1), torch.stack([label, alarmed.long() - 1], 1)
@@ -78,14 +78,14 @@ def sample_fp_fn_clicks(
 
 def sample_click(
     region: Bool[Tensor, "M H W"],
-    truth: Bool[Tensor, "M H W"],
+    targets: Bool[Tensor, "M H W"],
     valid: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2"],
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Returns a pixel (x, y) uniform in the region, and its label: the truth's where the pixel is valid, else -1."""
     xy = uniform_click(region, uniforms)
-    at = torch.arange(len(truth), device=truth.device), xy[:, 1], xy[:, 0]
-    return xy, torch.where(valid[at], truth[at].long(), -1)
+    at = torch.arange(len(targets), device=targets.device), xy[:, 1], xy[:, 0]
+    return xy, torch.where(valid[at], targets[at].long(), -1)
 
 
 def region_or(

@@ -11,26 +11,30 @@ from gigamask.types import Prompts, RandomInputs, Targets
 
 
 def point_or_box(
-    truth: Targets,
-    draws: RandomInputs,
+    targets: Targets,
+    random_inputs: RandomInputs,
     box_prob: float,
     box_noise: float,
     box_noise_limit_px: float,
     center_click_prob: float = 0.0,
 ) -> Prompts:
-    """Returns a noisy box where `draws.first` is below `box_share`, else a point by the first click draw, uniform in the mask or, sometimes, central;
+    """Returns a noisy box where `random_inputs.first` is below `box_share`, else a point by the first click draw, uniform in the mask or, sometimes, central;
     a point is padded.
     """
-    foreground = truth.foreground
+    foreground = targets.foreground
     xy, label = next_click(
-        torch.zeros_like(foreground), foreground, draws.clicks[:, 0], truth.valid, center_click_prob
+        torch.zeros_like(foreground),
+        foreground,
+        random_inputs.clicks[:, 0],
+        targets.valid,
+        center_click_prob,
     )
-    point = cell_to_input(xy, truth.cell_xy)
+    point = cell_to_input(xy, targets.cell_xy)
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
-    boxed = (draws.first < box_prob)[:, None]
+    boxed = (random_inputs.first < box_prob)[:, None]
     corners = (
-        jittered_boxes(truth, draws, box_noise, box_noise_limit_px)
+        jittered_boxes(targets, random_inputs, box_noise, box_noise_limit_px)
         .to(points.dtype)
         .unflatten(1, (2, 2))
     )

@@ -13,17 +13,17 @@ from gigamask.types import Targets
 
 
 def jittered_masks(
-    truth: Targets, boxes_input: Float[Tensor, "M 4"], logit: float
+    targets: Targets, boxes_input: Float[Tensor, "M 4"], logit: float
 ) -> Float[Tensor, "M G G"]:
     """Returns the truth as logits, moved and stretched so that its box becomes `boxes_input`: it is wrong by as much as that box.
 
     A cell's logit is linear in its covered share, from `-logit` to `logit`; beyond the grid nothing is covered. Cells are taken, not blended.
     """
-    shares = _low_shares(truth)
+    shares = _low_shares(targets)
     side = shares.shape[-1]
-    cells = [truth.cell_xy[axis] * truth.masks.shape[2 - axis] / side for axis in (0, 1)]
+    cells = [targets.cell_xy[axis] * targets.masks.shape[2 - axis] / side for axis in (0, 1)]
     (columns, across), (rows, down) = (
-        _taken(truth.boxes_input[:, axis::2], boxes_input[:, axis::2], cells[axis], side)
+        _taken(targets.boxes_input[:, axis::2], boxes_input[:, axis::2], cells[axis], side)
         for axis in (0, 1)
     )
     mask = torch.arange(len(shares), device=shares.device)[:, None, None]
@@ -31,15 +31,15 @@ def jittered_masks(
     return logit * (2 * taken - 1)
 
 
-def _low_shares(truth: Targets) -> Float[Tensor, "M G G"]:
+def _low_shares(targets: Targets) -> Float[Tensor, "M G G"]:
     """Returns how much of each cell of the mask prompts' grid is covered."""
-    height, width = truth.masks.shape[1:]
-    side = truth.mask_prompt_size or width
+    height, width = targets.masks.shape[1:]
+    side = targets.mask_prompt_size or width
     if height != width or width % side:
         raise GigamaskError(
             f"a truth of {height} x {width} cells gives no mask prompt of {side} x {side}; give one whose side is a multiple of {side}"
         )
-    return functional.avg_pool2d(truth.masks[:, None].float(), width // side)[:, 0]
+    return functional.avg_pool2d(targets.masks[:, None].float(), width // side)[:, 0]
 
 
 def _taken(

@@ -82,14 +82,14 @@ class MixedPrompts(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns each mask's prompt of the kind that `draws.first` chooses; there is no second round."""
+        """Returns each mask's prompt of the kind that `random_inputs.first` chooses; there is no second round."""
         if previous is not None:
             return None
-        draws = check_random_inputs(draws, self)
+        random_inputs = check_random_inputs(random_inputs, self)
         import torch
         from torch.nn import functional
 
@@ -97,15 +97,15 @@ class MixedPrompts(PromptSchedule):
         from gigamask.prompts.masks import jittered_masks
         from gigamask.types import Prompts
 
-        boxes = jittered_boxes(truth, draws, self.box_noise, self.box_noise_limit_px)
-        points, labels = self._points(truth, draws)
+        boxes = jittered_boxes(targets, random_inputs, self.box_noise, self.box_noise_limit_px)
+        points, labels = self._points(targets, random_inputs)
         rest = labels.shape[1] - 2
         corners = functional.pad(boxes.to(points.dtype).unflatten(1, (2, 2)), (0, 0, 0, rest))
         kinds = functional.pad(corner_labels(len(labels), labels.device), (0, rest), value=-1)
-        pointed = (draws.first < self.point_prob)[:, None]
-        boxed = (draws.first < self.point_prob + self.box_prob)[:, None] & ~pointed
-        masked = (draws.first >= self.point_prob + self.box_prob) & (
-            draws.first < self.point_prob + self.box_prob + self.mask_prob
+        pointed = (random_inputs.first < self.point_prob)[:, None]
+        boxed = (random_inputs.first < self.point_prob + self.box_prob)[:, None] & ~pointed
+        masked = (random_inputs.first >= self.point_prob + self.box_prob) & (
+            random_inputs.first < self.point_prob + self.box_prob + self.mask_prob
         )
         labels = torch.where(boxed, kinds, torch.where(pointed, labels, -1))
         return Prompts(
@@ -113,7 +113,7 @@ class MixedPrompts(PromptSchedule):
                 (labels >= 0)[:, :, None], torch.where(boxed[:, :, None], corners, points), 0
             ),
             labels=labels,
-            masks=jittered_masks(truth, boxes, self.mask_logit) if self.mask_prob else None,
+            masks=jittered_masks(targets, boxes, self.mask_logit) if self.mask_prob else None,
             multimask_output=self.multimask_output,
             has_mask_prompt=masked if self.mask_prob else None,
             token_mask=(labels >= 0)
@@ -124,7 +124,7 @@ class MixedPrompts(PromptSchedule):
         )
 
     def _points(
-        self, truth: Targets, draws: RandomInputs
+        self, targets: Targets, random_inputs: RandomInputs
     ) -> tuple[Float32[Tensor, "M N 2"], Int64[Tensor, "M N"]]:
         """Returns the points of every mask and a padding point."""
         import torch
@@ -132,26 +132,28 @@ class MixedPrompts(PromptSchedule):
 
         from gigamask.prompts.clicks import cell_to_input, region_or, sample_click
 
-        foreground, valid = truth.foreground, truth.valid
+        foreground, valid = targets.foreground, targets.valid
         inside, outside = (
             region_or(foreground & valid, valid),
             region_or(~foreground & valid, valid),
         )
-        there, positive = self._kinds(draws)
+        there, positive = self._kinds(random_inputs)
         clicks = []
         for place in range(len(self.point_count_probs)):
             region = torch.where(positive[:, place, None, None], inside, outside)
-            clicks.append(sample_click(region, foreground, valid, draws.clicks[:, place]))
+            clicks.append(sample_click(region, foreground, valid, random_inputs.clicks[:, place]))
         xy, labels = (torch.stack(each, 1) for each in zip(*clicks, strict=True))
-        points = functional.pad(cell_to_input(xy, truth.cell_xy), (0, 0, 0, 1))
+        points = functional.pad(cell_to_input(xy, targets.cell_xy), (0, 0, 0, 1))
         return points, functional.pad(torch.where(there, labels, -1), (0, 1), value=-1)
 
-    def _kinds(self, draws: RandomInputs) -> tuple[Bool[Tensor, "M n"], Bool[Tensor, "M n"]]:
+    def _kinds(
+        self, random_inputs: RandomInputs
+    ) -> tuple[Bool[Tensor, "M n"], Bool[Tensor, "M n"]]:
         """Returns which points there are, and which are positive if there are."""
         import torch
 
         most = len(self.point_count_probs)
-        chance = draws.clicks[:, most : self.num_uniforms].flatten(1)
+        chance = random_inputs.clicks[:, most : self.num_uniforms].flatten(1)
         there = torch.stack(
             [chance[:, 0] >= sum(self.point_count_probs[:place]) for place in range(most)], 1
         )

@@ -11,9 +11,9 @@ from gigamask.types import Prediction, PromptRound, Prompts, RandomInputs, Targe
 
 def run_rounds(
     decode: Callable[[Prompts], Prediction],
-    truth: Targets,
+    targets: Targets,
     policy: PromptSchedule,
-    draws: RandomInputs | None = None,
+    random_inputs: RandomInputs | None = None,
     mask_only_round_u: float = 0.0,
 ) -> Iterator[PromptRound]:
     """Yields one round at a time and keeps nothing of it: what a round hands on is outside the graph, and it is let go before the next is decoded.
@@ -21,10 +21,10 @@ def run_rounds(
     So a caller that back-propagates each round as it comes holds one round's activations, however many there are.
     """
     index = 0
-    prompts = policy.next(None, truth, draws, mask_only_round_u)
+    prompts = policy.next(None, targets, random_inputs, mask_only_round_u)
     while prompts is not None:
         played = PromptRound(index, prompts, decode(prompts))
         yield played
         index += 1
-        prompts = policy.next(played, truth, draws, mask_only_round_u)
+        prompts = policy.next(played, targets, random_inputs, mask_only_round_u)
         del played

@@ -62,19 +62,19 @@ class InteractiveSchedule(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Returns a point or a box for each mask, then every earlier token with a new click, or without one in a pause."""
-        draws = check_random_inputs(draws, self)
+        random_inputs = check_random_inputs(random_inputs, self)
         index = 0 if previous is None else previous.index + 1
         if previous is None:
             from gigamask.prompts.first_prompt import point_or_box
 
             return point_or_box(
-                truth,
-                draws,
+                targets,
+                random_inputs,
                 self.box_prob,
                 self.box_noise,
                 self.box_noise_limit_px,
@@ -86,7 +86,10 @@ class InteractiveSchedule(PromptSchedule):
         if index == place or index > self.clicks + self.mask_only_rounds:
             return _repeat_prompts(previous)
         return _add_click(
-            previous, truth, draws.clicks[:, index - (index > place)], self.center_click_prob
+            previous,
+            targets,
+            random_inputs.clicks[:, index - (index > place)],
+            self.center_click_prob,
         )
 
 
@@ -114,8 +117,8 @@ class CenterClicks(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Returns every earlier click, a new one, and the padding point; nothing is random."""
@@ -126,23 +129,23 @@ class CenterClicks(PromptSchedule):
         from gigamask.prompts.clicks import cell_to_input, input_to_cell
         from gigamask.types import Prompts
 
-        foreground = truth.foreground
+        foreground = targets.foreground
         points = torch.zeros(len(foreground), 0, 2, device=foreground.device)
         labels = torch.zeros(len(foreground), 0, dtype=torch.int64, device=foreground.device)
-        guess = torch.zeros_like(foreground)
+        pred_mask = torch.zeros_like(foreground)
         if previous is not None:
             points, labels = (
                 previous.prompts.points_xy_input[:, :-1],
                 previous.prompts.labels[:, :-1],
             )
-            guess = previous.pred_mask
-        asked = (foreground, guess, truth.valid, input_to_cell(points, truth.cell_xy))
+            pred_mask = previous.pred_mask
+        asked = (foreground, pred_mask, targets.valid, input_to_cell(points, targets.cell_xy))
         found = [
             _center_click(*each)
             for each in zip(*(tensor.cpu().numpy() for tensor in asked), strict=True)
         ]
         click = torch.tensor(found, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
-        new = cell_to_input(click[:, :2], truth.cell_xy)
+        new = cell_to_input(click[:, :2], targets.cell_xy)
         return Prompts(
             points_xy_input=torch.cat([points, new[:, None], torch.zeros_like(new)[:, None]], 1),
             labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
@@ -162,8 +165,8 @@ class BoxPrompt(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Returns the two corners of each box; there is no second round."""
@@ -172,7 +175,7 @@ class BoxPrompt(PromptSchedule):
         from gigamask.prompts.boxes import corner_labels
         from gigamask.types import Prompts
 
-        corners = truth.boxes_input.float().unflatten(1, (2, 2))
+        corners = targets.boxes_input.float().unflatten(1, (2, 2))
         return Prompts(
             points_xy_input=corners,
             labels=corner_labels(len(corners), corners.device),
@@ -181,15 +184,15 @@ class BoxPrompt(PromptSchedule):
         )
 
 
-def check_random_inputs(draws: RandomInputs | None, policy: PromptSchedule) -> RandomInputs:
+def check_random_inputs(random_inputs: RandomInputs | None, policy: PromptSchedule) -> RandomInputs:
     """Returns the draws; raises a fault where a mask has fewer clicks than the policy spends."""
-    given = 0 if draws is None else draws.clicks.shape[1]
-    if draws is None or given < policy.num_uniforms:
+    given = 0 if random_inputs is None else random_inputs.clicks.shape[1]
+    if random_inputs is None or given < policy.num_uniforms:
         name = type(policy).__name__
         raise GigamaskError(
             f"{name}: {given} click draws for each mask, {policy.num_uniforms} are spent; set Chance.clicks to the policy's draws"
         )
-    return draws
+    return random_inputs
 
 
 def _repeat_prompts(previous: PromptRound) -> Prompts:
@@ -206,7 +209,10 @@ def _repeat_prompts(previous: PromptRound) -> Prompts:
 
 
 def _add_click(
-    previous: PromptRound, truth: Targets, uniforms: Float[Tensor, "M 2"], center_click_prob: float
+    previous: PromptRound,
+    targets: Targets,
+    uniforms: Float[Tensor, "M 2"],
+    center_click_prob: float,
 ) -> Prompts:
     """Returns the previous round's tokens and a click in its error region, with its mask fed back."""
     import torch
@@ -215,11 +221,11 @@ def _add_click(
     from gigamask.types import Prompts
 
     xy, label = next_click(
-        previous.pred_mask, truth.foreground, uniforms, truth.valid, center_click_prob
+        previous.pred_mask, targets.foreground, uniforms, targets.valid, center_click_prob
     )
     return Prompts(
         points_xy_input=torch.cat(
-            [previous.prompts.points_xy_input, cell_to_input(xy, truth.cell_xy)[:, None]], 1
+            [previous.prompts.points_xy_input, cell_to_input(xy, targets.cell_xy)[:, None]], 1
         ),
         labels=torch.cat([previous.prompts.labels, label[:, None]], 1),
         masks=previous.mask_input,
@@ -228,21 +234,24 @@ def _add_click(
 
 
 def _center_click(
-    truth: Bool[np.ndarray, "H W"],
-    guess: Bool[np.ndarray, "H W"],
+    targets: Bool[np.ndarray, "H W"],
+    pred_mask: Bool[np.ndarray, "H W"],
     valid: Bool[np.ndarray, "H W"],
     clicked: Int64[np.ndarray, "n 2"],
 ) -> tuple[int, int, int]:
     """Returns x, y and label of one mask's next click."""
     from gigamask.masks.boundary import farthest_point
 
-    wrong = (truth ^ guess) & valid
-    miss, alarm = farthest_point(wrong & truth, clicked), farthest_point(wrong & guess, clicked)
+    wrong = (targets ^ pred_mask) & valid
+    miss, alarm = (
+        farthest_point(wrong & targets, clicked),
+        farthest_point(wrong & pred_mask, clicked),
+    )
     if miss[2] > alarm[2]:
         return miss[0], miss[1], 1
     if alarm[2] > 0:
         return alarm[0], alarm[1], 0
-    for region, label in ((truth & valid, 1), (~truth & valid, 0)):
+    for region, label in ((targets & valid, 1), (~targets & valid, 0)):
         x, y, depth = farthest_point(region, clicked)
         if depth > 0:
             return x, y, label

@@ -54,12 +54,12 @@ class TwoSidedCorrection(PromptSchedule):
     def next(
         self,
         previous: PromptRound | None,
-        truth: Targets,
-        draws: RandomInputs | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
         """Returns a point or a box for each mask, then every earlier token and two points."""
-        draws = check_random_inputs(draws, self)
+        random_inputs = check_random_inputs(random_inputs, self)
         import torch
 
         from gigamask.prompts.clicks import cell_to_input, sample_fp_fn_clicks
@@ -68,15 +68,18 @@ class TwoSidedCorrection(PromptSchedule):
 
         if previous is None:
             return point_or_box(
-                truth, draws, self.box_prob, self.box_noise, self.box_noise_limit_px
+                targets, random_inputs, self.box_prob, self.box_noise, self.box_noise_limit_px
             )
         if previous.index >= self.corrections:
             return None
         spent = 1 + 2 * previous.index
         xy, labels = sample_fp_fn_clicks(
-            previous.pred_mask, truth.foreground, draws.clicks[:, spent : spent + 2], truth.valid
+            previous.pred_mask,
+            targets.foreground,
+            random_inputs.clicks[:, spent : spent + 2],
+            targets.valid,
         )
-        new = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, truth.cell_xy), 0)
+        new = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets.cell_xy), 0)
         before = previous.prompts
         there = (
             torch.ones_like(before.labels, dtype=torch.bool)

@@ -45,11 +45,11 @@ def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
         raise GigamaskError(f"{type(sampler).__name__}.{name} must be {requirement} (got {value})")
 
 
-def column(items: SampleTable, name: str, sampler: Sampler) -> Shaped[np.ndarray, "count"]:
+def column(table: SampleTable, name: str, sampler: Sampler) -> Shaped[np.ndarray, "count"]:
     """Return a column of the items.
 
     Args:
-        items: Items to sample.
+        table: Items to sample.
         name: Name of the column.
         sampler: Sampler that needs the column; its class is named in the error.
 
@@ -57,9 +57,9 @@ def column(items: SampleTable, name: str, sampler: Sampler) -> Shaped[np.ndarray
         Fault: The items have no such column.
     """
     try:
-        return items.columns[name]
+        return table.columns[name]
     except KeyError:
-        known = ", ".join(items.columns) or "none"
+        known = ", ".join(table.columns) or "none"
         raise GigamaskError(
             f"{type(sampler).__name__} needs the column '{name}', but the items have {known}; "
             "choose one of these, or add it to the table of attributes"

@@ -45,15 +45,15 @@ class SampleSequence:
     def __init__(
         self,
         sampler: Sampler,
-        items: SampleTable,
+        table: SampleTable,
         history: LossHistory | None = None,
         locate: Locate = whole_images,
         strata: bool = False,
     ) -> None:
-        self._sampler, self._items, self._history = sampler, items, history
+        self._sampler, self._items, self._history = sampler, table, history
         self._locate = locate
         self._orders: dict[int, Order] = {}
-        self._strata = sampler.strata(items) if strata else None
+        self._strata = sampler.strata(table) if strata else None
         if strata and self._strata is None:
             raise GigamaskError(
                 f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within"
@@ -61,7 +61,7 @@ class SampleSequence:
         # A resumed history already holds later epochs, so this order may not be that of epoch 0;
         # but its length does not depend on losses.
         is_new = history is None or (history.seen < 0).all()
-        first = sampler.order(items, 0, LossSnapshot.empty(items.count) if history else None)
+        first = sampler.order(table, 0, LossSnapshot.empty(table.count) if history else None)
         self.epoch_length = len(first)
         if not self.epoch_length:
             raise GigamaskError("the sampler's order is empty; loosen the sampler or the filters")

@@ -43,22 +43,22 @@ class Curriculum(Sampler):
             return 1.0
         return min(1.0, self.start + (1 - self.start) * epochs / self.epochs)
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: in each stage, passes over the items that are reached.
 
         Stages that reach the same number of items are one.
         """
         reached = [
-            _count_of(self.share(epoch + stage / self.stages), items.count)
+            _count_of(self.share(epoch + stage / self.stages), table.count)
             for stage in range(self.stages)
         ]
         passes = [
-            _Passes(stage * items.count // self.stages, count, ("curriculum", epoch, stage))
+            _Passes(stage * table.count // self.stages, count, ("curriculum", epoch, stage))
             for stage, count in enumerate(reached)
             if stage == 0 or count != reached[stage - 1]
         ]
-        by_difficulty = _by_difficulty(items, reached[0], self)
-        return _CurriculumOrder(items.count, items.seed, by_difficulty, passes)
+        by_difficulty = _by_difficulty(table, reached[0], self)
+        return _CurriculumOrder(table.count, table.seed, by_difficulty, passes)
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,17 @@ class AdaptiveCurriculum(Sampler):
                 growths, recent = growths + 1, []
         return min(1.0, self.start + growths * self.growth)
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: passes over the items that are reached.
 
         Epochs that reach the same number of items continue the same passes.
         """
-        length = (self.per_epoch or items.count) if items.count else 0
-        share = self.share(ledger.epoch_losses) if ledger else self.start
-        reached = _count_of(share, items.count)
+        length = (self.per_epoch or table.count) if table.count else 0
+        share = self.share(history.epoch_losses) if history else self.start
+        reached = _count_of(share, table.count)
         passes = _Passes(-epoch * length, reached, ("adaptive curriculum", reached))
-        by_difficulty = _by_difficulty(items, reached, self)
-        return _CurriculumOrder(length, items.seed, by_difficulty, [passes])
+        by_difficulty = _by_difficulty(table, reached, self)
+        return _CurriculumOrder(length, table.seed, by_difficulty, [passes])
 
 
 class _Passes(NamedTuple):
@@ -168,7 +168,7 @@ def _count_of(share: float, count: int) -> int:
     return max(ceil(round(share * count, 6)), 1)
 
 
-def _by_difficulty(items: SampleTable, fewest: int, sampler: Sampler) -> Int64[np.ndarray, "count"]:
+def _by_difficulty(table: SampleTable, fewest: int, sampler: Sampler) -> Int64[np.ndarray, "count"]:
     """Return the items from the easiest on; in any order if at least all of them are reached."""
-    difficulty = column(items, "difficulty", sampler)
-    return np.arange(items.count) if fewest >= items.count else argsort_stable(difficulty)
+    difficulty = column(table, "difficulty", sampler)
+    return np.arange(table.count) if fewest >= table.count else argsort_stable(difficulty)

@@ -55,19 +55,19 @@ class LossWeighted(Sampler):
         """Decay of an item's average loss."""
         return self.ema
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`, drawn from the losses given; `WeightedOrder` with importance.
 
         One draw is made in each of N equal parts of the probability: an item comes as often as
         expected, give or take one or two. So estimates vary less than with N independent draws and
         have the same mean.
         """
-        if not items.count:
+        if not table.count:
             return np.empty(0, np.int64)
-        length = min(self.per_epoch, items.count)
-        uniform = np.ones(items.count, np.float32)
-        relative = self.relative(ledger.losses) if ledger else uniform
-        generator = make_rng(items.seed, "loss-weighted", epoch)
+        length = min(self.per_epoch, table.count)
+        uniform = np.ones(table.count, np.float32)
+        relative = self.relative(history.losses) if history else uniform
+        generator = make_rng(table.seed, "loss-weighted", epoch)
         quantiles = (np.arange(length) + generator.random(length)) / length
         drawn = _at_quantiles(relative, quantiles)
         generator.shuffle(drawn)
@@ -135,7 +135,7 @@ class Replay(Sampler):
         return 0.0
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`.
 
@@ -143,43 +143,43 @@ class Replay(Sampler):
         `floor(P * share)`: each batch of B holds B * share replays, rounded up or down. While the
         buffer is empty, replays are further items from a sequence of their own.
         """
-        if not items.count:
+        if not table.count:
             return np.empty(0, np.int64)
         # Exact fractions, because 0.29 * 100 is 28.999999999999996.
         share = Fraction(self.share).limit_denominator(1_000_000)
-        length = min(self.per_epoch, ceil(items.count / (1 - share)))
+        length = min(self.per_epoch, ceil(table.count / (1 - share)))
         positions = np.arange(epoch * length, (epoch + 1) * length + 1)
         replays = positions * share.numerator // share.denominator
         first, last = int(replays[0]), int(replays[-1])
         ordinary = np.arange(epoch * length - first, (epoch + 1) * length - last)
         replayed = np.diff(replays) > 0
         order = np.empty(length, np.int64)
-        order[~replayed] = cycle(ordinary, items.count, items.seed, "replay: ordinary")
-        buffer = self.buffer(epoch, ledger) if ledger else ordinary[:0]
+        order[~replayed] = cycle(ordinary, table.count, table.seed, "replay: ordinary")
+        buffer = self.buffer(epoch, history) if history else ordinary[:0]
         if len(buffer):
-            indices = cycle(np.arange(last - first), len(buffer), items.seed, "replay", epoch)
+            indices = cycle(np.arange(last - first), len(buffer), table.seed, "replay", epoch)
             order[replayed] = buffer[indices]
         else:
             indices = np.arange(first, last)
-            order[replayed] = cycle(indices, items.count, items.seed, "replay: nothing to replay")
+            order[replayed] = cycle(indices, table.count, table.seed, "replay: nothing to replay")
         return order
 
-    def buffer(self, epoch: int, ledger: LossSnapshot) -> Int64[np.ndarray, "b"]:
+    def buffer(self, epoch: int, history: LossSnapshot) -> Int64[np.ndarray, "b"]:
         """Return the items that are replayed in `epoch`, in ascending order.
 
         Args:
             epoch: Epoch in which they are replayed.
-            ledger: Losses, and the epochs in which the items were last visited.
+            history: Losses, and the epochs in which the items were last visited.
 
         Returns:
             Of the items visited in the `recent` epochs before, the hardest above the percentile.
         """
         recent = np.flatnonzero(
-            (ledger.seen >= max(epoch - self.recent, 0)) & np.isfinite(ledger.losses)
+            (history.seen >= max(epoch - self.recent, 0)) & np.isfinite(history.losses)
         )
         if not len(recent):
             return recent
-        losses = ledger.losses[recent]
+        losses = history.losses[recent]
         hard = losses > np.percentile(losses, self.percentile)
         recent, losses = recent[hard], losses[hard]
         if len(recent) <= self.size:

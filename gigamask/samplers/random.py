@@ -30,11 +30,11 @@ class Random(Sampler):
     """A random permutation per epoch, held in memory."""
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int[np.ndarray, "N"]:
         """Return the permutation of `epoch`, as 32-bit integers where they suffice."""
-        indices = np.arange(items.count, dtype=np.int32 if items.count < 2**31 else np.int64)
-        return shuffled(indices, make_rng(items.seed, "order", epoch))
+        indices = np.arange(table.count, dtype=np.int32 if table.count < 2**31 else np.int64)
+        return shuffled(indices, make_rng(table.seed, "order", epoch))
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class LazyShuffle(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "chunk")
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the permutation of `epoch`; only the positions asked for are evaluated."""
-        return _LazyOrder(items.count, self.chunk, items.seed, epoch)
+        return _LazyOrder(table.count, self.chunk, table.seed, epoch)
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ class TarSubset(Sampler):
         check_positive(self, "per_tar")
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`."""
         stream = "balanced tars" if self.mixed else "tar aware"
-        generator = make_rng(items.seed, stream, epoch)
-        firsts, sizes = tar_spans(items, self)
+        generator = make_rng(table.seed, stream, epoch)
+        firsts, sizes = tar_spans(table, self)
         if self.mixed:
             tars, lengths = np.arange(len(sizes)), np.full_like(sizes, self.per_tar)
         else:
@@ -63,7 +63,7 @@ class TarSubset(Sampler):
         for tar in tars.tolist():
             start, end = end, end + int(lengths[tar])
             size = int(sizes[tar])
-            subset = balanced_subset(epoch, end - start, size, items.seed, stream, tar)
+            subset = balanced_subset(epoch, end - start, size, table.seed, stream, tar)
             order[start:end] = firsts[tar] + subset
             if not self.mixed:
                 generator.shuffle(order[start:end])
@@ -86,20 +86,20 @@ class StreamingTars(Sampler):
         check_positive(self, "tars")
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`; only the tars that it visits are shuffled."""
-        firsts, sizes = tar_spans(items, self)
-        if not items.count:
+        firsts, sizes = tar_spans(table, self)
+        if not table.count:
             return np.empty(0, np.int64)
-        length = max(1, round(items.count * min(self.tars, len(sizes)) / len(sizes)))
+        length = max(1, round(table.count * min(self.tars, len(sizes)) / len(sizes)))
         start, end = epoch * length, (epoch + 1) * length
-        passes = range(start // items.count, (end - 1) // items.count + 1)
+        passes = range(start // table.count, (end - 1) // table.count + 1)
         pieces = [
             piece
             for number in passes
             for piece in _slice_of_pass(
-                items.seed, number, firsts, sizes, start - number * items.count, length
+                table.seed, number, firsts, sizes, start - number * table.count, length
             )
         ]
         return np.concatenate(pieces)
@@ -123,15 +123,15 @@ class Streamed(Sampler):
         check_positive(self, "lanes", "buffer")
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`."""
-        generator = make_rng(items.seed, "streamed", epoch)
-        firsts, sizes = tar_spans(items, self)
+        generator = make_rng(table.seed, "streamed", epoch)
+        firsts, sizes = tar_spans(table, self)
         tars = generator.permutation(len(sizes))
         sizes = sizes[tars]
         entries = np.repeat(firsts[tars] - (np.cumsum(sizes) - sizes), sizes)
-        entries += np.arange(items.count)
+        entries += np.arange(table.count)
         order = np.empty_like(entries)
         for number, lane in enumerate(np.array_split(entries, self.lanes)):
             _shuffle_blocks(lane, self.buffer, generator)
@@ -178,31 +178,31 @@ class Sharded(Sampler):
                 f"--sampler.nodes must be a multiple of the {nodes} nodes in use (got {self.nodes})"
             )
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot | None) -> Order:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`, which is evaluated on demand."""
         if self.column is None:
-            members, edges = None, self._edges_by_tar(items)
+            members, edges = None, self._edges_by_tar(table)
         else:
-            members, edges = self._by_column(items, self.column)
+            members, edges = self._by_column(table, self.column)
         sizes = np.diff(edges)
         if not sizes.all():
             raise GigamaskError(
                 f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar"
             )
-        return _ShardedOrder(members, edges[:-1], sizes, items.seed, epoch)
+        return _ShardedOrder(members, edges[:-1], sizes, table.seed, epoch)
 
-    def _edges_by_tar(self, items: SampleTable) -> Int64[np.ndarray, "edges"]:
+    def _edges_by_tar(self, table: SampleTable) -> Int64[np.ndarray, "edges"]:
         """Return where each node's items begin and those of the last node end."""
         # Tars without items count too: filters must not move a tar to another node.
-        tar = column(items, "tar", self)
-        tars = items.tars or (int(tar[-1]) + 1 if items.count else 0)
+        tar = column(table, "tar", self)
+        tars = table.tars or (int(tar[-1]) + 1 if table.count else 0)
         return np.searchsorted(tar, -(-np.arange(self.nodes + 1) * tars // self.nodes))
 
     def _by_column(
-        self, items: SampleTable, name: str
+        self, table: SampleTable, name: str
     ) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
         """Return the items sorted by node, and where each node begins and the last one ends."""
-        values = column(items, name, self)
+        values = column(table, name, self)
         invalid = np.flatnonzero(
             (values < 0) | (values >= self.nodes) | (np.floor(values) != values)
         )
@@ -216,7 +216,7 @@ class Sharded(Sampler):
         members = np.argsort(nodes, kind="stable")
         numbers = np.arange(1, self.nodes, dtype=nodes.dtype)
         inner = np.searchsorted(nodes, numbers, sorter=members)
-        return members, np.concatenate([[0], inner, [items.count]])
+        return members, np.concatenate([[0], inner, [table.count]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,18 +246,18 @@ class _ShardedOrder:
 
 
 def tar_spans(
-    items: SampleTable, sampler: Sampler
+    table: SampleTable, sampler: Sampler
 ) -> tuple[Int64[np.ndarray, "tars"], Int64[np.ndarray, "tars"]]:
     """Return the first item of each tar, and its number of items; empty tars are left out.
 
     Args:
-        items: Items to sample, with the column `tar`.
+        table: Items to sample, with the column `tar`.
         sampler: Sampler to name if the column is missing.
     """
-    tar = column(items, "tar", sampler)
+    tar = column(table, "tar", sampler)
     edges = np.flatnonzero(tar[1:] != tar[:-1]) + 1
-    firsts = np.concatenate([np.zeros(min(1, items.count), np.int64), edges])
-    return firsts, np.diff(firsts, append=items.count)
+    firsts = np.concatenate([np.zeros(min(1, table.count), np.int64), edges])
+    return firsts, np.diff(firsts, append=table.count)
 
 
 def _slice_of_pass(

@@ -51,22 +51,22 @@ class Stratified(Sampler):
         check(self, "attributes", len(self.attributes) > 0, names)
         check_positive(self, "per_stratum")
 
-    def strata(self, items: SampleTable) -> Integer[np.ndarray, "count"]:
+    def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the stratum of each item."""
-        return _number_strata(items, self.attributes, self)[0]
+        return _number_strata(table, self.attributes, self)[0]
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`: `per_stratum` items of each stratum."""
-        strata = _members(items, self.attributes, self)
+        strata = _members(table, self.attributes, self)
         if self.epoch_length == "smallest":
             default, streams = min(map(len, strata), default=0), ("stratum", "stratified")
         else:
             mix = "relevance diversity" if self.attributes == RELEVANCE else "multi-attribute"
-            default, streams = items.count // max(len(strata), 1), ("cell", mix)
-        chosen = _choose(strata, self.per_stratum or default, epoch, items.seed, streams[0])
-        return shuffled(chosen.ravel(), make_rng(items.seed, streams[1], epoch))
+            default, streams = table.count // max(len(strata), 1), ("cell", mix)
+        chosen = _choose(strata, self.per_stratum or default, epoch, table.seed, streams[0])
+        return shuffled(chosen.ravel(), make_rng(table.seed, streams[1], epoch))
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,17 @@ class InterleavedStrata(Sampler):
                 f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})"
             )
 
-    def strata(self, items: SampleTable) -> Integer[np.ndarray, "count"]:
+    def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the granularity of each item."""
-        return column(items, "granularity", self)
+        return column(table, "granularity", self)
 
     def order(
-        self, items: SampleTable, epoch: int, ledger: LossSnapshot | None
+        self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
         """Return the order of `epoch`: whole patterns, which the next epoch continues."""
-        if not items.count:
+        if not table.count:
             return np.empty(0, np.int64)
-        strata, ratio = self._strata(items)
+        strata, ratio = self._strata(table)
         period = sum(ratio)
         fewest = min(len(strata[i]) // (part * self.ranks) for i, part in enumerate(ratio) if part)
         turns = max(fewest, 1)
@@ -139,26 +139,26 @@ class InterleavedStrata(Sampler):
         pattern = _pattern(ratio)[places]
         order = np.empty((turns, self.ranks, period), np.int64)
         purpose = "balanced" if self.ratio is None else "multi-level"
-        shared = make_rng(items.seed, "distributed balanced", epoch)
+        shared = make_rng(table.seed, "distributed balanced", epoch)
         for number, part in enumerate(ratio):
             if not part:
                 continue
             members, length = strata[number], turns * part * self.ranks
-            subset = balanced_subset(epoch, length, len(members), items.seed, purpose, number)
+            subset = balanced_subset(epoch, length, len(members), table.seed, purpose, number)
             chosen = members[subset]
             if self.ratio is None:
                 shared.shuffle(chosen)
             else:
-                chosen = shuffled(chosen, make_rng(items.seed, "multi-level order", epoch, number))
+                chosen = shuffled(chosen, make_rng(table.seed, "multi-level order", epoch, number))
             order[:, pattern == number] = chosen.reshape(turns, -1)
         return order.transpose(0, 2, 1).ravel()
 
-    def _strata(self, items: SampleTable) -> tuple[list[Int64[np.ndarray, "_"]], list[int]]:
+    def _strata(self, table: SampleTable) -> tuple[list[Int64[np.ndarray, "_"]], list[int]]:
         """Return the items of each stratum, and its part of the ratio."""
         if self.ratio is None:
-            strata = _members(items, ("granularity",), self)
+            strata = _members(table, ("granularity",), self)
             return strata, [1] * len(strata)
-        granularity = column(items, "granularity", self)
+        granularity = column(table, "granularity", self)
         strata = [np.flatnonzero(granularity == level) for level in range(3)]
         for level, part in enumerate(self.ratio):
             if part and not len(strata[level]):
@@ -170,10 +170,10 @@ class InterleavedStrata(Sampler):
 
 
 def _members(
-    items: SampleTable, attributes: Sequence[str], sampler: Sampler
+    table: SampleTable, attributes: Sequence[str], sampler: Sampler
 ) -> list[Int64[np.ndarray, "_"]]:
     """Return the items of each stratum that has any, in ascending order."""
-    labels, count = _number_strata(items, attributes, sampler)
+    labels, count = _number_strata(table, attributes, sampler)
     if not count:
         return []
     sizes = np.bincount(labels, minlength=count)
@@ -181,12 +181,12 @@ def _members(
 
 
 def _number_strata(
-    items: SampleTable, attributes: Sequence[str], sampler: Sampler
+    table: SampleTable, attributes: Sequence[str], sampler: Sampler
 ) -> tuple[Integer[np.ndarray, "count"], int]:
     """Return the stratum of each item, numbered without gaps, and the number of strata."""
-    labels, count = np.zeros(items.count, np.uint8), min(items.count, 1)
+    labels, count = np.zeros(table.count, np.uint8), min(table.count, 1)
     for name in attributes:
-        values = column(items, name, sampler)
+        values = column(table, name, sampler)
         if values.dtype.kind not in "iub":
             raise GigamaskError(
                 f"attribute '{name}' must hold integers (got {values.dtype}); bin it"

@@ -133,7 +133,7 @@ def _about_routes(state: AppState) -> APIRouter:
         return {
             "version": __version__,
             "weights": state.weights,
-            "side": session.model.spec.image_size if session else None,
+            "side": session.model.config.image_size if session else None,
             "words": bool(session and session.text_model),
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,

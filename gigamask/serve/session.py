@@ -285,7 +285,7 @@ class Session:
             box,
             mask_input,
             len(steps) == 1 if multimask_output is None else multimask_output,
-            self.model.spec.mask_size,
+            self.model.config.mask_size,
         )
         prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(opened.predictions) > 4 * MAX_PROMPTS:

@@ -53,7 +53,7 @@ class Snapshot:
 
     step: int
     samples: int
-    spec: state_dict.ModelConfig
+    config: state_dict.ModelConfig
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     ledger: dict[str, np.ndarray] | None
@@ -79,7 +79,7 @@ class Snapshot:
         return cls(
             state.step,
             state.cursor.samples,
-            cast(state_dict.ModelConfig, state.model.spec),
+            cast(state_dict.ModelConfig, state.model.config),
             copies[0],
             copies[1],
             ledger,
@@ -99,7 +99,7 @@ def write(snapshot: Snapshot, run: TrainConfig) -> Path:
     final, part = folder / f"step_{snapshot.step:08d}", folder / f".step_{snapshot.step:08d}.part"
     sweep(folder)
     part.mkdir(parents=True)
-    state_dict.save_weights(snapshot.model, snapshot.spec, part / MODEL)
+    state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
     with state_dict.writing(part / OPTIMIZER):
         save_file(snapshot.optimizer, part / OPTIMIZER)
     if snapshot.ledger:
@@ -238,16 +238,16 @@ def load_model(
 
     Weights of an image encoder of the user's own are not what their spec says; `run_of(path)` returns the run that builds it, or None.
     """
-    tensors, spec = state_dict.read_weights(locate(path))
-    if isinstance(spec, GroundingModelConfig):
+    tensors, config = state_dict.read_weights(locate(path))
+    if isinstance(config, GroundingModelConfig):
         raise GigamaskError(
             f"{path}: scores masks by words and makes none; name the segmenter it was trained over, or ask it: gigamask ask {path}"
         )
-    if isinstance(spec, MAEConfig):
+    if isinstance(config, MAEConfig):
         raise GigamaskError(
             f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run"
         )
-    model = build_model(spec or state_dict.infer_config(tensors), seed=0)
+    model = build_model(config or state_dict.infer_config(tensors), seed=0)
     if model.state_dict().keys() != tensors.keys() and (run := run_of(path)) is not None:
         model = cast(Sam, run.build())
     state_dict.load_weights(model, tensors, path)

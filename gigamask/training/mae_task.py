@@ -25,26 +25,26 @@ class MAETask(Task):
     precision: Precision = "fp32"
 
     def compute_losses(
-        self, model: MAE, batch: Batch, cut: Callable[[Tensor], Tensor]
+        self, model: MAE, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
-        images, spec = batch.images, model.spec
+        images, config = batch.images, model.config
         if not len(images):
             blank, size = (
-                images.new_zeros(1, 3, spec.image_size, spec.image_size),
-                batch.input_sizes.new_full((1, 2), spec.image_size),
+                images.new_zeros(1, 3, config.image_size, config.image_size),
+                batch.input_sizes.new_full((1, 2), config.image_size),
             )
             pass_through(
                 model,
                 lambda: (
                     self._guess(
-                        model, blank, size, torch.zeros(1, spec.patches, device=images.device)
+                        model, blank, size, torch.zeros(1, config.patches, device=images.device)
                     ).patches
                 ),
             )
             return
         guess = self._guess(model, images, batch.input_sizes, batch.random_inputs.patches)
-        truth = patchify(guess.pixels, spec.patch_size)
-        by_image = mae_loss(guess.patches, truth, guess.scored, spec.normalize_pixels)
+        target = patchify(guess.pixels, config.patch_size)
+        by_image = mae_loss(guess.patches, target, guess.scored, config.normalize_pixels)
         yield LossSums(
             loss=(by_image * batch.weights).sum(),
             count=guess.scored.any(1).sum().to(by_image.dtype),

@@ -90,7 +90,7 @@ class TrainState:
         if not fsdp.is_sharded(self.model):
             return self.model
         assert isinstance(self.model, (Sam, MAE))  # other models are not sharded
-        model = build_model(self.model.spec, seed=0, device="meta")
+        model = build_model(self.model.config, seed=0, device="meta")
         whole = {name: fsdp.full_tensor(tensor) for name, tensor in self.model.state_dict().items()}
         model.load_state_dict(whole, assign=True)
         for name, buffer in self.model.named_buffers():

@@ -128,12 +128,12 @@ def accumulate(
     totals.weights[batch.batch_index] = batch.weights.to(totals.weights.dtype)
     cuts: list[tuple[Tensor, Tensor]] = []
 
-    def cut(whole: Tensor) -> Tensor:
+    def detach(whole: Tensor) -> Tensor:
         leaf = whole.detach().requires_grad_(whole.requires_grad)
         cuts.append((whole, leaf))
         return leaf
 
-    for terms in task.compute_losses(model, batch, cut):
+    for terms in task.compute_losses(model, batch, detach):
         if terms.loss.requires_grad:  # all that a piece depends on may be frozen
             with profile_range("backward"):
                 (terms.loss if scale == 1 else terms.loss * scale).backward()

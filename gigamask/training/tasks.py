@@ -41,10 +41,10 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
 
     def compute_losses(
-        self, model: Sam, batch: Batch, cut: Callable[[Tensor], Tensor]
+        self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         if not len(batch.mask_image):
-            side = model.spec.image_size
+            side = model.config.image_size
             blank, size = (
                 batch.images.new_zeros(1, 3, side, side),
                 batch.input_sizes.new_full((1, 2), side),
@@ -54,7 +54,7 @@ class SamTask(Task):
         encoded = self._encode(
             model, batch.images, batch.input_sizes, batch.random_inputs.drop_path
         )
-        embedding = cut(
+        embedding = detach(
             encoded.to(torch.promote_types(encoded.dtype, torch.float32))
         )  # eleven rounds of gradients meet here
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
@@ -66,16 +66,18 @@ class SamTask(Task):
         masks = len(batch.mask_image)
         for start in range(0, masks, self.masks_per_chunk):
             part = slice(start, min(start + self.masks_per_chunk, masks))
-            image, (truth, draws) = (
+            image, (targets, random_inputs) = (
                 batch.mask_image[part],
-                self.make_targets(batch, part, model.spec.mask_size),
+                self.make_targets(batch, part, model.config.mask_size),
             )
             decode, weights = (
-                make_decoder(model, embedding, image, self.precision, truth.masks.shape[-1]),
+                make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1]),
                 batch.weights[image],
             )
-            for played in run_rounds(decode, truth, self.schedule, draws, batch.mask_only_round_u):
-                terms = self.loss(played, truth)
+            for played in run_rounds(
+                decode, targets, self.schedule, random_inputs, batch.mask_only_round_u
+            ):
+                terms = self.loss(played, targets)
                 yield replace(
                     terms,
                     loss=(terms.per_mask * weights).sum(),
@@ -100,15 +102,15 @@ class SamTask(Task):
         self, batch: Batch, part: slice, mask_prompt_size: int
     ) -> tuple[Targets, RandomInputs]:
         """Returns what some masks of a batch are held against, and the numbers that their rounds spend."""
-        truth, draws = (
+        targets, random_inputs = (
             targets_from_batch(batch, part, mask_prompt_size, self.full),
             select_random_inputs(batch.random_inputs, part),
         )
         return (
-            replace(truth, shift=draws.clicks[:, self.schedule.num_uniforms])
+            replace(targets, shift=random_inputs.clicks[:, self.schedule.num_uniforms])
             if self.loss.num_uniforms
-            else truth
-        ), draws
+            else targets
+        ), random_inputs
 
 
 def make_decoder(
@@ -168,8 +170,11 @@ def _average(dense: Tensor, grid: int) -> Float[Tensor, "m G G"]:
     return functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // grid)[:, 0]
 
 
-def select_random_inputs(draws: RandomInputs, part: slice) -> RandomInputs:
+def select_random_inputs(random_inputs: RandomInputs, part: slice) -> RandomInputs:
     """Returns the numbers that belong to some masks of a batch."""
     return replace(
-        draws, first=draws.first[part], clicks=draws.clicks[part], box_noise=draws.box_noise[part]
+        random_inputs,
+        first=random_inputs.first[part],
+        clicks=random_inputs.clicks[part],
+        box_noise=random_inputs.box_noise[part],
     )

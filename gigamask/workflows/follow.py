@@ -61,8 +61,8 @@ def follow(index: Index, row: int, run: SamTrainConfig) -> list[dict[str, Any]]:
     print(
         f"{name} with recipe {run.recipe}: {len(index)} images in the index, {found.items.count} of them can be trained on"
     )
-    ledger = LossSnapshot.empty(found.items.count) if run.sampler.decay is not None else None
-    order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, ledger))
+    history = LossSnapshot.empty(found.items.count) if run.sampler.decay is not None else None
+    order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, history))
     visits = np.flatnonzero(found.places[order[np.arange(len(order))]] == row)
     visit = SampleRef(0, int(visits[0]) if len(visits) else 0, row)
     raw = through(2, "Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))
@@ -84,11 +84,11 @@ def follow(index: Index, row: int, run: SamTrainConfig) -> list[dict[str, Any]]:
     ).detach()
     part = slice(0, min(run.masks_per_chunk, len(batch.mask_image)))
     task = SamTask(run.prompts, run.loss, run.masks_per_chunk, full=run.loader.target == "full")
-    truth, draws = task.make_targets(batch, part, run.model.mask_size)
-    decode = make_decoder(model, embedding, batch.mask_image[part], "fp32", truth.masks.shape[-1])
-    rounds = run_rounds(decode, truth, run.prompts, draws, batch.mask_only_round_u)
+    targets, random_inputs = task.make_targets(batch, part, run.model.mask_size)
+    decode = make_decoder(model, embedding, batch.mask_image[part], "fp32", targets.masks.shape[-1])
+    rounds = run_rounds(decode, targets, run.prompts, random_inputs, batch.mask_only_round_u)
     first = through(7, "rounds.play, round 0", lambda: next(rounds))
-    terms: LossSums = through(8, "Objective", lambda: run.loss(first, truth))
+    terms: LossSums = through(8, "Objective", lambda: run.loss(first, targets))
     print(
         f"   {', '.join(f'{part} {float(value / terms.count):.3f}' for part, value in terms.parts.items())} (means over {int(terms.count)} masks)"
     )

@@ -30,7 +30,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
 from gigamask.datatools.objects import numbers
-from gigamask.datatools.partial_download import locked
+from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.pictures import to_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
@@ -180,7 +180,7 @@ def segment(
     """
     tally, done = SegmentCounts(rejected=list(rejected)), 0
     given, _ = numbers([Path(each.place).name.removeprefix("sa_") for each in pictures])
-    with locked(output.out, KEPT):
+    with lock_folder(output.out, KEPT):
         _begin(output.out, masks)
         for start in range(0, len(pictures), output.shard_images):
             some, fresh = [], False

@@ -209,7 +209,7 @@ def test_rounds_never_wait_for_the_device(run, precision):
     model = TrainState.initialize(run, torch.device("cuda")).model
     part = slice(0, len(batch.mask_image))
     truth, draws = (
-        targets_from_batch(batch, part, model.spec.mask_size),
+        targets_from_batch(batch, part, model.config.mask_size),
         select_random_inputs(batch.random_inputs, part),
     )
     embedding = (

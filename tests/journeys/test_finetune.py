@@ -89,7 +89,7 @@ def own(tmp_path_factory) -> Path:
     theirs.load_state_dict(state_dict.to_huggingface(state_dict.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
     state_dict.save_weights(
-        state_dict.to_official(model), model.spec, folder / "photos.safetensors"
+        state_dict.to_official(model), model.config, folder / "photos.safetensors"
     )
     return folder
 

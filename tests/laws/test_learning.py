@@ -40,13 +40,13 @@ class Sensitive(Sampler):
     def decay(self) -> float:
         return 0.5
 
-    def order(self, items: SampleTable, epoch: int, ledger: LossSnapshot) -> np.ndarray:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot) -> np.ndarray:
         told = (
-            np.nan_to_num(ledger.losses, nan=-1.0).tobytes()
-            + ledger.seen.tobytes()
-            + np.nan_to_num(ledger.epoch_losses).tobytes()
+            np.nan_to_num(history.losses, nan=-1.0).tobytes()
+            + history.seen.tobytes()
+            + np.nan_to_num(history.epoch_losses).tobytes()
         )
-        return make_rng(epoch, "sensitive", *told[:200]).integers(items.count, size=self.per_epoch)
+        return make_rng(epoch, "sensitive", *told[:200]).integers(table.count, size=self.per_epoch)
 
 
 def loss_of(number: int, item: int) -> float:

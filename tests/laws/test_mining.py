@@ -99,7 +99,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
     embedding = model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
     decode = make_decoder(model, embedding, batch.mask_image, "fp32")
     truth, draws = (
-        targets_from_batch(batch, every, model.spec.mask_size),
+        targets_from_batch(batch, every, model.config.mask_size),
         select_random_inputs(batch.random_inputs, every),
     )
     previous, losses = None, []
@@ -275,9 +275,9 @@ class Broken(Loss):
 
     x: float
 
-    def __call__(self, round: PromptRound, truth: Targets) -> LossSums:
-        terms = SamLoss()(round, truth)
-        by_mask = terms.per_mask * torch.where(truth.boxes_input[:, 0] < self.x, torch.nan, 1.0)
+    def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
+        terms = SamLoss()(round, targets)
+        by_mask = terms.per_mask * torch.where(targets.boxes_input[:, 0] < self.x, torch.nan, 1.0)
         return replace(terms, loss=by_mask.sum(), per_mask=by_mask)
 
 

@@ -23,13 +23,13 @@ class Backwards(Sampler):
     skip: int = 1
     '''items left out at the end'''
 
-    def order(self, items, epoch, ledger):
-        return np.arange(items.count)[::-1]
+    def order(self, table, epoch, history):
+        return np.arange(table.count)[::-1]
 
 @dataclass(frozen=True)
 class Unset(Sampler):
     lanes: int
-    def order(self, items, epoch, ledger): ...
+    def order(self, table, epoch, history): ...
 
 class Unlike: ...
 """

@@ -73,14 +73,16 @@ class EncoderAttention(nn.Module):
 class EncoderBlock(nn.Module):
     """One transformer block: attention, then an MLP, each added to what came in unless drop path skips it."""
 
-    def __init__(self, spec: SamConfig, index: int) -> None:
+    def __init__(self, config: SamConfig, index: int) -> None:
         super().__init__()
-        window = 0 if index in spec.global_attn_indexes else spec.window_size
-        self.drop_rate = spec.drop_path_rate * index / max(1, spec.depth - 1)
-        self.norm1 = nn.LayerNorm(spec.embed_dim, eps=1e-6)
-        self.attn = EncoderAttention(spec.embed_dim, spec.num_heads, spec.embedding_size, window)
-        self.norm2 = nn.LayerNorm(spec.embed_dim, eps=1e-6)
-        self.mlp = MLPBlock(spec.embed_dim, 4 * spec.embed_dim, nn.GELU)
+        window = 0 if index in config.global_attn_indexes else config.window_size
+        self.drop_rate = config.drop_path_rate * index / max(1, config.depth - 1)
+        self.norm1 = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.attn = EncoderAttention(
+            config.embed_dim, config.num_heads, config.embedding_size, window
+        )
+        self.norm2 = nn.LayerNorm(config.embed_dim, eps=1e-6)
+        self.mlp = MLPBlock(config.embed_dim, 4 * config.embed_dim, nn.GELU)
 
     def forward(
         self, x: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None
@@ -101,18 +103,18 @@ class EncoderBlock(nn.Module):
 class ImageEncoderViT(nn.Module, ImageEncoderModule):
     """SAM's image encoder at any size; `blocks` is what recomputing and sharding wrap."""
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed(spec.patch_size, spec.embed_dim)
+        self.patch_embed = PatchEmbed(config.patch_size, config.embed_dim)
         self.pos_embed = nn.Parameter(
-            torch.empty(1, spec.embedding_size, spec.embedding_size, spec.embed_dim)
+            torch.empty(1, config.embedding_size, config.embedding_size, config.embed_dim)
         )
-        self.blocks = nn.ModuleList(EncoderBlock(spec, index) for index in range(spec.depth))
+        self.blocks = nn.ModuleList(EncoderBlock(config, index) for index in range(config.depth))
         self.neck = nn.Sequential(
-            nn.Conv2d(spec.embed_dim, spec.embedding_dim, 1, bias=False),
-            LayerNorm2d(spec.embedding_dim),
-            nn.Conv2d(spec.embedding_dim, spec.embedding_dim, 3, padding=1, bias=False),
-            LayerNorm2d(spec.embedding_dim),
+            nn.Conv2d(config.embed_dim, config.embedding_dim, 1, bias=False),
+            LayerNorm2d(config.embedding_dim),
+            nn.Conv2d(config.embedding_dim, config.embedding_dim, 3, padding=1, bias=False),
+            LayerNorm2d(config.embedding_dim),
         )
 
     def forward(

@@ -27,10 +27,10 @@ MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), ra
 class MaskDecoder(nn.Module):
     """SAM's mask decoder for many images with many masks each in one call."""
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        dim, self.side = spec.embedding_dim, spec.embedding_size
-        self.transformer = TwoWayTransformer(spec)
+        dim, self.side = config.embedding_dim, config.embedding_size
+        self.transformer = TwoWayTransformer(config)
         self.iou_token = nn.Embedding(1, dim)
         self.mask_tokens = nn.Embedding(4, dim)
         self.output_upscaling = nn.Sequential(
@@ -41,7 +41,7 @@ class MaskDecoder(nn.Module):
             nn.GELU(),
         )
         self.output_hypernetworks_mlps = nn.ModuleList(MLP(dim, dim, dim // 8) for _ in range(4))
-        self.iou_prediction_head = MLP(dim, spec.iou_hidden, 4)
+        self.iou_prediction_head = MLP(dim, config.iou_hidden, 4)
 
     def forward(
         self,

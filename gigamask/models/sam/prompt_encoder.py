@@ -42,13 +42,15 @@ class PositionEmbeddingRandom(nn.Module):
 class PromptEncoder(nn.Module):
     """SAM's prompt encoder for prompts that are all points: a box is its two corners."""
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        self.image_size, self.embedding_size = spec.image_size, spec.embedding_size
-        self.pe_layer = PositionEmbeddingRandom(spec.embedding_dim)
-        self.point_embeddings = nn.ModuleList(nn.Embedding(1, spec.embedding_dim) for _ in range(4))
-        self.not_a_point_embed = nn.Embedding(1, spec.embedding_dim)
-        self.no_mask_embed = nn.Embedding(1, spec.embedding_dim)
+        self.image_size, self.embedding_size = config.image_size, config.embedding_size
+        self.pe_layer = PositionEmbeddingRandom(config.embedding_dim)
+        self.point_embeddings = nn.ModuleList(
+            nn.Embedding(1, config.embedding_dim) for _ in range(4)
+        )
+        self.not_a_point_embed = nn.Embedding(1, config.embedding_dim)
+        self.no_mask_embed = nn.Embedding(1, config.embedding_dim)
         self.mask_downscaling = nn.Sequential(
             nn.Conv2d(1, 4, 2, stride=2),
             LayerNorm2d(4),
@@ -56,7 +58,7 @@ class PromptEncoder(nn.Module):
             nn.Conv2d(4, 16, 2, stride=2),
             LayerNorm2d(16),
             nn.GELU(),
-            nn.Conv2d(16, spec.embedding_dim, 1),
+            nn.Conv2d(16, config.embedding_dim, 1),
         )
 
     def points(

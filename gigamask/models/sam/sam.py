@@ -47,19 +47,19 @@ class Sam(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        self.spec = spec
-        self.image_encoder = spec.encoder.build(spec)
-        self.prompt_encoder = PromptEncoder(spec)
-        self.mask_decoder = MaskDecoder(spec)
+        self.config = config
+        self.image_encoder = config.encoder.build(config)
+        self.prompt_encoder = PromptEncoder(config)
+        self.mask_decoder = MaskDecoder(config)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:
         """The image encoder's blocks, from input to output."""
-        return list(self.spec.encoder.blocks(self.image_encoder))
+        return list(self.config.encoder.blocks(self.image_encoder))
 
     def forward(
         self, batched_input: Sequence[dict[str, Any]], multimask_output: bool
@@ -82,7 +82,7 @@ class Sam(nn.Module):
         Raises:
             GigamaskError: An image is larger than the model's input, or prompts do not fit.
         """
-        side, mask_size = self.spec.image_size, self.spec.mask_size
+        side, mask_size = self.config.image_size, self.config.mask_size
         images = [record["image"] for record in batched_input]
         if any(max(image.shape[1:]) > side for image in images):
             raise GigamaskError(f"images must be resized to a long side of at most {side} pixels")
@@ -130,10 +130,10 @@ class Sam(nn.Module):
 
         `drop_path` holds the uniforms that decide which residual branches are skipped; None in evaluation. Raises a Fault at another side.
         """
-        if images.shape[-1] != self.spec.image_size:
+        if images.shape[-1] != self.config.image_size:
             side = images.shape[-1]
             raise GigamaskError(
-                f"images have side {side}, the model takes {self.spec.image_size}; build it with input_side={side} and load its weights there"
+                f"images have side {side}, the model takes {self.config.image_size}; build it with input_side={side} and load its weights there"
             )
         return self.image_encoder(
             preprocess(images, input_sizes, self.pixel_mean, self.pixel_std), drop_path

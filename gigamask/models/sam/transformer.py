@@ -70,14 +70,14 @@ class DecoderAttention(nn.Module):
 class TwoWayAttentionBlock(nn.Module):
     """One block: tokens among themselves, tokens to image, MLP, image to tokens."""
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        dim, heads = spec.embedding_dim, spec.decoder_num_heads
+        dim, heads = config.embedding_dim, config.decoder_num_heads
         self.self_attn = DecoderAttention(dim, dim, heads)
         self.norm1 = nn.LayerNorm(dim)
         self.cross_attn_token_to_image = DecoderAttention(dim, dim // 2, heads)
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = MLPBlock(dim, spec.decoder_mlp, nn.ReLU)
+        self.mlp = MLPBlock(dim, config.decoder_mlp, nn.ReLU)
         self.norm3 = nn.LayerNorm(dim)
         self.norm4 = nn.LayerNorm(dim)
         self.cross_attn_image_to_token = DecoderAttention(dim, dim // 2, heads)
@@ -137,13 +137,13 @@ class TwoWayAttentionBlock(nn.Module):
 class TwoWayTransformer(nn.Module):
     """Two blocks, then the tokens look at the image once more."""
 
-    def __init__(self, spec: SamConfig) -> None:
+    def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(TwoWayAttentionBlock(spec) for _ in range(2))
+        self.layers = nn.ModuleList(TwoWayAttentionBlock(config) for _ in range(2))
         self.final_attn_token_to_image = DecoderAttention(
-            spec.embedding_dim, spec.embedding_dim // 2, spec.decoder_num_heads
+            config.embedding_dim, config.embedding_dim // 2, config.decoder_num_heads
         )
-        self.norm_final_attn = nn.LayerNorm(spec.embedding_dim)
+        self.norm_final_attn = nn.LayerNorm(config.embedding_dim)
 
     def forward(
         self,

@@ -29,8 +29,8 @@ class Fixed(Sampler):
 
     items: tuple[int, ...] = ()
 
-    def order(self, items, epoch, ledger):
-        assert ledger is None
+    def order(self, table, epoch, history):
+        assert history is None
         return np.array(self.items, np.int64)
 
 
@@ -42,15 +42,15 @@ class Learning(Sampler):
     def decay(self):
         return 0.9
 
-    def order(self, items, epoch, ledger):
-        assert np.isnan(ledger.losses).all()
-        assert (ledger.seen == -1).all()
-        assert (len(ledger.losses), len(ledger.seen), len(ledger.epoch_losses)) == (
-            items.count,
-            items.count,
+    def order(self, table, epoch, history):
+        assert np.isnan(history.losses).all()
+        assert (history.seen == -1).all()
+        assert (len(history.losses), len(history.seen), len(history.epoch_losses)) == (
+            table.count,
+            table.count,
             0,
         )
-        return (np.arange(items.count) + epoch) % items.count
+        return (np.arange(table.count) + epoch) % table.count
 
 
 def test_each_piece_is_described_beside_the_data():

@@ -22,7 +22,7 @@ class Answering(Sam):
 
     def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
         nn.Module.__init__(self)
-        self.spec = SimpleNamespace(input_side=64, grid=32)
+        self.config = SimpleNamespace(input_side=64, grid=32)
         self.pixel_mean = torch.zeros(3, 1, 1)
         self.encoded: list[int] = []
         self.answers, self.iou, self.asked = answers, torch.tensor(iou), []

@@ -34,7 +34,7 @@ class Stub(Sam):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.spec = SimpleNamespace(input_side=4 * GRID, grid=GRID)
+        self.config = SimpleNamespace(input_side=4 * GRID, grid=GRID)
         self.pixel_mean = torch.zeros(3, 1, 1)
 
 

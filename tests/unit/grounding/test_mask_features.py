@@ -317,7 +317,7 @@ def test_a_text_model_of_another_width_is_named(run):
 
 def test_the_gallery_is_of_the_runs_segmenter(run, tmp_path):
     extractor = run.backbones.mask_features
-    assert extractor.model.spec.embedding_dim == 16
+    assert extractor.model.config.embedding_dim == 16
     assert not extractor.model.training
     save_weights(untrained().state_dict(), SPEC, tmp_path / "words.safetensors")
     with pytest.raises(GigamaskError, match=r"words.safetensors"):

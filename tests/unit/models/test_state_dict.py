@@ -38,7 +38,7 @@ def assert_same(first: dict, second: dict) -> None:
 
 
 def test_save_read_load_gives_the_same_model(model, tmp_path):
-    save_weights(to_official(model), model.spec, tmp_path / "model.safetensors")
+    save_weights(to_official(model), model.config, tmp_path / "model.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     for path in (tmp_path, str(tmp_path / "model.safetensors")):
         state, spec = read_weights(path)
@@ -210,7 +210,7 @@ def mae() -> MAE:
 
 
 def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
-    save_weights(to_official(mae), mae.spec, tmp_path / "model.safetensors")
+    save_weights(to_official(mae), mae.config, tmp_path / "model.safetensors")
     state, spec = read_weights(tmp_path)
     assert spec == mae_tiny()
     other = build_model(spec, 0)
@@ -321,7 +321,7 @@ def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
         ),
         0,
     )
-    found = from_mae(mae.state_dict(), sam.spec, "w")
+    found = from_mae(mae.state_dict(), sam.config, "w")
     load_weights(sam, {**sam.state_dict(), **found}, "w")
     positions = mae.pos_embed[:, 1:].unflatten(1, (5, 5))
     assert torch.equal(sam.image_encoder.pos_embed, resize_positions(positions, 12))
@@ -365,14 +365,14 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     with pytest.raises(GigamaskError, match=r"255 patches"):
         from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
     fewer = build_model(replace(mae_tiny(), num_heads=2), 0)
-    save_weights(to_official(fewer), fewer.spec, tmp_path / "heads.safetensors")
+    save_weights(to_official(fewer), fewer.config, tmp_path / "heads.safetensors")
     with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*heads=2"):
         load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 
 def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
-    save_weights(to_official(mae), mae.spec, tmp_path / "mae.safetensors")
-    save_weights(to_official(model), model.spec, tmp_path / "sam.safetensors")
+    save_weights(to_official(mae), mae.config, tmp_path / "mae.safetensors")
+    save_weights(to_official(model), model.config, tmp_path / "sam.safetensors")
     with pytest.raises(GigamaskError, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):
         load_init_weights(build_model(tiny(), 0), str(tmp_path / "mae.safetensors"))
     with pytest.raises(GigamaskError, match=r"sam\.safetensors.*3.*pos_embed.*patch_embed"):

@@ -21,9 +21,9 @@ class Counting(Sampler):
     shrinking: int = 0
     weighted: bool = False
 
-    def order(self, items, epoch, ledger):
+    def order(self, table, epoch, history):
         self.asked.append(epoch)
-        order = np.arange(items.count - self.shrinking * epoch)
+        order = np.arange(table.count - self.shrinking * epoch)
         return (
             WeightedOrder(order, (order + epoch / 4).astype(np.float32)) if self.weighted else order
         )
@@ -67,8 +67,8 @@ def test_an_order_that_changes_its_length_is_refused():
 class Ordered(Sampler):
     """Says which epoch an item is of."""
 
-    def order(self, items, epoch, ledger):
-        return np.arange(items.count) + 100 * epoch
+    def order(self, table, epoch, history):
+        return np.arange(table.count) + 100 * epoch
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gigamask.data.augment import LargeScaleJitter
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import ColorJitter, LargeScaleJitter
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.training.config import check_resume, differences, flatten_config

@@ -58,9 +58,9 @@ class Watched(Loss):
     def num_uniforms(self) -> int:
         return self.loss.num_uniforms
 
-    def __call__(self, round: PromptRound, truth: Targets) -> LossSums:
-        self.seen.append((round, truth))
-        return self.loss(round, truth)
+    def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
+        self.seen.append((round, targets))
+        return self.loss(round, targets)
 
 
 def played(run):

@@ -147,7 +147,7 @@ def test_unknown_parts_and_nothing_left_are_told():
 def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
     init = tmp_path / "init.safetensors"
     start = replace(little(), seed=5).build()
-    state_dict.save_weights(state_dict.to_official(start), start.spec, init)
+    state_dict.save_weights(state_dict.to_official(start), start.config, init)
     run = run_in(
         tmp_path / "run", scenes, steps=4, save_every=2, freeze=("image_encoder",), init=str(init)
     )

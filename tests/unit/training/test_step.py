@@ -28,8 +28,8 @@ class Pull(Task):
     pieces: int = 2
     count: float = 5.0
 
-    def compute_losses(self, model, batch: Batch, cut) -> Iterator[LossSums]:
-        shared = cut(model.mask_decoder.iou_token.weight * 2)
+    def compute_losses(self, model, batch: Batch, detach) -> Iterator[LossSums]:
+        shared = detach(model.mask_decoder.iou_token.weight * 2)
         for _ in range(self.pieces):
             yield LossSums(
                 shared.sum() * self.slope,
