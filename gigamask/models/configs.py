@@ -205,9 +205,9 @@ class GroundingModelConfig:
 
     def __post_init__(self) -> None:
         _check_counts(
-            self, "embedding_dim", "text_dim", "embed_dim", "layers", "num_heads", "crop_side"
+            self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"
         )
-        _check_heads(self, "embed_dim", "num_heads")
+        _check_heads(self, "dim", "heads")
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
@@ -219,7 +219,7 @@ def _check_counts(config: object, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise GigamaskError(
-                f"{name} is {getattr(spec, name)}; it counts something and must be at least 1"
+                f"{name} is {getattr(config, name)}; it counts something and must be at least 1"
             )
 
 
@@ -230,14 +230,14 @@ def _check_patches(config: SamConfig | MAEConfig) -> None:
             config.patch_size, round(config.image_size / config.patch_size) * config.patch_size
         )
         raise GigamaskError(
-            f"input_side {spec.image_size} is not a multiple of patch {spec.patch_size}; the nearest that is: {near}"
+            f"input_side {config.image_size} is not a multiple of patch {config.patch_size}; the nearest that is: {near}"
         )
 
 
 def _check_heads(config: object, width: str, heads: str) -> None:
     if getattr(config, width) % getattr(config, heads):
         raise GigamaskError(
-            f"{width} {getattr(spec, width)} is not a multiple of {heads} {getattr(spec, heads)}; choose {heads} that divide it"
+            f"{width} {getattr(config, width)} is not a multiple of {heads} {getattr(config, heads)}; choose {heads} that divide it"
         )
 
 

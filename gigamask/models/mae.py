@@ -119,11 +119,11 @@ class MAE(nn.Module):
         if images.shape[-1] != config.image_size:
             side = images.shape[-1]
             raise GigamaskError(
-                f"images have side {side}, the model takes {spec.image_size}; build it with input_side={side}"
+                f"images have side {side}, the model takes {config.image_size}; build it with input_side={side}"
             )
         if uniforms.shape[1] != config.patches:
             raise GigamaskError(
-                f"samples carry numbers for {uniforms.shape[1]} patches, the model has {spec.patches}; set Chance.patches to that"
+                f"samples carry numbers for {uniforms.shape[1]} patches, the model has {config.patches}; set Chance.patches to that"
             )
         pixels, padding = (
             preprocess(images, input_sizes, self.pixel_mean, self.pixel_std),

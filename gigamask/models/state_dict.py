@@ -160,7 +160,7 @@ def _read_safetensors(path: Path) -> tuple[State, ModelConfig | None]:
         fields: dict[str, Any] = json.loads(metadata["spec"])
         kind = KINDS[fields.pop("kind", "sam")]
         if kind is SamConfig:
-            fields["global_blocks"] = tuple(fields["global_blocks"])
+            fields["global_attn_indexes"] = tuple(fields["global_attn_indexes"])
         return state, kind(**fields)
     except (TypeError, KeyError, json.JSONDecodeError) as error:
         raise GigamaskError(
