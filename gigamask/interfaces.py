@@ -1,6 +1,8 @@
-"""The seams: where a user puts a part of their own. Each has one method; a part is a frozen dataclass whose fields are its parameters.
+"""Interfaces of the components that a user can replace.
 
-Torch is imported for annotations only, so that a recipe, which is made of such parts, can be read without it.
+A component is a frozen dataclass: its fields are its parameters, and one method is its behavior.
+Torch is imported for annotations only, so that recipes, which consist of components, load without
+it.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ if TYPE_CHECKING:
 
 
 GRANULARITIES = ("fine", "medium", "coarse")
-"""What the numbers 0, 1 and 2 of the column `granularity` mean."""
+"""Meaning of the values 0, 1 and 2 of the column `granularity`."""
 
 
 @dataclass(frozen=True)
 class SampleTable:
-    """What can be sampled: how many images or masks there are, and their attributes by name, each an array of that length.
+    """The items that can be sampled, images or masks, and their attributes.
 
-    An attribute may be worked out when it is first asked for, or be memory-mapped. `seed` names their orders: it is that of the training.
-    `tars` says how many there are, with or without items.
+    Attributes:
+        count: Number of items.
+        columns: Attributes by name, arrays of length `count`; they may be computed at their first
+            use or be memory-mapped.
+        seed: Random seed of the training, which orders derive from.
+        tars: Number of tars, including those without items.
     """
 
     count: int
@@ -43,10 +49,13 @@ class SampleTable:
 
 @dataclass(frozen=True, eq=False)
 class LossSnapshot:
-    """What the losses of training have said about the items before the step in which an epoch begins.
+    """The losses of the items as they were before the step in which an epoch begins.
 
-    `losses` holds each item's loss, a moving average if the sampler wants one, NaN where it was never trained on; `seen` the epoch in which it last
-    was, -1 where never; `epoch_losses` the mean loss of each epoch that was over by then, NaN where none was noted.
+    Attributes:
+        losses: Loss of each item, a moving average if the sampler has a `decay` above 0; NaN for
+            items that were never trained on.
+        seen: Epoch in which each item was last trained on; -1: never.
+        epoch_losses: Mean loss of each finished epoch; NaN: no loss was recorded.
     """
 
     losses: Float32[np.ndarray, "count"]
@@ -55,26 +64,26 @@ class LossSnapshot:
 
     @classmethod
     def empty(cls, count: int) -> LossSnapshot:
-        """Returns the ledger of items of which none was trained on."""
+        """Return the snapshot of `count` items that were never trained on."""
         return cls(np.full(count, np.nan, np.float32), np.full(count, -1, np.int32), np.zeros(0))
 
 
 @runtime_checkable
 class Order(Protocol):
-    """The items of an epoch by position: an array of whole numbers, or whatever works them out when it is asked for some."""
+    """The items of an epoch by position: an array of integers, or an object that computes them."""
 
     def __len__(self) -> int:
-        """Returns the number of positions."""
+        """Return the number of positions."""
         ...
 
     def __getitem__(self, positions: Int64[np.ndarray, "n"], /) -> Int[np.ndarray, "n"]:
-        """Returns the items at these positions."""
+        """Return the items at these positions."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedOrder:
-    """An order whose samples' losses count more or less: each is multiplied by the weight at its position."""
+    """An order with a weight for each position, by which the sample's losses are multiplied."""
 
     items: Int[np.ndarray, "N"]
     weights: Float32[np.ndarray, "N"]
@@ -88,37 +97,61 @@ class WeightedOrder:
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Says in which order the items are visited.
+    """Order the items of each epoch.
 
-    An order depends on the sampler's fields, the items with their seed, the epoch and the ledger alone. What is random in it is drawn from
-    `make_rng(table.seed, "what it is for", epoch)`.
+    An order is a pure function of the sampler's fields, the table with its seed, the epoch and the
+    loss history. Random numbers come from `make_rng(table.seed, "purpose", epoch)`.
     """
 
     @property
     def decay(self) -> float | None:
-        """None when orders do not depend on losses; else how much of an item's earlier loss the ledger keeps when it is trained on again."""
+        """Share of an item's average loss that remains when there is a new loss; 0 keeps the last.
+
+        None: orders do not depend on losses.
+        """
         return None
 
-    def check(self, batch: int, processes: int, nodes: int) -> None:
-        """Raises `GigamaskError` where an order cannot keep its promise with this global batch, so many processes, and so many machines."""
+    def check(self, batch_size: int, world_size: int, nodes: int) -> None:
+        """Check that the sampler works with the size of the job.
+
+        Args:
+            batch_size: Samples of a step, over all processes.
+            world_size: Number of processes.
+            nodes: Number of machines.
+
+        Raises:
+            GigamaskError: It does not.
+        """
         return
 
     def strata(self, table: SampleTable) -> Int[np.ndarray, "count"] | None:
-        """Returns which kind of its own each item is of, from 0 on, or None where the sampler knows none; mining looks within them."""
+        """Return the stratum of each item, counted from 0; None: the sampler has no strata.
+
+        Hard example mining can compare losses within strata.
+        """
         return None
 
     @abstractmethod
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Returns the item of each position of `epoch`; their number depends on `table` only. `history` is None where `decay` is."""
+        """Return the items of an epoch by position.
+
+        Args:
+            table: Items to sample.
+            epoch: Number of the epoch, from 0.
+            history: Losses before the epoch; None where `decay` is None.
+
+        Returns:
+            The item at each position. The number of positions depends on `table` only.
+        """
 
 
 @dataclass(frozen=True)
 class PromptSchedule(ABC):
-    """Says what the next round is asked."""
+    """Choose the prompts of each round."""
 
     @property
     def num_uniforms(self) -> int:
-        """How many click draws of a mask the policy spends; samples carry that many."""
+        """Pairs of uniform numbers that each mask needs for its clicks; samples carry that many."""
         return 0
 
     @abstractmethod
@@ -129,60 +162,93 @@ class PromptSchedule(ABC):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns the prompts of the round after `previous` (None before the first), or None when there is no further round."""
+        """Return the prompts of the next round.
+
+        Args:
+            previous: The round before; None before the first.
+            targets: Ground-truth masks and boxes of M masks.
+            random_inputs: Random numbers of the masks; None where the schedule needs none.
+            mask_only_round_u: Uniform number in [0, 1) that picks the round without a new point.
+
+        Returns:
+            The prompts of all M masks; None: there is no further round.
+        """
 
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """Says how wrong a round is."""
+    """Compute the loss of a round."""
 
     @property
     def num_uniforms(self) -> int:
-        """How many pairs of uniform numbers of a mask the objective spends, 0 or 1: it finds them in `Targets.shift`."""
+        """Pairs of uniform numbers that each mask needs, 0 or 1; they arrive as `Targets.shift`."""
         return 0
 
     @abstractmethod
     def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
-        """Returns the loss of one round as sums over its masks and their count."""
+        """Return the loss of one round as sums over its masks and their count.
+
+        Args:
+            round: Prompts and predictions of M masks.
+            targets: Ground truth of the same masks.
+        """
 
 
 @dataclass(frozen=True)
 class Mining(ABC):
-    """Says which masks of a step are trained on."""
+    """Choose the masks of a step that are trained on (online hard example mining)."""
 
     @property
     def by_sampler(self) -> bool:
-        """Whether the strata it looks within are the sampler's, else they are the masks' granularities."""
+        """Whether strata are the sampler's instead of the masks' granularities."""
         return False
 
     @abstractmethod
     def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
-        """Tells of all masks of the global batch which are kept; a loss of NaN is of a mask that is not there."""
+        """Return which masks of the global batch are trained on.
+
+        Args:
+            losses: Loss of each mask; NaN: there is no such mask.
+            strata: Stratum of each mask.
+        """
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Says what a training step computes: SAM, MAE, grounding."""
+    """Compute the losses of a training step: SAM, MAE or grounding."""
 
     @property
     def mining(self) -> Mining | None:
-        """Which masks are trained on; None: all of them."""
+        """Chooses the masks that are trained on; None: all of them."""
         return None
 
     @abstractmethod
     def compute_losses(
         self, model: Any, batch: Any, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
-        """Yields the loss of a batch, a `BatchProtocol` as the run supplies them, piece by piece; each one's graph is freed before the next is asked for.
+        """Yield the loss of a batch in pieces.
 
-        `detach(tensor)` returns a leaf copy that the pieces may share: their gradients meet on it and go through `tensor` once, at the end.
+        The graph of a piece is freed before the next one is requested.
+
+        Args:
+            model: Model in training mode.
+            batch: A `BatchProtocol`, as the configuration's data source yields it.
+            detach: Returns a leaf copy of a tensor that several pieces can share. Gradients are
+                accumulated on the copy and go through the tensor once, at the end.
         """
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation during training found: scores by name, the one that the best checkpoint is kept by, what should worry, a line each, and
-    what was looked at: only scores of the same are compared. `picture` shows some of what was found, if it can be shown."""
+    """Result of an evaluation during training.
+
+    Attributes:
+        scores: Scores by name.
+        best_by: Name of the score that chooses the best checkpoint.
+        warnings: Warnings, one line each.
+        subject: What was evaluated; only scores of the same subject are compared.
+        picture: Image of some results, if there is one.
+    """
 
     scores: Mapping[str, float]
     best_by: str
@@ -193,30 +259,30 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Evaluate the model during training, every `every` updates and after the last one."""
+    """Evaluate the model during training, every `interval` updates and after the last one."""
 
     interval: int = 1000
     """updates between evaluations"""
 
     def check(self) -> None:
-        """Raise `GigamaskError` where the settings cannot be evaluated with."""
+        """Raise `GigamaskError` if the settings are not valid."""
         if self.interval < 1:
             raise GigamaskError(f"--evaluation.interval is {self.interval}, it must be at least 1")
 
-    def look_ahead(self) -> None:
-        """Raise `GigamaskError` where data that `open` needs are missing; called before a training begins."""
+    def check_inputs(self) -> None:
+        """Raise `GigamaskError` if data that `open` needs are missing; called before training."""
         return
 
     @abstractmethod
     def open(self, run: Any, world: Any) -> Callable[[Any], EvaluationResult] | None:
-        """Return the function that evaluates a model, or None where there is nothing to evaluate.
+        """Return the function that evaluates a model; None: there is nothing to evaluate.
 
         Args:
-            run: the run's whole configuration.
-            world: the processes that train; each of them evaluates (`parallel.world.World`).
+            run: The whole configuration of the training.
+            world: The training processes, `distributed.world.World`; each of them evaluates.
 
         Returns:
-            A function from the model to a `EvaluationResult`. It must leave the model as it was.
+            A function from the model to an `EvaluationResult`. It must not change the model.
         """
 
 
@@ -243,33 +309,33 @@ class Optimizer(ABC):
         check_range("lr", self.lr, 0, None)
         if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
             raise GigamaskError(
-                f"clip_norm is {self.grad_clip}, it must be above 0; give another value"
+                f"grad_clip is {self.grad_clip}, it must be above 0; give another value"
             )
 
     @abstractmethod
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Return torch optimizers over the parameters of `model` that require a gradient.
 
-        Before each update a group's `lr` is set to the scheduled learning rate, times the
-        group's `lr_scale` where it has one.
+        Before each update the `lr` of each parameter group is set to the scheduled learning rate,
+        times the group's `lr_scale` if it has one.
         """
 
     def state_bytes(self, numel: int) -> int | None:
-        """Return the bytes kept of a parameter of `numel` elements; None: `plan` measures them."""
+        """Return the bytes of state per parameter of `numel` elements; None: `plan` measures."""
         return None
 
 
 @dataclass(frozen=True)
 class LRSchedule(ABC):
-    """Scale the learning rate; a pure function of the step, so that there is nothing to save."""
+    """Scale the learning rate by a pure function of the step, so there is no state to save."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
         """Return what the learning rate is multiplied by.
 
         Args:
-            step: the number of the update, from 0.
-            steps: updates of the whole run.
+            step: Number of the update, from 0.
+            steps: Updates of the whole training.
         """
 
     def shortened(self, warmup: int) -> LRSchedule:
@@ -278,12 +344,21 @@ class LRSchedule(ABC):
 
 
 class ImageEncoderModule(Protocol):
-    """Turns pixels into an embedding; an `nn.Module` of the user's own takes this shape."""
+    """The interface of an image encoder's `nn.Module`."""
 
     def forward(
         self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
-        """Returns the embedding of normalised pixels; `drop_path` holds the uniforms that decide which branches are skipped, None in evaluation."""
+        """Return the image embedding.
+
+        Args:
+            pixels: Normalized pixels, zero in the padding.
+            drop_path: Uniform numbers that decide which residual branches are skipped, for the
+                attention and the MLP of L blocks; None in evaluation.
+
+        Returns:
+            C channels on a grid of E x E tokens.
+        """
         ...
 
 
@@ -293,29 +368,32 @@ class ImageEncoder(ABC):
 
     @abstractmethod
     def build(self, model: Any) -> nn.Module:
-        """Return the encoder, an `ImageEncoderModule`, as training starts from it.
+        """Return a new encoder with its initial weights.
 
-        Its random numbers may come from torch's global generator, which is seeded for it. The
-        encoder may be asked for on the meta device, too, in a context of `torch.device("meta")`.
+        Torch's global generator is seeded before the call and may be used. The encoder may also be
+        built on the meta device, in a context of `torch.device("meta")`.
 
         Args:
-            model: the numbers of the whole SAM (`model.sizes.SamConfig`). The embedding must have
-                `embedding_dim` channels and be `embedding_side` tokens high and wide.
+            model: Configuration of the whole SAM, `models.configs.SamConfig`.
+
+        Returns:
+            An `ImageEncoderModule` whose embedding has `embedding_dim` channels and is
+            `embedding_size` tokens high and wide.
         """
 
     def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
-        """Return the blocks of a built encoder, from input to output.
+        """Return the blocks of an encoder, from input to output; by default its `blocks`.
 
-        --activation-checkpointing, --parallel fsdp, layer-wise learning-rate decay and `plan` go by them; by
-        default they are the children of `encoder.blocks`.
+        They are used by --activation-checkpointing, --parallel fsdp, layer-wise learning-rate decay
+        and `plan`.
         """
         return list(getattr(encoder, "blocks", ()))
 
     def drop_path_blocks(self, model: Any) -> int:
-        """Return how many pairs of uniform numbers per image `forward` needs as `drop_path`."""
+        """Return the number L of blocks that `forward` needs `drop_path` numbers for."""
         return 0
 
     @property
     def pretrained(self) -> bool:
-        """Whether `build` returns trained weights, so that --freeze needs no --init."""
+        """Whether `build` returns trained weights, so that --freeze does not require --init."""
         return False

@@ -1,9 +1,7 @@
-"""Named randomness: every random number is a function of a seed, a purpose and the numbers that say where it is spent.
+"""Keyed random numbers: a pure function of a seed, a purpose and ids, without any random state.
 
-There is no random state anywhere, so nothing about chance is saved, and resuming, resharding or recomputing cannot change it.
-Seeds are never added or multiplied: (seed 0, epoch 1) and (seed 1, epoch 0) are unrelated.
-
-Not here: which numbers a sample needs (`contracts.Draws`), or what they decide (`prompts`, `data.choose`).
+So there is no generator state to save, and resuming, resharding or recomputing cannot change a
+number. Seeds are never added or multiplied: (seed 0, epoch 1) and (seed 1, epoch 0) are unrelated.
 """
 
 import hashlib
@@ -12,10 +10,17 @@ import numpy as np
 
 
 def make_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Returns the generator that belongs to `(seed, purpose, *ids)`, always at its beginning.
+    """Return a new generator for `(seed, purpose, *ids)`; equal keys give equal numbers.
 
-    `purpose` names what the numbers are for ("order", "clicks"); `ids` say where (epoch, position, image...).
-    Philox (Salmon et al. 2011) keyed by a 128-bit hash of the whole name.
+    The generator is Philox (Salmon et al. 2011), keyed by a 128-bit hash of the arguments.
+
+    Args:
+        seed: Random seed of the run.
+        purpose: What the numbers are for, for example "order" or "clicks".
+        *ids: Where they are used: epoch, position, image and so on.
+
+    Returns:
+        A generator at its beginning.
     """
     name = "\0".join([str(int(seed)), purpose, *(str(int(i)) for i in ids)])
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()

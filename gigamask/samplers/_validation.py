@@ -21,7 +21,7 @@ def check_positive(sampler: Sampler, *names: str) -> None:
         *names: Names of the fields.
 
     Raises:
-        Fault: A field is less than 1.
+        GigamaskError: A field is less than 1.
     """
     for name in names:
         value = getattr(sampler, name)
@@ -38,7 +38,7 @@ def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
         requirement: What the value must be, as in "at least 1".
 
     Raises:
-        Fault: The value is not valid.
+        GigamaskError: The value is not valid.
     """
     if not valid:
         value = getattr(sampler, name)
@@ -54,7 +54,7 @@ def column(table: SampleTable, name: str, sampler: Sampler) -> Shaped[np.ndarray
         sampler: Sampler that needs the column; its class is named in the error.
 
     Raises:
-        Fault: The items have no such column.
+        GigamaskError: The items have no such column.
     """
     try:
         return table.columns[name]

@@ -39,7 +39,7 @@ class SampleSequence:
         strata: Whether samples carry the stratum that the sampler assigns to them.
 
     Raises:
-        Fault: Orders have no positions, or strata are asked for and the sampler has none.
+        GigamaskError: Orders have no positions, or strata are asked for and the sampler has none.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class LossWeighted(Sampler):
         return self.ema
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the order of `epoch`, drawn from the losses given; `WeightedOrder` with importance.
+        """Return the order of `epoch`, drawn by loss; a `WeightedOrder` with `importance`.
 
         One draw is made in each of N equal parts of the probability: an item comes as often as
         expected, give or take one or two. So estimates vary less than with N independent draws and

@@ -103,7 +103,7 @@ class LossHistory:
             source: Where the arrays come from, for errors.
 
         Raises:
-            Fault: An array is missing or unknown.
+            GigamaskError: An array is missing or unknown.
         """
         expected = set(cls.empty("", 0, 0.0).arrays())
         if mismatch := sorted(expected ^ set(arrays)):

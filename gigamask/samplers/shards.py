@@ -158,20 +158,21 @@ class Sharded(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "nodes")
 
-    def check(self, batch: int, processes: int, nodes: int) -> None:
+    def check(self, batch_size: int, world_size: int, nodes: int) -> None:
         """Check that no node would be asked for items of another.
 
         Args:
-            batch: Global batch size.
-            processes: Number of processes of the training.
+            batch_size: Global batch size.
+            world_size: Number of processes of the training.
             nodes: Number of nodes of the training.
 
         Raises:
-            Fault: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
+            GigamaskError: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
         """
-        if batch % self.nodes:
+        if batch_size % self.nodes:
             raise GigamaskError(
-                f"--batch-size must be a multiple of --sampler.nodes {self.nodes} (got {batch})"
+                f"--batch-size must be a multiple of --sampler.nodes {self.nodes} "
+                f"(got {batch_size})"
             )
         if self.nodes % nodes:
             raise GigamaskError(
@@ -209,7 +210,8 @@ class Sharded(Sampler):
         if len(invalid):
             item = invalid[0]
             raise GigamaskError(
-                f"column '{name}' must be from 0 to {self.nodes - 1} (got {values[item]} at item {item})"
+                f"column '{name}' must be from 0 to {self.nodes - 1} "
+                f"(got {values[item]} at item {item})"
             )
         # Integers of one or two bytes are sorted by radix.
         nodes = values.astype(np.min_scalar_type(self.nodes - 1))

@@ -96,26 +96,27 @@ class InterleavedStrata(Sampler):
         check(self, "ratio", valid, "three numbers >= 0, fine medium coarse, not all 0, or None")
         check_positive(self, "ranks", "per_epoch")
 
-    def check(self, batch: int, processes: int, nodes: int) -> None:
+    def check(self, batch_size: int, world_size: int, nodes: int) -> None:
         """Check that every process would hold the ratio.
 
         Args:
-            batch: Global batch size.
-            processes: Number of processes of the training.
+            batch_size: Global batch size.
+            world_size: Number of processes of the training.
             nodes: Number of nodes of the training.
 
         Raises:
-            Fault: The batch is not a multiple of `ranks`, or `ranks` not one of the processes.
+            GigamaskError: The batch is not a multiple of `ranks`, or `ranks` not of the processes.
         """
         if self.ranks == 1 and self.ratio is not None:
             return
-        if batch % self.ranks:
+        if batch_size % self.ranks:
             raise GigamaskError(
-                f"--batch-size must be a multiple of --sampler.ranks {self.ranks} (got {batch})"
+                f"--batch-size must be a multiple of --sampler.ranks {self.ranks} "
+                f"(got {batch_size})"
             )
-        if self.ranks % processes:
+        if self.ranks % world_size:
             raise GigamaskError(
-                f"--sampler.ranks must be a multiple of {processes} processes (got {self.ranks})"
+                f"--sampler.ranks must be a multiple of {world_size} processes (got {self.ranks})"
             )
 
     def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
