@@ -153,7 +153,7 @@ class MaskFeatureExtractor:
         return features
 
     def _cache_key(self, jpg: bytes, json: bytes) -> str:
-        header = f"{self._embedder.weights()} {self.config.parts}\0{len(jpg)}\0"
+        header = f"{self._embedder.encoder_digest()} {self.config.parts}\0{len(jpg)}\0"
         digest = blake2b(header.encode(), digest_size=16)
         digest.update(jpg)
         digest.update(json)

@@ -1,1 +1,1 @@
-"""A trained model put to use: an image is embedded once and prompted as often as one likes, or everything in it is segmented."""
+"""Inference: prompting a model about an image, and generating masks of everything in it."""

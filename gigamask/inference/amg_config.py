@@ -16,7 +16,7 @@ class AutomaticMaskConfig:
     pred_iou_thresh: float = 0.88
     """keep masks with a predicted IoU above this; 0 keeps all"""
     stability_score_thresh: float = 0.95
-    """keep masks with at least this IoU between a higher and a lower cut of their logits; 0 keeps all"""
+    """keep masks with at least this IoU of a high and a low cut of their logits; 0 keeps all"""
     stability_score_offset: float = 1.0
     """distance of the two cuts of the stability score from the mask threshold, in logits"""
     box_nms_thresh: float = 0.7
@@ -26,7 +26,7 @@ class AutomaticMaskConfig:
     crop_nms_thresh: float = 0.7
     """of masks of different crops whose boxes have a higher IoU, keep that of the smaller crop"""
     crop_overlap_ratio: float = 512 / 1500
-    """overlap of the crops of layer 1 as a share of the image's short side; halves with each layer"""
+    """overlap of the crops of layer 1 as a share of the short side; halves with each layer"""
     crop_n_points_downscale_factor: int = 1
     """points_per_side is divided by this to the power of the layer"""
     min_mask_region_area: int = 0

@@ -1,16 +1,15 @@
-"""Automatic masks: everything in an image is segmented. Parameters, records, order and filters are those of `SamAutomaticMaskGenerator`.
+"""`SamAutomaticMaskGenerator`: masks of everything in an image, from a grid of points.
 
-Enters: an image `(H, W, 3)` in uint8. Leaves: masks as runs with their scores and the point each was made from, or the reference code's records.
-A grid of points is asked, three masks each; those pass whose predicted IoU and stability are high and which no crop's edge cuts off; of those
-whose boxes overlap the best stays, and over crops that of the smallest crop. In two ways the work is less, the masks the same: logits are brought to
-the image's size only of what passes by predicted IoU, and from there on masks are runs.
-
-Not here: the numbers (`predict.settings`), boxes (`geometry.boxes`), writing SA-1B's json (`segmenting`).
+Parameters, records, order and filters are those of Segment Anything's class. A grid of points gets
+three masks each; masks with high predicted IoU and stability that no crop's edge cuts off are kept;
+of masks whose boxes overlap the best is kept, and over crops that of the smallest crop. Two things
+save work without changing the masks: only masks that pass by predicted IoU are resized to the
+image, and from there on masks are run lengths.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal
@@ -31,18 +30,22 @@ from gigamask.models.sam.decoding import PromptDecoder
 from gigamask.models.sam.prompts import make_prompts
 from gigamask.models.sam.sam import Sam
 
-EDGE_PX = 20.0
-"""A box that ends so near a crop's side, within the image, is taken for cut off (`utils/amg.py`)."""
-GROUP_BYTES = 2**26
-"""Of float32 logits at the crop's size, which are looked at together."""
-MODES = ("binary_mask", "uncompressed_rle", "coco_rle")
+EDGE_TOLERANCE_PX = 20.0
+"""A box this close to a crop's side within the image counts as cut off (SAM's `utils/amg.py`)."""
+CHUNK_BYTES = 2**26
+"""Float32 logits at the crop's size that are processed together."""
+OUTPUT_MODES = ("binary_mask", "uncompressed_rle", "coco_rle")
 
 Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class MaskProposals:
-    """Masks at the image's size, best first: boxes `xyxy` with inclusive ends, scores, the point `xy` each was made from, and the crop, half-open."""
+    """Masks at the image's size, best first.
+
+    Boxes are `xyxy` with inclusive ends, points the `xy` that each mask was made from, and crops
+    `xyxy` with exclusive ends.
+    """
 
     masks: RLEMasks
     boxes: Int64[np.ndarray, "n 4"]
@@ -55,61 +58,113 @@ class MaskProposals:
         return len(self.boxes)
 
     def __getitem__(self, chosen: np.ndarray) -> "MaskProposals":
-        """Returns some of them, by number or by a bool for each."""
+        """Return some proposals, chosen by index or by a bool for each."""
         return MaskProposals(**{name: value[chosen] for name, value in vars(self).items()})
 
     @staticmethod
     def concatenate(parts: "Sequence[MaskProposals]") -> "MaskProposals":
-        """Returns all parts' in order."""
+        """Return the proposals of all parts in order."""
         masks = RLEMasks.concatenate([part.masks for part in parts])
-        return MaskProposals(
-            masks,
-            **{
-                name: np.concatenate([getattr(part, name) for part in parts])
-                for name in vars(parts[0])
-                if name != "masks"
-            },
-        )
+        names = [name for name in vars(parts[0]) if name != "masks"]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return MaskProposals(masks, **arrays)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SamAutomaticMaskGenerator(AutomaticMaskConfig):
-    """Segments everything in an image. `point_grids` `(n, 2)`, one a layer, in shares of a crop's width and height, stand in for a regular grid."""
+class SamAutomaticMaskGenerator:
+    """Generates masks of everything in an image.
+
+    Args:
+        model: Model that embeds images and predicts masks.
+        points_per_side: Points along each side of the image; None with `point_grids`.
+        points_per_batch: Points per pass of the mask decoder; affects speed and memory only.
+        pred_iou_thresh: Keep masks with a predicted IoU above this; 0 keeps all.
+        stability_score_thresh: Keep masks with at least this stability score; 0 keeps all.
+        stability_score_offset: Distance of the two cuts of the stability score from the mask
+            threshold, in logits.
+        box_nms_thresh: Of masks of one crop whose boxes have a higher IoU, keep the best.
+        crop_n_layers: Layers of crops besides the whole image; layer i has 2^i crops a side.
+        crop_nms_thresh: Of masks of different crops whose boxes have a higher IoU, keep that of the
+            smaller crop.
+        crop_overlap_ratio: Overlap of the crops of layer 1 as a share of the image's short side;
+            halves with each layer.
+        crop_n_points_downscale_factor: `points_per_side` is divided by this to the power of the
+            layer.
+        point_grids: Instead of `points_per_side`, `(n, 2)` points in [0, 1] for each layer, as
+            shares of a crop's width and height.
+        min_mask_region_area: Fill holes and remove islands of fewer pixels; 0 disables.
+        output_mode: Form of a record's segmentation: `(H, W)` bools, or a dict of `size` and
+            `counts`, which are numbers or COCO's text.
+        cache: Stores embeddings on disk by weights and pixels.
+
+    Raises:
+        GigamaskError: A parameter is out of range, or not exactly one of `points_per_side` and
+            `point_grids` is given.
+    """
 
     model: Sam
+    points_per_side: int | None = 32
+    points_per_batch: int = 64
+    pred_iou_thresh: float = 0.88
+    stability_score_thresh: float = 0.95
+    stability_score_offset: float = 1.0
+    box_nms_thresh: float = 0.7
+    crop_n_layers: int = 0
+    crop_nms_thresh: float = 0.7
+    crop_overlap_ratio: float = 512 / 1500
+    crop_n_points_downscale_factor: int = 1
     point_grids: Sequence[np.ndarray] | None = None
+    min_mask_region_area: int = 0
     output_mode: Literal["binary_mask", "uncompressed_rle", "coco_rle"] = "binary_mask"
+    _: KW_ONLY
     cache: EmbeddingCache | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        layers = self.config.crop_n_layers
         if (self.points_per_side is None) == (self.point_grids is None):
-            raise GigamaskError("give either points_per_side or point_grids, and the other as None")
-        if self.point_grids is not None and len(self.point_grids) <= self.crop_n_layers:
+            raise GigamaskError("pass either points_per_side or point_grids, and the other as None")
+        if self.point_grids is not None and len(self.point_grids) <= layers:
             raise GigamaskError(
-                f"{len(self.point_grids)} point_grids for the image and {self.crop_n_layers} layers of crops; give one for each"
+                f"point_grids must have one grid for the image and each of {layers} layers of "
+                f"crops (got {len(self.point_grids)})"
             )
-        if self.output_mode not in MODES:
+        if self.output_mode not in OUTPUT_MODES:
             raise GigamaskError(
-                f"output_mode is {self.output_mode!r}, known are {', '.join(MODES)}; give one of them"
+                f"output_mode must be one of {', '.join(OUTPUT_MODES)} (got {self.output_mode!r})"
             )
 
     @cached_property
+    def config(self) -> AutomaticMaskConfig:
+        """The parameters that are numbers."""
+        names = [field.name for field in fields(AutomaticMaskConfig)]
+        return AutomaticMaskConfig(**{name: getattr(self, name) for name in names})
+
+    @cached_property
     def predictor(self) -> SamPredictor:
-        """Who is asked."""
-        return SamPredictor(self.model, self.cache)
+        """Predictor of the model."""
+        return SamPredictor(self.model, cache=self.cache)
 
     def generate(self, image: np.ndarray) -> list[dict[str, Any]]:
-        """Returns a record for each mask: segmentation, area, bbox, predicted_iou, point_coords, stability_score, crop_box; boxes are x, y, w, h.
+        """Generate the masks of an image, best first.
 
-        A segmentation is `(H, W)` bools, or a dict of `size` and `counts`, whichever `output_mode` says. Raises Fault for what is no uint8 RGB image.
+        Args:
+            image: `(H, W, 3)` RGB pixels in uint8.
+
+        Returns:
+            One record per mask: segmentation, area (pixels), bbox (x, y, w, h), predicted_iou,
+            point_coords (x and y of the point the mask was made from), stability_score and crop_box
+            (x, y, w, h).
+
+        Raises:
+            GigamaskError: The image has another shape or type.
         """
-        found = self.find(image)
-        shapes, covered = segmentations(found.masks, self.output_mode), found.masks.areas().tolist()
+        found = self.generate_proposals(image)
+        encoded = encode_masks(found.masks, self.output_mode)
+        pixels = found.masks.areas().tolist()
         return [
             {
-                "segmentation": shapes[i],
-                "area": covered[i],
+                "segmentation": encoded[i],
+                "area": pixels[i],
                 "bbox": _xywh(found.boxes[i]),
                 "predicted_iou": float(found.predicted_iou[i]),
                 "point_coords": [found.points_xy[i].tolist()],
@@ -120,83 +175,81 @@ class SamAutomaticMaskGenerator(AutomaticMaskConfig):
         ]
 
     @torch.no_grad()
-    def find(self, image: np.ndarray) -> MaskProposals:
-        """Returns everything found in an image, as `generate` does, with masks as runs."""
+    def generate_proposals(self, image: np.ndarray) -> MaskProposals:
+        """Generate the masks of an image `(H, W, 3)` in uint8 as run lengths, best first."""
         size = (image.shape[0], image.shape[1])
-        crops = crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
-        found = MaskProposals.concatenate([self._look(image, crop, layer) for crop, layer in crops])
+        crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
+        found = MaskProposals.concatenate(
+            [self._process_crop(image, crop, layer) for crop, layer in crops]
+        )
         if len(crops) > 1:
-            found = found[
-                suppress(found.boxes, np.float32(1) / areas(found.crops), self.crop_nms_thresh)
-            ]
+            scores = np.float32(1) / areas(found.crops)
+            found = found[suppress(found.boxes, scores, self.crop_nms_thresh)]
         if self.min_mask_region_area:
-            found = remove_small_regions(
-                found, self.min_mask_region_area, max(self.box_nms_thresh, self.crop_nms_thresh)
-            )
+            threshold = max(self.box_nms_thresh, self.crop_nms_thresh)
+            found = postprocess_small_regions(found, self.min_mask_region_area, threshold)
         return found
 
-    def _look(self, image: np.ndarray, crop: Box, layer: int) -> MaskProposals:
-        """Returns what is found in one crop."""
+    def _process_crop(self, image: np.ndarray, crop: Box, layer: int) -> MaskProposals:
+        """Return the masks of one crop, in coordinates of the image."""
         x0, y0, x1, y1 = crop
         corner = np.array([x0, y0])
         self.predictor.set_image(image[y0:y1, x0:x1])
-        grid = (
-            point_grid(self.points_in(layer))
-            if self.point_grids is None
-            else self.point_grids[layer]
-        )
+        if self.point_grids is None:
+            grid = build_point_grid(self.config.points_in_layer(layer))
+        else:
+            grid = self.point_grids[layer]
         points = np.asarray(grid, np.float64) * np.array([x1 - x0, y1 - y0])
         size, step = (image.shape[0], image.shape[1]), self.points_per_batch
         found = MaskProposals.concatenate(
             [
                 part
                 for i in range(0, len(points), step)
-                for part in self._ask(points[i : i + step], crop, size)
+                for part in self._process_batch(points[i : i + step], crop, size)
             ]
         )
         self.predictor.reset_image()
         found = found[suppress(found.boxes, found.predicted_iou, self.box_nms_thresh)]
         return replace(
             found,
-            masks=uncropped(found.masks, crop, size),
+            masks=uncrop_masks(found.masks, crop, size),
             boxes=found.boxes + np.tile(corner, 2),
             points_xy=found.points_xy + corner,
         )
 
-    def _ask(
+    def _process_batch(
         self, points: Float64[np.ndarray, "n 2"], crop: Box, size: tuple[int, int]
     ) -> Iterator[MaskProposals]:
-        """Yields what passes of some points' answers, in a crop's own coordinates."""
+        """Yield the masks of some points that pass the filters, in coordinates of the crop."""
         x0, y0, x1, y1 = crop
-        predictor, frame = self.predictor, self.predictor.transform.frame((y1 - y0, x1 - x0))
-        asked = torch.from_numpy(predictor.transform.apply_coords(points, frame.original))[:, None]
+        predictor = self.predictor
+        transform = predictor.transform.image_transform((y1 - y0, x1 - x0))
+        coords = predictor.transform.apply_coords(points, transform.original)
         prompts = make_prompts(
-            asked,
-            torch.ones(len(asked), 1, dtype=torch.int64),
+            torch.from_numpy(coords)[:, None],
+            torch.ones(len(points), 1, dtype=torch.int64),
             None,
             None,
             True,
             self.model.config.mask_size,
         )
-        answer = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
-        low, iou = answer.low_res_logits.flatten(0, 1), answer.iou_predictions.float().flatten()
-        owner = np.repeat(points, answer.iou_predictions.shape[1], axis=0)
-        good = (
-            torch.nonzero(iou > self.pred_iou_thresh)[:, 0]
-            if self.pred_iou_thresh > 0
-            else torch.arange(len(iou), device=iou.device)
-        )
-        yield self._none(crop)
+        prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
+        low = prediction.low_res_logits.flatten(0, 1)
+        iou = prediction.iou_predictions.float().flatten()
+        mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
+        if self.pred_iou_thresh > 0:
+            good = torch.nonzero(iou > self.pred_iou_thresh)[:, 0]
+        else:
+            good = torch.arange(len(iou), device=iou.device)
+        yield _no_proposals(crop)
         if not len(good):
             return
-        for some in good.split(max(1, GROUP_BYTES // (4 * (y1 - y0) * (x1 - x0)))):
-            logits = frame.logits_to_original(low[some][:, None])[:, 0]
-            score = stability(logits, self.stability_score_offset)
-            stable = (
-                score >= self.stability_score_thresh
-                if self.stability_score_thresh > 0
-                else torch.ones_like(score, dtype=torch.bool)
-            )
+        for some in good.split(max(1, CHUNK_BYTES // (4 * (y1 - y0) * (x1 - x0)))):
+            logits = transform.logits_to_original(low[some][:, None])[:, 0]
+            score = calculate_stability_score(logits, self.stability_score_offset)
+            stable = torch.ones_like(score, dtype=torch.bool)
+            if self.stability_score_thresh > 0:
+                stable = score >= self.stability_score_thresh
             masks = RLEMasks.from_dense((logits[stable] > MASK_THRESHOLD).cpu().numpy())
             chosen = some[stable].cpu().numpy()
             found = MaskProposals(
@@ -204,32 +257,35 @@ class SamAutomaticMaskGenerator(AutomaticMaskConfig):
                 _boxes(masks),
                 iou.cpu().numpy()[chosen],
                 score[stable].cpu().numpy(),
-                owner[chosen],
-                _repeated(crop, len(chosen)),
+                mask_points[chosen],
+                _repeat(crop, len(chosen)),
             )
-            yield found[~near_edge(found.boxes + np.array([x0, y0, x0, y0]), crop, size, EDGE_PX)]
-
-    def _none(self, crop: Box) -> MaskProposals:
-        """Returns no mask, of a crop's size."""
-        x0, y0, x1, y1 = crop
-        nothing = RLEMasks.from_dense(np.zeros((0, y1 - y0, x1 - x0), bool))
-        scores = np.zeros(0, np.float32)
-        return MaskProposals(
-            nothing, _boxes(nothing), scores, scores, np.zeros((0, 2)), _repeated(crop, 0)
-        )
+            boxes = found.boxes + np.array([x0, y0, x0, y0])
+            yield found[~near_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
 
 
-def point_grid(side: int) -> Float64[np.ndarray, "n 2"]:
-    """Returns side x side points `xy` in the middles of equal cells of the unit square, row by row."""
-    offset = 1 / (2 * side)
-    line = np.linspace(offset, 1 - offset, side)
-    return np.stack([np.tile(line, side), np.repeat(line, side)], -1)
+def build_point_grid(n_per_side: int) -> Float64[np.ndarray, "n 2"]:
+    """Return `n_per_side` squared points `xy`, the centers of equal cells of the unit square."""
+    offset = 1 / (2 * n_per_side)
+    line = np.linspace(offset, 1 - offset, n_per_side)
+    return np.stack([np.tile(line, n_per_side), np.repeat(line, n_per_side)], -1)
 
 
-def crop_boxes(size: tuple[int, int], layers: int, overlap_ratio: float) -> list[tuple[Box, int]]:
-    """Returns the image of `size` (H, W) and the crops of each layer, as `xyxy` with half-open ends, and their layer; column by column."""
+def generate_crop_boxes(
+    size: tuple[int, int], layers: int, overlap_ratio: float
+) -> list[tuple[Box, int]]:
+    """Return the crops of an image, column by column.
+
+    Args:
+        size: Height and width of the image.
+        layers: Layers of crops besides the whole image.
+        overlap_ratio: Overlap of the crops of layer 1 as a share of the image's short side.
+
+    Returns:
+        Boxes `xyxy` with exclusive ends and their layers; the first is the whole image, layer 0.
+    """
     height, width = size
-    found = [((0, 0, width, height), 0)]
+    crops = [((0, 0, width, height), 0)]
     for layer in range(1, layers + 1):
         count = 2**layer
         overlap = int(overlap_ratio * min(size) * (2 / count))
@@ -238,23 +294,39 @@ def crop_boxes(size: tuple[int, int], layers: int, overlap_ratio: float) -> list
         )
         for i, j in product(range(count), range(count)):
             x0, y0 = (crop_w - overlap) * i, (crop_h - overlap) * j
-            found.append(((x0, y0, min(x0 + crop_w, width), min(y0 + crop_h, height)), layer))
-    return found
+            crops.append(((x0, y0, min(x0 + crop_w, width), min(y0 + crop_h, height)), layer))
+    return crops
 
 
-def stability(logits: Tensor, offset: float) -> Tensor:
-    """Returns the IoU of each mask `(n, H, W)` cut `offset` above the threshold with itself cut as far below; nan where it is empty even there."""
+def calculate_stability_score(logits: Tensor, threshold_offset: float) -> Tensor:
+    """Return the IoU of each mask cut above the mask threshold with the same cut below it.
+
+    Args:
+        logits: `(n, H, W)`.
+        threshold_offset: Distance of either cut from the mask threshold, in logits.
+
+    Returns:
+        `(n,)`; NaN where both cuts are empty.
+    """
+    # Counting mask by mask takes a third of the time of a sum over two dimensions on a CPU.
     inner, outer = (
-        torch.stack([torch.count_nonzero(each) for each in cut])
-        for cut in (logits > MASK_THRESHOLD + offset, logits > MASK_THRESHOLD - offset)
+        torch.stack([torch.count_nonzero(mask) for mask in masks])
+        for masks in (
+            logits > MASK_THRESHOLD + threshold_offset,
+            logits > MASK_THRESHOLD - threshold_offset,
+        )
     )
-    return (
-        inner / outer
-    )  # counted mask by mask, on a CPU in a third of the time that a sum over two dimensions takes
+    return inner / outer
 
 
-def uncropped(masks: RLEMasks, crop: Box, size: tuple[int, int]) -> RLEMasks:
-    """Returns a crop's masks on the whole image of `size` (H, W)."""
+def uncrop_masks(masks: RLEMasks, crop: Box, size: tuple[int, int]) -> RLEMasks:
+    """Return masks of a crop as masks of the image.
+
+    Args:
+        masks: Masks of the crop's size.
+        crop: The crop in the image, `xyxy` with exclusive ends.
+        size: Height and width of the image.
+    """
     if masks.size == size:
         return masks
     x0, y0, x1, y1 = crop
@@ -263,68 +335,96 @@ def uncropped(masks: RLEMasks, crop: Box, size: tuple[int, int]) -> RLEMasks:
     return masks.resample(rows, columns)
 
 
-def remove_small_regions(found: MaskProposals, min_area: int, threshold: float) -> MaskProposals:
-    """Returns masks without holes and islands below `min_area` pixels, and of those whose boxes then overlap above `threshold` the first.
+def postprocess_small_regions(
+    proposals: MaskProposals, min_area: int, nms_thresh: float
+) -> MaskProposals:
+    """Fill small holes, remove small islands, and suppress masks that then overlap.
 
-    Masks that needed nothing go before those that did.
+    Args:
+        proposals: Masks of the image.
+        min_area: Area in pixels below which a hole is filled and an island removed.
+        nms_thresh: Of masks whose boxes have a higher IoU, only the first is kept.
+
+    Returns:
+        The masks that are kept, those that needed no change first.
     """
-    parts, changed = (
-        [RLEMasks.from_dense(np.zeros((0, *found.masks.size), bool))],
-        np.zeros(len(found), bool),
-    )
-    for i in range(len(found)):
-        own = found.masks[i : i + 1]
-        mask, filled = without_small(own.to_dense()[0], min_area, holes=True)
-        mask, removed = without_small(mask, min_area, holes=False)
+    parts = [RLEMasks.from_dense(np.zeros((0, *proposals.masks.size), bool))]
+    changed = np.zeros(len(proposals), bool)
+    for i in range(len(proposals)):
+        original = proposals.masks[i : i + 1]
+        mask, filled = remove_small_regions(original.to_dense()[0], min_area, "holes")
+        mask, removed = remove_small_regions(mask, min_area, "islands")
         changed[i] = filled or removed
-        parts.append(RLEMasks.from_dense(mask[None]) if changed[i] else own)
+        parts.append(RLEMasks.from_dense(mask[None]) if changed[i] else original)
     masks = RLEMasks.concatenate(parts)
     boxes = _boxes(masks)
-    tidy = replace(found, masks=masks, boxes=np.where(changed[:, None], boxes, found.boxes))
-    return tidy[suppress(boxes, (~changed).astype(np.float32), threshold)]
+    merged = np.where(changed[:, None], boxes, proposals.boxes)
+    cleaned = replace(proposals, masks=masks, boxes=merged)
+    return cleaned[suppress(boxes, (~changed).astype(np.float32), nms_thresh)]
 
 
-def without_small(
-    mask: Bool[np.ndarray, "H W"], min_area: int, holes: bool
+def remove_small_regions(
+    mask: Bool[np.ndarray, "H W"], area_thresh: int, mode: Literal["holes", "islands"]
 ) -> tuple[Bool[np.ndarray, "H W"], bool]:
-    """Returns a mask without its holes, or else its islands, below `min_area` pixels, and whether it had any; pieces hang together at corners, too.
+    """Fill the small holes of a mask, or remove its small islands.
 
-    Of a mask of small islands alone the largest stays.
+    Regions are connected at corners, too. If all islands are small, the largest is kept.
+
+    Args:
+        mask: The mask.
+        area_thresh: Area in pixels below which a region is small.
+        mode: "holes" or "islands".
+
+    Returns:
+        The mask, and whether it was changed.
     """
-    pieces, numbered, stats, _ = cv2.connectedComponentsWithStats(
+    holes = mode == "holes"
+    count, labels, stats, _ = cv2.connectedComponentsWithStats(
         (mask ^ holes).astype(np.uint8), connectivity=8
     )
     sizes = stats[1:, cv2.CC_STAT_AREA]
-    small = sizes < min_area
+    small = sizes < area_thresh
     if not small.any():
         return mask, False
-    foreground = np.empty(pieces, bool)
+    foreground = np.empty(count, bool)
     foreground[0], foreground[1:] = holes, small if holes else ~small
     if not holes and small.all():
         foreground[1 + int(sizes.argmax())] = True
-    return foreground[numbered], True
+    return foreground[labels], True
 
 
-def segmentations(masks: RLEMasks, mode: str) -> list[Any]:
-    """Returns each mask as the reference code's `output_mode` has it."""
-    if mode == "binary_mask":
+def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
+    """Return each mask in the form of a record's segmentation.
+
+    Args:
+        masks: Masks of the image.
+        output_mode: As for `SamAutomaticMaskGenerator`.
+    """
+    if output_mode == "binary_mask":
         return list(masks.to_dense())
     size = list(masks.size)
-    if mode == "coco_rle":
+    if output_mode == "coco_rle":
         return [{"size": size, "counts": counts.decode()} for counts in masks.to_coco()]
     bounds = np.split(masks.bounds, masks.starts[1:-1]) if len(masks) else []
     return [
-        {"size": size, "counts": np.diff(each, prepend=0, append=size[0] * size[1]).tolist()}
-        for each in bounds
+        {"size": size, "counts": np.diff(ends, prepend=0, append=size[0] * size[1]).tolist()}
+        for ends in bounds
     ]
 
 
+def _no_proposals(crop: Box) -> MaskProposals:
+    x0, y0, x1, y1 = crop
+    masks = RLEMasks.from_dense(np.zeros((0, y1 - y0, x1 - x0), bool))
+    scores = np.zeros(0, np.float32)
+    return MaskProposals(masks, _boxes(masks), scores, scores, np.zeros((0, 2)), _repeat(crop, 0))
+
+
 def _boxes(masks: RLEMasks) -> Int64[np.ndarray, "n 4"]:
-    """Returns boxes with inclusive ends; that of an empty mask is 0 0 0 0, as the reference code's."""
+    """Return boxes `xyxy` with inclusive ends; that of an empty mask is 0 0 0 0, as in SAM."""
     return masks.boxes().astype(np.int64).clip(0)
 
 
-def _repeated(crop: Box, count: int) -> Int64[np.ndarray, "n 4"]:
+def _repeat(crop: Box, count: int) -> Int64[np.ndarray, "n 4"]:
     return np.tile(np.array(crop, np.int64), (count, 1))
 
 

@@ -1,10 +1,9 @@
-"""Embeddings kept on disk: what an encoder saw and its weights make a key, and the embedding that is kept under it leaves.
+"""Image embeddings on disk, by the weights and the pixels they were computed from.
 
-One file an embedding, which begins with its own digest, so that a damaged one is noticed, dropped and computed anew. Files appear whole under
-their names, and what is used last goes last once all together pass the limit; several processes may share a folder. A folder that cannot be
-written costs nothing but the reuse, and a warning.
-
-Not here: what is embedded (`predict.embedding`), what else is kept so (`grounding.mask_features`, `grounding.text_features`).
+Each embedding is a file that starts with its own digest, so that a damaged one is detected, deleted
+and computed again. Files appear whole under their names, and once all together exceed the limit,
+those used longest ago are deleted; several processes may share a folder. If the folder cannot be
+written, a warning says so and nothing is reused.
 """
 
 import contextlib
@@ -25,61 +24,72 @@ from gigamask.errors import GigamaskError
 
 SUFFIX, PARTIAL = ".embedding", ".partial"
 STALE_S = 3600.0
-"""A file half-written for this long was left by a process that was killed."""
+"""A half-written file this old was left by a process that was killed."""
 DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class EmbeddingCache:
-    """A folder of at most `limit_bytes` of embeddings; ViT-B's, L's and H's have 4.2 MB each. Without a limit nothing is ever removed."""
+    """A folder of embeddings; one of ViT-B, L or H has 4.2 MB."""
 
     folder: Path
+    """folder of the files, made when needed"""
     limit_bytes: int | None = 10 * 10**9
+    """delete the embeddings used longest ago above this size; None deletes nothing"""
 
     def __post_init__(self) -> None:
         if self.limit_bytes is not None and self.limit_bytes < 1:
             raise GigamaskError(
-                f"an embedding cache of {self.limit_bytes} bytes holds nothing; give at least the bytes of one embedding, or no cache"
+                f"EmbeddingCache.limit_bytes must be at least 1 (got {self.limit_bytes} bytes): "
+                "give room for one embedding, or None for no limit"
             )
 
     def get(self, key: str) -> Tensor | None:
-        """Returns the embedding of that key, on the CPU; None where there is none, or a damaged one, which is dropped."""
+        """Return the embedding of a key, on the CPU; None if it is missing or damaged."""
         path = self._path(key)
         try:
-            held = read_checked(path)
+            tensors = read_checked(path)
         except OSError:
             return None
-        if held is None:
+        if tensors is None:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # gone meanwhile, or not ours to touch
+        with contextlib.suppress(OSError):  # deleted meanwhile, or of another user
             os.utime(path)
-        return held["embedding"]
+        return tensors["embedding"]
 
     def put(self, key: str, embedding: Tensor) -> None:
-        """Keeps an embedding, and lets go of those that were used longest ago; warns where it cannot be written."""
+        """Store an embedding, and delete those used longest ago; warn if it cannot be written.
+
+        Args:
+            key: Key as `embedding_key` returns it.
+            embedding: Embedding of one image.
+        """
         write_checked(
             self._path(key),
             {"embedding": embedding.detach().cpu().contiguous()},
             f"{self.folder}: no embedding",
         )
         if self.limit_bytes is not None:
-            self._make_room(self.limit_bytes)
+            self._delete_oldest(self.limit_bytes)
 
-    def _make_room(self, limit: int) -> None:
-        """Removes what is oldest above the limit, and what killed processes left; other processes may do the same at the same time."""
-        held, now = [], time.time()
+    def _delete_oldest(self, limit: int) -> None:
+        """Delete the oldest files above the limit, and what killed processes left.
+
+        Other processes may do the same at the same time.
+        """
+        files, now = [], time.time()
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     if entry.name.endswith(SUFFIX):
-                        held.append((status.st_mtime_ns, status.st_size, entry.path))
+                        files.append((status.st_mtime_ns, status.st_size, entry.path))
                     elif entry.name.endswith(PARTIAL) and now - status.st_mtime > STALE_S:
                         os.unlink(entry.path)
-        total = sum(size for _, size, _ in held)
-        for _, size, path in sorted(held):
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
             if total <= limit:
                 break
             with contextlib.suppress(OSError):
@@ -91,15 +101,20 @@ class EmbeddingCache:
 
 
 def read_checked(path: Path) -> dict[str, Tensor] | None:
-    """Returns what `write_sealed` wrote, on the CPU; None where it is damaged."""
+    """Return the tensors that `write_checked` wrote, on the CPU; None if the file is damaged."""
     raw = path.read_bytes()
-    told, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
-    return load(content) if _digest(content) == told else None
+    digest, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
+    return load(content) if _digest(content) == digest else None
 
 
-def write_checked(path: Path, tensors: dict[str, Tensor], lost: str) -> None:
-    """Writes tensors into a file that begins with its own digest and appears whole; warns, where it cannot be written, that what is `lost` cannot be
-    kept there."""
+def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
+    """Write tensors into a file that starts with its own digest and appears whole, or warn.
+
+    Args:
+        path: File to write; its folder is made when needed.
+        tensors: Tensors by name.
+        subject: Start of the warning, as in "FOLDER: no embedding".
+    """
     content = save(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,27 +129,36 @@ def write_checked(path: Path, tensors: dict[str, Tensor], lost: str) -> None:
             raise
     except OSError as error:
         warnings.warn(
-            f"{lost} can be kept there ({error.strerror}); free space or give another folder",
+            f"{subject} can be stored ({error.strerror}); free space or give another folder",
             stacklevel=3,
         )
 
 
-def digest_weights(state: Mapping[str, Tensor], about: str) -> str:
-    """Returns what names an encoder: its tensors, byte for byte, and `about`, which says what shapes do not."""
-    told = blake2b(about.encode(), digest_size=DIGEST_BYTES)
+def digest_weights(state: Mapping[str, Tensor], description: str) -> str:
+    """Return a digest of weights, byte for byte.
+
+    Args:
+        state: Tensors by name.
+        description: Whatever else changes the model's output, such as its configuration.
+    """
+    digest = blake2b(description.encode(), digest_size=DIGEST_BYTES)
     for name, tensor in sorted(state.items()):
-        told.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        told.update(_bytes(tensor))
-    return told.hexdigest()
+        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
 
 
-def key(weights: str, pixels: Tensor) -> str:
-    """Returns what one embedding is kept under: the name of the encoder and of how it computed, and the pixels it saw."""
-    told = blake2b(
-        f"{weights} {pixels.dtype} {tuple(pixels.shape)}\0".encode(), digest_size=DIGEST_BYTES
-    )
-    told.update(_bytes(pixels))
-    return told.hexdigest()
+def embedding_key(encoder_digest: str, pixels: Tensor) -> str:
+    """Return the key of an embedding.
+
+    Args:
+        encoder_digest: Digest of the encoder and of the type it computes in.
+        pixels: Resized image that the encoder sees.
+    """
+    header = f"{encoder_digest} {pixels.dtype} {tuple(pixels.shape)}\0"
+    digest = blake2b(header.encode(), digest_size=DIGEST_BYTES)
+    digest.update(_bytes(pixels))
+    return digest.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -38,7 +38,7 @@ class SamPredictor:
 
     def __init__(self, sam_model: Sam, *, cache: EmbeddingCache | None = None) -> None:
         self.model = sam_model
-        self.transform = ResizeLongestSide(sam_model.spec.image_size)
+        self.transform = ResizeLongestSide(sam_model.config.image_size)
         self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
 
@@ -112,7 +112,7 @@ class SamPredictor:
         Raises:
             GigamaskError: The image has another shape.
         """
-        side, shape = self.model.spec.image_size, tuple(transformed_image.shape)
+        side, shape = self.model.config.image_size, tuple(transformed_image.shape)
         if len(shape) != 4 or shape[:2] != (1, 3) or max(shape[2:]) != side:
             raise GigamaskError(
                 f"transformed_image must be 1 x 3 x h x w with the long side {side}, as "
@@ -229,7 +229,7 @@ class SamPredictor:
             boxes,
             mask_input,
             multimask_output,
-            self.model.spec.mask_size,
+            self.model.config.mask_size,
         )
         decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
         prediction = decoder(prompts)

@@ -26,7 +26,10 @@ from gigamask.data import image
 from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, stability
+from gigamask.inference.automatic_mask_generator import (
+    SamAutomaticMaskGenerator,
+    calculate_stability_score,
+)
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
@@ -143,7 +146,7 @@ class Session:
         key = digest.hexdigest()
         with self._images_lock:
             if key not in self._images:
-                predictor = SamPredictor(self.model, self._cache)
+                predictor = SamPredictor(self.model, cache=self._cache)
                 self._images[key] = OpenImage(name, pixels, predictor, masks)
             self._images.move_to_end(key)
             while len(self._images) > MIN_CACHED_IMAGES and self._cached_bytes() > MAX_CACHED_BYTES:
@@ -184,10 +187,10 @@ class Session:
         with self._model_lock:
             predictor = self._embedded(opened)
             low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output)
-            frame = predictor.transform.frame(opened.size)
-            logits = frame.logits_to_original(low[None])[0]
+            transform = predictor.transform.image_transform(opened.size)
+            logits = transform.logits_to_original(low[None])[0]
             masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
-            stable = stability(logits, STABILITY_OFFSET).nan_to_num(0.0)
+            stable = calculate_stability_score(logits, STABILITY_OFFSET).nan_to_num(0.0)
         described = masks_to_json(
             masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
         )
@@ -246,9 +249,9 @@ class Session:
         if opened.annotated_masks is not None:
             return opened.annotated_masks
         if opened.generated_masks is None:
-            settings = self._mask_settings.told()
+            settings = vars(self._mask_settings)
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
-            opened.generated_masks = generator.find(opened.pixels).masks
+            opened.generated_masks = generator.generate_proposals(opened.pixels).masks
         return opened.generated_masks
 
     @torch.inference_mode()

@@ -167,6 +167,44 @@ def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
     return dataset.read(row, with_json=False).jpg
 
 
+def segment_images(
+    weights: str | Path | Sam,
+    images: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    to_shards: bool = False,
+    shard_images: int = 500,
+    pictures: str | Path | None = None,
+    device: str = "auto",
+    **generator: Any,
+) -> dict[str, Any]:
+    """Generate all masks of images and write them as SA-1B annotations; resumable.
+
+    Args:
+        weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
+            folder, or a model.
+        images: Images, folders of images, globs, tars, or an index.
+        out: Folder for one JSON per image, and for the tars.
+        to_shards: Whether to write tars of images and JSONs too.
+        shard_images: Images per tar.
+        pictures: Folder for a picture of each image with its masks.
+        device: cpu, cuda, cuda:N, or auto for cuda if there is one.
+        **generator: Arguments of `SamAutomaticMaskGenerator`, such as `pred_iou_thresh=0.8`.
+
+    Returns:
+        Counts of images and masks, the tars, and what was skipped, as `gigamask segment --json`.
+
+    Raises:
+        GigamaskError: No image can be used, or the folder holds results of other settings.
+    """
+    paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
+    output = Output(Path(out), to_shards, shard_images, None if pictures is None else Path(pictures))
+    masks = SamAutomaticMaskGenerator(load(weights, device), **generator)
+    with tempfile.TemporaryDirectory() as scratch:
+        found, rejected = find(paths, scratch)
+        return segment(found, masks, output, rejected)
+
+
 def segment(
     pictures: Sequence[InputImage],
     masks: SamAutomaticMaskGenerator,
@@ -221,7 +259,7 @@ def _begin(out: Path, masks: SamAutomaticMaskGenerator) -> None:
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     )
     told = json.dumps(
-        {"weights": weights, "computed": str(computed), **masks.told()}, indent=1
+        {"weights": weights, "computed": str(computed), **vars(masks.config)}, indent=1
     ).encode()
     path = out / KEPT / MADE
     if path.exists():
@@ -252,7 +290,7 @@ def _segment_one(
     new = entry is None
     if entry is None:
         pixels = image.decode(picture.read(), picture.name)
-        told = told_of(masks.find(pixels), number, picture)
+        told = told_of(masks.generate_proposals(pixels), number, picture)
         raw = records.encode(told)
         entry = annotation.parse(raw, picture.name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Automatic masks against the parts of Hugging Face's mask generation that run without torchvision: crops, points, filters, runs."""
+"""Automatic masks against Hugging Face's mask generation, as far as it needs no torchvision."""
 
 import warnings
 from dataclasses import replace
@@ -10,10 +10,10 @@ import torch
 from gigamask.inference.automatic_mask_generator import (
     MaskProposals,
     SamAutomaticMaskGenerator,
-    crop_boxes,
-    point_grid,
-    segmentations,
-    uncropped,
+    build_point_grid,
+    encode_masks,
+    generate_crop_boxes,
+    uncrop_masks,
 )
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.models.configs import tiny
@@ -36,16 +36,16 @@ def test_crops_and_their_points_agree(processor, layers, points, size):
     boxes, grids, _, _ = processor.generate_crop_boxes(
         np.zeros((*size, 3), np.uint8), 1024, layers, 512 / 1500, points
     )
-    mine = crop_boxes(size, layers, 512 / 1500)
+    mine = generate_crop_boxes(size, layers, 512 / 1500)
     assert [list(box) for box, _ in mine] == boxes.tolist()
     for (box, _), theirs in zip(mine, grids[0].swapaxes(0, 1), strict=True):
         own = (box[3] - box[1], box[2] - box[0])
-        grid = point_grid(points) * own[::-1]
+        grid = build_point_grid(points) * own[::-1]
         assert np.array_equal(theirs.numpy(), ResizeLongestSide(1024).apply_coords(grid, own))
 
 
 def blobs(embedding, mask_image, prompts):
-    """Answers each point with three discs around it, on the low-resolution grid of a model of 64 px, whatever the picture is."""
+    """Predict three discs around each point, at low resolution for an input of 64 px."""
     place = torch.arange(32) * 2 + 0.5
     far = (place[:, None] - prompts.points_xy_input[:, :1, 1:, None]) ** 2 + (
         place - prompts.points_xy_input[:, :1, :1, None]
@@ -61,15 +61,15 @@ def blobs(embedding, mask_image, prompts):
 
 @pytest.mark.parametrize("crop", [(0, 0, 316, 259), (0, 0, 200, 180), (120, 80, 316, 259)])
 def test_filters_boxes_and_runs_agree(processor, crop, monkeypatch):
-    """One batch of a crop: the same masks pass, with the same boxes, and are the same runs on the whole image."""
+    """The same masks of one batch pass, with the same boxes and run lengths on the image."""
     image, size = compose_scene(1, 3).pixels, (259, 316)
     x0, y0, x1, y1 = crop
     model = build_model(replace(tiny(), image_size=64), 0).eval()
     monkeypatch.setattr(model, "decode", blobs)
     asked = SamAutomaticMaskGenerator(model, pred_iou_thresh=0.3, stability_score_thresh=0.7)
     asked.predictor.set_image(image[y0:y1, x0:x1])
-    points = point_grid(6) * (x1 - x0, y1 - y0)
-    parts = list(asked._ask(points, crop, size))
+    points = build_point_grid(6) * (x1 - x0, y1 - y0)
+    parts = list(asked._process_batch(points, crop, size))
     found = MaskProposals.concatenate(parts)
     coords = torch.from_numpy(asked.predictor.transform.apply_coords(points, (y1 - y0, x1 - x0)))[
         :, None
@@ -84,5 +84,5 @@ def test_filters_boxes_and_runs_agree(processor, crop, monkeypatch):
     assert len(found) < iou.numel() - 10
     assert found.predicted_iou.tolist() == scores.tolist()
     assert (found.boxes + np.array([x0, y0, x0, y0])).tolist() == boxes.tolist()
-    mine = segmentations(uncropped(found.masks, crop, size), "uncompressed_rle")
+    mine = encode_masks(uncrop_masks(found.masks, crop, size), "uncompressed_rle")
     assert mine == [{"size": list(each["size"]), "counts": each["counts"]} for each in masks]

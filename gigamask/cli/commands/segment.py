@@ -69,7 +69,7 @@ class SegmentCommand:
         masks = SamAutomaticMaskGenerator(
             load_model(self.weights, self.device, config_files.config_of_weights),
             cache=cache,
-            **self.masks.told(),
+            **vars(self.masks),
         )
         with tempfile.TemporaryDirectory() as scratch:
             pictures, rejected = find(self.images, scratch)

@@ -1,6 +1,8 @@
-"""Automatic masks from a model whose answers are discs around the point it is asked: filters, crops, suppression, small regions, records."""
+"""Automatic masks of a model that predicts discs around each point: filters, crops, records."""
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -8,13 +10,14 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.inference import automatic_mask_generator
+from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
     SamAutomaticMaskGenerator,
-    crop_boxes,
-    point_grid,
+    build_point_grid,
+    generate_crop_boxes,
+    postprocess_small_regions,
     remove_small_regions,
-    uncropped,
-    without_small,
+    uncrop_masks,
 )
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.masks.rle import RLEMasks
@@ -24,7 +27,10 @@ NOTHING_FILTERED = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0, "box_
 
 @pytest.fixture
 def discs(model, monkeypatch) -> Callable:
-    """Returns the model; it answers with discs of 2, 4 and 8 cells' radius and IoUs of .5, .7 and .9, less the higher up the point lies."""
+    """Return a model that predicts discs of radius 2, 4 and 8 cells around the point.
+
+    Predicted IoUs are 0.5, 0.7 and 0.9, and less the higher up the point lies.
+    """
 
     def decode(embedding, mask_image, prompts):
         place = torch.arange(32) * 2 + 0.5
@@ -75,7 +81,7 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
     whole = SamAutomaticMaskGenerator(
         discs, points_per_side=4, output_mode="coco_rle", **NOTHING_FILTERED
     ).generate(image)
-    monkeypatch.setattr(automatic_mask_generator, "GROUP_BYTES", 1)
+    monkeypatch.setattr(automatic_mask_generator, "CHUNK_BYTES", 1)
     assert (
         SamAutomaticMaskGenerator(
             discs, points_per_side=4, points_per_batch=3, output_mode="coco_rle", **NOTHING_FILTERED
@@ -86,17 +92,19 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
 
 def test_what_is_poor_or_unstable_or_twice_there_goes(discs, image):
     settings = {"points_per_side": 4} | NOTHING_FILTERED
-    everything = SamAutomaticMaskGenerator(discs, **settings).find(image)
-    good = SamAutomaticMaskGenerator(discs, **settings | {"pred_iou_thresh": 0.6}).find(image)
+    everything = SamAutomaticMaskGenerator(discs, **settings).generate_proposals(image)
+    good = SamAutomaticMaskGenerator(
+        discs, **settings | {"pred_iou_thresh": 0.6}
+    ).generate_proposals(image)
     assert len(everything) == 48
     assert (good.predicted_iou > 0.6).all()
     assert len(good) == (everything.predicted_iou > 0.6).sum() > 10
-    stable = SamAutomaticMaskGenerator(discs, **settings | {"stability_score_thresh": 0.7}).find(
-        image
-    )
+    stable = generate(stability_score_thresh=0.7)
     assert len(stable) == (everything.stability_score >= 0.7).sum() > 10
     assert (everything.stability_score < everything.predicted_iou.max()).all()
-    apart = SamAutomaticMaskGenerator(discs, **settings | {"box_nms_thresh": 0.1}).find(image)
+    apart = SamAutomaticMaskGenerator(
+        discs, **settings | {"box_nms_thresh": 0.1}
+    ).generate_proposals(image)
     assert 1 < len(apart) < 48
     assert apart.predicted_iou[0] == everything.predicted_iou.max()
 
@@ -152,7 +160,7 @@ def test_the_three_forms_of_a_mask_are_the_same_mask(discs, image):
                 dense["segmentation"],
             )
     full = RLEMasks.from_dense(np.ones((1, 2, 3), bool))
-    assert automatic_mask_generator.segmentations(full, "uncompressed_rle") == [
+    assert automatic_mask_generator.encode_masks(full, "uncompressed_rle") == [
         {"size": [2, 3], "counts": [0, 6]}
     ]
 
@@ -161,7 +169,7 @@ def test_crops_are_looked_at_alone_and_those_their_edges_cut_go(discs, image):
     settings = {"points_per_side": 4, "crop_nms_thresh": 1.0} | NOTHING_FILTERED
     found = SamAutomaticMaskGenerator(
         discs, crop_n_layers=1, crop_n_points_downscale_factor=2, **settings
-    ).find(image)
+    ).generate_proposals(image)
     areas = np.prod(found.crops[:, 2:] - found.crops[:, :2], 1)
     assert (np.diff(areas) >= 0).all()  # those of smaller crops first
     assert (areas == 160 * 120).sum() == 48
@@ -177,12 +185,12 @@ def test_crops_are_looked_at_alone_and_those_their_edges_cut_go(discs, image):
         crop_n_layers=1,
         crop_n_points_downscale_factor=2,
         **settings | {"crop_nms_thresh": 0.3},
-    ).find(image)
+    ).generate_proposals(image)
     assert 0 < len(fewer) < len(found)
 
 
 def test_crop_boxes_overlap_and_end_with_the_image():
-    boxes = crop_boxes((100, 200), 2, 0.34)
+    boxes = generate_crop_boxes((100, 200), 2, 0.34)
     assert [layer for _, layer in boxes] == [0] + [1] * 4 + [2] * 16
     assert [box for box, _ in boxes[:5]] == [
         (0, 0, 200, 100),
@@ -201,18 +209,18 @@ def test_grids_of_ones_own(discs, image):
     grids = [np.array([[0.5, 0.5]]), np.array([[0.25, 0.5], [0.75, 0.5]])]
     found = SamAutomaticMaskGenerator(
         discs, points_per_side=None, point_grids=grids[:1], **NOTHING_FILTERED
-    ).find(image)
+    ).generate_proposals(image)
     assert np.unique(found.points_xy, axis=0).tolist() == [[80, 60]]
     layers = SamAutomaticMaskGenerator(
         discs, points_per_side=None, point_grids=grids, crop_n_layers=1, **NOTHING_FILTERED
-    ).find(image)
+    ).generate_proposals(image)
     assert len(np.unique(layers.points_xy, axis=0)) > 1
-    assert point_grid(2).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
+    assert build_point_grid(2).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
 
 
 def test_runs_come_back_to_the_image():
     mask = np.random.default_rng(0).random((2, 5, 4)) > 0.5
-    back = uncropped(RLEMasks.from_dense(mask), (3, 2, 7, 7), (9, 8))
+    back = uncrop_masks(RLEMasks.from_dense(mask), (3, 2, 7, 7), (9, 8))
     expected = np.zeros((2, 9, 8), bool)
     expected[:, 2:7, 3:7] = mask
     assert np.array_equal(back.to_dense(), expected)
@@ -225,23 +233,23 @@ def test_holes_are_filled_and_islands_removed():
     mask[15, 15] = True
     whole = mask.copy()
     whole[4, 4] = whole[5, 5] = True
-    filled, changed = without_small(mask, 3, holes=True)
+    filled, changed = remove_small_regions(mask, 3, "holes")
     assert changed
     assert np.array_equal(filled, whole)
-    assert without_small(mask, 2, holes=True)[1] is False
-    removed, changed = without_small(mask, 3, holes=False)
+    assert remove_small_regions(mask, 2, "holes")[1] is False
+    removed, changed = remove_small_regions(mask, 3, "islands")
     whole[15, 15] = False
     assert changed
     assert np.array_equal(removed, mask & whole)
-    largest, _ = without_small(mask, 1000, holes=False)
+    largest, _ = remove_small_regions(mask, 1000, "islands")
     assert largest.sum() == 98
-    assert without_small(np.zeros((4, 4), bool), 3, holes=False)[1] is False
+    assert remove_small_regions(np.zeros((4, 4), bool), 3, "islands")[1] is False
 
 
 def test_masks_that_needed_no_tidying_go_first(discs, image):
-    found = SamAutomaticMaskGenerator(discs, points_per_side=2, **NOTHING_FILTERED).find(image)[
-        np.array([0, 4, 8])
-    ]
+    found = SamAutomaticMaskGenerator(
+        discs, points_per_side=2, **NOTHING_FILTERED
+    ).generate_proposals(image)[np.array([0, 4, 8])]
     dense = found.masks.to_dense().copy()
     dense[0, 119, 0] = True  # an island
     spoilt = automatic_mask_generator.MaskProposals(
@@ -251,13 +259,13 @@ def test_masks_that_needed_no_tidying_go_first(discs, image):
             "boxes": automatic_mask_generator._boxes(RLEMasks.from_dense(dense)),
         }
     )
-    tidy = remove_small_regions(spoilt, 3, 1.0)
+    tidy = postprocess_small_regions(spoilt, 3, 1.0)
     assert tidy.predicted_iou.tolist() == found.predicted_iou[[1, 2, 0]].tolist()
     assert np.array_equal(tidy.masks.to_dense(), found.masks.to_dense()[[1, 2, 0]])
     assert np.array_equal(tidy.boxes, found.boxes[[1, 2, 0]])
     doubled = automatic_mask_generator.MaskProposals.concatenate([spoilt, found])
     assert (
-        len(remove_small_regions(doubled, 3, 0.99)) == 3
+        len(postprocess_small_regions(doubled, 3, 0.99)) == 3
     )  # what is whole already wins over what became so
 
 
@@ -271,31 +279,19 @@ def test_the_cache_is_used(discs, image, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"points_per_side": 0},
-            r"^points_per_side is 0; it counts something and must be at least 1$",
-        ),
-        ({"crop_n_layers": -1}, r"^crop_n_layers is -1; .* at least 0$"),
-        (
-            {"box_nms_thresh": 1.5},
-            r"^box_nms_thresh is 1.5; it is an IoU and must lie in \[0, 1\]$",
-        ),
-        (
-            {"crop_overlap_ratio": 1.0},
-            r"^crop_overlap_ratio is 1.0; it is a share and must lie in \[0, 1\)$",
-        ),
+        ({"points_per_side": 0}, r"points_per_side.*1.*0"),
+        ({"crop_n_layers": -1}, r"crop_n_layers.*0.*-1"),
+        ({"box_nms_thresh": 1.5}, r"box_nms_thresh.*1\.5"),
+        ({"crop_overlap_ratio": 1.0}, r"crop_overlap_ratio.*1\.0"),
         (
             {"points_per_side": 3, "crop_n_layers": 2, "crop_n_points_downscale_factor": 2},
-            r"^3 points along a side, divided by 2 in each of 2 layers, leave none for the last; lower crop_n_points_downscale_factor$",
+            r"crop_n_points_downscale_factor 2.*layer 2.*points_per_side 3",
         ),
-        (
-            {"points_per_side": None},
-            r"^give either points_per_side or point_grids, and the other as None$",
-        ),
-        ({"point_grids": [np.zeros((1, 2))]}, r"^give either points_per_side or point_grids"),
+        ({"points_per_side": None}, r"points_per_side.*point_grids"),
+        ({"point_grids": [np.zeros((1, 2))]}, r"points_per_side.*point_grids"),
         (
             {"points_per_side": None, "point_grids": [np.zeros((1, 2))], "crop_n_layers": 1},
-            r"^1 point_grids for the image and 1 layers of crops; ",
+            r"point_grids.*1 layers.*1",
         ),
     ],
 )
@@ -304,7 +300,40 @@ def test_settings_that_make_no_sense_are_one_line(discs, settings, message):
         SamAutomaticMaskGenerator(discs, **settings)
 
 
+def test_arguments_are_those_of_metas_class():
+    """Names, order and defaults of `SamAutomaticMaskGenerator` in Segment Anything's repository."""
+    signature = inspect.signature(SamAutomaticMaskGenerator)
+    positional = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    }
+    assert list(positional.items()) == [
+        ("model", inspect.Parameter.empty),
+        ("points_per_side", 32),
+        ("points_per_batch", 64),
+        ("pred_iou_thresh", 0.88),
+        ("stability_score_thresh", 0.95),
+        ("stability_score_offset", 1.0),
+        ("box_nms_thresh", 0.7),
+        ("crop_n_layers", 0),
+        ("crop_nms_thresh", 0.7),
+        ("crop_overlap_ratio", 512 / 1500),
+        ("crop_n_points_downscale_factor", 1),
+        ("point_grids", None),
+        ("min_mask_region_area", 0),
+        ("output_mode", "binary_mask"),
+    ]
+    assert [name for name in signature.parameters if name not in positional] == ["cache"]
+    flags = {field.name: field.default for field in fields(AutomaticMaskConfig)}
+    assert flags.items() <= positional.items()
+    assert list(inspect.signature(SamAutomaticMaskGenerator.generate).parameters) == [
+        "self",
+        "image",
+    ]
+
+
 def test_an_unknown_form_is_one_line(discs, monkeypatch):
-    monkeypatch.setattr(automatic_mask_generator, "MODES", ("coco_rle",))
-    with pytest.raises(GigamaskError, match=r"^output_mode.*'binary_mask'.*coco_rle"):
+    monkeypatch.setattr(automatic_mask_generator, "OUTPUT_MODES", ("coco_rle",))
+    with pytest.raises(GigamaskError, match=r"output_mode.*coco_rle.*'binary_mask'"):
         SamAutomaticMaskGenerator(discs)

@@ -1,4 +1,4 @@
-"""The cache of embeddings: what was kept comes back, what is damaged does not, what is oldest goes, and several processes may write."""
+"""The embedding cache: damaged files, the limit, several processes, and keys."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding_cache import SUFFIX, EmbeddingCache, digest_weights, key
+from gigamask.inference.embedding_cache import SUFFIX, EmbeddingCache, digest_weights, embedding_key
 
 ENTRY_BYTES = 16 + 80 + 4 * 4 * 4 * 2
 """Of an embedding of two channels on 4 x 4 tokens: digest, safetensors' header, numbers."""
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_more(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(
         UserWarning,
-        match=r"file: no embedding can be kept there \(.*\); free space or give another folder",
+        match=r"file: no embedding.*free space",
     ):
         EmbeddingCache(tmp_path / "file").put("a", embedding(1))
     with pytest.MonkeyPatch.context() as patch:
@@ -126,10 +126,10 @@ def test_keys_tell_apart_what_gives_another_embedding():
     assert (
         len(
             {
-                key("w", pixels),
-                key("v", pixels),
-                key("w", pixels + 1),
-                key("w", pixels.view(1, 3, 4, 2)),
+                embedding_key("w", pixels),
+                embedding_key("v", pixels),
+                embedding_key("w", pixels + 1),
+                embedding_key("w", pixels.view(1, 3, 4, 2)),
             }
         )
         == 4

@@ -1,4 +1,6 @@
-"""The predictor: shapes, what it remembers, batches, the cache, and one line for each thing that can be asked wrongly."""
+"""The predictor: its interface, shapes, batches, the cache, and its errors."""
+
+import inspect
 
 import numpy as np
 import pytest
@@ -139,7 +141,7 @@ def test_a_resized_image_and_blue_first_give_the_same(model, pictures):
 
 def test_the_cache_answers_in_the_encoders_place(model, pictures, tmp_path, monkeypatch):
     cache = EmbeddingCache(tmp_path)
-    first = SamPredictor(model, cache)
+    first = SamPredictor(model, cache=cache)
     first.set_images([pictures[0], pictures[1], pictures[0]])
     assert len(list(tmp_path.iterdir())) == 2
     expected = asked(first)
@@ -148,7 +150,7 @@ def test_the_cache_answers_in_the_encoders_place(model, pictures, tmp_path, monk
     monkeypatch.setattr(
         model, "encode", lambda images, sizes: calls.append(len(images)) or encode(images, sizes)
     )
-    second = SamPredictor(model, cache)
+    second = SamPredictor(model, cache=cache)
     second.set_image(pictures[0])
     assert calls == []
     assert all(
@@ -175,26 +177,20 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            {"point_coords": POINT},
-            r"^point_coords came without point_labels; give both, a label for each point$",
-        ),
-        ({"point_labels": LABEL}, r"^point_labels came without point_coords; give both"),
+        ({"point_coords": POINT}, r"point_coords.*point_labels"),
+        ({"point_labels": LABEL}, r"point_labels.*point_coords"),
         (
             {"point_coords": POINT, "point_labels": np.array([1, 1])},
-            r"^point_coords are 1 x 1 x 2 and point_labels 1 x 2; give prompts x points x 2",
+            r"point_coords.*1 x 1 x 2.*1 x 2",
         ),
-        (
-            {"point_coords": POINT, "point_labels": np.array([2])},
-            r"^point_labels hold 2, known are 1 foreground, .*; give a box as the box$",
-        ),
+        ({"point_coords": POINT, "point_labels": np.array([2])}, r"point_labels.*2"),
         (
             {"mask_input": np.ones((32, 32))},
-            r"^mask_input is 1 x 32 x 32, the model takes prompts x 1 x 32 x 32; ",
+            r"mask_input.*prompts x 1 x 32 x 32.*1 x 32 x 32",
         ),
         (
             {"mask_input": np.ones((1, 256, 256))},
-            r"^mask_input is 1 x 1 x 256 x 256, the model takes prompts x 1 x 32 x 32; ",
+            r"mask_input.*prompts x 1 x 32 x 32.*1 x 1 x 256 x 256",
         ),
         (
             {
@@ -202,7 +198,7 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
                 "point_labels": LABEL,
                 "box": np.array([[1, 2, 3, 4], [1, 2, 3, 4]]),
             },
-            r"^points, boxes and masks are of 1 and 2 prompts; give the same number of each$",
+            r"points, boxes and masks.*1 and 2",
         ),
     ],
 )
@@ -220,6 +216,55 @@ def test_boxes_have_four_numbers(model, pictures):
         predictor.predict_torch(None, None, torch.ones(1, 3))
 
 
+EMPTY = inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (SamPredictor, [("sam_model", EMPTY)]),
+        (SamPredictor.set_image, [("self", EMPTY), ("image", EMPTY), ("image_format", "RGB")]),
+        (
+            SamPredictor.set_torch_image,
+            [("self", EMPTY), ("transformed_image", EMPTY), ("original_image_size", EMPTY)],
+        ),
+        (
+            SamPredictor.predict,
+            [
+                ("self", EMPTY),
+                ("point_coords", None),
+                ("point_labels", None),
+                ("box", None),
+                ("mask_input", None),
+                ("multimask_output", True),
+                ("return_logits", False),
+            ],
+        ),
+        (
+            SamPredictor.predict_torch,
+            [
+                ("self", EMPTY),
+                ("point_coords", EMPTY),
+                ("point_labels", EMPTY),
+                ("boxes", None),
+                ("mask_input", None),
+                ("multimask_output", True),
+                ("return_logits", False),
+            ],
+        ),
+        (SamPredictor.get_image_embedding, [("self", EMPTY)]),
+        (SamPredictor.reset_image, [("self", EMPTY)]),
+    ],
+)
+def test_arguments_are_those_of_metas_class(function, parameters):
+    """Names, order and defaults of `SamPredictor` in Segment Anything's repository."""
+    assert [
+        (name, parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    ] == parameters
+
+
 def test_images_that_are_none_are_one_line(model, pictures):
     predictor = SamPredictor(model)
     for ask in (
@@ -229,7 +274,7 @@ def test_images_that_are_none_are_one_line(model, pictures):
     ):
         with pytest.raises(GigamaskError, match=r"set_image"):
             ask()
-    with pytest.raises(GigamaskError, match=r"^image_format.*'HSV'.*RGB.*BGR"):
+    with pytest.raises(GigamaskError, match=r"image_format.*RGB.*BGR.*'HSV'"):
         predictor.set_image(pictures[0], "HSV")
     with pytest.raises(GigamaskError, match=r"image 1.*40 x 90 uint8"):
         predictor.set_images([pictures[0], pictures[0][..., 0]])
@@ -237,7 +282,7 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.set_image(pictures[0].astype(np.float32))
     with pytest.raises(GigamaskError, match=r"no image"):
         predictor.set_images([])
-    with pytest.raises(GigamaskError, match=r"1 x 3 x 40 x 90.*64"):
+    with pytest.raises(GigamaskError, match=r"64.*1 x 3 x 40 x 90"):
         predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
     with pytest.raises(GigamaskError, match=r"image 0.*0"):
         predictor.select(0)
