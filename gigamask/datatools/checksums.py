@@ -86,10 +86,10 @@ def digest(path: str | Path, like: str) -> str:
         The checksum in lower-case hexadecimal digits.
     """
     name = os.fspath(path)
-    if not storage.remote(name):
+    if not storage.is_remote(name):
         with open(name, "rb") as file:
             return hashlib.file_digest(file, lambda: _new(like)).hexdigest()
-    total, size = _new(like), storage.state(name).bytes
+    total, size = _new(like), storage.stat(name).bytes
     for start in range(0, size, CHUNK_BYTES):
         total.update(storage.read(name, start, min(CHUNK_BYTES, size - start)))
     return total.hexdigest()

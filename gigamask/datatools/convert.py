@@ -20,7 +20,7 @@ from gigamask.data import annotation, tar, worker_pool
 from gigamask.data import annotation_json as records
 from gigamask.datatools import convert_coco, convert_labels
 from gigamask.datatools.objects import Annotated, Objects, SourceListing
-from gigamask.datatools.partial_download import locked
+from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.pictures import as_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import SkippedSample
@@ -97,7 +97,7 @@ def convert(
         for image in missing
     ]
     _check(source, "images", tally.rejected, len(images))
-    with locked(out, PARTIAL):
+    with lock_folder(out, PARTIAL):
         work = _cleared(out)
         try:
             tars = _write_shards(source, out, work, images, shard_images, workers, progress, tally)

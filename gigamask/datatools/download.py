@@ -1,9 +1,7 @@
-"""Downloads: links enter, files leave in a folder, each under its name only when it is whole and its checksum holds.
+"""Resumable parallel downloads with checksums; a file gets its final name only when complete.
 
-A file that was begun goes on where it stopped, whatever ended the call before. HTTP/1.1 (RFC 9110): `Range` with `If-Range`; an answer that is not
-the range that was asked for is never appended.
-
-Not here: lists of links (`links`) and of checksums (`checksums`), what lies in the folder meanwhile (`partial`), what the files hold (`verify`).
+Requests follow RFC 9110: `Range` with `If-Range`. A response that is not the requested range is
+never appended.
 """
 
 import contextlib
@@ -31,19 +29,24 @@ from urllib3.exceptions import (
 
 from gigamask.datatools.checksums import digest
 from gigamask.datatools.links import Link
-from gigamask.datatools.partial_download import DownloadState, PartialDownload, RetryLater, locked
+from gigamask.datatools.partial_download import (
+    DownloadState,
+    PartialDownload,
+    RetryLater,
+    lock_folder,
+)
 from gigamask.errors import GigamaskError
 
 ATTEMPTS = 8
-"""In a row that bring nothing new; with doubling pauses they take two minutes."""
+"""Consecutive attempts without a new byte; with doubling pauses they take two minutes."""
 MAX_PAUSE_S = 60.0
-PIECE_BYTES = 2**20
+CHUNK_BYTES = 2**20
 REDIRECTS = 10
-LAST_WORDS_S = 1.0
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+JOIN_TIMEOUT_S = 1.0
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _TIMEOUT = urllib3.Timeout(connect=15, read=60)
-_FOLLOW = urllib3.Retry(
+_RETRY = urllib3.Retry(
     total=None,
     connect=0,
     read=0,
@@ -55,13 +58,17 @@ _FOLLOW = urllib3.Retry(
 
 Progress = Callable[[int, int, int], object]
 """Called as `progress(bytes_done, bytes_total, files_done)`."""
-Say = Callable[[str], object]
-"""Called with a line about what goes wrong and is tried again, from any thread."""
+Warn = Callable[[str], object]
+"""Called from any thread with one line about a problem that is retried."""
 
 
 @dataclass(frozen=True)
 class DownloadResult:
-    """What became of one file: `fetched`, `resumed` (an earlier call began it), `skipped` (it was there) or `failed`, with the reason."""
+    """Result of one file.
+
+    `status` is `fetched`, `resumed` (an earlier call began it), `skipped` (it was there) or
+    `failed`, with the reason.
+    """
 
     name: str
     status: str
@@ -78,80 +85,89 @@ def download(
     progress: Progress | None = None,
     proxy: str | None = None,
     pause_s: float = 1.0,
-    say: Say = lambda line: None,
+    warn: Warn = lambda line: None,
 ) -> list[DownloadResult]:
-    """Fetches the files that are not there yet, `workers` at a time, and returns what became of each, in the links' order.
+    """Download the files that are missing from a folder.
 
-    Raises Fault when another download uses the folder or the disk has no room. `pause_s` is the pause before a second attempt, each further one is
-    twice as long.
+    Args:
+        links: Names and addresses of the files.
+        out: The folder; it is made if needed.
+        checksums: Checksums by file name (md5, sha1 or sha256, by their length).
+        workers: Number of files downloaded at a time.
+        progress: Called about ten times a second.
+        proxy: Address of an HTTP proxy.
+        pause_s: Pause before the second attempt in seconds; it doubles with each further one.
+        warn: Called with a line about each attempt that is repeated.
+
+    Returns:
+        The result of each file, in the order of the links.
+
+    Raises:
+        GigamaskError: Another download uses the folder, or the disk has no room.
     """
     if workers < 1:
-        raise GigamaskError(
-            f"{workers} workers: at least one has to do the work; give a number from 1 on"
-        )
+        raise GigamaskError(f"the number of download workers must be at least 1 (got {workers})")
     folder = Path(out)
-    with locked(folder), _Downloader(workers, progress, proxy, pause_s, say) as crew:
-        crew.files = [
+    with lock_folder(folder), _Downloader(workers, progress, proxy, pause_s, warn) as downloader:
+        downloader.files = [
             PartialDownload(link, folder, (checksums or {}).get(link.name)) for link in links
         ]
-        outcomes = {
-            outcome.name: outcome
-            for outcome in crew.each(crew.look, crew.files)
-            if outcome is not None
+        results = {
+            result.name: result
+            for result in downloader.map(downloader.check_existing, downloader.files)
+            if result is not None
         }
-        missing = [file for file in crew.files if file.link.name not in outcomes]
-        needed, free = (
-            sum(max(0, (file.total or 0) - file.held) for file in missing),
-            shutil.disk_usage(folder).free,
-        )
+        missing = [file for file in downloader.files if file.link.name not in results]
+        needed = sum(max(0, (file.total_bytes or 0) - file.bytes_on_disk) for file in missing)
+        free = shutil.disk_usage(folder).free
         if needed > free:
-            sizes = f"{needed / 1e9:.1f} GB are to be fetched, {free / 1e9:.1f} GB are free"
             raise GigamaskError(
-                f"{folder}: {sizes}; make room, or fetch fewer files with --count or --names"
+                f"{folder}: the download needs {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB"
+                " are free; make room, or fetch fewer files with --count or --names"
             )
-        outcomes |= {outcome.name: outcome for outcome in crew.each(crew.fetch, missing)}
-    return [outcomes[link.name] for link in links]
+        results |= {result.name: result for result in downloader.map(downloader.fetch, missing)}
+    return [results[link.name] for link in links]
 
 
 @dataclass(eq=False)
 class _Downloader:
-    """Threads that fetch, and what they share; what one of them raises is raised where `each` is consumed."""
+    """Download threads and their shared state; their errors are raised where `map` is consumed."""
 
     workers: int
     progress: Progress | None
     proxy: str | None
     pause_s: float
-    say: Say
+    warn: Warn
     files: Sequence[PartialDownload] = ()
     files_done: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
-    answers: set[Any] = field(default_factory=set)
+    responses: set[Any] = field(default_factory=set)
 
     def __enter__(self) -> "_Downloader":
-        known: dict[str, Any] = {"maxsize": self.workers, "retries": _FOLLOW, "timeout": _TIMEOUT}
+        options: dict[str, Any] = {"maxsize": self.workers, "retries": _RETRY, "timeout": _TIMEOUT}
         self.pool = (
-            urllib3.ProxyManager(self.proxy, **known)
+            urllib3.ProxyManager(self.proxy, **options)
             if self.proxy
-            else urllib3.PoolManager(**known)
+            else urllib3.PoolManager(**options)
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the threads, also those that wait for a byte."""
+        """Stop the threads, also those that wait for a byte."""
         self.stop.set()
-        for answer in list(self.answers):
+        for response in list(self.responses):
             with contextlib.suppress(OSError, RuntimeError, ValueError):
-                answer.shutdown()
-        latest = time.monotonic() + LAST_WORDS_S
+                response.shutdown()
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
         for thread in self.threads:
-            thread.join(max(0.0, latest - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         self.pool.clear()
 
-    def each(
+    def map(
         self, function: Callable[[PartialDownload], Any], files: Sequence[PartialDownload]
     ) -> Iterator[Any]:
-        """Yields `function(file)` of every file as they come."""
+        """Yield `function(file)` for every file, in the order of completion."""
         waiting: queue.SimpleQueue[PartialDownload] = queue.SimpleQueue()
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for file in files:
@@ -166,7 +182,7 @@ class _Downloader:
                 except BaseException as error:
                     done.put(error)
 
-        # Daemons, so that one that hangs in a connection does not keep the process from ending.
+        # Daemons, so that a hanging connection does not keep the process from ending.
         threads = [threading.Thread(target=work, daemon=True) for _ in files[: self.workers]]
         self.threads += threads
         for thread in threads:
@@ -175,27 +191,29 @@ class _Downloader:
             yield self._next(done)
 
     def _try(self, function: Callable[[PartialDownload], Any], file: PartialDownload) -> Any:
-        """Returns what the function returns, or how it failed for this file; raises Fault when it would fail for all."""
+        """Return the function's result or the file's failure; raise what would fail for all."""
         try:
             return function(file)
         except GigamaskError as fault:
             reason = str(fault)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in _DISK_FULL:
                 raise GigamaskError(
-                    f"{file.folder}: the disk is full; make room and run the same command again, it goes on from here"
+                    f"{file.folder}: the disk is full; make room and run the same command again"
+                    " to resume"
                 ) from error
             reason = f"it cannot be written ({error.strerror}); check the folder and the disk"
-        return DownloadResult(file.link.name, "failed", file.held, file.received, reason)
+        name = file.link.name
+        return DownloadResult(name, "failed", file.bytes_on_disk, file.received_bytes, reason)
 
     def _next(self, done: queue.SimpleQueue[Any]) -> Any:
-        """Waits for one result, and says meanwhile how far things are."""
+        """Wait for one result, reporting progress meanwhile."""
         while True:
             if self.progress is not None:
-                known = [file for file in self.files if file.total is not None]
+                sized = [file for file in self.files if file.total_bytes is not None]
                 self.progress(
-                    sum(file.held for file in known),
-                    sum(file.total or 0 for file in known),
+                    sum(file.bytes_on_disk for file in sized),
+                    sum(file.total_bytes or 0 for file in sized),
                     self.files_done,
                 )
             with contextlib.suppress(queue.Empty):
@@ -205,151 +223,154 @@ class _Downloader:
                 self.files_done += result is not None
                 return result
 
-    def look(self, file: PartialDownload) -> DownloadResult | None:
-        """Returns what became of a file whose name is taken already, or None when it is to be fetched, then its size is known if it can be."""
+    def check_existing(self, file: PartialDownload) -> DownloadResult | None:
+        """Return the result of a file that exists; else learn its size and return None."""
         if not file.path.exists():
-            if file.total is None:
-                file.total = self._stated_size(file)
+            if file.total_bytes is None:
+                file.total_bytes = self._stated_size(file)
             return None
         name, size = file.link.name, file.path.stat().st_size
-        if not file.was_whole():
+        if not file.was_completed():
             if file.checksum is None:
-                found, wanted = size, self._stated_size(file)
-                words = f"{size} bytes, the server " + (
-                    "states no size" if wanted is None else f"states {wanted}"
-                )
+                actual, expected = size, self._stated_size(file)
+                stated = "states no size" if expected is None else f"states {expected}"
+                difference = f"{size} bytes, the server {stated}"
             else:
-                found, wanted = digest(file.path, file.checksum), file.checksum
-                words = f"the checksum {found}, the list says {wanted}"
-            if found != wanted:
-                return DownloadResult(
-                    name,
-                    "failed",
-                    size,
-                    reason=f"a file of that name is there with {words}; remove it to fetch it",
-                )
-            file.note_whole()
+                actual, expected = digest(file.path, file.checksum), file.checksum
+                difference = f"the checksum {actual}, the list says {expected}"
+            if actual != expected:
+                reason = f"a file of that name exists with {difference}; remove it to fetch it"
+                return DownloadResult(name, "failed", size, reason=reason)
+            file.mark_complete()
         return DownloadResult(name, "skipped", size)
 
     def fetch(self, file: PartialDownload) -> DownloadResult:
-        """Returns what became of a file that is not there yet."""
-        self._fill(file)
-        file.settle()
-        return DownloadResult(
-            file.link.name, "resumed" if file.resumed else "fetched", file.held, file.received
-        )
+        """Download a file that does not exist yet."""
+        self._download(file)
+        file.finish()
+        status = "resumed" if file.resumed else "fetched"
+        return DownloadResult(file.link.name, status, file.bytes_on_disk, file.received_bytes)
 
-    def _fill(self, file: PartialDownload) -> None:
-        """Asks until the file is whole and its checksum holds; each attempt goes on where the one before stopped."""
-        attempts, furthest, starts = 0, file.held, file.starts
+    def _download(self, file: PartialDownload) -> None:
+        """Request until the file is complete and its checksum holds, resuming at each attempt."""
+        attempts, furthest, starts = 0, file.bytes_on_disk, file.starts
         while True:
             try:
-                if not file.is_whole():
-                    self._ask(file)
-                if not file.is_whole():  # a range may be answered with less of it
-                    raise RetryLater(f"the server sent {file.held} of {file.receipt.size} bytes")
+                if not file.is_complete():
+                    self._attempt(file)
+                if not file.is_complete():  # a server may send less than the requested range
+                    raise RetryLater(
+                        f"the server sent {file.bytes_on_disk} of {file.state.size} bytes"
+                    )
                 if file.checksum is None:
                     return
-                found = digest(file.part, file.checksum)
-                if found == file.checksum:
+                actual = digest(file.part, file.checksum)
+                if actual == file.checksum:
                     return
-                file.start_again(f"its checksum is {found}, the list says {file.checksum}")
+                file.restart(f"its checksum is {actual}, the list says {file.checksum}")
             except (RetryLater, HTTPError) as error:
-                why = _why(error)
+                reason = _error_text(error)
                 if file.starts > starts:
                     starts, furthest = file.starts, -1
-                attempts = 0 if file.held > furthest else attempts + 1
-                furthest = max(furthest, file.held)
+                attempts = 0 if file.bytes_on_disk > furthest else attempts + 1
+                furthest = max(furthest, file.bytes_on_disk)
                 if attempts == ATTEMPTS:
                     raise GigamaskError(
-                        f"{ATTEMPTS} attempts in a row failed, the last: {why}; run the same command again, it goes on from here"
+                        f"{ATTEMPTS} attempts in a row failed, the last: {reason}; run the same"
+                        " command again to resume"
                     ) from error
                 if attempts and not self.stop.is_set():
-                    self.say(f"retrying {file.link.name} ({why}), try {attempts + 1} of {ATTEMPTS}")
-                asked_s = error.wait_s if isinstance(error, RetryLater) else 0.0
-                if self.stop.wait(
-                    min(MAX_PAUSE_S, max(asked_s, self.pause_s * 2 ** (attempts - 1)))
-                ):
+                    attempt = f"attempt {attempts + 1} of {ATTEMPTS}"
+                    self.warn(f"retrying {file.link.name} ({reason}), {attempt}")
+                requested_s = error.wait_s if isinstance(error, RetryLater) else 0.0
+                pause_s = max(requested_s, self.pause_s * 2 ** (attempts - 1))
+                if self.stop.wait(min(MAX_PAUSE_S, pause_s)):
                     raise GigamaskError("it was interrupted") from error
 
     def _stated_size(self, file: PartialDownload) -> int | None:
-        """Asks for one byte to learn the size; None where that does not tell."""
+        """Request one byte to learn the file's size; None if the server does not state it."""
         try:
-            with self._answer(file, {"Range": "bytes=0-0"}) as answer:
-                return _described(answer).size if answer.status in (200, 206) else None
+            with self._request(file, {"Range": "bytes=0-0"}) as response:
+                return _stated(response).size if response.status in (200, 206) else None
         except HTTPError as error:
-            self.say(f"{file.link.name} states no size yet ({_why(error)})")
+            self.warn(f"{file.link.name}: its size is not known yet ({_error_text(error)})")
             return None
 
     @contextlib.contextmanager
-    def _answer(self, file: PartialDownload, headers: Mapping[str, str]) -> Iterator[Any]:
-        """The answer to a request for a file, its body not read yet."""
-        known = {"Accept-Encoding": "identity", "User-Agent": "gigamask"}
-        answer = self.pool.request(
-            "GET", file.link.url, headers={**known, **headers}, preload_content=False
+    def _request(self, file: PartialDownload, headers: Mapping[str, str]) -> Iterator[Any]:
+        """Yield the response to a request for a file; its body is not read yet."""
+        defaults = {"Accept-Encoding": "identity", "User-Agent": "gigamask"}
+        response = self.pool.request(
+            "GET", file.link.url, headers={**defaults, **headers}, preload_content=False
         )
-        self.answers.add(answer)
+        self.responses.add(response)
         try:
-            yield answer
+            yield response
         finally:
-            self.answers.discard(answer)
-            answer.close()
+            self.responses.discard(response)
+            response.close()
 
-    def _ask(self, file: PartialDownload) -> None:
-        """Makes one attempt at what is missing; raises `RetryLater`, or Fault when another attempt would be in vain."""
-        headers = {"Range": f"bytes={file.held}-"} if file.held else {}
-        if file.held and file.receipt.validator:
-            headers["If-Range"] = file.receipt.validator
-        with self._answer(file, headers) as answer:
-            stated = _described(answer)
-            if answer.status == 416 and file.held:
-                if stated.size != file.held or not (file.checksum or file.receipt.agrees(stated)):
-                    file.start_again(
-                        f"the server states {file.receipt.size} bytes for it, and then {stated.size}"
+    def _attempt(self, file: PartialDownload) -> None:
+        """Request the missing bytes once; raise `RetryLater` where another attempt may succeed."""
+        headers = {"Range": f"bytes={file.bytes_on_disk}-"} if file.bytes_on_disk else {}
+        if file.bytes_on_disk and file.state.validator:
+            headers["If-Range"] = file.state.validator
+        with self._request(file, headers) as response:
+            stated = _stated(response)
+            if response.status == 416 and file.bytes_on_disk:
+                if stated.size != file.bytes_on_disk or not (
+                    file.checksum or file.state.matches(stated)
+                ):
+                    file.restart(
+                        f"the server first stated {file.state.size} bytes, then {stated.size}"
                     )
-                file.keep(stated)
+                file.save_state(stated)
                 return
-            _check_status(answer, file)
-            if answer.status == 206:
-                start = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-                if start is None or int(start[1]) != file.held or not file.receipt.agrees(stated):
-                    file.start_again(
-                        "the server answered with a part of another version than was begun"
-                    )
-            elif stated.size is None and not answer.chunked and file.checksum is None:
+            _check_status(response, file)
+            if response.status == 206:
+                start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+                if (
+                    start is None
+                    or int(start[1]) != file.bytes_on_disk
+                    or not file.state.matches(stated)
+                ):
+                    file.restart("the server sent a part of another version of the file")
+            elif stated.size is None and not response.chunked and file.checksum is None:
                 raise GigamaskError(
-                    "the server does not say how long it is, so a broken connection would go unnoticed; give its checksum with --checksums"
+                    "the server states no size, so a broken connection could not be noticed;"
+                    " give its checksum with --checksums"
                 )
-            self._take(file, answer, stated)
+            self._write_body(file, response, stated)
 
-    def _take(self, file: PartialDownload, answer: Any, stated: DownloadState) -> None:
-        """Writes what an answer brings behind what is held, or in its place when it is the whole file."""
+    def _write_body(self, file: PartialDownload, response: Any, stated: DownloadState) -> None:
+        """Append a response's body to the part; a response with the whole file replaces it."""
         with open(file.part, "ab", buffering=0) as part:
-            if answer.status == 200 and file.held:
+            if response.status == 200 and file.bytes_on_disk:
                 part.truncate(0)
-                file.held, file.resumed = 0, False
-            if file.held == 0:
-                file.keep(stated)
-            file.total = stated.size
-            while piece := answer.read1(PIECE_BYTES, decode_content=False):
+                file.bytes_on_disk, file.resumed = 0, False
+            if file.bytes_on_disk == 0:
+                file.save_state(stated)
+            file.total_bytes = stated.size
+            while chunk := response.read1(CHUNK_BYTES, decode_content=False):
                 if self.stop.is_set():
                     raise RetryLater("it was interrupted")
-                view = memoryview(piece)
+                view = memoryview(chunk)
                 while view:
                     written = part.write(view)
-                    file.held, view = file.held + written, view[written:]
-                file.received += len(piece)
-        if file.receipt.size is None:
-            file.keep(DownloadState(file.held, stated.etag, stated.modified))
+                    file.bytes_on_disk, view = file.bytes_on_disk + written, view[written:]
+                file.received_bytes += len(chunk)
+        if file.state.size is None:
+            file.save_state(DownloadState(file.bytes_on_disk, stated.etag, stated.modified))
 
 
-def _described(answer: Any) -> DownloadState:
-    """Returns what an answer's headers say of the whole file."""
-    headers = answer.headers
-    ranged = re.fullmatch(r"bytes (?:\d+-\d+|\*)/(\d+)", headers.get("Content-Range", ""))
-    size = (
-        ranged[1] if ranged else headers.get("Content-Length", "") if answer.status == 200 else ""
-    )
+def _stated(response: Any) -> DownloadState:
+    """Return size and version of the whole file from a response's headers."""
+    headers = response.headers
+    content_range = re.fullmatch(r"bytes (?:\d+-\d+|\*)/(\d+)", headers.get("Content-Range", ""))
+    if content_range:
+        size = content_range[1]
+    else:
+        size = headers.get("Content-Length", "") if response.status == 200 else ""
     return DownloadState(
         int(size) if re.fullmatch(r"\d{1,18}", size) else None,
         headers.get("ETag", ""),
@@ -357,47 +378,43 @@ def _described(answer: Any) -> DownloadState:
     )
 
 
-def _check_status(answer: Any, file: PartialDownload) -> None:
-    """Raises `RetryLater` for what passes, Fault for what does not."""
-    words = f"HTTP {answer.status} {answer.reason or ''}".strip()
-    if answer.status in _PASSING:
-        wait = answer.headers.get("Retry-After", "")
-        raise RetryLater(words, float(wait) if re.fullmatch(r"\d{1,9}", wait) else 0.0)
-    if answer.status in (401, 403, 410):
+def _check_status(response: Any, file: PartialDownload) -> None:
+    """Raise `RetryLater` for a transient status, `GigamaskError` for a permanent one."""
+    status = f"HTTP {response.status} {response.reason or ''}".strip()
+    if response.status in _TRANSIENT:
+        wait = response.headers.get("Retry-After", "")
+        raise RetryLater(status, float(wait) if re.fullmatch(r"\d{1,9}", wait) else 0.0)
+    if response.status in (401, 403, 410):
         raise GigamaskError(
-            f"{words}: the link {_expiry(file.link.url)}; fetch a new links file and run the command with it, what is there is kept"
+            f"{status}: the link {_expiry(file.link.url)}; fetch a new links file and run the"
+            " command with it, finished and partial files are kept"
         )
-    if answer.status not in (200, 206):
+    if response.status not in (200, 206):
+        raise GigamaskError(f"{status}: the link leads to no file; fetch a new links file")
+    is_html = response.headers.get("Content-Type", "").startswith("text/html")
+    if is_html and not file.link.name.endswith((".html", ".htm")):
         raise GigamaskError(
-            f"{words}: there is no such file behind the link; fetch a new links file"
-        )
-    if answer.headers.get("Content-Type", "").startswith(
-        "text/html"
-    ) and not file.link.name.endswith((".html", ".htm")):
-        raise GigamaskError(
-            "a web page came instead of the file; open the link in a browser to see what it asks for"
+            "the server sent a web page instead of the file; open the link in a browser to see why"
         )
 
 
 def _expiry(url: str) -> str:
-    """Returns when a link expired, which Meta's state as a hexadecimal time in `oe`; else that it may have."""
+    """Return when a link expired, which Meta's state as a hexadecimal time in `oe`, if known."""
     stated = parse_qs(urlsplit(url).query).get("oe", [""])[0]
     if re.fullmatch(r"[0-9A-Fa-f]{8}", stated) and (
         time := datetime.fromtimestamp(int(stated, 16), UTC)
     ) < datetime.now(UTC):
         return f"expired on {time:%Y-%m-%d}"
-    return "is refused, as links are that have expired"
+    return "was refused and may have expired"
 
 
-def _why(error: Exception) -> str:
-    """Returns an error's words without the address, which is long and secret; raises Fault when it redirects without end."""
+def _error_text(error: Exception) -> str:
+    """Describe an error without the address, which is long and secret; raise what is permanent."""
     reason = (
         error.reason if isinstance(error, MaxRetryError) and error.reason is not None else error
     )
     if isinstance(reason, LocationValueError):
-        raise GigamaskError(
-            "its link is no address that can be used; fetch a new links file"
-        ) from error
+        raise GigamaskError("its link is not a valid address; fetch a new links file") from error
     if isinstance(reason, ResponseError):
         raise GigamaskError(
             f"its link redirects more than {REDIRECTS} times; fetch a new links file"

@@ -1,9 +1,8 @@
-"""Files that are not complete yet: a link and a folder enter; a part, and the receipt that says what it is a part of, stay until it is whole.
+"""State of files that are being downloaded: a part and a record of what it is a part of.
 
-Parts and receipts lie under `.download/` in the folder; a file appears under its name only when it is whole. Whatever ends the process, a part and
-its receipt fit together: the receipt is written before the first byte, and the part only grows.
-
-Not here: where the bytes come from (`download`).
+Both lie under `.download/` in the folder; a file gets its name only when it is complete. Part and
+record match whatever ends the process: the record is written before the first byte, and the part
+only grows.
 """
 
 import contextlib
@@ -19,21 +18,21 @@ from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
 
-KEPT = ".download"
-STARTS = 2
-"""How often a file is begun because what came was not what was promised."""
+STATE_FOLDER = ".download"
+MAX_STARTS = 2
+"""How often a file is begun when the server sends other bytes than it announced."""
 
 
 class RetryLater(Exception):  # noqa: N818
-    """This attempt failed, another may not; not before `wait_s` when the server asked for that."""
+    """An attempt failed that may be repeated, after `wait_s` seconds if the server asks for it."""
 
-    def __init__(self, why: str, wait_s: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
         self.wait_s = wait_s
 
 
 class DownloadState(msgspec.Struct):
-    """What is known of one file: its size and version at the server; and once it is whole, when it was and which checksum held."""
+    """Size and version of a file on the server; once complete, also its checksum and time."""
 
     size: int | None = None
     etag: str = ""
@@ -43,100 +42,118 @@ class DownloadState(msgspec.Struct):
 
     @property
     def validator(self) -> str:
-        """What `If-Range` may name: a strong ETag, or a date."""
+        """Value for `If-Range`: a strong ETag, or a date."""
         return self.modified if self.etag.startswith("W/") else self.etag or self.modified
 
-    def agrees(self, other: "DownloadState") -> bool:
-        """Says whether the other may be of the same version: nothing that both know differs."""
-        known = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
+    def matches(self, other: "DownloadState") -> bool:
+        """Return whether both may be the same version: no field that both have differs."""
+        pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         return all(
-            one == another or one in (None, "") or another in (None, "") for one, another in known
+            one == another or one in (None, "") or another in (None, "") for one, another in pairs
         )
 
 
 @dataclass(eq=False)
 class PartialDownload:
-    """One file on its way. `total` is its size as far as known, `held` the bytes of it that are here, `received` those that came in this call."""
+    """One file being downloaded.
+
+    `total_bytes` is its size if known, `bytes_on_disk` the length of the part, and
+    `received_bytes` what this process has received.
+    """
 
     link: Link
     folder: Path
     checksum: str | None
-    total: int | None = None
-    received: int = 0
+    total_bytes: int | None = None
+    received_bytes: int = 0
     starts: int = 0
 
     def __post_init__(self) -> None:
         self.path = self.folder / self.link.name
-        self.part = self.folder / KEPT / f"{self.link.name}.part"
-        self._paper = self.folder / KEPT / f"{self.link.name}.json"
-        self.receipt = self._read_receipt()
-        self.held = self.part.stat().st_size if self.part.exists() else 0
-        if self.receipt.size is not None and self.held:
-            self.total = self.receipt.size
-        elif self.held and self.receipt == DownloadState():  # nobody knows of what it is a part
-            self.drop()
-        self.resumed = self.held > 0
+        self.part = self.folder / STATE_FOLDER / f"{self.link.name}.part"
+        self._state_path = self.folder / STATE_FOLDER / f"{self.link.name}.json"
+        self.state = self._read_state()
+        self.bytes_on_disk = self.part.stat().st_size if self.part.exists() else 0
+        if self.state.size is not None and self.bytes_on_disk:
+            self.total_bytes = self.state.size
+        elif self.bytes_on_disk and self.state == DownloadState():  # a part of an unknown file
+            self.discard()
+        self.resumed = self.bytes_on_disk > 0
 
-    def _read_receipt(self) -> DownloadState:
+    def _read_state(self) -> DownloadState:
         try:
-            return msgspec.json.decode(self._paper.read_bytes(), type=DownloadState)
+            return msgspec.json.decode(self._state_path.read_bytes(), type=DownloadState)
         except (OSError, msgspec.DecodeError):
             return DownloadState()
 
-    def keep(self, receipt: DownloadState) -> None:
-        """Writes the receipt."""
-        storage.write(self._paper, msgspec.json.encode(receipt))
-        self.receipt = receipt
+    def save_state(self, state: DownloadState) -> None:
+        """Write the state to disk."""
+        storage.write(self._state_path, msgspec.json.encode(state))
+        self.state = state
 
-    def drop(self) -> None:
-        """Throws the part away."""
+    def discard(self) -> None:
+        """Delete the part."""
         self.part.unlink(missing_ok=True)
-        self.held, self.resumed = 0, False
+        self.bytes_on_disk, self.resumed = 0, False
 
-    def start_again(self, why: str) -> None:
-        """Throws the part away because of `why` and raises `RetryLater`, or Fault when that was its last chance."""
-        self.drop()
+    def restart(self, reason: str) -> None:
+        """Delete the part and raise `RetryLater`, or `GigamaskError` after `MAX_STARTS` starts."""
+        self.discard()
         self.starts += 1
-        if self.starts == STARTS:
-            raise GigamaskError(f"{why}, {STARTS} times over; try later, or fetch a new links file")
-        raise RetryLater(why)
+        if self.starts == MAX_STARTS:
+            raise GigamaskError(
+                f"{reason} ({MAX_STARTS} times); try later, or fetch a new links file"
+            )
+        raise RetryLater(reason)
 
-    def is_whole(self) -> bool:
-        """Says whether all bytes are here."""
-        return self.held == self.receipt.size and self.part.exists()
+    def is_complete(self) -> bool:
+        """Return whether the part has all bytes."""
+        return self.bytes_on_disk == self.state.size and self.part.exists()
 
-    def was_whole(self) -> bool:
-        """Says whether the file is, under its name, as an earlier call left it, with the checksum that is asked for."""
-        held = self.path.stat()
-        same = (self.receipt.mtime_ns, self.receipt.size) == (held.st_mtime_ns, held.st_size)
-        return same and self.checksum in (None, self.receipt.checksum)
+    def was_completed(self) -> bool:
+        """Return whether an earlier call completed the file, unchanged since, with the checksum."""
+        status = self.path.stat()
+        same = (self.state.mtime_ns, self.state.size) == (status.st_mtime_ns, status.st_size)
+        return same and self.checksum in (None, self.state.checksum)
 
-    def settle(self) -> None:
-        """Gives the whole part its name."""
+    def finish(self) -> None:
+        """Give the complete part its final name."""
         with open(self.part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(self.part, self.path)
-        self.note_whole()
+        self.mark_complete()
 
-    def note_whole(self) -> None:
-        """Writes down that the file under its name is whole."""
-        held, receipt = self.path.stat(), self.receipt
-        self.keep(
+    def mark_complete(self) -> None:
+        """Record that the file under its final name is complete."""
+        status, state = self.path.stat(), self.state
+        self.save_state(
             DownloadState(
-                held.st_size, receipt.etag, receipt.modified, self.checksum or "", held.st_mtime_ns
+                status.st_size,
+                state.etag,
+                state.modified,
+                self.checksum or "",
+                status.st_mtime_ns,
             )
         )
 
 
 @contextlib.contextmanager
-def locked(folder: Path, kept: str = KEPT) -> Iterator[None]:
-    """Makes the folder, and `kept` in it, and keeps both to this process until the block ends; the lock of a killed process is gone with it."""
-    busy = f"{folder}: another process is writing into it; let it end, or give another folder"
-    with contextlib.ExitStack() as held:
+def lock_folder(folder: Path, subfolder: str = STATE_FOLDER) -> Iterator[None]:
+    """Make a folder and lock it until the block ends; the lock of a killed process is released.
+
+    Args:
+        folder: The folder to write to.
+        subfolder: Folder within it that holds the lock file.
+
+    Raises:
+        GigamaskError: Another process holds the lock, or the folder cannot be written.
+    """
+    busy = f"{folder}: another process is writing to it; wait for it, or give another folder"
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(exclusive_lock(folder / kept / "lock", busy))
+            stack.enter_context(exclusive_lock(folder / subfolder / "lock", busy))
         except OSError as error:
             raise GigamaskError(
-                f"{folder}: cannot be written ({error.strerror}); give a folder that can"
+                f"{folder}: cannot be written ({error.strerror}); give a writable folder"
             ) from error
         yield

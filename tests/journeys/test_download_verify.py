@@ -15,7 +15,7 @@ import pytest
 
 from gigamask.cli.main import main
 from gigamask.data import tar
-from gigamask.datatools.partial_download import KEPT
+from gigamask.datatools.partial_download import STATE_FOLDER
 from gigamask.synthetic import scenes
 from tests import broken
 from tests.servers import FileServer
@@ -171,7 +171,7 @@ def begun(command: list[str], part: Path, held: int) -> subprocess.Popen:
 def test_killed_at_any_moment_it_goes_on_where_it_was(slow, tmp_path):
     server, command, content = slow
     out = tmp_path / "out"
-    part = out / KEPT / "sa_000000.tar.part"
+    part = out / STATE_FOLDER / "sa_000000.tar.part"
     for kill in (400_000, 1_000_000):
         process = begun(command, part, kill)
         process.kill()
@@ -193,7 +193,7 @@ def test_killed_at_any_moment_it_goes_on_where_it_was(slow, tmp_path):
 def test_interrupted_it_ends_at_once_and_keeps_the_part(slow, tmp_path):
     server, command, content = slow
     out = tmp_path / "out"
-    process = begun(command, out / KEPT / "sa_000000.tar.part", 300_000)
+    process = begun(command, out / STATE_FOLDER / "sa_000000.tar.part", 300_000)
     assert main(command[1:]) == 2  # a second download into the folder
     server.piece_s = 20.0  # not a byte for a long time
     time.sleep(0.3)
@@ -204,7 +204,7 @@ def test_interrupted_it_ends_at_once_and_keeps_the_part(slow, tmp_path):
     assert process.returncode == 130
     assert said.strip().endswith(b"gigamask: interrupted")
     assert not (out / "sa_000000.tar").exists()
-    assert content.startswith((out / KEPT / "sa_000000.tar.part").read_bytes())
+    assert content.startswith((out / STATE_FOLDER / "sa_000000.tar.part").read_bytes())
     server.piece_s = 0.0
     assert main(command[1:]) == 0
     assert (out / "sa_000000.tar").read_bytes() == content

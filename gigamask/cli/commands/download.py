@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
-    from gigamask.datatools.download import Progress, Say
+    from gigamask.datatools.download import Progress, Warn
 
 NAMES_TOLD = 5
 
@@ -46,7 +46,7 @@ class DownloadCommand:
         sums = checksums.read(self.checksums) if self.checksums else {}
         with _bar(len(chosen)) as (progress, say):
             outcomes = download.download(
-                chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), say=say
+                chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), warn=say
             )
         counts = Counter(outcome.status for outcome in outcomes)
         for status in ("fetched", "resumed", "skipped", "failed"):
@@ -82,7 +82,7 @@ class DownloadCommand:
 
 
 @contextmanager
-def _bar(count: int) -> Iterator[tuple[Progress, Say]]:
+def _bar(count: int) -> Iterator[tuple[Progress, Warn]]:
     """Shows bytes, speed and files on standard error, and gives the function that moves them, and one that prints a line above them."""
     from rich.progress import (
         BarColumn,

@@ -14,7 +14,7 @@ from PIL import Image
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
-from gigamask.datatools.partial_download import locked
+from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 
@@ -485,5 +485,5 @@ def test_names_that_lead_elsewhere_are_left_out(case, name):
 
 def test_a_second_convert_into_the_folder_is_refused(case):
     case.put("1.jpg", jpeg())
-    with locked(case.out, PARTIAL), pytest.raises(GigamaskError, match=r"another process"):
+    with lock_folder(case.out, PARTIAL), pytest.raises(GigamaskError, match=r"another process"):
         case.coco([row()], [thing()])

@@ -64,21 +64,18 @@ def test_addresses_without_a_plain_name_are_refused(tmp_path, url):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "",
-            r"links.txt: holds no link; give the text file with a name and an address in each line",
-        ),
+        ("", r"links.txt: holds no link"),
         ("file_name\tcdn_link\n", r"holds no link"),
         (
             "file_name\tcdn_link\na.tar\tnot a link\n",
-            r"line 2 is not a name and an http address, separated by a tab: 'a.tar\\tnot a link'; give the",
+            r"line 2 is not a name and an http address.*'a.tar\\tnot a link'",
         ),
         ("a.tar\tftp://cdn.example/a\n", r"line 1 is not a name and an http address"),
         (
             "a.tar\thttp://[bad/a.tar\n",
-            r"line 1 holds no address that can be used: 'http://\[bad/a.tar'; give the list as it was handed out",
+            r"line 1 .*address.*'http://\[bad/a.tar'",
         ),
-        ("a.tar\thttp:///a.tar\n", r"line 1 holds no address that can be used"),
+        ("a.tar\thttp:///a.tar\n", r"line 1 .*address"),
         ("a.tar b.tar http://cdn.example/a\n", r"line 1 is not a name and an http address"),
         (
             "a.tar http://x/a\na.tar http://x/b\n",
@@ -86,7 +83,7 @@ def test_addresses_without_a_plain_name_are_refused(tmp_path, url):
         ),
         (
             b"\xff\xfe",
-            r"links.txt: is no text \(invalid start byte at byte 0\); give the list itself, unpacked",
+            r"links.txt: .*text.*\(invalid start byte at byte 0\)",
         ),
     ],
 )
