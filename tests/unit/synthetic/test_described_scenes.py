@@ -4,7 +4,7 @@ from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data import queries
 from gigamask.synthetic.described_scenes import compose_scene, write
-from tests.laws.test_described import answers
+from tests.laws.test_described_scenes import answers
 
 
 def test_files_depend_on_seed_and_number_alone(tmp_path):

@@ -124,8 +124,8 @@ CUTS = st.fixed_dictionaries(
         "BLOCK_IMAGES": st.sampled_from([1, 2, 5, 1024]),
         "IMAGES_AT_ONCE": st.sampled_from([1, 3, 2**14]),
         "ITEMS_AT_ONCE": st.sampled_from([1, 4, 2**14]),
-        "LOOKS": st.integers(0, 3),
-        "FEW": st.sampled_from([0.0, 0.5, 1.0]),
+        "FIRST_MASKS": st.integers(0, 3),
+        "GATHER_RATIO": st.sampled_from([0.0, 0.5, 1.0]),
     }
 )
 
