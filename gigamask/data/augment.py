@@ -1,9 +1,4 @@
-"""How a photograph is laid into the input square: one `ImageTransform` for image, masks, points and boxes.
-
-In: the original size, the square's side, a generator. Out: a frame.
-
-Not here: what a frame does (`geometry.frame`), colours (`data.colour`).
-"""
+"""Image transforms of the input square: resizing, cropping, flipping and color jitter."""
 
 from __future__ import annotations
 
@@ -12,210 +7,350 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
-    import numpy as np
+    from jaxtyping import Float32, UInt8
 
     from gigamask.masks.transforms import ImageTransform
+
+GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
+"""Weights of red, green and blue in gray (ITU-R BT.601, as torchvision rounds it)."""
 
 
 @dataclass(frozen=True)
 class Augment(ABC):
-    """Says how an image is laid into the input square."""
+    """Random resizing, cropping and flipping of an image into the input square."""
 
     @abstractmethod
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
-        """Returns the frame of an image of size `original`."""
+        """Draw the transform of one image, applied alike to its pixels, masks, points and boxes.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: random numbers of the transform.
+        """
 
 
 @dataclass(frozen=True)
 class NoAugment(Augment):
-    """The whole image, its long side as long as the square's: SAM's own, which trains without augmentation."""
+    """The whole image, its long side resized to the square's, as SAM trains."""
 
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
+        """Return the transform of the whole image.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: not used.
+        """
         from gigamask.masks.transforms import ImageTransform
 
-        return ImageTransform.whole(original, side)
+        return ImageTransform.whole(original, image_size)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip(Augment):
-    """The whole image, sometimes mirrored left to right."""
+    """The whole image, flipped left to right at random."""
 
     probability: float = 0.5
-    """share of the visits that are mirrored"""
+    """probability of a horizontal flip"""
 
     def __post_init__(self) -> None:
-        _check_flip(self.probability)
+        _check_flip("HorizontalFlip.probability", self.probability)
 
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
+        """Draw whether the whole image is flipped.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: random number of the flip.
+        """
         from gigamask.masks.transforms import ImageTransform
 
         return ImageTransform.whole(
-            original, side, flip=bool(generator.random() < self.probability)
+            original, image_size, flip=bool(generator.random() < self.probability)
         )
 
 
 @dataclass(frozen=True)
 class LargeScaleJitter(Augment):
-    """The image scaled at random, sometimes mirrored; what is larger than the square is cropped at a random place.
+    """Large-scale jitter: random scale, random crop of what exceeds the square, random flip.
 
-    Ghiasi et al. 2021 (arXiv 2012.07177), numbers of ViTDet (arXiv 2203.16527) and Detectron2's `ResizeScale` with `FixedSizeCrop`.
-    A smaller image stays in the upper left corner and is padded.
+    Ghiasi et al. 2021 (arXiv 2012.07177), with the numbers of ViTDet (arXiv 2203.16527) and
+    Detectron2's `ResizeScale` with `FixedSizeCrop`. A smaller image stays in the upper left corner
+    and is padded.
     """
 
     low: float = 0.1
-    """smallest scale: the image's long side over the square's"""
+    """smallest scale: the image's long side as a multiple of the square's"""
     high: float = 2.0
     """largest scale; above 1 the square shows a crop"""
     flip: float = 0.5
-    """share of the visits that are mirrored"""
+    """probability of a horizontal flip"""
 
     def __post_init__(self) -> None:
-        _check_scales(self.low, self.high)
-        _check_flip(self.flip)
+        _check_scales(type(self).__name__, self.low, self.high)
+        _check_flip(f"{type(self).__name__}.flip", self.flip)
 
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
-        return _scaled(original, side, generator, (self.low, self.high), self.flip)
+        """Draw a scale, a crop and a flip.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: random numbers of the transform.
+        """
+        return _random_scale(original, image_size, generator, (self.low, self.high), self.flip)
 
 
 @dataclass(frozen=True)
 class ScaleJitter(Augment):
-    """A little closer or further away, sometimes mirrored: large-scale jitter within the narrow range of the mixed_prompts recipe."""
+    """Large-scale jitter within the narrow range of the mixed_prompts recipe."""
 
     low: float = 0.8
-    """smallest scale: the image's long side over the square's"""
+    """smallest scale: the image's long side as a multiple of the square's"""
     high: float = 1.2
     """largest scale; above 1 the square shows a crop"""
     flip: float = 0.5
-    """share of the visits that are mirrored"""
+    """probability of a horizontal flip"""
 
     def __post_init__(self) -> None:
-        _check_scales(self.low, self.high)
-        _check_flip(self.flip)
+        _check_scales(type(self).__name__, self.low, self.high)
+        _check_flip(f"{type(self).__name__}.flip", self.flip)
 
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
-        return _scaled(original, side, generator, (self.low, self.high), self.flip)
+        """Draw a scale, a crop and a flip.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: random numbers of the transform.
+        """
+        return _random_scale(original, image_size, generator, (self.low, self.high), self.flip)
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Augment):
-    """A random part of the image, stretched to fill the square, sometimes mirrored: the augmentation of masked pre-training.
+    """A random crop stretched to fill the square, flipped at random: MAE's augmentation.
 
-    Szegedy et al. 2015 in the numbers of MAE (`main_pretrain.py`). Area and aspect are drawn until such a part fits in the image, ten
-    times at most, then it is the largest of a permitted aspect in the middle, as in torchvision. Stretching changes shapes: not for masks' sake.
+    Szegedy et al. 2015 with the numbers of MAE (`main_pretrain.py`). Area and aspect are drawn up
+    to ten times until the crop fits in the image; otherwise it is the largest central one of a
+    permitted aspect, as in torchvision. Stretching distorts shapes, so it is meant for pre-training
+    without masks.
     """
 
     area: tuple[float, float] = (0.2, 1.0)
     """smallest and largest share of the image's area"""
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    """smallest and largest width over height of the part, even in the logarithm"""
+    """smallest and largest width / height of the crop, log-uniform"""
     flip: float = 0.5
-    """share of the visits that are mirrored"""
+    """probability of a horizontal flip"""
 
     def __post_init__(self) -> None:
         if not 0 < self.area[0] <= self.area[1] <= 1:
             raise GigamaskError(
-                f"areas from {self.area[0]} to {self.area[1]}: they lie in (0, 1] and the first is not the larger one; give such"
+                f"RandomResizedCrop.area must hold two ascending shares in (0, 1] (got {self.area})"
             )
         if not 0 < self.aspect[0] <= self.aspect[1] < float("inf"):
             raise GigamaskError(
-                f"aspects from {self.aspect[0]} to {self.aspect[1]}: they are above 0 and the first is not the larger one; give such"
+                "RandomResizedCrop.aspect must hold two ascending numbers above 0 "
+                f"(got {self.aspect})"
             )
-        _check_flip(self.flip)
+        _check_flip("RandomResizedCrop.flip", self.flip)
 
-    def frame(
-        self, original: tuple[int, int], side: int, generator: np.random.Generator
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
+        """Draw a crop and a flip.
+
+        Args:
+            original: size (H, W) of the stored image.
+            image_size: side of the input square in pixels.
+            generator: random numbers of the transform.
+        """
         from gigamask.masks.transforms import ImageTransform
 
-        tries, (down, along, mirrored) = (
-            generator.random((10, 2)).tolist(),
-            generator.random(3).tolist(),
-        )
-        fitting = (
-            size
-            for share, shape in tries
-            if (size := self._size(original, share, shape)) is not None
-        )
-        found = next(fitting, None)
-        crop_h, crop_w = found or self._largest(original)
-        if found is None:
-            down = along = 0.5
-        y0, x0 = int(down * (original[0] - crop_h + 1)), int(along * (original[1] - crop_w + 1))
+        tries, (y, x, mirror) = generator.random((10, 2)).tolist(), generator.random(3).tolist()
+        crops = (self._crop_size(original, area, aspect) for area, aspect in tries)
+        crop = next((size for size in crops if size is not None), None)
+        if crop is None:
+            crop, y, x = self._largest_crop(original), 0.5, 0.5
+        crop_h, crop_w = crop
+        y0, x0 = int(y * (original[0] - crop_h + 1)), int(x * (original[1] - crop_w + 1))
         return ImageTransform(
-            original, (y0, x0, y0 + crop_h, x0 + crop_w), (side, side), side, mirrored < self.flip
+            original,
+            (y0, x0, y0 + crop_h, x0 + crop_w),
+            (image_size, image_size),
+            image_size,
+            mirror < self.flip,
         )
 
-    def _size(
-        self, original: tuple[int, int], share: float, shape: float
+    def _crop_size(
+        self, original: tuple[int, int], area_u: float, aspect_u: float
     ) -> tuple[int, int] | None:
-        """Returns height and width of the part that two uniform numbers choose, None where it has no pixel or does not fit."""
-        area = original[0] * original[1] * (self.area[0] + share * (self.area[1] - self.area[0]))
-        aspect = self.aspect[0] * (self.aspect[1] / self.aspect[0]) ** shape
+        """Return the (H, W) that two uniform numbers choose; None if empty or too large."""
+        area = original[0] * original[1] * (self.area[0] + area_u * (self.area[1] - self.area[0]))
+        aspect = self.aspect[0] * (self.aspect[1] / self.aspect[0]) ** aspect_u
         height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         return (height, width) if 0 < height <= original[0] and 0 < width <= original[1] else None
 
-    def _largest(self, original: tuple[int, int]) -> tuple[int, int]:
-        """Returns the size of the largest part that has a permitted aspect, to whole pixels."""
+    def _largest_crop(self, original: tuple[int, int]) -> tuple[int, int]:
+        """Return the largest (H, W) of a permitted aspect, in whole pixels."""
         height, width = original
-        tall, wide = (
-            max(int(width / self.aspect[0] + 0.5), 1),
-            max(int(height * self.aspect[1] + 0.5), 1),
+        max_height = max(int(width / self.aspect[0] + 0.5), 1)
+        max_width = max(int(height * self.aspect[1] + 0.5), 1)
+        return min(height, max_height), min(width, max_width)
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Random brightness, contrast and saturation, as in torchvision's `ColorJitter`.
+
+    Each is a blend with black, with the mean gray, or with the image's own grays, in random order,
+    by a factor drawn from [max(0, 1 - amount), 1 + amount]. Values are rounded to the nearest where
+    torchvision truncates them, so that the mean brightness does not sink.
+    """
+
+    brightness: float = 0.0
+    """largest change of the brightness; 0.2 is usual, 0 is off"""
+    contrast: float = 0.0
+    """largest change of the contrast; 0.2 is usual, 0 is off"""
+    saturation: float = 0.0
+    """largest change of the saturation; 0.2 is usual, 0 is off"""
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            amount = getattr(self, name)
+            if not 0 <= amount < float("inf"):
+                raise GigamaskError(f"ColorJitter.{name} must be >= 0 and finite (got {amount})")
+
+    def adjust(
+        self, pixels: UInt8[np.ndarray, "3 h w"], generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "3 h w"]:
+        """Return the pixels with random changes of color.
+
+        Args:
+            pixels: RGB image, uint8, [3, h, w].
+            generator: random numbers of the factors and their order.
+        """
+        steps = (
+            (self.brightness, adjust_brightness),
+            (self.contrast, adjust_contrast),
+            (self.saturation, adjust_saturation),
         )
-        return min(height, tall), min(width, wide)
+        uniforms = generator.random(len(steps))
+        for step in generator.permutation(len(steps)):
+            amount, change = steps[step]
+            if amount:
+                low = max(0.0, 1 - amount)
+                pixels = change(pixels, float(low + (1 + amount - low) * uniforms[step]))
+        return pixels
 
 
-def _scaled(
+def adjust_brightness(
+    pixels: UInt8[np.ndarray, "3 h w"], factor: float
+) -> UInt8[np.ndarray, "3 h w"]:
+    """Blend an image with black.
+
+    Args:
+        pixels: RGB image, uint8, [3, h, w].
+        factor: 0 gives black, 1 leaves the image unchanged.
+    """
+    return np.take(_to_uint8(np.arange(256, dtype=np.float32) * factor), pixels)
+
+
+def adjust_contrast(
+    pixels: UInt8[np.ndarray, "3 h w"], factor: float
+) -> UInt8[np.ndarray, "3 h w"]:
+    """Blend an image with its mean gray.
+
+    Args:
+        pixels: RGB image, uint8, [3, h, w].
+        factor: 0 gives that gray, 1 leaves the image unchanged.
+    """
+    # Integer sums are the same on every machine, with any number of threads.
+    sums = pixels.reshape(3, -1).sum(1, dtype=np.int64)
+    mean = float(np.dot(GRAY_WEIGHTS, sums)) / (pixels.size // 3)
+    return np.take(
+        _to_uint8(np.arange(256, dtype=np.float32) * factor + (1 - factor) * mean), pixels
+    )
+
+
+def adjust_saturation(
+    pixels: UInt8[np.ndarray, "3 h w"], factor: float
+) -> UInt8[np.ndarray, "3 h w"]:
+    """Blend an image with its grayscale version.
+
+    Args:
+        pixels: RGB image, uint8, [3, h, w].
+        factor: 0 gives grays, 1 leaves the image unchanged.
+    """
+    red, green, blue = (
+        np.float32((1 - factor) * weight) * plane
+        for weight, plane in zip(GRAY_WEIGHTS, pixels, strict=True)
+    )
+    gray, changed = red + green + blue, np.empty_like(pixels)
+    # One channel at a time stays in the cache: a quarter of the time.
+    for plane, out in zip(pixels, changed, strict=True):
+        out[:] = _to_uint8(np.float32(factor) * plane + gray)
+    return changed
+
+
+def _to_uint8(values: Float32[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
+    return np.clip(np.rint(values, out=values), 0, 255, out=values).astype(np.uint8)
+
+
+def _random_scale(
     original: tuple[int, int],
-    side: int,
+    image_size: int,
     generator: np.random.Generator,
     scales: tuple[float, float],
     flip: float,
 ) -> ImageTransform:
-    """Returns the frame of an image whose long side becomes `scale * side`, cropped to whole pixels.
+    """Draw the transform of an image whose long side becomes `scale * image_size`.
 
-    The crop holds the pixels that fit as a whole; what that leaves of the square, less than one of them, is padding.
+    The crop holds the pixels that fit as a whole; the rest of the square, less than one of them, is
+    padding.
     """
     from gigamask.masks.transforms import ImageTransform
 
     low, high = scales
-    how_large, down, along, mirrored = generator.random(4).tolist()
-    scale = low + (high - low) * how_large
+    scale_u, y, x, mirror = generator.random(4).tolist()
+    scale = low + (high - low) * scale_u
     window = max(int(max(original) / scale), 1)
     crop_h, crop_w = (min(length, window) for length in original)
-    y0, x0 = int(down * (original[0] - crop_h + 1)), int(along * (original[1] - crop_w + 1))
-    zoom = side * scale / max(original)
-    resized = (_fitted(crop_h * zoom, side), _fitted(crop_w * zoom, side))
+    y0, x0 = int(y * (original[0] - crop_h + 1)), int(x * (original[1] - crop_w + 1))
+    zoom = image_size * scale / max(original)
+    resized = (_round_length(crop_h * zoom, image_size), _round_length(crop_w * zoom, image_size))
     return ImageTransform(
-        original, (y0, x0, y0 + crop_h, x0 + crop_w), resized, side, mirrored < flip
+        original, (y0, x0, y0 + crop_h, x0 + crop_w), resized, image_size, mirror < flip
     )
 
 
-def _fitted(length: float, side: int) -> int:
-    return min(max(int(length + 0.5), 1), side)
+def _round_length(length: float, image_size: int) -> int:
+    return min(max(int(length + 0.5), 1), image_size)
 
 
-def _check_scales(low: float, high: float) -> None:
+def _check_scales(name: str, low: float, high: float) -> None:
     if not 0 < low <= high < float("inf"):
-        raise GigamaskError(
-            f"scales from {low} to {high}: they are above 0 and the first is not the larger one; give such"
-        )
+        raise GigamaskError(f"{name} needs finite scales with 0 < low <= high (got {low}, {high})")
 
 
-def _check_flip(probability: float) -> None:
+def _check_flip(name: str, probability: float) -> None:
     if not 0 <= probability <= 1:
-        raise GigamaskError(
-            f"the flip's probability is {probability}, it lies in [0, 1]; give such"
-        )
+        raise GigamaskError(f"{name} must be a probability in [0, 1] (got {probability})")

@@ -1,8 +1,4 @@
-"""Images and annotations of an index by row, and the training samples made of them.
-
-Reading bytes is `data.shards`, choosing masks `data.choose`, masks cut beforehand
-`data.mask_store`, batches `data.loader`.
-"""
+"""Images and annotations of an index by row, and the training samples made of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +33,8 @@ class RawSample(NamedTuple):
         """Return the checked annotation; raise CorruptSampleError when it is missing or invalid."""
         if self.json is None:
             raise CorruptSampleError(
-                f"{self.name}: has no json, so it has no masks; leave the image out, or add its json and index it again"
+                f"{self.name}: has no json, so it has no masks; leave the image out, or add its "
+                "json and index it again"
             )
         return annotation.parse(self.json, self.name)
 
@@ -83,7 +80,11 @@ class Sa1bDataset:
         return len(self.index)
 
     def __getitem__(self, row: int) -> AnnotatedImage:
-        """Read and decode one image and its annotation; raise CorruptSampleError when either is unusable."""
+        """Read and decode one image and its annotation.
+
+        Raises:
+            CorruptSampleError: either is missing or cannot be decoded.
+        """
         raw = self.read(row)
         entry = raw.annotation()
         return AnnotatedImage(raw.pixels(entry.size), entry)
@@ -115,12 +116,12 @@ class Sa1bDataset:
         Returns:
             The bytes of each row, or why they cannot be read.
         """
-        found = self._shards.read_entries(self.index, rows, with_json)
+        entries = self._shards.read_entries(self.index, rows, with_json)
         return [
-            each
-            if isinstance(each, CorruptSampleError)
-            else RawSample(self.index.entry_name(row), *each)
-            for row, each in zip(rows, found, strict=True)
+            entry
+            if isinstance(entry, CorruptSampleError)
+            else RawSample(self.index.entry_name(row), *entry)
+            for row, entry in zip(rows, entries, strict=True)
         ]
 
     def close(self) -> None:
@@ -128,17 +129,23 @@ class Sa1bDataset:
         self._shards.close()
 
 
-CutMasks = Callable[
+MaskReader = Callable[
     [Int64[np.ndarray, "k"], ImageTransform], tuple[RLEMasks, Int[np.ndarray, "k 4"]]
 ]
-"""Resamples the masks of the given numbers to the target grid of a frame; the boxes are of what the
-frame shows of them, in original pixels."""
+"""Function that resamples the masks at given positions to the target grid of a transform.
+
+It also returns the boxes of what the transform shows of them, in original pixels.
+"""
 
 
 def build_sample(
-    raw: bytes, entry: ImageAnnotation, visit: SampleRef, settings: SampleConfig, chance: RandomSpec
+    raw: bytes,
+    entry: ImageAnnotation,
+    ref: SampleRef,
+    config: SampleConfig,
+    random_spec: RandomSpec,
 ) -> Sample:
-    """Build the training sample of a visit.
+    """Build one training sample from an image file and its annotation.
 
     All random numbers are keyed by epoch and position in the epoch, so that neither the worker nor
     the order of loading changes the sample. A mask without a cell on the target grid, or outside
@@ -147,13 +154,13 @@ def build_sample(
     Args:
         raw: the image file.
         entry: its checked annotation.
-        visit: which image is sampled, and when.
-        settings: image transform, mask filters and sizes.
-        chance: seed and number of random numbers drawn per sample.
+        ref: which image is sampled, and when.
+        config: image transform, mask filters and sizes.
+        random_spec: seed and number of random numbers drawn per sample.
 
     Returns:
         Pixels fitted to the input square, masks on the target grid, boxes in input pixels, and the
-        random numbers that will be spent on them.
+        random numbers that training will use.
 
     Raises:
         CorruptSampleError: the image cannot be decoded.
@@ -163,36 +170,36 @@ def build_sample(
         entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score
     )
 
-    def cut(
-        chosen: Int64[np.ndarray, "k"], frame: ImageTransform
+    def read_masks(
+        positions: Int64[np.ndarray, "k"], transform: ImageTransform
     ) -> tuple[RLEMasks, Int[np.ndarray, "k 4"]]:
-        taken = masks[chosen]
-        whole = frame.crop_size == frame.original
-        boxes = candidates.boxes[chosen] if whole else _visible_boxes(taken, frame)
-        return frame.masks(taken, settings.mask_size), boxes
+        chosen = masks[positions]
+        whole = transform.crop_size == transform.original
+        boxes = candidates.boxes[positions] if whole else _visible_boxes(chosen, transform)
+        return transform.masks(chosen, config.mask_size), boxes
 
     return build_sample_from(
-        RawSample(entry.name, raw, None), candidates, cut, visit, settings, chance
+        RawSample(entry.name, raw, None), candidates, read_masks, ref, config, random_spec
     )
 
 
 def build_sample_from(
     raw: RawSample,
     candidates: CandidateMasks,
-    cut: CutMasks,
-    visit: SampleRef,
-    settings: SampleConfig,
-    chance: RandomSpec,
+    read_masks: MaskReader,
+    ref: SampleRef,
+    config: SampleConfig,
+    random_spec: RandomSpec,
 ) -> Sample:
-    """Build the training sample of a visit from mask attributes and a function that makes masks.
+    """Build one training sample from mask attributes and a function that reads masks.
 
     Args:
         raw: the image file and its name.
         candidates: size of the image, and areas, boxes and scores of its masks.
-        cut: makes the masks that were chosen, and only those.
-        visit: which image is sampled, and when.
-        settings: image transform, mask filters and sizes.
-        chance: seed and number of random numbers drawn per sample.
+        read_masks: reads the masks that were chosen, and only those.
+        ref: which image is sampled, and when.
+        config: image transform, mask filters and sizes.
+        random_spec: seed and number of random numbers drawn per sample.
 
     Returns:
         The sample, as in `build_sample`.
@@ -202,97 +209,97 @@ def build_sample_from(
     """
 
     def generator(purpose: str) -> np.random.Generator:
-        return make_rng(chance.seed, purpose, visit.epoch, visit.position)
+        return make_rng(random_spec.seed, purpose, ref.epoch, ref.position)
 
-    frame = settings.augment.frame(candidates.size, settings.image_size, generator("frame"))
-    chosen = choose_masks(candidates, visit.mask, frame, settings, generator("masks"))
-    masks, boxes = cut(chosen, frame)
-    seen = masks.areas() > 0
+    transform = config.augment.get_transform(candidates.size, config.image_size, generator("frame"))
+    chosen = choose_masks(candidates, ref.mask, transform, config, generator("masks"))
+    masks, boxes = read_masks(chosen, transform)
+    visible = masks.areas() > 0
     shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
-    strata = granularity(shares) if visit.stratum < 0 else np.full(len(shares), visit.stratum)
-    pixels = _fit(raw, frame, settings.half_scale).numpy()
+    strata = granularity(shares) if ref.stratum < 0 else np.full(len(shares), ref.stratum)
+    pixels = _resize(raw, transform, config.half_scale).numpy()
     return Sample(
         name=raw.name,
-        ref=visit,
-        image=torch.from_numpy(settings.color_jitter.adjust(pixels, generator("colour"))),
-        transform=frame,
-        masks=masks[seen],
-        boxes_input=frame.boxes_to_input(boxes[seen].astype(np.float32)),
-        strata=strata[seen].astype(np.int64),
-        random_inputs=_draw_random_inputs(int(seen.sum()), chance, generator),
+        ref=ref,
+        image=torch.from_numpy(config.color_jitter.adjust(pixels, generator("colour"))),
+        transform=transform,
+        masks=masks[visible],
+        boxes_input=transform.boxes_to_input(boxes[visible].astype(np.float32)),
+        strata=strata[visible].astype(np.int64),
+        random_inputs=_draw_random_inputs(int(visible.sum()), random_spec, generator),
     )
 
 
 def choose_masks(
     candidates: CandidateMasks,
     only: int,
-    frame: ImageTransform,
-    settings: SampleConfig,
+    transform: ImageTransform,
+    config: SampleConfig,
     generator: np.random.Generator,
 ) -> Int64[np.ndarray, "k"]:
     """Choose the masks to train on.
 
     Args:
         candidates: size of the image, and areas, boxes and scores of its masks.
-        only: the number, among those that pass the filters, of the single mask wanted; -1 for any.
-        frame: a mask whose box lies outside its crop is not chosen.
-        settings: filters, sampler of masks, and the most masks of an image.
+        only: position, among the masks that pass the filters, of the one mask wanted; -1 for any.
+        transform: a mask whose box lies outside its crop is not chosen.
+        config: filters, sampler of masks, and the most masks of an image.
         generator: random numbers of the choice.
 
     Returns:
-        Numbers of the chosen masks in the annotation.
+        Positions of the chosen masks in the annotation.
     """
-    (height, width), (y0, x0, y1, x1), boxes = candidates.size, frame.crop, candidates.boxes
-    kept = settings.filters.keep(
+    (height, width), (y0, x0, y1, x1), boxes = candidates.size, transform.crop, candidates.boxes
+    passes = config.filters.keep(
         candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score
     )
-    numbers = np.flatnonzero(kept & (candidates.areas > 0))
+    positions = np.flatnonzero(passes & (candidates.areas > 0))
     if only >= 0:
-        numbers = numbers[only : only + 1]
-    met = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
-    numbers = numbers[met[numbers]]
-    return numbers[settings.mask_sampler.choose(candidates[numbers], settings.max_masks, generator)]
+        positions = positions[only : only + 1]
+    inside = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
+    positions = positions[inside[positions]]
+    return positions[config.mask_sampler.choose(candidates[positions], config.max_masks, generator)]
 
 
-def _visible_boxes(masks: RLEMasks, frame: ImageTransform) -> Int32[np.ndarray, "k 4"]:
+def _visible_boxes(masks: RLEMasks, transform: ImageTransform) -> Int32[np.ndarray, "k 4"]:
     """Return boxes, in original pixels, of what the crop shows; undefined for hidden masks."""
-    y0, x0, y1, x1 = frame.crop
+    y0, x0, y1, x1 = transform.crop
     visible = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
     return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
 
 
-def _fit(raw: RawSample, frame: ImageTransform, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
-    """Fit the image to the input square, decoded at half size if asked and nothing is enlarged."""
+def _resize(raw: RawSample, transform: ImageTransform, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
+    """Decode and transform an image; with `half_scale` at half size where nothing is enlarged."""
     half = half_scale and all(
         -(-crop // 2) >= resized
-        for crop, resized in zip(frame.crop_size, frame.resized, strict=True)
+        for crop, resized in zip(transform.crop_size, transform.resized, strict=True)
     )
-    pixels = raw.pixels(frame.original, half)
+    pixels = raw.pixels(transform.original, half)
     height, width = pixels.shape[:2]
-    if (height, width) == frame.original:
-        return frame.image(pixels)
-    (y0, x0, y1, x1), (tall, wide) = frame.crop, frame.original
+    if (height, width) == transform.original:
+        return transform.image(pixels)
+    (y0, x0, y1, x1), (full_h, full_w) = transform.crop, transform.original
     crop = (
-        y0 * height // tall,
-        x0 * width // wide,
-        -(-y1 * height // tall),
-        -(-x1 * width // wide),
+        y0 * height // full_h,
+        x0 * width // full_w,
+        -(-y1 * height // full_h),
+        -(-x1 * width // full_w),
     )
-    return replace(frame, original=(height, width), crop=crop).image(pixels)
+    return replace(transform, original=(height, width), crop=crop).image(pixels)
 
 
 def _draw_random_inputs(
-    masks: int, chance: RandomSpec, generator: Callable[[str], np.random.Generator]
+    masks: int, random_spec: RandomSpec, generator: Callable[[str], np.random.Generator]
 ) -> RandomInputs:
     def uniform(purpose: str, *shape: int) -> Tensor:
         return torch.from_numpy(generator(purpose).random(shape, dtype=np.float32))
 
-    clicks = uniform("clicks", masks, chance.clicks, 2)
+    clicks = uniform("clicks", masks, random_spec.clicks, 2)
     noise = generator("box_noise").standard_normal((masks, 4), dtype=np.float32)
     return RandomInputs(
         first=uniform("first", masks),
-        clicks=torch.cat([clicks, uniform("points", masks, chance.points, 2)], 1),
+        clicks=torch.cat([clicks, uniform("points", masks, random_spec.points, 2)], 1),
         box_noise=torch.from_numpy(noise),
-        drop_path=uniform("drop_path", 1, chance.blocks, 2),
-        patches=uniform("patches", 1, chance.patches),
+        drop_path=uniform("drop_path", 1, random_spec.blocks, 2),
+        patches=uniform("patches", 1, random_spec.patches),
     )

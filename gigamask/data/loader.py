@@ -1,10 +1,8 @@
-"""From rows of the index to batches, in this process or in others, always the same ones.
+"""Batches of an index, made in this process or in worker processes.
 
-In: a source (an index, how samples are made, their chance) and the steps' visits. Out: for each step the tuple of its micro-batches.
-The loader keeps no state: what is delivered is a function of the visits alone, whatever the number of workers. A mask leaves a worker as runs of
-the target grid, a few hundred bytes, and becomes dense on the device.
-
-Not here: which rows are visited when (`samplers.batch_sampler`), how a sample is made (`data.dataset`).
+The loader has no state: batches are a function of the step plans alone, whatever the number of
+workers. Masks are sent as run lengths on the target grid, a few hundred bytes each, and become
+dense on the device.
 """
 
 import math
@@ -43,22 +41,29 @@ from gigamask.types import (
 )
 
 PREFETCH = 2
-NAMES_TOLD = 8
+"""Micro-batches that each worker prepares ahead."""
+MAX_NAMES = 8
+"""Most sample names in an error message."""
 
 
 class BatchJob(NamedTuple):
-    """What a worker is asked for: one micro-batch of a step."""
+    """One micro-batch of a step, as a worker receives it.
 
-    visits: tuple[SampleRef, ...]
+    `start` and `samples` count the global samples consumed before and after the step.
+    """
+
+    refs: tuple[SampleRef, ...]
     start: int
     samples: int
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Where samples come from. It may be pickled: index and tars are opened by the process that first reads.
+    """Samples of the index in `folder`.
 
-    `read_ahead`: bytes of the blocks that remote tars are fetched in, `blocks` of which are held (`data.shards`); 0 for exactly what is asked for.
+    It may be pickled: index and tars are opened by the process that first reads them. `read_ahead`
+    is the size in bytes of the blocks in which remote tars are fetched, of which `blocks` are
+    cached; 0 fetches exactly what is needed.
     """
 
     folder: str
@@ -69,10 +74,12 @@ class SampleSource:
 
     @cached_property
     def index(self) -> Index:
+        """The opened index."""
         return Index.open(self.folder)
 
     @cached_property
     def dataset(self) -> Sa1bDataset:
+        """The dataset over the index."""
         return Sa1bDataset(self.index, self.read_ahead, self.blocks)
 
     @cached_property
@@ -83,63 +90,60 @@ class SampleSource:
             else None
         )
 
-    def sample(self, visit: SampleRef, raw: RawSample | CorruptSampleError | None = None) -> Sample:
+    def sample(self, ref: SampleRef, raw: RawSample | CorruptSampleError | None = None) -> Sample:
         """Read, check and build one sample.
 
         Args:
-            visit: which row of the index is sampled, and when.
-            raw: the bytes, where they have been read already.
+            ref: which row of the index is sampled, and when.
+            raw: the bytes if they have been read already.
 
         Raises:
             CorruptSampleError: the sample cannot be used.
         """
         if raw is None:
-            [raw] = self._read([visit])
+            [raw] = self._read([ref])
         if isinstance(raw, CorruptSampleError):
             raise raw
         if self._masks is not None:
             return build_stored_sample(
-                raw.jpg, self._masks, visit, self.sample_config, self.random_spec
+                raw.jpg, self._masks, ref, self.sample_config, self.random_spec
             )
         entry = (
             raw.annotation()
             if self.sample_config.masks
-            else self._without_masks(visit.row, raw.name)
+            else self._empty_annotation(ref.row, raw.name)
         )
-        return build_sample(raw.jpg, entry, visit, self.sample_config, self.random_spec)
+        return build_sample(raw.jpg, entry, ref, self.sample_config, self.random_spec)
 
     def batch(self, job: BatchJob) -> Batch:
-        """Makes one micro-batch, whose bytes are read together; samples that cannot be used are left out and named in it."""
+        """Make one micro-batch; corrupt samples are left out and listed in `Batch.rejected`."""
         samples, rejected = [], []
-        for visit, raw in zip(job.visits, self._read(job.visits), strict=True):
+        for ref, raw in zip(job.refs, self._read(job.refs), strict=True):
             try:
-                samples.append(self.sample(visit, raw))
-            except CorruptSampleError as fault:
-                rejected.append(SkippedSample(self.index.entry_name(visit.row), str(fault)))
-        pause = float(make_rng(self.random_spec.seed, "pause", job.start).random())
+                samples.append(self.sample(ref, raw))
+            except CorruptSampleError as error:
+                rejected.append(SkippedSample(self.index.entry_name(ref.row), str(error)))
+        mask_only_round_u = float(make_rng(self.random_spec.seed, "pause", job.start).random())
         return collate(
             samples,
             tuple(rejected),
             self.sample_config,
             self.random_spec,
-            pause,
+            mask_only_round_u,
             DataCursor(job.samples),
         )
 
-    def _read(self, visits: Sequence[SampleRef]) -> list[RawSample | CorruptSampleError]:
-        """Read the bytes that samples are made of; jsons only where they are used."""
+    def _read(self, refs: Sequence[SampleRef]) -> list[RawSample | CorruptSampleError]:
+        """Read the bytes of several samples together; jsons only where they are used."""
         with_json = self.sample_config.masks and self._masks is None
-        return self.dataset.read_many([visit.row for visit in visits], with_json)
+        return self.dataset.read_many([ref.row for ref in refs], with_json)
 
-    def _without_masks(self, row: int, name: str) -> ImageAnnotation:
-        """Returns what is said of an image where its masks are left aside."""
-        size, none = (
-            (int(self.index.images["height"][row]), int(self.index.images["width"][row])),
-            np.zeros(0, np.float32),
-        )
-        return ImageAnnotation(
-            name, size, RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64)), none, none
-        )
+    def _empty_annotation(self, row: int, name: str) -> ImageAnnotation:
+        """Return the annotation of an image without its masks."""
+        images, scores = self.index.images, np.zeros(0, np.float32)
+        size = (int(images["height"][row]), int(images["width"][row]))
+        masks = RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))
+        return ImageAnnotation(name, size, masks, scores, scores)
 
     def __reduce__(self) -> tuple:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
@@ -148,32 +152,41 @@ class SampleSource:
 def collate(
     samples: list[Sample],
     rejected: tuple[SkippedSample, ...],
-    assembly: SampleConfig,
-    chance: RandomSpec,
+    config: SampleConfig,
+    random_spec: RandomSpec,
     mask_only_round_u: float,
     cursor: DataCursor,
 ) -> Batch:
-    """Joins samples into one batch, masks on one flat axis; there may be no samples, and samples may have no masks."""
-    side, grid = assembly.image_size, assembly.mask_size
-    images = _blank((len(samples), 3, side, side))
+    """Join samples into one batch, with all masks on one flat axis.
+
+    Args:
+        samples: samples, perhaps none, each with any number of masks.
+        rejected: samples that were left out, and why.
+        config: image size and mask size.
+        random_spec: number of random numbers drawn per sample.
+        mask_only_round_u: uniform number in [0, 1) that chooses the mask-only round of the step.
+        cursor: samples consumed once the batch has been trained on.
+    """
+    image_size, mask_size = config.image_size, config.mask_size
+    images = _shared_zeros((len(samples), 3, image_size, image_size))
     for image, sample in zip(images, samples, strict=True):
         height, width = sample.image.shape[1:]
         image[:, :height, :width] = sample.image
-    nothing = RLEMasks((grid, grid), np.zeros(0, np.int32), np.zeros(1, np.int64))
-    masks = RLEMasks.concatenate([nothing, *(sample.masks for sample in samples)])
+    no_masks = RLEMasks((mask_size, mask_size), np.zeros(0, np.int32), np.zeros(1, np.int64))
+    masks = RLEMasks.concatenate([no_masks, *(sample.masks for sample in samples)])
     counts = torch.tensor([len(sample.masks) for sample in samples], dtype=torch.int64)
     boxes = np.concatenate(
         [np.zeros((0, 4), np.float32), *(sample.boxes_input for sample in samples)]
     )
-    blank = (
+    empty_shapes = (
         (0,),
-        (0, chance.clicks + chance.points, 2),
+        (0, random_spec.clicks + random_spec.points, 2),
         (0, 4),
-        (0, chance.blocks, 2),
-        (0, chance.patches),
+        (0, random_spec.blocks, 2),
+        (0, random_spec.patches),
     )
-    none = RandomInputs(*map(torch.zeros, blank))
-    drawn = [none, *(sample.random_inputs for sample in samples)]
+    empty = RandomInputs(*map(torch.zeros, empty_shapes))
+    random_inputs = [empty, *(sample.random_inputs for sample in samples)]
     return Batch(
         names=tuple(sample.name for sample in samples),
         images=images,
@@ -189,10 +202,10 @@ def collate(
         boxes_input=torch.from_numpy(boxes),
         rle_bounds=torch.from_numpy(masks.bounds),
         rle_offsets=torch.from_numpy(masks.starts),
-        mask_size=grid,
+        mask_size=mask_size,
         random_inputs=RandomInputs(
             **{
-                field.name: torch.cat([getattr(each, field.name) for each in drawn])
+                field.name: torch.cat([getattr(inputs, field.name) for inputs in random_inputs])
                 for field in fields(RandomInputs)
             }
         ),
@@ -202,8 +215,8 @@ def collate(
     )
 
 
-def _blank(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
-    """Returns zeros; in a loader's process they lie where the training process can read them, as with torch's own collate."""
+def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
+    """Return zeros, in a worker in shared memory, as torch's own collate function does."""
     size = math.prod(shape)
     if get_worker_info() is None or not size:
         return torch.zeros(shape, dtype=torch.uint8)
@@ -214,9 +227,9 @@ def _blank(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
 
 @dataclass(frozen=True)
 class _PackedBatch:
-    """A batch on its way out of a loader's process: its images in shared memory, its other tensors as arrays.
+    """A batch as a worker sends it: images in shared memory, other tensors as arrays.
 
-    Each tensor that is sent takes a file of its own, and longer than what is in it.
+    Each tensor that is sent takes a file of its own, which takes longer than its content.
     """
 
     images: UInt8[Tensor, "B 3 S S"]
@@ -224,26 +237,24 @@ class _PackedBatch:
     rest: dict[str, Any]
 
     @classmethod
-    def packed(cls, batch: Batch) -> "_PackedBatch":
-        """Packs a batch."""
+    def pack(cls, batch: Batch) -> "_PackedBatch":
         rest = {field.name: getattr(batch, field.name) for field in fields(Batch)}
-        draws = {
+        random_inputs = {
             field.name: getattr(batch.random_inputs, field.name).numpy()
             for field in fields(RandomInputs)
         }
         images = rest.pop("images")
-        del rest["draws"]
+        del rest["random_inputs"]
         return cls(
             images,
-            draws,
+            random_inputs,
             {
                 name: value.numpy() if isinstance(value, Tensor) else value
                 for name, value in rest.items()
             },
         )
 
-    def unpacked(self) -> Batch:
-        """Returns the batch."""
+    def unpack(self) -> Batch:
         rest: dict[str, Any] = {
             name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
             for name, value in self.rest.items()
@@ -257,12 +268,12 @@ class _PackedBatch:
         )
 
     def pin_memory(self) -> Batch:
-        """Returns the batch in pinned memory; torch's loader calls this."""
-        return self.unpacked().pin_memory()
+        """Return the batch in pinned memory; torch's DataLoader calls this."""
+        return self.unpack().pin_memory()
 
 
 class _JobDataset(Dataset):
-    """Makes whatever it is asked for; a `GigamaskError` is handed over rather than raised, so that it stays one line."""
+    """Dataset of micro-batches; returns a `GigamaskError`, so that torch adds no traceback."""
 
     def __init__(self, source: SampleSource) -> None:
         self.source = source
@@ -270,115 +281,135 @@ class _JobDataset(Dataset):
     def __getitem__(self, index: BatchJob) -> Batch | _PackedBatch | GigamaskError:
         try:
             batch = self.source.batch(index)
-        except GigamaskError as fault:
-            return fault
-        return batch if get_worker_info() is None else _PackedBatch.packed(batch)
+        except GigamaskError as error:
+            return error
+        return batch if get_worker_info() is None else _PackedBatch.pack(batch)
 
 
-def _as_is(made: Any) -> Any:
-    return made
+def _identity(batch: Any) -> Any:
+    return batch
 
 
-def _leave_signals(worker: int) -> None:
-    """Leaves it to the training process to stop: terminals and batch systems tell all processes, and it still waits for what its workers make."""
+def _ignore_signals(worker: int) -> None:
+    """Ignore SIGINT and SIGTERM in a worker.
+
+    Terminals and batch systems signal all processes, but the training process finishes its step,
+    for which it needs its workers, before it stops them.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def batches(
-    source: SampleSource, groups: Iterable[StepPlan], workers: int = 0, pin: bool = False
+    source: SampleSource, plans: Iterable[StepPlan], workers: int = 0, pin: bool = False
 ) -> Iterator[tuple[Batch, ...]]:
-    """Yields each step's micro-batches in order, and ends the processes that made them when it is closed."""
+    """Yield each step's micro-batches in order, and stop the workers when closed.
+
+    Args:
+        source: where samples come from.
+        plans: samples of each step.
+        workers: worker processes; 0 makes batches in this process.
+        pin: put tensors into page-locked memory.
+    """
     loader = Loader(source, workers, pin)
     try:
-        yield from loader.batches(groups)
+        yield from loader.batches(plans)
     finally:
         loader.close()
 
 
 class Loader:
-    """Makes batches, in `workers` processes that prepare them ahead, or here when that is 0. `pin` puts tensors into page-locked memory."""
+    """Loader of batches whose worker processes may serve several calls of `batches`.
+
+    Args:
+        source: where samples come from.
+        workers: worker processes that prepare batches ahead; 0 makes them in this process.
+        pin: put tensors into page-locked memory.
+    """
 
     def __init__(self, source: SampleSource, workers: int, pin: bool) -> None:
         self._source = source
-        self._asked = _JobSampler()
+        self._jobs = _JobSampler()
         self._stream: Iterator[Batch | _PackedBatch | GigamaskError] = iter(())
-        self._torch: Iterable[Batch | _PackedBatch | GigamaskError] = DataLoader(
+        self._loader: Iterable[Batch | _PackedBatch | GigamaskError] = DataLoader(
             _JobDataset(source),
             batch_size=None,
-            sampler=self._asked,
+            sampler=self._jobs,
             num_workers=workers,
-            collate_fn=_as_is,
-            worker_init_fn=_leave_signals,
+            collate_fn=_identity,
+            worker_init_fn=_ignore_signals,
             pin_memory=pin,
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
-            generator=torch.Generator(),  # torch draws a seed for its workers; from here it leaves the global generator alone
+            generator=torch.Generator(),  # spares the global one, from which torch seeds workers
         )
 
-    def batches(self, groups: Iterable[StepPlan]) -> Iterator[tuple[Batch, ...]]:
-        """Yields each step's micro-batches in order; all of them must have been taken before more are asked for.
+    def batches(self, plans: Iterable[StepPlan]) -> Iterator[tuple[Batch, ...]]:
+        """Yield each step's micro-batches in order; exhaust them before the next call.
 
-        Raises `GigamaskError` when a worker dies, naming it and the samples that were waited for.
+        Args:
+            plans: samples of each step.
+
+        Raises:
+            GigamaskError: a worker died; the message names the samples that were waited for.
         """
-        self._asked.groups = groups
-        ahead = self._asked.ahead
-        made = self._made()
-        for first in made:
-            yield first, *islice(made, len(ahead[0].micro_batches) - 1)
-            ahead.popleft()
+        self._jobs.plans = plans
+        pending = self._jobs.pending
+        micro_batches = self._micro_batches()
+        for first in micro_batches:
+            yield first, *islice(micro_batches, len(pending[0].micro_batches) - 1)
+            pending.popleft()
 
     def close(self) -> None:
-        """Ends the processes now, also where a traceback still holds the loader."""
-        self._stream, self._torch = iter(()), ()
+        """Stop the worker processes now, even if a traceback still refers to the loader."""
+        self._stream, self._loader = iter(()), ()
 
-    def _made(self) -> Iterator[Batch]:
-        """Yields micro-batches; raises the `GigamaskError` that a worker met, or that one is dead."""
-        self._stream = iter(self._torch)
+    def _micro_batches(self) -> Iterator[Batch]:
+        """Yield micro-batches; raise a worker's `GigamaskError`, or one that says it died."""
+        self._stream = iter(self._loader)
         while True:
             try:
-                made = next(self._stream)
+                result = next(self._stream)
             except StopIteration:
                 return
             except RuntimeError as error:
-                made = self._death(str(error))
-                if made is None:
+                result = self._dead_worker_error(str(error))
+                if result is None:
                     raise
-            if isinstance(made, GigamaskError):
-                raise made
-            yield made.unpacked() if isinstance(made, _PackedBatch) else made
+            if isinstance(result, GigamaskError):
+                raise result
+            yield result.unpack() if isinstance(result, _PackedBatch) else result
 
-    def _death(self, words: str) -> GigamaskError | None:
-        """Returns the `GigamaskError` that says which worker is dead; None when torch's words are about something else."""
-        # From its own check, or from its handler of SIGCHLD.
-        gone = re.match(
-            r"DataLoader worker (.*?(?:exited unexpectedly|is killed by signal: [^.]*))", words
+    def _dead_worker_error(self, message: str) -> GigamaskError | None:
+        """Return an error for torch's message about a dead worker; None for another message."""
+        # From torch's own check, or from its handler of SIGCHLD.
+        match = re.match(
+            r"DataLoader worker (.*?(?:exited unexpectedly|is killed by signal: [^.]*))", message
         )
-        if gone is None or not self._asked.ahead:
+        if match is None or not self._jobs.pending:
             return None
-        group = self._asked.ahead[0]
+        plan = self._jobs.pending[0]
         names = [
-            self._source.index.entry_name(visit.row)
-            for visits in group.micro_batches
-            for visit in visits
+            self._source.index.entry_name(ref.row) for refs in plan.micro_batches for ref in refs
         ]
-        more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         return GigamaskError(
-            f"the loader worker {gone[1]} while samples from {group.start} on were waited for ({', '.join(names[:NAMES_TOLD])}{more}); often memory "
-            "ran out: run the same command again with fewer --loader.workers, training goes on from the last checkpoint"
+            f"loader worker {match[1]} while samples from {plan.start} on were being loaded "
+            f"({', '.join(names[:MAX_NAMES])}{more}), often for lack of memory; run the same "
+            "command again with fewer --loader.workers to continue from the last checkpoint"
         )
 
 
 class _JobSampler:
-    """What workers are asked for, step after step, and the steps that were begun but not yet delivered."""
+    """Sampler of jobs for the workers, and the steps begun but not yet delivered."""
 
     def __init__(self) -> None:
-        self.groups: Iterable[StepPlan] = ()
-        self.ahead: deque[StepPlan] = deque()
+        self.plans: Iterable[StepPlan] = ()
+        self.pending: deque[StepPlan] = deque()
 
     def __iter__(self) -> Iterator[BatchJob]:
-        self.ahead.clear()
-        for group in self.groups:
-            self.ahead.append(group)
-            for visits in group.micro_batches:
-                yield BatchJob(visits, group.start, group.samples)
+        self.pending.clear()
+        for plan in self.plans:
+            self.pending.append(plan)
+            for refs in plan.micro_batches:
+                yield BatchJob(refs, plan.start, plan.samples)

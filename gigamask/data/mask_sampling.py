@@ -1,9 +1,4 @@
-"""Which masks of an image are trained on: filters by area and score, then a choice of at most so many.
-
-In: per-mask areas, boxes and scores, known before any mask is decoded. Out: which masks stay, which are taken.
-
-Not here: who names the chance (`data.dataset`), which images are visited (`samplers`).
-"""
+"""Which masks of an image are trained on: filters by area and score, and samplers of masks."""
 
 from __future__ import annotations
 
@@ -19,9 +14,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
 
 LOG_AREA = 15.0
-"""The logarithm of 3.3 million, the pixels of SA-1B's photographs: log areas divided by it lie in [0, 1]."""
+"""Logarithm of 3.3 million, the pixels of an SA-1B photograph; scales log areas to [0, 1]."""
 LLOYD_STEPS = 5
-"""Rounds of k-means at most; later ones move the chosen masks apart by another thousandth."""
+"""Most iterations of k-means; later ones move the chosen masks apart by another thousandth."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,8 @@ class MaskFilters:
     def __post_init__(self) -> None:
         if self.max_area is not None and not 0 < self.max_area <= 1:
             raise GigamaskError(
-                f"max_area is {self.max_area}, a share of the image lies in (0, 1]; give such, or None to keep all"
+                f"MaskFilters.max_area must be a share of the image in (0, 1], or None to keep all "
+                f"masks (got {self.max_area})"
             )
 
     def keep(
@@ -50,22 +46,32 @@ class MaskFilters:
         predicted_iou: Float[np.ndarray, "n"],
         stability: Float[np.ndarray, "n"],
     ) -> Bool[np.ndarray, "n"]:
-        """Returns which masks stay; `image_area` may be one image's, or each mask's own."""
-        kept = np.ones(len(areas), dtype=bool)
+        """Return which masks pass the filters.
+
+        Args:
+            areas: area of each mask in original pixels.
+            image_area: pixels of the image, or of each mask's image.
+            predicted_iou: predicted_iou of each mask.
+            stability: stability_score of each mask.
+        """
+        passes = np.ones(len(areas), dtype=bool)
         if self.max_area is not None:
-            kept &= areas <= self.max_area * image_area
+            passes &= areas <= self.max_area * image_area
         if self.min_area is not None:
-            kept &= areas >= self.min_area
+            passes &= areas >= self.min_area
         if self.min_predicted_iou is not None:
-            kept &= predicted_iou >= self.min_predicted_iou
+            passes &= predicted_iou >= self.min_predicted_iou
         if self.min_stability is not None:
-            kept &= stability >= self.min_stability
-        return kept
+            passes &= stability >= self.min_stability
+        return passes
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateMasks:
-    """The masks of one image as the index, too, knows them; boxes are `xyxy` in original pixels, ends inclusive."""
+    """Attributes of an image's masks, as the index stores them.
+
+    Boxes are `xyxy` in original pixels with inclusive ends.
+    """
 
     size: tuple[int, int]
     areas: Int64[np.ndarray, "n"]
@@ -77,7 +83,7 @@ class CandidateMasks:
         return len(self.areas)
 
     def __getitem__(self, chosen: np.ndarray) -> CandidateMasks:
-        """Returns the candidates chosen by whole numbers, in that order."""
+        """Return the candidates at integer positions, in that order."""
         return CandidateMasks(
             self.size,
             self.areas[chosen],
@@ -89,22 +95,38 @@ class CandidateMasks:
 
 @dataclass(frozen=True)
 class MaskSampler(ABC):
-    """Says which masks are taken when there are more than wanted."""
+    """Choice of the masks to train on when an image has more than are wanted."""
 
     @abstractmethod
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
-        """Returns `min(max_masks, len(candidates))` distinct numbers of candidates, ascending."""
+        """Choose masks of one image.
+
+        Args:
+            candidates: attributes of the masks that pass the filters.
+            max_masks: most masks to choose.
+            generator: random numbers of the choice.
+
+        Returns:
+            `min(max_masks, len(candidates))` distinct positions in `candidates`, ascending.
+        """
 
 
 @dataclass(frozen=True)
 class RandomMasks(MaskSampler):
-    """Takes masks uniformly, without replacement."""
+    """Choose masks uniformly, without replacement."""
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
+        """Choose uniformly.
+
+        Args:
+            candidates: attributes of the masks that pass the filters.
+            max_masks: most masks to choose.
+            generator: random numbers of the choice.
+        """
         if len(candidates) <= max_masks:
             return np.arange(len(candidates))
         return np.sort(generator.choice(len(candidates), max_masks, replace=False))
@@ -112,45 +134,72 @@ class RandomMasks(MaskSampler):
 
 @dataclass(frozen=True)
 class BestMasks(MaskSampler):
-    """Takes the masks of highest predicted_iou; of equal ones those that come first in the json. The same ones at every visit."""
+    """Choose the masks of highest predicted_iou, the same ones in every epoch.
+
+    Ties are broken by the order in the json.
+    """
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
+        """Choose by predicted_iou.
+
+        Args:
+            candidates: attributes of the masks that pass the filters.
+            max_masks: most masks to choose.
+            generator: not used.
+        """
         return np.sort(np.argsort(-candidates.predicted_iou, kind="stable")[:max_masks])
 
 
 @dataclass(frozen=True)
 class SizeBalancedMasks(MaskSampler):
-    """Takes equally many masks from each quarter of the range of log areas, at random within each.
+    """Choose equally many masks from each quarter of the range of log areas, at random within each.
 
-    Where a quarter runs short, the others give more, equally; what does not divide evenly comes from quarters at random.
+    Where a quarter has too few masks, the others contribute equally more; the remainder of the
+    division comes from quarters at random.
     """
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
+        """Choose in turn from each quarter.
+
+        Args:
+            candidates: attributes of the masks that pass the filters.
+            max_masks: most masks to choose.
+            generator: random numbers of the choice.
+        """
         quarter = quarters(candidates.areas)
         by_quarter = np.lexsort((generator.random(len(quarter)), quarter))
         counts = np.bincount(quarter, minlength=4)
         turn = np.empty(len(quarter), np.int64)
         turn[by_quarter] = np.arange(len(quarter)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # Every quarter gives its first mask, then its second, and so on; the last turn is shared out at random.
+        # The first mask of every quarter, then the second, and so on; the last turn is random.
         return np.sort(np.lexsort((generator.random(len(quarter)), turn))[:max_masks])
 
 
 @dataclass(frozen=True)
 class DiverseMasks(MaskSampler):
-    """Takes the mask of highest predicted_iou from each of `max_masks` clusters of place, size and shape (k-means).
+    """Choose the mask of highest predicted_iou from each of `max_masks` clusters (k-means).
 
-    The features: centre x / width, centre y / height, log area / 15, and the aspect ratio as box width / (width + height). All lie in [0, 1], so
-    none outweighs the others, and a mask ten times as wide as tall is as far from a square as one ten times as tall as wide.
-    Where masks are so alike that there are fewer clusters, the best predicted_iou of what is left fills up.
+    Clusters are formed by position, size and shape: center x / width, center y / height,
+    log area / 15, and the aspect ratio as box width / (width + height). All lie in [0, 1], so that
+    none outweighs the others, and a mask ten times as wide as tall is as far from a square as one
+    ten times as tall as wide. Where masks are so alike that there are fewer clusters, the masks
+    of highest predicted_iou among the rest are added.
     """
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
+        """Choose one mask of each cluster.
+
+        Args:
+            candidates: attributes of the masks that pass the filters.
+            max_masks: most masks to choose.
+            generator: random numbers of the first cluster centers.
+        """
         n = len(candidates)
         if n <= max_masks:
             return np.arange(n)
@@ -162,7 +211,7 @@ class DiverseMasks(MaskSampler):
 
 
 def quarters(areas: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-    """Returns which quarter of the range of log areas each mask is in: 0 to 3, and 0 for all where they are equally large."""
+    """Return the quarter of the range of log areas of each mask, 0 to 3; 0 if all are equal."""
     logs = np.log(np.maximum(areas, 1))
     low, high = logs.min(initial=np.inf), logs.max(initial=-np.inf)
     if not low < high:
@@ -171,64 +220,70 @@ def quarters(areas: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
 
 
 def features(candidates: CandidateMasks) -> Float64[np.ndarray, "4 n"]:
-    """Returns what `DiverseMasks` compares masks by, a row for each feature."""
+    """Return the features by which `DiverseMasks` compares masks, one row per feature."""
     x0, y0, x1, y1 = candidates.boxes.T.astype(np.float64)
     height, width = candidates.size
-    wide, tall = x1 + 1 - x0, y1 + 1 - y0
-    shape = wide / np.maximum(wide + tall, 1)
+    box_width, box_height = x1 + 1 - x0, y1 + 1 - y0
+    aspect = box_width / np.maximum(box_width + box_height, 1)
     return np.stack(
         [
-            (x0 + wide / 2) / width,
-            (y0 + tall / 2) / height,
+            (x0 + box_width / 2) / width,
+            (y0 + box_height / 2) / height,
             np.log(np.maximum(candidates.areas, 1)) / LOG_AREA,
-            shape,
+            aspect,
         ]
     )
 
 
 def k_means(
-    columns: Float64[np.ndarray, "d n"], k: int, generator: np.random.Generator
+    points: Float64[np.ndarray, "d n"], k: int, generator: np.random.Generator
 ) -> Int64[np.ndarray, "n"]:
-    """Returns each point's cluster, fewer than `k` where fewer points are distinct.
+    """Cluster points: k-means++ (Arthur and Vassilvitskii 2007), then Lloyd's iterations.
 
-    Seeded by k-means++ (Arthur and Vassilvitskii 2007), then Lloyd's rounds.
+    Args:
+        points: coordinates, one row per dimension.
+        k: number of clusters.
+        generator: random numbers of the first centers.
+
+    Returns:
+        Cluster of each point; fewer than `k` clusters if fewer points are distinct.
     """
-    centres = _seed(columns, k, generator)
-    cluster = np.full(columns.shape[1], -1)
+    centers = _initial_centers(points, k, generator)
+    cluster = np.full(points.shape[1], -1)
     for _ in range(LLOYD_STEPS):
-        nearest = _distances(columns, centres).argmin(0)
+        nearest = _squared_distances(points, centers).argmin(0)
         if (nearest == cluster).all():
             break
-        cluster, shown = nearest, len(centres[0])
-        counts = np.bincount(cluster, minlength=shown)
-        sums = np.stack([np.bincount(cluster, column, shown) for column in columns])
-        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)
+        cluster, clusters = nearest, len(centers[0])
+        counts = np.bincount(cluster, minlength=clusters)
+        sums = np.stack([np.bincount(cluster, row, clusters) for row in points])
+        centers = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
     return cluster
 
 
-def _seed(
-    columns: Float64[np.ndarray, "d n"], k: int, generator: np.random.Generator
+def _initial_centers(
+    points: Float64[np.ndarray, "d n"], k: int, generator: np.random.Generator
 ) -> Float64[np.ndarray, "d c"]:
-    """Returns points that are likely far apart: each is drawn with a chance that grows with its squared distance from those before."""
-    chosen = [int(generator.integers(columns.shape[1]))]
-    nearest = np.full(columns.shape[1], np.inf)
-    for share in generator.random(k - 1):
-        nearest = np.minimum(nearest, np.square(columns - columns[:, chosen[-1:]]).sum(0))
+    """Draw points with a probability proportional to the squared distance from those before."""
+    chosen = [int(generator.integers(points.shape[1]))]
+    nearest = np.full(points.shape[1], np.inf)
+    for uniform in generator.random(k - 1):
+        nearest = np.minimum(nearest, np.square(points - points[:, chosen[-1:]]).sum(0))
         total = nearest.cumsum()
         if total[-1] == 0:
             break
-        # Rounding may take the product up to the total itself, which is no point's.
-        chosen.append(min(int(total.searchsorted(share * total[-1], "right")), len(total) - 1))
-    return columns[:, chosen]
+        # Rounding may make the product equal to the total, which is beyond the last point.
+        chosen.append(min(int(total.searchsorted(uniform * total[-1], "right")), len(total) - 1))
+    return points[:, chosen]
 
 
-def _distances(
-    columns: Float64[np.ndarray, "d n"], centres: Float64[np.ndarray, "d k"]
+def _squared_distances(
+    points: Float64[np.ndarray, "d n"], centers: Float64[np.ndarray, "d k"]
 ) -> Float64[np.ndarray, "k n"]:
-    """Returns squared distances, summed feature by feature: no machine rounds that otherwise, as matrix products may be."""
-    total = np.zeros((centres.shape[1], columns.shape[1]))
+    """Return squared distances, summed by feature: rounded alike everywhere, unlike a matmul."""
+    total = np.zeros((centers.shape[1], points.shape[1]))
     offset = np.empty_like(total)
-    for column, centre in zip(columns, centres, strict=True):
-        np.subtract(column, centre[:, None], out=offset)
+    for point, center in zip(points, centers, strict=True):
+        np.subtract(point, center[:, None], out=offset)
         total += np.square(offset, out=offset)
     return total

@@ -1,45 +1,43 @@
-"""How samples are made, as one value that recipes hold and loader processes are sent.
-
-Not here: the making (`data.dataset`).
-"""
+"""How samples are made, as one value that recipes hold and loader workers receive."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gigamask.data.augment import Augment, NoAugment
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """What decides a sample besides its image and its chance."""
+    """Everything that decides a sample besides its image and its random numbers."""
 
     image_size: int
     """side of the input square in pixels"""
     mask_size: int
-    """side of the square grid that masks are cut to"""
+    """side of the square grid that masks are resampled to"""
     max_masks: int = 64
     """most masks of an image that are trained on"""
     filters: MaskFilters = field(default_factory=MaskFilters)
     """which masks may be trained on"""
     mask_sampler: MaskSampler = field(default_factory=RandomMasks)
-    """which of them are, when there are more than `max_masks`"""
+    """which of them are taken when there are more than `max_masks`"""
     augment: Augment = field(default_factory=NoAugment)
-    """how the image is laid into the square"""
+    """resizing, cropping and flipping of the image into the input square"""
     color_jitter: ColorJitter = field(default_factory=ColorJitter)
-    """how much its colours vary"""
+    """random changes of brightness, contrast and saturation"""
     half_scale: bool = False
-    """decode JPEGs at half scale where that is still no smaller than the input: 1.3x faster, about 42 dB from the exact route"""
+    """decode JPEGs at half scale where that is still no smaller than the input: 1.3x faster, about
+    42 dB from the exact decoding"""
     mask_store: str | None = None
     """folder of precomputed masks, read instead of each image's json"""
     masks: bool = True
-    """whether samples have masks; without, any image is one, and no json is read"""
+    """whether samples have masks; without, every image is a sample, and no json is read"""
 
     def __post_init__(self) -> None:
         if self.mask_store and not self.masks:
             raise GigamaskError(
-                f"{self.mask_store}: a mask store is of no use where samples have no masks; leave it out"
+                f"{self.mask_store}: a mask store needs samples with masks (masks is False); leave "
+                "out the mask store"
             )

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from gigamask.data.augment import HorizontalFlip, LargeScaleJitter
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import ColorJitter, HorizontalFlip, LargeScaleJitter
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss

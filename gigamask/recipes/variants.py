@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from gigamask.data.augment import HorizontalFlip, ScaleJitter
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import ColorJitter, HorizontalFlip, ScaleJitter
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models import configs

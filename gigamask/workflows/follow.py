@@ -54,7 +54,7 @@ def follow(index: Index, row: int, run: SamTrainConfig) -> list[dict[str, Any]]:
 
     name = index.entry_name(row)
     found = open_sample_table(index, run.loader.filters, seed=run.seed)
-    if row not in found.places:
+    if row not in found.rows_or_offsets:
         raise GigamaskError(
             f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image"
         )
@@ -63,7 +63,7 @@ def follow(index: Index, row: int, run: SamTrainConfig) -> list[dict[str, Any]]:
     )
     history = LossSnapshot.empty(found.items.count) if run.sampler.decay is not None else None
     order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, history))
-    visits = np.flatnonzero(found.places[order[np.arange(len(order))]] == row)
+    visits = np.flatnonzero(found.rows_or_offsets[order[np.arange(len(order))]] == row)
     visit = SampleRef(0, int(visits[0]) if len(visits) else 0, row)
     raw = through(2, "Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))
     entry = through(3, "RawSample.annotation", raw.annotation)

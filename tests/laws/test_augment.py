@@ -155,7 +155,7 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
 
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
-    frame = augment.frame(size, 64, make_rng(0, "frame", position))
+    frame = augment.get_transform(size, 64, make_rng(0, "frame", position))
     y0, x0, y1, x1 = frame.crop
     assert 0 <= y0 < y1 <= size[0]
     assert 0 <= x0 < x1 <= size[1]
@@ -164,14 +164,14 @@ def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
     laid = np.sort(frame.points_to_input(corners), 0)
     assert np.allclose(laid, [[-0.5, -0.5], [frame.resized[1] - 0.5, frame.resized[0] - 0.5]])
     assert np.allclose(frame.points_to_original(frame.points_to_input(corners)), corners)
-    assert frame == augment.frame(size, 64, make_rng(0, "frame", position))
+    assert frame == augment.get_transform(size, 64, make_rng(0, "frame", position))
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])
 def test_photographs_keep_their_shape(size):
     for position in range(200):
         for augment in AUGMENTS:
-            frame = augment.frame(size, 256, make_rng(0, "frame", position))
+            frame = augment.get_transform(size, 256, make_rng(0, "frame", position))
             down, across = np.array(frame.resized) / frame.crop_size
             # Both sides are rounded to whole pixels.
             assert abs(down - across) <= 0.5 / frame.crop_size[0] + 0.5 / frame.crop_size[1] + 1e-9

@@ -68,8 +68,8 @@ def join(micros):
         for part in (
             lambda m: m.images,
             lambda m: m.boxes_input,
-            lambda m: m.draws.clicks,
-            lambda m: m.draws.drop_path,
+            lambda m: m.random_inputs.clicks,
+            lambda m: m.random_inputs.drop_path,
         )
     ]
     return names, masks, [tensor.numpy().tobytes() for tensor in tensors]

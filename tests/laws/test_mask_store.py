@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gigamask.data import index, mask_store, mask_store_shard, tar
 from gigamask.data.annotation import parse
-from gigamask.data.augment import HorizontalFlip, NoAugment
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
 from gigamask.data.dataset import build_sample
 from gigamask.data.mask_sampling import (
     BestMasks,

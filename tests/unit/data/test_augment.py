@@ -1,14 +1,24 @@
-"""Frames that the augmentations lay; that image, masks, points and boxes agree in them is in tests/laws/test_augment.py."""
+"""Drawn transforms, and color changes against Pillow's, which torchvision's are defined to equal.
+
+That image, masks, points and boxes agree in a transform is in tests/laws/test_augment.py.
+"""
+
+from itertools import permutations
 
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance
 
 from gigamask.data.augment import (
+    ColorJitter,
     HorizontalFlip,
     LargeScaleJitter,
     NoAugment,
     RandomResizedCrop,
     ScaleJitter,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
 )
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -17,14 +27,14 @@ from gigamask.rng import make_rng
 
 
 def test_plain_is_the_whole_image():
-    assert NoAugment().frame((300, 400), 128, make_rng(0, "frame")) == ImageTransform.whole(
+    assert NoAugment().get_transform((300, 400), 128, make_rng(0, "frame")) == ImageTransform.whole(
         (300, 400), 128
     )
 
 
 def test_flip_mirrors_its_share_of_the_visits():
     frames = [
-        HorizontalFlip(0.25).frame((300, 400), 128, make_rng(0, "frame", 0, position))
+        HorizontalFlip(0.25).get_transform((300, 400), 128, make_rng(0, "frame", 0, position))
         for position in range(2000)
     ]
     # 500 expected, standard deviation 19.
@@ -38,7 +48,8 @@ def test_flip_mirrors_its_share_of_the_visits():
 def test_flip_at_its_ends(probability, flipped):
     generators = [np.random.Generator(np.random.Philox(key=key)) for key in range(50)]
     assert {
-        HorizontalFlip(probability).frame((30, 40), 64, generator).flip for generator in generators
+        HorizontalFlip(probability).get_transform((30, 40), 64, generator).flip
+        for generator in generators
     } == {flipped}
 
 
@@ -52,7 +63,7 @@ def test_a_probability_that_is_none_is_refused(probability):
 def test_scales_are_uniform_between_their_ends(kind):
     augment = kind()
     frames = [
-        augment.frame((1500, 2250), 1024, make_rng(0, "frame", 0, position))
+        augment.get_transform((1500, 2250), 1024, make_rng(0, "frame", 0, position))
         for position in range(1000)
     ]
     scales = np.array([frame.resized[1] / frame.crop_size[1] * 2250 / 1024 for frame in frames])
@@ -67,7 +78,7 @@ def test_scales_are_uniform_between_their_ends(kind):
 
 def test_a_large_scale_shows_a_crop_that_fills_the_square():
     frames = [
-        LargeScaleJitter(2.0, 2.0).frame((1500, 2250), 1024, make_rng(0, "frame", position))
+        LargeScaleJitter(2.0, 2.0).get_transform((1500, 2250), 1024, make_rng(0, "frame", position))
         for position in range(50)
     ]
     assert {frame.crop_size for frame in frames} == {(1125, 1125)}
@@ -78,13 +89,15 @@ def test_a_large_scale_shows_a_crop_that_fills_the_square():
 
 
 def test_a_small_scale_shows_the_whole_image_small():
-    frame = LargeScaleJitter(0.5, 0.5, flip=0.0).frame((1500, 2250), 1024, make_rng(0, "frame"))
+    frame = LargeScaleJitter(0.5, 0.5, flip=0.0).get_transform(
+        (1500, 2250), 1024, make_rng(0, "frame")
+    )
     assert frame == ImageTransform((1500, 2250), (0, 0, 1500, 2250), (341, 512), 1024)
 
 
 def test_a_scale_of_one_is_the_plain_frame():
     for size in ((300, 400), (400, 300), (1, 700), (33, 32)):
-        assert ScaleJitter(1.0, 1.0, flip=0.0).frame(
+        assert ScaleJitter(1.0, 1.0, flip=0.0).get_transform(
             size, 128, make_rng(0, "frame")
         ) == ImageTransform.whole(size, 128)
 
@@ -92,7 +105,7 @@ def test_a_scale_of_one_is_the_plain_frame():
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
 def test_every_size_can_be_laid(size):
     for position in range(50):
-        frame = LargeScaleJitter(0.1, 7.0).frame(size, 16, make_rng(0, "frame", position))
+        frame = LargeScaleJitter(0.1, 7.0).get_transform(size, 16, make_rng(0, "frame", position))
         assert min(*frame.crop_size, *frame.resized) >= 1
         assert max(frame.resized) <= 16
         assert frame.crop[2] <= size[0]
@@ -110,7 +123,7 @@ def test_scales_that_are_none_are_refused(kind, low, high):
 
 def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
     frames = [
-        RandomResizedCrop().frame((900, 1200), 224, make_rng(0, "frame", 0, position))
+        RandomResizedCrop().get_transform((900, 1200), 224, make_rng(0, "frame", 0, position))
         for position in range(2000)
     ]
     heights, widths = np.array([frame.crop_size for frame in frames]).T
@@ -139,14 +152,18 @@ def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
 )
 def test_where_no_part_fits_the_largest_in_the_middle_is_taken(size, crop):
     """A share of the whole area fits only where the aspect is the image's own."""
-    frame = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).frame(size, 64, make_rng(0, "frame"))
+    frame = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).get_transform(
+        size, 64, make_rng(0, "frame")
+    )
     assert frame == ImageTransform(size, crop, (64, 64), 64)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3), (47, 33)])
 def test_random_crops_lie_in_every_image(size):
     for position in range(200):
-        y0, x0, y1, x1 = RandomResizedCrop().frame(size, 16, make_rng(0, "frame", position)).crop
+        y0, x0, y1, x1 = (
+            RandomResizedCrop().get_transform(size, 16, make_rng(0, "frame", position)).crop
+        )
         assert 0 <= y0 < y1 <= size[0]
         assert 0 <= x0 < x1 <= size[1]
 
@@ -158,7 +175,7 @@ def test_image_and_masks_are_stretched_alike():
     pixels = np.repeat(mask[..., None], 3, 2).astype(np.uint8) * 255
     shares = set()
     for position in range(30):
-        frame = RandomResizedCrop().frame((90, 120), 64, make_rng(0, "frame", position))
+        frame = RandomResizedCrop().get_transform((90, 120), 64, make_rng(0, "frame", position))
         seen, laid = (
             frame.image(pixels)[0].numpy() > 127,
             frame.masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
@@ -190,3 +207,93 @@ def test_aspects_that_are_none_are_refused(aspect):
 def test_their_flip_is_a_probability(kind):
     with pytest.raises(GigamaskError, match=r"probability.*2.0"):
         kind(flip=2.0)
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    random = np.random.default_rng(0)
+    coarse = random.integers(0, 256, (3, 6, 8), dtype=np.uint8).repeat(8, 1).repeat(8, 2)
+    return np.clip(coarse + random.integers(-20, 20, coarse.shape), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "enhance"),
+    [
+        (adjust_brightness, ImageEnhance.Brightness),
+        (adjust_contrast, ImageEnhance.Contrast),
+        (adjust_saturation, ImageEnhance.Color),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.0, 0.8, 1.0, 1.2, 3.0])
+def test_each_change_is_pillows(pixels, change, enhance, factor):
+    expected = np.asarray(
+        enhance(Image.fromarray(pixels.transpose(1, 2, 0))).enhance(factor)
+    ).transpose(2, 0, 1)
+    # Pillow cuts values and rounds grey to a whole number first; what a blend multiplies by a factor, it multiplies that by, too.
+    assert np.abs(change(pixels, factor).astype(int) - expected).max() <= 1 + abs(1 - factor)
+    assert np.array_equal(change(pixels, 1.0), pixels)
+
+
+def test_nothing_is_changed_unless_asked_for(pixels):
+    assert ColorJitter().adjust(pixels, make_rng(0, "colour")) is pixels
+    assert not np.array_equal(
+        ColorJitter(0.2, 0.2, 0.2).adjust(pixels, make_rng(0, "colour")), pixels
+    )
+
+
+def test_the_same_name_gives_the_same_colours(pixels):
+    jitter = ColorJitter(0.2, 0.2, 0.2)
+    adjusted = [jitter.adjust(pixels, make_rng(0, "colour", 1, position)) for position in (0, 0, 1)]
+    assert np.array_equal(adjusted[0], adjusted[1])
+    assert not np.array_equal(adjusted[0], adjusted[2])
+
+
+def test_factors_are_uniform_within_their_amounts():
+    grey = np.full((3, 2, 2), 100, np.uint8)
+    seen = np.array(
+        [
+            ColorJitter(brightness=0.2).adjust(grey, make_rng(0, "colour", i))[0, 0, 0]
+            for i in range(2000)
+        ]
+    )
+    assert (seen.min(), seen.max()) == (80, 120)
+    assert abs(seen.mean() - 100) < 1.5
+    # Above 1 the factor would be negative; it stops at black.
+    dark = np.array(
+        [
+            ColorJitter(brightness=2.0).adjust(grey, make_rng(0, "colour", i))[0, 0, 0]
+            for i in range(500)
+        ]
+    )
+    assert dark.min() < 5
+    assert dark.max() == 255
+
+
+def test_the_order_of_changes_is_drawn(pixels):
+    found = set()
+    for position in range(30):
+        factors = 0.2 + 1.6 * make_rng(0, "colour", position).random(3)
+        adjusted = ColorJitter(0.8, 0.8, 0.8).adjust(pixels, make_rng(0, "colour", position))
+        for order in permutations(
+            zip(
+                (adjust_brightness, adjust_contrast, adjust_saturation),
+                factors.tolist(),
+                strict=True,
+            )
+        ):
+            changed = pixels
+            for change, factor in order:
+                changed = change(changed, factor)
+            if np.array_equal(changed, adjusted):
+                found.add(tuple(change for change, _ in order))
+                break
+        else:
+            pytest.fail(f"position {position} is no order of the three changes")
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+@pytest.mark.parametrize("amount", [-0.1, float("inf"), float("nan")])
+def test_an_amount_that_is_none_is_refused(name, amount):
+    with pytest.raises(GigamaskError, match=rf"{name}.*{amount}"):
+        ColorJitter(**{name: amount})

@@ -9,8 +9,7 @@ import simplejpeg
 import torch
 
 from gigamask.data.annotation import parse
-from gigamask.data.augment import HorizontalFlip, LargeScaleJitter
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import ColorJitter, HorizontalFlip, LargeScaleJitter
 from gigamask.data.dataset import build_sample
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.data.sample_config import SampleConfig
@@ -166,7 +165,7 @@ def test_a_flip_mirrors_image_masks_and_boxes_alike(jpg, entry):
     )
     assert torch.equal(mirrored.image, plain.image.flip(2))
     x0, _, x1, _ = plain.boxes_input.T
-    width = plain.frame.resized[1]
+    width = plain.transform.resized[1]
     assert np.allclose(
         mirrored.boxes_input[:, [0, 2]], np.stack([width - 1 - x1, width - 1 - x0], 1), atol=1e-3
     )
@@ -237,7 +236,7 @@ def test_the_choice_of_the_settings_is_made(jpg, entry):
     best = np.sort(np.argsort(-entry.predicted_iou, kind="stable")[:8])
     expected = entry.masks[best].boxes().astype(np.float32)
     sample = build_sample(
-        jpg, entry, SampleRef(0, 3, 0), replace(PLAIN, choice=BestMasks()), CHANCE
+        jpg, entry, SampleRef(0, 3, 0), replace(PLAIN, mask_sampler=BestMasks()), CHANCE
     )
     assert np.array_equal(sample.boxes_input, sample.transform.boxes_to_input(expected))
 
@@ -248,7 +247,7 @@ def test_colours_vary_with_the_visit_and_touch_nothing_else(jpg, entry):
             jpg,
             entry,
             SampleRef(epoch, 3, 0),
-            replace(PLAIN, colour=ColorJitter(amount, amount, amount)),
+            replace(PLAIN, color_jitter=ColorJitter(amount, amount, amount)),
             CHANCE,
         )
         for amount, epoch in ((0.0, 0), (0.2, 0), (0.2, 0), (0.2, 1))
@@ -258,7 +257,7 @@ def test_colours_vary_with_the_visit_and_touch_nothing_else(jpg, entry):
     assert not torch.equal(first.image, plain.image)
     assert first.image.float().sub(plain.image.float()).abs().mean() < 60
     assert np.array_equal(first.masks.bounds, plain.masks.bounds)
-    assert torch.equal(first.random_inputs.clicks, plain.draws.clicks)
+    assert torch.equal(first.random_inputs.clicks, plain.random_inputs.clicks)
 
 
 def test_half_scale_is_taken_only_where_nothing_is_enlarged():

@@ -235,8 +235,8 @@ def test_tars_and_folders_go_together(photos, tmp_path, entry):
     entries = ShardReader(index.shard_paths).read_entries(index, [7, 4, 6])
     assert [json is None for _, json in entries] == [False, True, False]
     assert entries[0][0] == entry(2)[0][1]
-    assert open_sample_table(index, MaskFilters()).places.tolist() == [6, 7]
-    assert open_sample_table(index, MaskFilters(), masks=False).places.tolist() == list(range(8))
+    assert open_sample_table(index, MaskFilters()).rows_or_offsets.tolist() == [6, 7]
+    assert open_sample_table(index, MaskFilters(), masks=False).rows_or_offsets.tolist() == list(range(8))
 
 
 def test_tars_at_the_top_are_what_is_meant(photos, tmp_path, entry):

@@ -1,4 +1,4 @@
-"""Filters, and what each choice is for; what all choices have in common is in tests/laws/test_choose.py."""
+"""Mask filters and each mask sampler; what all samplers share is in tests/laws/test_mask_sampling.py."""
 
 import numpy as np
 import pytest
