@@ -216,12 +216,12 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
     ),
     "cut between members": (
         lambda raw: _cut(raw, _starts(raw)[4]),
-        r"after member 4 \(sa_1.json\) without the zero blocks that end a tar",
+        r"after member 4 \(sa_1.json\) without the zero blocks",
         2,
     ),
     "cut before the end mark": (
         lambda raw: _cut(raw, _starts(raw)[8]),
-        r"after member 8 \(sa_3.json\) without the zero blocks that end a tar",
+        r"after member 8 \(sa_3.json\) without the zero blocks",
         4,
     ),
     "cut in a header": (
@@ -232,27 +232,27 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
     "empty": (lambda raw: b"", r"the file ends at 0 bytes before its first member", 0),
     "bad header": (
         lambda raw: _overwrite(raw, _starts(raw)[4], b"?"),
-        r"the 512 bytes at \d+ are no tar header, their checksum is wrong",
+        r"the 512 bytes at \d+ are not a tar header",
         2,
     ),
     "bad size": (
         lambda raw: _overwrite(raw, _starts(raw)[4] + 124, b"\xff" * 12),
-        r"(states no size|no tar header, their checksum is wrong)",
+        r"(states no size|not a tar header)",
         2,
     ),
     "zeros between": (
         lambda raw: raw[: _starts(raw)[4]] + bytes(512) + raw[_starts(raw)[4] :],
-        r"one zero block at byte \d+ stands between",
+        r"one zero block at byte \d+ ",
         2,
     ),
     "joined": (
         lambda raw: raw + bytes(2**20),
-        r"the archive ends at \d+, the file has \d+ bytes; it was fetched in part or joined",
+        r"the archive ends at \d+, the file has \d+ bytes",
         4,
     ),
     "compressed": (
         lambda raw: gzip.compress(raw),
-        r"the 512 bytes at 0 are no tar header, .* \(unpack a .tar.gz first\)",
+        r"the 512 bytes at 0 .*tar.gz",
         0,
     ),
 }

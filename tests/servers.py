@@ -60,7 +60,7 @@ class FileServer:
     ) -> None:
         self.folder = Path(folder)
         self.ranges, self.busy, self.status, self.redirect = ranges, busy, status, redirect
-        self.drop_after, self.milestones, self.wrong_length = drop_after, drops, wrong_length
+        self.drop_after, self.drops, self.wrong_length = drop_after, drops, wrong_length
         self.head, self.sizes, self.delay_s = head, sizes, delay_s
         self.shift, self.most, self.kind, self.piece_s = shift, most, kind, piece_s
         self.asked: list[Asked] = []

@@ -1,9 +1,8 @@
-"""Where bytes lie: a local path or an fsspec URL enters; its size and version, ranges of its bytes, or the tars it leads to leave.
+"""Files on local disks and remote storage: sizes, versions, byte ranges, and the tars of a URL.
 
-A URL is anything with `protocol://` (s3, gs, http, memory...). What fsspec is told (endpoint, keys) is fsspec's own configuration; it and the
-library behind a protocol are imported when the first URL is used. Transient errors are retried, here and nowhere below. Written are local files only.
-
-Not here: files that are held open (`data.shards`), what the bytes mean (`data.tar`, `data.part`).
+A URL is anything with `protocol://` (s3, gs, http, memory...). Its endpoint and keys are set in
+fsspec's own configuration; fsspec and the library of a protocol are imported when the first URL is
+used. Transient errors are retried here and in no layer below. Only local files are written.
 """
 
 import errno
@@ -24,10 +23,11 @@ from gigamask.rng import make_rng
 
 MAX_TRIES = 5
 FIRST_WAIT_S = 0.5
-"""Doubled after each try, and cut to between a half and the whole so that many readers do not come back together: about 6 s in all."""
+"""Wait before the second try, doubled after each and multiplied by a random factor in [0.5, 1]:
+about 6 s in all, and many readers do not retry at the same time."""
 MAX_CONCURRENT = 64
-"""Requests under way at once; object stores answer each slowly and any number of them."""
-CONNECT_S, SILENCE_S = 15, 60
+"""Concurrent requests; object stores answer each slowly, but many at once."""
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 15, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 _VERSIONS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "updated", "created")
@@ -46,58 +46,64 @@ class ByteRange(NamedTuple):
 
 
 class FileStat(NamedTuple):
-    """A file as it is now; `version` is the local modification time in ns, or whatever a server tells versions apart by ("" when nothing)."""
+    """Size and version of a file.
+
+    `version` is the local modification time in ns, or the server's ETag or time stamp ("" if none).
+    """
 
     bytes: int
     version: str
 
 
 def is_remote(path: str) -> bool:
-    """Says whether a path is a URL."""
+    """Return whether a path is a URL."""
     return _URL.match(path) is not None
 
 
 def normalize(path: str | os.PathLike) -> str:
-    """Returns a path as it is kept: a URL as given, anything else (also `file://`) as an absolute local path."""
+    """Return a URL unchanged, and any other path (also `file://`) as an absolute local path."""
     text = os.fspath(path).removeprefix("file://")
     return text if is_remote(text) else os.path.abspath(text)
 
 
 def strip_query(path: str) -> str:
-    """Returns a path without the query and fragment that sign an http link."""
-    return (
-        re.split(r"[?#]", path, maxsplit=1)[0] if path.startswith("http") and is_remote(path) else path
-    )
+    """Remove the query and fragment, such as a signature, of an http URL."""
+    if not path.startswith("http") or not is_remote(path):
+        return path
+    return re.split(r"[?#]", path, maxsplit=1)[0]
 
 
 def basename(path: str) -> str:
-    """Returns the last part of a path, by which a tar is known."""
+    """Return the file name of a path or URL."""
     return posixpath.basename(strip_query(path))
 
 
 def stat(path: str) -> FileStat:
-    """Returns a file's size and version; raises OSError for a local file that is not there, Fault for a remote one."""
+    """Return a file's size and version.
+
+    Raises:
+        OSError: A local file cannot be read.
+        GigamaskError: A remote file cannot be read.
+    """
     if not is_remote(path):
         status = os.stat(path)
         return FileStat(status.st_size, str(status.st_mtime_ns))
-    files, inner = _open(path)
-    info = _retried(lambda: files.info(inner), path, "its size")
+    filesystem, inner = _open(path)
+    info = _retry(lambda: filesystem.info(inner), path, "its size")
     if info["type"] != "file":
-        raise GigamaskError(
-            f"{path}: is a folder where one file is wanted; give the address of a tar"
-        )
+        raise GigamaskError(f"{path}: must be a file, is a folder; give the URL of a tar")
     if info["size"] is None:
         raise GigamaskError(
-            f"{path}: the server does not state the file's size; fetch it with 'gigamask download' first"
+            f"{path}: the server does not state the file's size; "
+            "download it with 'gigamask download' first"
         )
     version = next((info[key] for key in _VERSIONS if info.get(key)), "")
-    return FileStat(
-        int(info["size"]), version.isoformat() if isinstance(version, datetime) else str(version)
-    )
+    text = version.isoformat() if isinstance(version, datetime) else str(version)
+    return FileStat(int(info["size"]), text)
 
 
 def stat_all(paths: Sequence[str]) -> list[FileStat]:
-    """Returns `state` of each path, many servers' answers waited for at once."""
+    """Return `stat` of each path; remote files are queried concurrently."""
     if not any(map(is_remote, paths)):
         return [stat(path) for path in paths]
     with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
@@ -105,170 +111,203 @@ def stat_all(paths: Sequence[str]) -> list[FileStat]:
 
 
 def read(path: str, offset: int, size: int) -> bytes:
-    """Returns one range of bytes; raises CorruptSampleError where it is not to be had."""
+    """Read one range of a file.
+
+    Args:
+        path: Local path or URL.
+        offset: First byte.
+        size: Number of bytes.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        CorruptSampleError: The bytes cannot be read.
+    """
     [data] = read_ranges([ByteRange(path, offset, size)])
     if isinstance(data, CorruptSampleError):
         raise data
     return data
 
 
-def read_ranges(places: Sequence[ByteRange]) -> list[bytes | CorruptSampleError]:
-    """Returns the bytes of each place, or why they are not to be had; remote ones are fetched together."""
-    found: list[bytes | CorruptSampleError] = [b""] * len(places)
+def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes | CorruptSampleError]:
+    """Return the bytes of each range, or the error; remote ranges are fetched concurrently."""
+    results: list[bytes | CorruptSampleError] = [b""] * len(ranges)
     local: dict[str, list[int]] = defaultdict(list)
-    served: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
+    remote: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
     opened: dict[str, tuple[Any, str]] = {}
-    for number, place in enumerate(places):
-        if not is_remote(place.path):
-            local[place.path].append(number)
-        elif place.size:
-            if place.path not in opened:
-                opened[place.path] = _open(place.path)
-            files, inner = opened[place.path]
-            served.setdefault(id(files), (files, []))[1].append((number, inner))
+    for i, byte_range in enumerate(ranges):
+        if not is_remote(byte_range.path):
+            local[byte_range.path].append(i)
+        elif byte_range.size:
+            if byte_range.path not in opened:
+                opened[byte_range.path] = _open(byte_range.path)
+            filesystem, inner = opened[byte_range.path]
+            remote.setdefault(id(filesystem), (filesystem, []))[1].append((i, inner))
     for path, numbers in local.items():
-        for number, data in zip(
-            numbers, _read_local(path, [places[number] for number in numbers]), strict=True
-        ):
-            found[number] = data
-    for files, wanted in served.values():
-        for number, data in _read_remote(
-            files, {number: (inner, places[number]) for number, inner in wanted}
-        ).items():
-            found[number] = data
-    return found
+        for i, data in zip(numbers, _read_local(path, [ranges[i] for i in numbers]), strict=True):
+            results[i] = data
+    for filesystem, requests in remote.values():
+        wanted = {i: (inner, ranges[i]) for i, inner in requests}
+        for i, data in _read_remote(filesystem, wanted).items():
+            results[i] = data
+    return results
 
 
-def read_at(descriptor: int, place: ByteRange) -> bytes | CorruptSampleError:
-    """Returns the bytes of a place in a local file that is open, or why they are not to be had."""
+def read_at(descriptor: int, byte_range: ByteRange) -> bytes | CorruptSampleError:
+    """Read a range of an open local file.
+
+    Args:
+        descriptor: The open file.
+        byte_range: The range; its path is used in the error only.
+
+    Returns:
+        The bytes, or the error if they cannot be read.
+    """
     try:
-        data = os.pread(descriptor, place.size, place.offset)
+        data = os.pread(descriptor, byte_range.size, byte_range.offset)
     except OSError as error:
-        return read_error(place, error)
-    return data if len(data) == place.size else _short(place, len(data))
+        return read_error(byte_range, error)
+    return data if len(data) == byte_range.size else _short_read(byte_range, len(data))
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a local file that appears whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+    """Write a local file atomically.
+
+    Args:
+        path: The file; it is replaced if it exists.
+        content: Its bytes.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
-def read_error(place: ByteRange, error: OSError) -> CorruptSampleError:
-    """Returns the complaint that a local file cannot be read."""
+def read_error(byte_range: ByteRange, error: OSError) -> CorruptSampleError:
+    """Return the error for a local file that cannot be read.
+
+    Args:
+        byte_range: The bytes to read.
+        error: The operating system's error.
+    """
+    path, offset, size = byte_range
     return CorruptSampleError(
-        f"{place.path}: {place.size} bytes at {place.offset} cannot be read ({error.strerror}); check the disk"
+        f"{path}: cannot read {size} bytes at {offset} ({error.strerror}); check the disk"
     )
 
 
 def find_tars(url: str) -> list[str]:
-    """Returns the tars that a URL means: itself when it ends in `.tar`, a glob's files, or a folder's `.tar` files; sorted."""
-    pattern = bool(re.search(r"[*?\[]", strip_query(url)))
-    if strip_query(url).endswith(".tar") and not pattern:
+    """Return the tars of a URL: itself if it ends in `.tar`, a folder's `.tar` files, or a glob's.
+
+    Returns:
+        Sorted URLs.
+
+    Raises:
+        GigamaskError: There are none, or the server cannot be read.
+    """
+    is_glob = bool(re.search(r"[*?\[]", strip_query(url)))
+    if strip_query(url).endswith(".tar") and not is_glob:
         return [url]
-    files, inner = _open(url)
-    if pattern:
-        names = _retried(lambda: files.glob(inner), url, "its folder")
+    filesystem, inner = _open(url)
+    if is_glob:
+        names = _retry(lambda: filesystem.glob(inner), url, "its folder")
     else:
-        names = [
-            each["name"]
-            for each in _retried(lambda: files.ls(inner, detail=True), url, "its folder")
-            if strip_query(each["name"]).endswith(".tar")
-        ]
+        listing = _retry(lambda: filesystem.ls(inner, detail=True), url, "its folder")
+        names = [entry["name"] for entry in listing if strip_query(entry["name"]).endswith(".tar")]
     if not names:
-        what = "the glob matches no file" if pattern else "the address lists no .tar file"
+        problem = "the glob matches no file" if is_glob else "the folder lists no .tar file"
         raise GigamaskError(
-            f"{url}: {what}; give the address of a tar, of a folder of tars, or a glob such as s3://bucket/folder/*.tar in quotes"
+            f"{url}: {problem}; give the URL of a tar, of a folder of tars, "
+            "or a quoted glob such as 's3://bucket/folder/*.tar'"
         )
     scheme = url[: url.index("://") + 3]
     return sorted(name if is_remote(name) else scheme + name.lstrip("/") for name in names)
 
 
-def _read_local(path: str, places: list[ByteRange]) -> list[bytes | CorruptSampleError]:
+def _read_local(path: str, ranges: list[ByteRange]) -> list[bytes | CorruptSampleError]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        return [read_error(place, error) for place in places]
+        return [read_error(byte_range, error) for byte_range in ranges]
     try:
-        return [read_at(descriptor, place) for place in places]
+        return [read_at(descriptor, byte_range) for byte_range in ranges]
     finally:
         os.close(descriptor)
 
 
 def _read_remote(
-    files: Any, wanted: dict[int, tuple[str, ByteRange]]
+    filesystem: Any, wanted: dict[int, tuple[str, ByteRange]]
 ) -> dict[int, bytes | CorruptSampleError]:
-    """Returns each numbered place's bytes from one file system; only what failed transiently is asked for again."""
-    found: dict[int, bytes | CorruptSampleError] = {}
-    pending, most = list(wanted), {"batch_size": MAX_CONCURRENT} if files.async_impl else {}
-    for tried in range(1, MAX_TRIES + 1):
-        if tried > 1:
-            _wait(tried)
-        paths, places = zip(*(wanted[number] for number in pending), strict=True)
-        starts, stops = (
-            [place.offset for place in places],
-            [place.offset + place.size for place in places],
-        )
-        answers = files.cat_ranges(list(paths), starts, stops, on_error="return", **most)
+    """Return the bytes of ranges of one file system; only transient failures are retried."""
+    results: dict[int, bytes | CorruptSampleError] = {}
+    pending = list(wanted)
+    options = {"batch_size": MAX_CONCURRENT} if filesystem.async_impl else {}
+    for attempt in range(1, MAX_TRIES + 1):
+        if attempt > 1:
+            _wait(attempt)
+        paths, ranges = zip(*(wanted[i] for i in pending), strict=True)
+        starts = [byte_range.offset for byte_range in ranges]
+        stops = [byte_range.offset + byte_range.size for byte_range in ranges]
+        responses = filesystem.cat_ranges(list(paths), starts, stops, on_error="return", **options)
         failed = []
-        for number, place, answer in zip(pending, places, answers, strict=True):
-            found[number], again = _judge_answer(place, answer, tried)
-            if again:
-                failed.append(number)
+        for i, byte_range, response in zip(pending, ranges, responses, strict=True):
+            results[i], transient = _check_response(byte_range, response, attempt)
+            if transient:
+                failed.append(i)
         pending = failed
         if not pending:
             break
-    return found
+    return results
 
 
-def _short(place: ByteRange, there: int) -> CorruptSampleError:
-    """Returns the complaint that a file ends too early."""
+def _short_read(byte_range: ByteRange, size: int) -> CorruptSampleError:
     return CorruptSampleError(
-        f"{place.path}: {place.size} bytes were wanted at {place.offset}, {there} are there; fetch the tar and index it again"
+        f"{byte_range.path}: expected {byte_range.size} bytes at {byte_range.offset}, got {size}; "
+        "download the tar and index it again"
     )
 
 
-def _judge_answer(
-    place: ByteRange, answer: bytes | Exception, tried: int
+def _check_response(
+    byte_range: ByteRange, response: bytes | Exception, attempt: int
 ) -> tuple[bytes | CorruptSampleError, bool]:
-    """Returns the bytes or the complaint, and whether asking again may help."""
-    if not isinstance(answer, Exception):
-        if len(answer) > place.size:
-            return CorruptSampleError(_ignores_ranges(place.path)), False
-        return (answer, False) if len(answer) == place.size else (_short(place, len(answer)), True)
-    again, why = _judge(place.path, answer, tried)
-    bad = CorruptSampleError(
-        why
-        if isinstance(answer, GigamaskError)
-        else f"{place.path}: {place.size} bytes at {place.offset} cannot be read{why}"
-    )
-    bad.__cause__ = answer
-    return bad, again
+    """Return the bytes or the error, and whether a retry may help."""
+    if not isinstance(response, Exception):
+        if len(response) > byte_range.size:
+            return CorruptSampleError(_ignores_ranges(byte_range.path)), False
+        if len(response) == byte_range.size:
+            return response, False
+        return _short_read(byte_range, len(response)), True
+    path, offset, size = byte_range
+    transient, reason = _classify_error(path, response, attempt)
+    if not isinstance(response, GigamaskError):
+        reason = f"{path}: cannot read {size} bytes at {offset}{reason}"
+    bad = CorruptSampleError(reason)
+    bad.__cause__ = response
+    return bad, transient
 
 
-def _retried(action: Callable[[], Result], url: str, what: str) -> Result:
-    """Returns what the action returns; raises Fault when it fails for good, or transiently too often."""
-    tried = 1
+def _retry(action: Callable[[], Result], url: str, what: str) -> Result:
+    """Return the result of `action`; raise GigamaskError if it fails permanently or too often."""
+    attempt = 1
     while True:
         try:
             return action()
         except Exception as error:
-            again, why = _judge(url, error, tried)
-            if not again or tried == MAX_TRIES:
-                raise GigamaskError(f"{url}: {what} cannot be read{why}") from error
-        tried += 1
-        _wait(tried)
+            transient, reason = _classify_error(url, error, attempt)
+            if not transient or attempt == MAX_TRIES:
+                raise GigamaskError(f"{url}: cannot read {what}{reason}") from error
+        attempt += 1
+        _wait(attempt)
 
 
-def _wait(tried: int) -> None:
-    # Two processes must not wait alike; what is computed does not depend on it.
-    part = make_rng(os.getpid(), "retry", time.monotonic_ns()).uniform(0.5, 1)
-    time.sleep(FIRST_WAIT_S * 2 ** (tried - 2) * part)
+def _wait(attempt: int) -> None:
+    # The jitter must differ between processes; no result depends on it.
+    jitter = make_rng(os.getpid(), "retry", time.monotonic_ns()).uniform(0.5, 1)
+    time.sleep(FIRST_WAIT_S * 2 ** (attempt - 2) * jitter)
 
 
-def _judge(url: str, error: Exception, tried: int) -> tuple[bool, str]:
-    """Returns whether a failure is transient, and the end of the sentence that names it: how often, what it was, what to do."""
+def _classify_error(url: str, error: Exception, attempt: int) -> tuple[bool, str]:
+    """Return whether a failure is transient, and the rest of its message: reason and advice."""
     if isinstance(error, _BUGS):
         raise error
     if isinstance(error, GigamaskError):
@@ -278,91 +317,88 @@ def _judge(url: str, error: Exception, tried: int) -> tuple[bool, str]:
         and isinstance(error, FileNotFoundError)
         and isinstance(error.__cause__, Exception)
     ):
-        error = error.__cause__  # fsspec says so of whatever went wrong
+        error = error.__cause__  # fsspec raises FileNotFoundError for any http failure
     status = getattr(error, "status", None) or getattr(error, "code", None)
     status = status if isinstance(status, int) else 0
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return False, f" (not found: {reason}); check the address"
+        return False, f" (not found: {reason}); check the URL"
     if (
         isinstance(error, PermissionError)
         or status in (401, 403)
         or "Credentials" in type(error).__name__
     ):
-        return (
-            False,
-            f" (no permission: {reason}); check the credentials that fsspec is given, or sign the link again",
-        )
+        return False, f" (no permission: {reason}); check fsspec's credentials or sign the URL anew"
     if status == 416 or "not satisfiable" in reason:
-        return (
-            False,
-            f" ({reason}); the file is shorter than it was, fetch the tar and index it again",
-        )
+        return False, f" ({reason}); the file is shorter than when it was indexed, index it again"
     refused = 400 <= status < 500 and status not in (408, 425, 429)
     if (
         refused
         or isinstance(error, IsADirectoryError | NotADirectoryError | ValueError)
         or getattr(error, "errno", None) in _PERMANENT
     ):
-        return False, f" ({reason}); check the address"
-    return (
-        True,
-        f" after {tried} {'try' if tried == 1 else 'tries'} ({reason}); check the network and the server, then run the same command again",
-    )
+        return False, f" ({reason}); check the URL"
+    tries = f"{attempt} {'try' if attempt == 1 else 'tries'}"
+    advice = "check the network and the server, then run the same command again"
+    return True, f" after {tries} ({reason}); {advice}"
 
 
 def _open(url: str) -> tuple[Any, str]:
-    """Returns the file system behind a URL, this process's own, and the path within it."""
+    """Return this process's own file system for a URL, and the path within it."""
     import fsspec
 
     protocol = url.split("::", 1)[0].split("://", 1)[0]
-    options: dict[str, Any] = {
-        "use_listings_cache": False
-    }  # what is on a server is looked up when it is asked for
-    told = fsspec.config.conf.get(protocol, {})
+    # A listing is never cached, since the files on the server may change.
+    options: dict[str, Any] = {"use_listings_cache": False}
+    configured = fsspec.config.conf.get(protocol, {})
     if protocol in ("http", "https"):
-        options["get_client"] = _client
-    if protocol in ("s3", "s3a") and "config_kwargs" not in told:
-        options["config_kwargs"] = {
-            "retries": {"max_attempts": 0}
-        }  # else three layers retry each other, and an hour goes by
+        options["get_client"] = _http_session
+    if protocol in ("s3", "s3a") and "config_kwargs" not in configured:
+        # Otherwise three layers retry each other, which takes an hour.
+        options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     try:
-        files, inner = fsspec.core.url_to_fs(url, **options)
+        filesystem, inner = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
-        act = f"pip install 'gigamask[{extra}]'" if extra else f"install what it names ({error})"
-        raise GigamaskError(f"{url}: a library for {protocol}:// is missing; {act}") from error
-    except Exception as error:
+        advice = f"pip install 'gigamask[{extra}]'" if extra else f"install it ({error})"
         raise GigamaskError(
-            f"{url}: the address cannot be used{_judge(url, error, 1)[1]}"
+            f"{url}: the library for {protocol}:// is not installed; {advice}"
         ) from error
+    except Exception as error:
+        raise GigamaskError(f"{url}: cannot open{_classify_error(url, error, 1)[1]}") from error
     if protocol in ("s3", "s3a"):
-        files.retries = 1
-    # A forked process must never let go of what its parent opened: closing it there disturbs the event loop that both share.
-    _held[id(files)] = files
-    return files, inner
+        filesystem.retries = 1
+    # A forked process must never free what its parent opened: closing it there disturbs the event
+    # loop that both share.
+    _open_filesystems[id(filesystem)] = filesystem
+    return filesystem, inner
 
 
-_held: dict[int, Any] = {}
+_open_filesystems: dict[int, Any] = {}
 
 
-async def _client(**kwargs: Any) -> Any:
-    """Makes the session of fsspec's http: silence is noticed, and an answer that is not the range asked for is not read."""
+async def _http_session(**kwargs: Any) -> Any:
+    """Create fsspec's http session, with timeouts and a check that servers honor ranges."""
     aiohttp = importlib.import_module("aiohttp")
     trace = aiohttp.TraceConfig()
     trace.on_request_end.append(_refuse_whole_files)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S
+    )
     return aiohttp.ClientSession(
         trace_configs=[trace],
         **{"timeout": timeout, "headers": {"Accept-Encoding": "identity"}, **kwargs},
     )
 
 
-async def _refuse_whole_files(session: Any, context: Any, answered: Any) -> None:
-    if "Range" in answered.headers and answered.response.status == 200:
-        answered.response.close()
-        raise GigamaskError(_ignores_ranges(str(answered.url)))
+async def _refuse_whole_files(session: Any, context: Any, request: Any) -> None:
+    if "Range" in request.headers and request.response.status == 200:
+        request.response.close()
+        raise GigamaskError(_ignores_ranges(str(request.url)))
 
 
 def _ignores_ranges(url: str) -> str:
-    return f"{url}: the server ignores ranges and sends the whole file; fetch it with 'gigamask download' first"
+    return (
+        f"{url}: the server ignores ranges and sends the whole file; "
+        "download it with 'gigamask download' first"
+    )

@@ -63,15 +63,15 @@ def test_local_ranges_and_states(served):
     for place, message in (
         (
             ByteRange(path, len(DATA) - 1, 3),
-            r"a.tar: 3 bytes were wanted at \d+, 1 are there; fetch the tar and index it again",
+            r"a.tar: .*3 bytes at \d+, got 1",
         ),
         (
             ByteRange(str(served / "no.tar"), 0, 3),
-            r"no.tar: 3 bytes at 0 cannot be read \(No such file or directory\); check the disk",
+            r"no.tar: .*3 bytes at 0 \(No such file or directory\)",
         ),
         (
             ByteRange(str(served), 0, 3),
-            r"3 bytes at 0 cannot be read \(Is a directory\); check the disk",
+            r"3 bytes at 0 \(Is a directory\)",
         ),
     ):
         with pytest.raises(CorruptSampleError, match=message):
@@ -143,8 +143,8 @@ def test_only_what_failed_is_asked_for_again(served, behaviour, requests):
 )
 def test_trying_again_has_an_end(served, behaviour, reason):
     with FileServer(served, **behaviour) as server:
-        told = rf"a.tar: 100 bytes at 7 cannot be read after 5 tries \(.*{reason}.*\); check the network and the server, then run the same command again"
-        with pytest.raises(CorruptSampleError, match=told):
+        message = rf"a.tar: .*100 bytes at 7 after 5 tries \(.*{reason}"
+        with pytest.raises(CorruptSampleError, match=message):
             storage.read(f"{server.url}/a.tar", 7, 100)
         assert server.requests == storage.MAX_TRIES
 
@@ -160,27 +160,27 @@ def test_a_server_that_is_away_is_asked_five_times():
         (
             "none.tar",
             {},
-            r"none.tar: 3 bytes at 9 cannot be read \(not found: .*\); check the address",
+            r"none.tar: .*3 bytes at 9 \(not found: .*\); check the URL",
         ),
         (
             "a.tar",
             {"status": 403},
-            r"a.tar: 3 bytes at 9 cannot be read \(no permission: 403.*\); check the credentials that fsspec is given, or sign",
+            r"a.tar: .*3 bytes at 9 \(no permission: 403.*\); .*credentials",
         ),
         (
             "a.tar",
             {"status": 400},
-            r"a.tar: 3 bytes at 9 cannot be read \(400, .*\); check the address",
+            r"a.tar: .*3 bytes at 9 \(400, .*\); check the URL",
         ),
         (
             "notes.txt",
             {},
-            r"3 bytes at 9 cannot be read \(416, .*\); the file is shorter than it was, fetch the tar and index it again",
+            r"3 bytes at 9 \(416, .*\); .*index it again",
         ),
         (
             "a.tar",
             {"ranges": False},
-            "a.tar: the server ignores ranges and sends the whole file; fetch it with 'gigamask download' first",
+            "a.tar: .*ignores ranges.*'gigamask download'",
         ),
     ],
 )
@@ -285,15 +285,15 @@ def test_s3(objects, served):
         == [url, other]
     )
     for bad, message in (
-        (f"{objects.url}/none.tar", r"not found: .*\); check the address"),
+        (f"{objects.url}/none.tar", r"not found: .*\); check the URL"),
         (
             "s3://no-such-bucket/a.tar",
-            r"not found: The specified bucket does not exist\); check the address",
+            r"not found: The specified bucket does not exist",
         ),
     ):
         with pytest.raises(GigamaskError, match=rf"{bad}.*{message}"):
             storage.stat(bad)
-        with pytest.raises(CorruptSampleError, match=rf"{bad}: 2 bytes at 1"):
+        with pytest.raises(CorruptSampleError, match=rf"{bad}: .*2 bytes at 1"):
             storage.read(bad, 1, 2)
     with pytest.raises(GigamaskError, match=r"s3://no-such-bucket"):
         storage.find_tars("s3://no-such-bucket")
@@ -353,8 +353,8 @@ def test_nothing_remote_is_imported_for_local_files(tmp_path):
 
 
 def test_a_session_that_was_closed_is_tried_again():
-    again, words = storage._judge("s3://bucket/a.tar", RuntimeError("Session is closed"), 5)
+    again, words = storage._classify_error("s3://bucket/a.tar", RuntimeError("Session is closed"), 5)
     assert again
     assert words.startswith(" after 5 tries (Session is closed); check the network and the server")
     with pytest.raises(NotImplementedError):
-        storage._judge("odd://a.tar", NotImplementedError(), 1)
+        storage._classify_error("odd://a.tar", NotImplementedError(), 1)
