@@ -1,11 +1,11 @@
-"""The records that pass through the doors, from one image's annotation to the sums a step divides.
+"""Records that are passed between packages, from an image's annotation to the sums of a step.
 
-Letters in shapes: B images in a batch, M masks in a batch (all images', flat), K masks an answer holds (1 or 3), N points of a prompt,
-G side of the low-resolution mask grid (four times the embedding's), S side of the square input. Frames: "original" is the stored pixels,
-"input" the S x S square the encoder sees, "truth" the grid that clicks and losses live on. `(H, W)` always. Points and boxes are `xy` and `xyxy`
-in pixel-index coordinates (0 is the centre of the first pixel), and boxes have inclusive ends, as SA-1B's do.
-
-Not here: the seams (`seams`), runs (`geometry.runs`), the transform between frames (`geometry.frame`).
+Letters in shapes: B images of a batch, M masks of a batch (of all images, on one axis), K masks of
+an output (1 or 3), N points of a prompt, G side of the low-resolution masks (four times the
+embedding's), S side of the square model input. Three coordinate frames: "original", the stored
+pixels; "input", the S x S square that the encoder sees; and the grid of the targets, where clicks
+and losses are computed. Sizes are `(H, W)`. Points `xy` and boxes `xyxy` are pixel indices, so 0 is
+the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -21,10 +21,16 @@ from gigamask.masks.transforms import ImageTransform
 
 
 class SampleRef(NamedTuple):
-    """One sample of the endless sequence: the image at `row` of the index, at `position` from the beginning of `epoch`.
+    """One sample of the endless sequence of samples.
 
-    `mask` is the one mask it is trained on, counted among those that pass the filters, -1 where there may be several; `place` counts from the
-    beginning of the global batch; `weight` is what its losses are multiplied by; `stratum` is the one its sampler drew it from, -1 where it has none.
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        position: Position in the epoch, from 0.
+        row: Row of the image in the index.
+        mask: The only mask to train on, counted among those that pass the filters; -1: any masks.
+        batch_index: Position in the global batch.
+        weight: Factor of the sample's losses.
+        stratum: Stratum that the sampler drew it from; -1: none.
     """
 
     epoch: int
@@ -38,7 +44,13 @@ class SampleRef(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one rank visits in one step, in micro-batches; `start` and `samples` count the global samples consumed before and after the step."""
+    """The samples of one rank in one step.
+
+    Attributes:
+        micro_batches: Samples of each micro-batch.
+        start: Number of samples, over all ranks, consumed before the step.
+        samples: The same after the step.
+    """
 
     micro_batches: tuple[tuple[SampleRef, ...], ...]
     start: int
@@ -47,7 +59,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ImageAnnotation:
-    """One annotated image as its json says: masks on the original grid, checked."""
+    """The annotation of one image: validated masks at original size, with SA-1B's scores."""
 
     name: str
     size: tuple[int, int]
@@ -58,8 +70,15 @@ class ImageAnnotation:
 
 @dataclass(frozen=True)
 class RandomSpec:
-    """How many random numbers each sample carries: `clicks` per mask, `blocks` of the encoder for drop path, `patches` of the image for masked
-    pre-training, `points` per mask for a loss at points, 0 or 1, and the `seed` that names them."""
+    """How many random numbers each sample carries.
+
+    Attributes:
+        seed: Random seed of the run.
+        clicks: Pairs of numbers per mask for clicks.
+        blocks: Encoder blocks with drop path.
+        patches: Patches of the image for MAE pre-training.
+        points: Pairs of numbers per mask for a loss at sampled points, 0 or 1.
+    """
 
     seed: int
     clicks: int
@@ -70,12 +89,17 @@ class RandomSpec:
 
 @dataclass(frozen=True)
 class RandomInputs:
-    """Uniform and normal numbers drawn when a sample is assembled and spent on the device.
+    """Random numbers that are drawn with the sample and used on the device.
 
-    `first` in [0, 1) chooses a mask's first prompt; `clicks` in [0, 1) chooses (row, then column) for each click, and the last
-    one the place of a loss's points where it has such; `box_noise` is standard
-    normal, one number for each side; `drop_path` in [0, 1) chooses the residual branches (attention, MLP) an image skips; `patches` in [0, 1) ranks
-    an image's patches, row by row, for masked pre-training, which hides the last ones.
+    Attributes:
+        first: Uniform in [0, 1); chooses the kind of a mask's first prompt.
+        clicks: Uniform in [0, 1); row, then column of each click. The last pair shifts the points
+            of a loss at sampled points, if there is one.
+        box_noise: Standard normal; noise of each side of a box.
+        drop_path: Uniform in [0, 1); decides which residual branches (attention, MLP) of each block
+            an image skips.
+        patches: Uniform in [0, 1); ranks an image's patches, row by row. MAE pre-training hides
+            the last ones.
     """
 
     first: Float[Tensor, "M"]
@@ -87,9 +111,18 @@ class RandomInputs:
 
 @dataclass(frozen=True)
 class Sample:
-    """One image ready to be batched: uint8 pixels fitted to the input square, masks as runs of the G x G grid, their boxes and strata, its chance.
+    """One image, ready to be batched.
 
-    A mask's stratum is that of the visit, or else its granularity in the stored image: 0 fine, 1 medium, 2 coarse.
+    Attributes:
+        name: Tar and image.
+        ref: Position in the sequence of samples.
+        image: Pixels resized for the model input, without padding.
+        transform: How the image lies in the model input.
+        masks: Masks on the G x G grid.
+        boxes_input: Boxes of the masks, xyxy in input pixels.
+        strata: Stratum of each mask: the sampler's, or else the mask's granularity in the stored
+            image (0 fine, 1 medium, 2 coarse).
+        random_inputs: Random numbers of the image and its masks.
     """
 
     name: str
@@ -104,14 +137,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class DataCursor:
-    """Where training stands in the endless sequence of samples: how many were consumed. This is the loader's whole state."""
+    """Number of samples consumed so far; this is the whole state of the data loader."""
 
     samples: int = 0
 
 
 @dataclass(frozen=True)
 class SkippedSample:
-    """A sample that was left out, and why."""
+    """A sample that was skipped, and the reason."""
 
     name: str
     reason: str
@@ -119,10 +152,12 @@ class SkippedSample:
 
 @runtime_checkable
 class BatchProtocol(Protocol):
-    """What one rank trains on in one step, or a micro-batch of it, whatever it holds for its task.
+    """A batch of one rank, or a micro-batch of it, whatever its task needs of it.
 
-    Of each sample: its name, its place in the global batch, what its losses are multiplied by. Of each thing that has a loss of its own and may be
-    mined, on one flat axis: the sample it is of, ascending, and its stratum. `cursor` is where training stands once it has been trained on.
+    The B samples have `names`, positions in the global batch (`batch_index`) and `weights` of their
+    losses. The M objects with a loss of their own, such as masks, have the index of their sample
+    (`mask_image`, ascending) and a stratum for hard example mining. `cursor` is the state of the
+    loader after training on the batch.
     """
 
     @property
@@ -141,22 +176,36 @@ class BatchProtocol(Protocol):
     def rejected(self) -> tuple[SkippedSample, ...]: ...
 
     def to(self, device: torch.device | str) -> "BatchProtocol":
-        """Moves every tensor to `device`."""
+        """Return the batch with all tensors on `device`."""
         ...
 
     def select(self, kept: Int64[Tensor, "K"]) -> "BatchProtocol":
-        """Returns the same samples with these of the things that have a loss alone, given in ascending order."""
+        """Return the batch with only the objects `kept`, indices in ascending order."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one step of one rank (or a micro-batch of it), with all their masks on one flat axis.
+    """Images of one rank in one step, or of a micro-batch, with their masks on one flat axis.
 
-    `places` tells where in the global batch each image is, `weights` what its losses are multiplied by, `mask_image` each mask's image, ascending,
-    `strata` the stratum that mining holds each mask against.
-    `pause` in [0, 1) chooses the round without a new point; it belongs to the global step, so all ranks and micro-batches share it.
-    `cursor` is where training stands once this batch has been trained on.
+    Attributes:
+        names: Tar and image of each sample.
+        images: Pixels, 0 in the padding.
+        input_sizes: Height and width of each image without padding, at the top left.
+        batch_index: Position of each image in the global batch.
+        weights: Factor of each image's losses.
+        mask_image: Index of each mask's image, ascending.
+        strata: Stratum of each mask, for hard example mining.
+        boxes_input: Boxes of the masks, xyxy in input pixels.
+        rle_bounds: Change points of all masks; see `RLEMasks`.
+        rle_offsets: Where the change points of each mask begin, and the last ones end; always on
+            the CPU.
+        mask_size: Side of the masks' grid, G.
+        random_inputs: Random numbers of the images and masks.
+        mask_only_round_u: Uniform in [0, 1); picks the round without a new point. It belongs to the
+            global step, so all ranks and micro-batches share it.
+        cursor: State of the loader after training on this batch.
+        rejected: Samples that were skipped.
     """
 
     names: tuple[str, ...]
@@ -176,35 +225,46 @@ class Batch:
     rejected: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Moves every tensor to `device` but `mask_starts`, which says where to cut and so stays where it can be read without waiting."""
+        """Return the batch on `device`, except `rle_offsets`, which is read without waiting."""
         return replace(
-            _each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True)),
+            _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True)),
             rle_offsets=self.rle_offsets,
         )
 
     def pin_memory(self) -> "Batch":
-        """Pins every tensor; torch's loader calls this."""
-        return _each_tensor(self, lambda tensor: tensor.pin_memory())
+        """Return the batch in pinned memory; torch's loader calls this."""
+        return _map_tensors(self, lambda tensor: tensor.pin_memory())
 
     def dense(self, start: int, stop: int) -> Bool[Tensor, "m G G"]:
-        """Returns masks `start` to `stop` as pixels of the G x G grid, on the batch's device."""
-        starts = self.rle_offsets[start : stop + 1]
-        bounds = self.rle_bounds[int(starts[0]) : int(starts[-1])]
+        """Decode masks on the batch's device.
+
+        Args:
+            start: First mask.
+            stop: One past the last mask.
+
+        Returns:
+            The masks on the G x G grid.
+        """
+        offsets = self.rle_offsets[start : stop + 1]
+        bounds = self.rle_bounds[int(offsets[0]) : int(offsets[-1])]
         return decode_rle(
             bounds,
-            (starts - starts[0]).to(bounds.device, non_blocking=True),
+            (offsets - offsets[0]).to(bounds.device, non_blocking=True),
             (self.mask_size, self.mask_size),
         )
 
     def select(self, kept: Int64[Tensor, "K"]) -> "Batch":
-        """Returns the batch with these masks alone, given in ascending order; images stay, also those without a mask then."""
-        there = kept.cpu()
-        lengths, firsts = self.rle_offsets.diff()[there], self.rle_offsets[:-1][there]
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        places = torch.repeat_interleave(firsts - starts[:-1], lengths) + torch.arange(
-            int(starts[-1])
+        """Return the batch with only the masks `kept`, indices in ascending order.
+
+        All images stay, also those that then have no mask.
+        """
+        kept_cpu = kept.cpu()
+        lengths, firsts = self.rle_offsets.diff()[kept_cpu], self.rle_offsets[:-1][kept_cpu]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        indices = torch.repeat_interleave(firsts - offsets[:-1], lengths) + torch.arange(
+            int(offsets[-1])
         )
-        chance = {
+        per_mask = {
             name: getattr(self.random_inputs, name)[kept]
             for name in ("first", "clicks", "box_noise")
         }
@@ -213,31 +273,31 @@ class Batch:
             mask_image=self.mask_image[kept],
             strata=self.strata[kept],
             boxes_input=self.boxes_input[kept],
-            rle_bounds=self.rle_bounds[places.to(self.rle_bounds.device)],
-            rle_offsets=starts,
-            random_inputs=replace(self.random_inputs, **chance),
+            rle_bounds=self.rle_bounds[indices.to(self.rle_bounds.device)],
+            rle_offsets=offsets,
+            random_inputs=replace(self.random_inputs, **per_mask),
         )
 
     def padded(self) -> "PaddedBatch":
-        """Returns masks and boxes on an axis for each image instead of the flat one; an image of few masks takes the room of one of many."""
+        """Return the batch with one padded axis of masks per image instead of the flat one."""
         edges = torch.searchsorted(
             self.mask_image, torch.arange(len(self.images) + 1, device=self.mask_image.device)
         )
         counts = edges.diff()
         shape = (len(self.images), int(counts.max()) if len(counts) else 0)
-        place = torch.arange(len(self.mask_image), device=edges.device) - edges[self.mask_image]
+        column = torch.arange(len(self.mask_image), device=edges.device) - edges[self.mask_image]
         masks = torch.zeros(
             *shape, self.mask_size, self.mask_size, dtype=torch.bool, device=self.images.device
         )
         boxes = torch.zeros(*shape, 4, dtype=self.boxes_input.dtype, device=self.images.device)
-        masks[self.mask_image, place] = self.dense(0, len(self.mask_image))
-        boxes[self.mask_image, place] = self.boxes_input
+        masks[self.mask_image, column] = self.dense(0, len(self.mask_image))
+        boxes[self.mask_image, column] = self.boxes_input
         return PaddedBatch(self.images, self.input_sizes, counts, masks, boxes)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A batch in the form that knows no ragged axis: of image b's N masks and boxes the first `mask_counts[b]` are real, the others are zero."""
+    """A batch without a ragged axis: image b has `mask_counts[b]` masks, the others are zero."""
 
     images: UInt8[Tensor, "B 3 S S"]
     input_sizes: Int64[Tensor, "B 2"]
@@ -246,25 +306,30 @@ class PaddedBatch:
     boxes_input: Float[Tensor, "B N 4"]
 
 
-def _each_tensor(record, function):
-    """Returns the record with `function` applied to each tensor in it, also in the records it holds."""
+def _map_tensors(record, function):
+    """Return the record with `function` applied to each tensor, also to its random inputs."""
     changes = {}
-    for each in fields(record):
-        value = getattr(record, each.name)
+    for spec in fields(record):
+        value = getattr(record, spec.name)
         if isinstance(value, Tensor):
-            changes[each.name] = function(value)
+            changes[spec.name] = function(value)
         elif isinstance(value, RandomInputs):
-            changes[each.name] = _each_tensor(value, function)
+            changes[spec.name] = _map_tensors(value, function)
     return replace(record, **changes)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the rounds are held against: masks on the truth grid and how that grid lies in the input square.
+    """Ground truth of the masks of a round.
 
-    `masks` is bool, or the covered share of each cell in [0, 1] when targets are area-averaged; a cell is foreground above one half.
-    `valid` is False on padding. `cell_xy` is the width and height of one cell in input pixels. `shift` in [0, 1) moves the points of a loss that
-    looks at some points only. `low_side` is G, the side of the mask prompts' grid over the same square; None where it is the truth's own.
+    Attributes:
+        masks: Masks on the target grid: bool, or the covered share of each cell in [0, 1] for
+            area-averaged targets, where a cell is foreground above one half.
+        valid: False in the padding.
+        boxes_input: Boxes, xyxy in input pixels.
+        cell_xy: Width and height of one cell in input pixels.
+        shift: Uniform in [0, 1); shifts the points of a loss at sampled points.
+        mask_prompt_size: Side G of mask prompts over the same square; None: that of the targets.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
@@ -276,17 +341,23 @@ class Targets:
 
     @property
     def foreground(self) -> Bool[Tensor, "M H W"]:
+        """The masks as bool."""
         return self.masks if self.masks.dtype == torch.bool else self.masks > 0.5
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What one round is asked: the same number of point tokens for every mask.
+    """The prompts of one round, with equally many point tokens for every mask.
 
-    Labels: 1 foreground, 0 background, -1 no point (padding, which the model attends to as SAM's does), 2 and 3 the top-left and bottom-right
-    corner of a box. `masks` are the logits fed back from an earlier round, or None; `masked` says which masks have such, None where all do.
-    `several` asks for three masks instead of one. `present` is False for tokens that a mask has not, where others have more: nothing attends to
-    them; None where each has all.
+    Attributes:
+        points_xy_input: Points, xy in input pixels.
+        labels: 1 foreground, 0 background, 2 and 3 the top-left and bottom-right corner of a box,
+            -1 no point (padding that the model attends to, as SAM's does).
+        masks: Logits of an earlier round; None: no mask prompts.
+        multimask_output: Whether to predict three masks instead of one.
+        has_mask_prompt: Which masks have a mask prompt; None: all, if there are `masks`.
+        token_mask: False for tokens that a mask does not have because others have more; nothing
+            attends to them. None: all tokens are present.
     """
 
     points_xy_input: Float[Tensor, "M N 2"]
@@ -299,7 +370,13 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model's answer to one round: mask logits on the truth grid, predicted IoU, and the G x G logits that a later round is fed."""
+    """The output of one round.
+
+    Attributes:
+        logits: Mask logits on the target grid.
+        iou_predictions: Predicted IoU of each mask.
+        low_res_logits: Mask logits on the G x G grid, which a later round can take as prompts.
+    """
 
     logits: Float[Tensor, "M K H W"]
     iou_predictions: Float[Tensor, "M K"]
@@ -308,7 +385,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PromptRound:
-    """One question and its answer; `index` counts from 0. `chosen` is the answer of the highest predicted IoU, the one that goes on."""
+    """Prompts and prediction of one round; `index` counts rounds from 0."""
 
     index: int
     prompts: Prompts
@@ -316,32 +393,40 @@ class PromptRound:
 
     @property
     def best_index(self) -> Int64[Tensor, "M"]:
+        """Index of the predicted mask with the highest predicted IoU."""
         return self.prediction.iou_predictions.detach().argmax(1)
 
     @property
     def pred_mask(self) -> Bool[Tensor, "M H W"]:
-        """The chosen mask, thresholded at a logit of 0."""
-        return _pick(self.prediction.logits.detach(), self.best_index) > 0
+        """The mask at `best_index`, thresholded at a logit of 0."""
+        return _select_masks(self.prediction.logits.detach(), self.best_index) > 0
 
     @property
     def mask_input(self) -> Float[Tensor, "M G G"]:
-        """The chosen mask's logits, cut from the graph: what the next round is fed."""
-        return _pick(self.prediction.low_res_logits.detach(), self.best_index)
+        """Low-resolution logits at `best_index`, detached: the mask prompt of the next round."""
+        return _select_masks(self.prediction.low_res_logits.detach(), self.best_index)
 
 
-def _pick(stack: Float[Tensor, "M K h w"], index: Int64[Tensor, "M"]) -> Float[Tensor, "M h w"]:
-    if stack.shape[1] == 1:
-        return stack[:, 0]
-    return stack[torch.arange(len(stack), device=stack.device), index]
+def _select_masks(
+    masks: Float[Tensor, "M K h w"], index: Int64[Tensor, "M"]
+) -> Float[Tensor, "M h w"]:
+    if masks.shape[1] == 1:
+        return masks[:, 0]
+    return masks[torch.arange(len(masks), device=masks.device), index]
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums and counts of one piece of the loss; only the step divides.
+    """Sums and counts of one piece of the loss; only the training step divides.
 
-    `loss` is the differentiable sum over masks; `count` how many masks it sums; `parts` sums by name for the log, each over `count`;
-    `by_mask` each mask's own loss, which an objective leaves in the graph so that a task can weight it; they are the batch's masks from `first` on.
-    `image` is each one's image in the batch, which the task enters. Where a task has no masks, each image counts as one.
+    Attributes:
+        loss: Differentiable sum over masks.
+        count: Number of masks in the sum; where a task has no masks, each image counts as one.
+        parts: Sums by name for the log, each over `count`.
+        per_mask: Loss of each mask, of the batch's masks from `first` on. A `Loss` leaves it
+            attached to the graph so that a task can weight it.
+        first: Index of the first mask in the batch.
+        image: Index of each mask's image in the batch; set by the task.
     """
 
     loss: Float[Tensor, ""]

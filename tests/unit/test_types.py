@@ -12,7 +12,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.types import Batch, DataCursor, RandomInputs
 
 GRID = 12
-OF_MASKS = {"mask_image", "strata", "boxes_input", "mask_bounds", "mask_starts", "draws"}
+OF_MASKS = {"mask_image", "strata", "boxes_input", "rle_bounds", "rle_offsets", "random_inputs"}
 
 
 def batch_of(counts: list[int], seed: int) -> Batch:
@@ -60,18 +60,20 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
     for name in ("mask_image", "strata", "boxes_input"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[chosen]), name
     for name in ("first", "clicks", "box_noise"):
-        assert torch.equal(getattr(some.draws, name), getattr(batch.random_inputs, name)[chosen]), (
-            name
-        )
+        assert torch.equal(
+            getattr(some.random_inputs, name), getattr(batch.random_inputs, name)[chosen]
+        ), name
     for name in ("drop_path", "patches"):
-        assert getattr(some.draws, name) is getattr(batch.random_inputs, name), "images stay"
+        assert getattr(some.random_inputs, name) is getattr(batch.random_inputs, name), (
+            "images stay"
+        )
     assert all(
         getattr(some, each.name) is getattr(batch, each.name)
         for each in fields(Batch)
         if each.name not in OF_MASKS
     )
-    assert {name: getattr(some, name).dtype for name in OF_MASKS - {"draws"}} == {
-        name: getattr(batch, name).dtype for name in OF_MASKS - {"draws"}
+    assert {name: getattr(some, name).dtype for name in OF_MASKS - {"random_inputs"}} == {
+        name: getattr(batch, name).dtype for name in OF_MASKS - {"random_inputs"}
     }
 
 
@@ -79,7 +81,7 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
 def test_all_masks_are_the_batch_and_none_leave_its_images(counts):
     batch = batch_of(counts, 1)
     every = batch.select(torch.arange(sum(counts)))
-    for name in OF_MASKS - {"draws"}:
+    for name in OF_MASKS - {"random_inputs"}:
         assert torch.equal(getattr(every, name), getattr(batch, name)), name
     none = batch.select(torch.arange(0))
     assert none.dense(0, 0).shape == (0, GRID, GRID)
