@@ -1,8 +1,11 @@
-"""gigamask trains Segment Anything from scratch, from SA-1B's tars.
+"""Train Segment Anything (SAM) from scratch: SA-1B's tars in, a promptable segmenter out.
 
-Floors: a module imports strictly lower floors, and rooms on one floor do not import each other.
-0 faults, draws, geometry; 1 contracts, seams; 2 data, samplers, model, prompts, losses, parallel;
-3 prepare, train, predict; 4 evaluate; 5 recipes; 6 cli, follow.
+The public names, listed in `__init__.pyi`, are imported when they are first used, so that
+`import gigamask` takes milliseconds.
 """
 
+import lazy_loader
+
 __version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

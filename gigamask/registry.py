@@ -117,7 +117,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
             "random_resized_crop": augment.RandomResizedCrop,
         },
     ),
-    "policy": (
+    "prompts": (
         PromptSchedule,
         {
             "interactive": InteractiveSchedule,
@@ -125,11 +125,11 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
             "two_sided": TwoSidedCorrection,
         },
     ),
-    "objective": (Loss, {"masks": SamLoss}),
-    "mining": (Mining, {"none": NoMining, "hardest": OHEM}),
+    "loss": (Loss, {"sam": SamLoss}),
+    "mining": (Mining, {"none": NoMining, "ohem": OHEM}),
     "text": (TextEncoder, {"minilm": MiniLm, "huggingface": HuggingFace}),
     "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
-    "schedule": (LRSchedule, {"drops": WarmupMultiStep, "cosine": WarmupCosine}),
+    "schedule": (LRSchedule, {"multistep": WarmupMultiStep, "cosine": WarmupCosine}),
     "model.encoder": (ImageEncoder, {"vit": ViT}),
     "evaluation": (
         Evaluator,

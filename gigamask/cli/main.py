@@ -1,10 +1,4 @@
-"""The command line: `gigamask VERB ...`, from words to exit code.
-
-Whatever is wrong with what the user asked or gave is one line on standard error and exit code 2; a traceback is a bug.
-Verbs import what they need when they run, and their docstrings are read without importing them, so that `--help` answers at once.
-
-Not here: what a verb prints (`verbs`), how words become values (`parser`, `arguments`).
-"""
+"""The command line: `gigamask COMMAND ...`."""
 
 from __future__ import annotations
 
@@ -21,86 +15,71 @@ from typing import Any
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.suggestions import suggest_command
 
-STOPPED = 75  # EX_TEMPFAIL: told to stop before the end; the same command continues
-UNREAD = 141  # what a shell says of a program that SIGPIPE ended
+INTERRUPTED = 75
+"""Exit code EX_TEMPFAIL: interrupted and saved; the same command continues."""
+PIPE_CLOSED = 141
+"""Exit code that a shell reports for a program ended by SIGPIPE."""
 
-VERBS = [
-    *(
-        "download",
-        "convert",
-        "synth",
-        "index",
-        "verify",
-        "stats",
-        "repack",
-        "masks",
-        "memory",
-        "plan",
-    ),
-    *(
-        "pretrain",
-        "train",
-        "evaluate",
-        "export",
-        "segment",
-        "ground",
-        "ask",
-        "ablate",
-        "report",
-        "serve",
-        "follow",
-        "demo",
-    ),
-]
-"""In the order of the work. All but those that train are a class `Verb` in the module of `verbs` that is called like them, which may have a `parse`
-of its own."""
-TRAIN = {
-    "pretrain": "pre-trains an image encoder on images alone, or continues that: pretrain RECIPE --data PATH... --out RUN, or pretrain --resume RUN",
-    "train": "trains a recipe, or continues a run: train RECIPE --data PATH... --out RUN, or train --resume RUN",
+COMMANDS = (
+    *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
+    *("plan", "pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate"),
+    *("report", "serve", "follow", "demo"),
+)
+"""In the order in which they are used. Each is a module of `cli.commands` with a class
+`NAMECommand`; a function `parse` replaces the standard parsing. `train` and `pretrain` share one."""
+TRAINING = {
+    "pretrain": "pre-train an image encoder on images without masks (MAE), or resume that",
+    "train": "train a recipe on images with masks, or resume a run",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit code: 0, 2 for what the user can mend, 75 when told to stop before the end, 141 when nobody reads on."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command.
+
+    Wrong input is one line on standard error.
+
+    Args:
+        argv: The arguments; None takes those of the process.
+
+    Returns:
+        Exit code: 0; 2 for wrong input; 75 if interrupted and resumable; 130 after Ctrl-C; 141 if
+        the reader of standard output is gone.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show_warning
-            code = dispatch(words)
+            warnings.showwarning = print_warning
+            code = run_command(arguments)
             sys.stdout.flush()
             return code
-    except GigamaskError as fault:
-        print(f"gigamask: {fault}", file=sys.stderr)
-        return STOPPED if isinstance(fault, TrainingInterruptedError) else 2
+    except GigamaskError as error:
+        print(f"gigamask: {error}", file=sys.stderr)
+        return INTERRUPTED if isinstance(error, TrainingInterruptedError) else 2
     except BrokenPipeError:
-        if not unread():
+        if not stdout_closed():
             raise
-        return UNREAD
-    except (
-        OSError
-    ) as error:  # a full disk, a folder that may not be written: whoever was at work cannot mend it
+        return PIPE_CLOSED
+    except OSError as error:  # a full disk, a folder without write permission
         if error.filename is None:
             raise
-        print(
-            f"gigamask: {error.filename}: {error.strerror}; check the path, its permissions and the disk",
-            file=sys.stderr,
-        )
+        act = "check the path, its permissions and the disk"
+        print(f"gigamask: {error.filename}: {error.strerror}; {act}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("gigamask: interrupted", file=sys.stderr)
         return 130
 
 
-def unread() -> bool:
-    """Tells whether nobody reads what is printed any more, as behind `| head`; nothing more is printed then."""
+def stdout_closed() -> bool:
+    """Return whether the reader of standard output is gone (`| head`), and discard the rest."""
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
-    if gone := any(event & select.POLLERR for _, event in pipe.poll(0)):
+    if closed := any(event & select.POLLERR for _, event in pipe.poll(0)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return gone
+    return closed
 
 
-def show_warning(
+def print_warning(
     message: Warning | str,
     category: type,
     filename: str,
@@ -108,72 +87,88 @@ def show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """Prints a warning as one line, without the place in the code it came from."""
+    """Print a warning as one line, in place of `warnings.showwarning` (same arguments).
+
+    Args:
+        message: The warning.
+        category: Ignored, as are all others.
+        filename: Ignored.
+        lineno: Ignored.
+        file: Ignored.
+        line: Ignored.
+    """
     print(f"gigamask: {message}", file=sys.stderr)
 
 
-def dispatch(words: list[str]) -> int:
-    """Runs the verb that the first word names."""
-    if not words or words[0] in ("-h", "--help"):
+def run_command(arguments: list[str]) -> int:
+    """Run the command that the first argument names, and return its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return 0
-    if "" in words:
-        raise GigamaskError(
-            f"argument {words.index('') + 1} is empty, as a variable of the shell that is not set; give a value, or leave it out"
-        )
-    if words[0] == "--version":
+    if "" in arguments:
+        number = arguments.index("") + 1
+        raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")
+    name, rest = arguments[0], arguments[1:]
+    if name == "--version":
         from gigamask import __version__
 
         print(f"gigamask {__version__}")
         return 0
-    if words[0] in TRAIN:
-        return train(words[0], words[1:])
-    if words[:2] == ["ground", "train"]:
-        return train("ground train", words[2:])
-    if words[0] not in VERBS:
-        near = suggest_command(words[0], VERBS)
-        hint = f"perhaps you meant {near}" if near else f"known are {', '.join(VERBS)}"
-        raise GigamaskError(f"unknown command {words[0]!r}; {hint}; see 'gigamask --help'")
+    if name in TRAINING:
+        return run_training(name, rest)
+    if [name, *rest[:1]] == ["ground", "train"]:
+        return run_training("ground train", rest[1:])
+    if name not in COMMANDS:
+        near = suggest_command(name, COMMANDS)
+        hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
     from gigamask import parser
 
-    module = import_module(f"gigamask.cli.commands.{words[0]}")
-    verb = (
-        module.parse(words[1:])
-        if hasattr(module, "parse")
-        else parser.parse(module.Verb, words[1:], f"gigamask {words[0]}")
-    )
-    parser.check_writable("--json", verb.json)
-    done = verb.run()
-    if done is None:  # one of several processes, of which the first speaks
+    module = import_module(f"gigamask.cli.commands.{name}")
+    if hasattr(module, "parse"):
+        command = module.parse(rest)
+    else:
+        command = parser.parse(getattr(module, class_name(name)), rest, f"gigamask {name}")
+    parser.check_writable("--json", command.json)
+    result = command.run()
+    if result is None:  # not the first of several processes
         return 0
-    parser.write_json(verb.json, done)
-    if "fault" in done:
-        raise GigamaskError(done["fault"])
+    parser.write_json(command.json, result)
+    if "fault" in result:
+        raise GigamaskError(result["fault"])
     return 0
 
 
-def told(verb: str) -> str:
-    """Returns what the docstring of a verb's class says, read from its module's text."""
-    tree = ast.parse((Path(__file__).parent / "verbs" / f"{verb}.py").read_text(encoding="utf-8"))
+def class_name(command: str) -> str:
+    """Return the name of a command's class."""
+    return f"{command.capitalize()}Command"
+
+
+def summary(command: str) -> str:
+    """Return the docstring of a command's class, read without importing its module."""
+    source = (Path(__file__).parent / "commands" / f"{command}.py").read_text(encoding="utf-8")
     return next(
         ast.get_docstring(node) or ""
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "Verb"
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == class_name(command)
     )
 
 
 def overview() -> str:
-    """Returns what `gigamask --help` prints."""
-    rows = "\n".join(f"  {name:9} {TRAIN.get(name) or told(name)}" for name in VERBS)
-    head = "usage: gigamask VERB ...\n\nTrains Segment Anything from scratch, from SA-1B's tars."
-    return f"{head}\n\n{rows}\n\n'gigamask VERB --help' lists a verb's flags."
+    """Return the text of `gigamask --help`."""
+    rows = "\n".join(f"  {name:9} {TRAINING.get(name) or summary(name)}" for name in COMMANDS)
+    return (
+        "usage: gigamask COMMAND ...\n\n"
+        "Train Segment Anything (SAM) from scratch on SA-1B's tars, or on your own images.\n\n"
+        f"{rows}\n\n'gigamask COMMAND --help' lists a command's flags."
+    )
 
 
-def train(verb: str, words: list[str]) -> int:
-    """Trains a recipe, or continues a run."""
+def run_training(command: str, arguments: list[str]) -> int:
+    """Run `train`, `pretrain` or `ground train`, and return its exit code."""
     from gigamask import parser
-    from gigamask.workflows import train
+    from gigamask.cli.commands import train
 
-    path, done = train.run_command(verb, words)
-    parser.write_json(path, done)
-    return STOPPED if done and done["step"] < done["steps"] else 0
+    path, result = train.run(command, arguments)
+    parser.write_json(path, result)
+    return INTERRUPTED if result and result["step"] < result["steps"] else 0

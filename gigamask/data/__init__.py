@@ -1,1 +1,5 @@
-"""From tars and folders of images to batches: the index over them, one entry's bytes, its annotation and its pixels, and the loader."""
+"""Data: tars, their index, annotations, samples, augmentation, batches."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

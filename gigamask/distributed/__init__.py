@@ -1,1 +1,1 @@
-"""How the work meets the hardware: processes, what each of them keeps, what is computed twice to keep less, and the precision."""
+"""Processes, sharding, activation checkpointing, precision and profiling ranges of a training."""

@@ -1,1 +1,5 @@
-"""Measures: how good a model's masks are."""
+"""Evaluation: scores of masks, of predicted IoU, and of automatic masks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

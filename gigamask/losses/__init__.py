@@ -1,4 +1,5 @@
-"""How wrong an answer is: that of a round of prompts, with the objective that weighs its losses; of a masked autoencoder; of a relevance network.
+"""Losses: focal, dice and IoU regression for SAM, hard example mining, MAE and grounding."""
 
-Not here: dividing by the count of masks (`train.step`), scores of an evaluation (`evaluate`).
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

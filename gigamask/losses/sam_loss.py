@@ -65,22 +65,22 @@ class SamLoss(Loss):
     """With pixel_share: keep at least so many pixels, or all where there are fewer: every one of a 256 x 256 grid or of 12,544 points."""
 
     def __post_init__(self) -> None:
-        for name in ("focal_weight", "dice_weight", "iou_weight", "gamma", "points", "pixel_min"):
+        for name in ("focal_weight", "dice_weight", "iou_weight", "gamma", "num_points", "ohem_min_pixels"):
             check_range(f"SamLoss.{name}", getattr(self, name), 0, None)
-        for name in ("alpha", "important"):
+        for name in ("alpha", "importance_sample_ratio"):
             check_range(f"SamLoss.{name}", getattr(self, name), 0, 1)
-        check_range("SamLoss.oversample", self.oversample_ratio, 1, None)
+        check_range("SamLoss.oversample_ratio", self.oversample_ratio, 1, None)
         if not self.smooth > 0:
             raise GigamaskError(
                 f"SamLoss.smooth is {self.smooth}, it must be above 0, or an empty mask has no dice; give another value"
             )
         if self.ohem_pixel_ratio is not None and not 0 < self.ohem_pixel_ratio <= 1:
             raise GigamaskError(
-                f"SamLoss.pixel_share is {self.ohem_pixel_ratio}, it must be above 0 and at most 1; give another value, or None for all pixels"
+                f"SamLoss.ohem_pixel_ratio is {self.ohem_pixel_ratio}, it must be above 0 and at most 1; give another value, or None for all pixels"
             )
         for name, choices in (
-            ("supervise", MaskSupervision),
-            ("iou_supervise", IouSupervision),
+            ("mask_supervision", MaskSupervision),
+            ("iou_supervision", IouSupervision),
             ("iou_loss", IouLoss),
         ):
             if getattr(self, name) not in get_args(choices):

@@ -1,1 +1,5 @@
-"""Pixels and their geometry: masks as run lengths, the one transform between image and input, boxes, distances to a boundary."""
+"""Masks as run lengths (RLE), the image transform, boxes and boundaries."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""The models: SAM and the masked autoencoder its encoder may start from; their sizes, starts and weights."""
+"""Models: SAM, the masked autoencoder (MAE), their configurations and weights."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -37,3 +37,6 @@ def _build(config: configs.SamConfig, checkpoint: str | Path | None) -> Sam:
         tensors, _ = state_dict.read_weights(checkpoint)
         state_dict.load_weights(model, tensors, str(checkpoint))
     return model.eval()
+
+
+build_sam = build_sam_vit_h

@@ -1,4 +1,5 @@
-"""What the model is asked: clicks, boxes, the schedules that choose among them, and the rounds that play a schedule against a model.
+"""Simulated prompts: clicks, boxes, masks, and the schedules of rounds that combine them."""
 
-Not here: the prompt encoder (`model.prompt_encoder`), how wrong an answer is (`losses`), which numbers are drawn (`data.dataset`).
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -51,20 +51,20 @@ class MixedPrompts(PromptSchedule):
     """Whether three masks are asked for, of which the best is supervised; otherwise one, whatever the prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("point_share", "box_share", "mask_share"):
+        for name in ("point_prob", "box_prob", "mask_prob"):
             check_range(f"MixedPrompts.{name}", getattr(self, name), 0, 1)
         if (shares := self.point_prob + self.box_prob + self.mask_prob) > 1 + 1e-6:
             raise GigamaskError(
-                f"MixedPrompts.point_share, box_share and mask_share sum to {shares:.6g}, at most 1 can be shared out; give smaller ones"
+                f"MixedPrompts.point_prob, box_prob and mask_prob sum to {shares:.6g}, at most 1 can be shared out; give smaller ones"
             )
         for odds in self.point_count_probs:
-            check_range("MixedPrompts.point_odds", odds, 0, 1)
+            check_range("MixedPrompts.point_count_probs", odds, 0, 1)
         if abs(sum(self.point_count_probs) - 1) > 1e-6:
             raise GigamaskError(
-                f"MixedPrompts.point_odds sum to {sum(self.point_count_probs):.6g}, probabilities sum to 1; give others"
+                f"MixedPrompts.point_count_probs sum to {sum(self.point_count_probs):.6g}, probabilities sum to 1; give others"
             )
         if self.positive_prob is not None:
-            check_range("MixedPrompts.positive_share", self.positive_prob, 0, 1)
+            check_range("MixedPrompts.positive_prob", self.positive_prob, 0, 1)
         check_range("MixedPrompts.box_noise", self.box_noise, 0, None)
         check_range("MixedPrompts.box_noise_limit_px", self.box_noise_limit_px, 0, None)
         check_range("MixedPrompts.mask_logit", self.mask_logit, 0, None)

@@ -1,4 +1,5 @@
-"""Which sample comes next: epoch orders, and how they are cut into steps and micro-batches.
+"""Samplers: the order of samples in an epoch, and its split over steps, ranks and micro-batches."""
 
-An order is a pure function of the sampler's fields, the items, the epoch and the loss history.
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

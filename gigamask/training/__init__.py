@@ -1,1 +1,5 @@
-"""Training: one loop and one step for every task, the state they carry, and the checkpoints that hold it."""
+"""Training: configuration, tasks, the step and its loop, state, checkpoints and logging."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

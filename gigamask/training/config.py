@@ -1,27 +1,24 @@
-"""A run: the whole configuration of one training, frozen. Recipes return one; flags and files change its leaves; parts of it are handed down.
+"""Configuration of a training: frozen dataclasses that recipes return and flags change.
 
 Imports no torch, so that `--help` answers at once.
-
-Not here: what SAM's and MAE's trainings add (`train.segmentation`, `train.pretraining`), how flags become a run (`arguments`), what the parts do
-(their own modules).
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from gigamask.data.augment import Augment, NoAugment
-from gigamask.data.color_jitter import ColorJitter
+from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
 from gigamask.samplers.random import Random
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, freeze
 from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
@@ -34,26 +31,27 @@ if TYPE_CHECKING:
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
 
-Kind = TypeVar("Kind", bound="TrainConfig")
+Config = TypeVar("Config", bound="TrainConfig")
 
 DATA = "data.json"
-"""In the run folder: what the run's data were when it began."""
+"""File in the run folder that describes the data when the run started."""
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How images become samples."""
+    """Loading and augmentation of images."""
 
     attributes: str | None = None
-    """CSV file of what else is known of images or tars, for samplers (docs/samplers.md)"""
+    """CSV file with attributes of images or tars for samplers (docs/samplers.md)"""
     augment: Augment = field(default_factory=NoAugment)
     color_jitter: ColorJitter = field(default_factory=ColorJitter)
     half_scale: bool = False
-    """decode large JPEGs at half scale: 1.3x faster, about 42 dB from the exact route"""
+    """decode large JPEGs at half scale: 1.3x faster, about 42 dB PSNR to exact decoding"""
     workers: int = 2
-    """loader processes; 0 loads in the training process; also --num-workers"""
+    """number of loader processes; 0 loads in the training process; also --num-workers"""
     read_ahead_mb: int = 0
-    """size of the blocks that remote tars are fetched in, of which each process holds two x --micro-batch-size; for --sampler streamed"""
+    """size of the blocks in which remote tars are fetched (MB), for --sampler streamed; each loader
+    process holds 2 x --micro-batch-size of them; 0 fetches each image by itself"""
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -63,50 +61,55 @@ class LoaderConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(ABC):
-    """Everything that decides what a training does, whatever it trains."""
+    """Configuration of a training of any kind."""
 
     verb: ClassVar[str] = "train"
-    """the command that trains such a run: `gigamask train`, `pretrain` or `ground train`"""
+    """the command that runs this training: `gigamask train`, `pretrain` or `ground train`"""
 
     next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"
-    """the command for the trained model in the run folder `out`"""
+    """the command to suggest once the model in the run folder `out` is trained"""
 
     recipe: str = ""
-    """the recipe this run was made from"""
+    """recipe that the configuration started from"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars or of images, globs, or an index"""
+    """training data: tars, folders of tars or images, globs, or an index"""
     out: str = "runs/run"
-    """the run folder: configuration, metrics, checkpoints"""
+    """run folder for configuration, metrics and checkpoints"""
     init: str | None = None
-    """weights to start from: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder; mae:PATH for an encoder alone"""
+    """initial weights: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging
+    Face folder; mae:PATH loads the image encoder of a masked autoencoder"""
     freeze: tuple[str, ...] = ()
-    """parts of the model that stay as they are, such as image_encoder; no gradient of theirs is computed"""
+    """modules or parameters to freeze, such as image_encoder"""
     steps: int = 1000
-    """updates of the whole run"""
+    """number of training steps (optimizer updates); see also --epochs"""
     batch_size: int = 4
-    """images per update, over all processes"""
+    """images per step over all processes (global batch size)"""
     micro_batch_size: int = 4
-    """images that pass through the encoder at once; a batch is accumulated exactly from such groups"""
+    """images per forward pass of a process; gradients are accumulated exactly up to --batch-size"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto is bf16 on a GPU and fp32 on a CPU; fp16, whose loss is scaled, is for GPUs without bf16"""
+    """number format of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
+    scaling, is for GPUs without bf16"""
     device: str = "auto"
-    """auto is cuda when there is one"""
+    """device to train on: cpu, cuda or cuda:N; auto is cuda if there is a GPU, else cpu"""
     seed: int = 0
-    """names all chance of the run: weights, order, masks, prompts"""
+    """random seed (initialisation, sample order, mask choice, prompts)"""
     save_every: int = 500
-    """updates between checkpoints"""
+    """steps between checkpoints"""
     keep: int = 2
-    """checkpoints kept, the newest ones"""
+    """number of newest checkpoints to keep, besides the best one"""
     log_every: int = 10
-    """updates between lines in metrics.jsonl"""
+    """steps between records in metrics.jsonl"""
     wandb: str | None = None
-    """project of Weights & Biases that shows the numbers, too; WANDB_MODE=offline keeps them in the run folder"""
+    """Weights & Biases project to log to as well; set WANDB_MODE=offline to log into the run
+    folder"""
     max_bad_share: float = 0.01
-    """share of unreadable samples above which training stops"""
+    """largest fraction of unreadable samples before training stops"""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
-    """of several processes: ddp keeps the model whole in each, fsdp shares the encoder's blocks out over all, hsdp over those of a machine"""
+    """data parallelism of several processes: ddp replicates the model, fsdp shards the encoder
+    blocks over all processes, hsdp over the processes of each machine"""
     timeout_s: float = 600.0
-    """of several processes: seconds that they wait for one in an exchange before they give up, so that torchrun restarts them"""
+    """seconds to wait for another process in a collective operation before failing, so that
+    torchrun restarts the group"""
     sampler: Sampler = field(default_factory=Random)
     optimizer: Optimizer = field(default_factory=AdamW)
     schedule: LRSchedule = field(default_factory=WarmupMultiStep)
@@ -114,28 +117,48 @@ class TrainConfig(ABC):
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
-        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
+        """Return the model as the seed initializes it; on the meta device without storage."""
 
     @abstractmethod
     def task(self, device: torch.device) -> Task:
-        """Returns what a step computes."""
+        """Return the task that computes the losses of a step."""
 
     @abstractmethod
     def data_source(self, index: Index) -> DataSource:
-        """Returns what is trained on of indexed tars: the items, and what makes batches of them."""
+        """Return the samples of indexed tars and the loader of their batches."""
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Files besides the tars that say what the samples are."""
+        """Paths of files besides the tars that the samples depend on."""
         return ()
 
     @property
-    def strata(self) -> bool:
-        """Whether samples tell which of the sampler's strata they are of."""
+    def uses_strata(self) -> bool:
+        """Whether samples carry the stratum that the sampler assigns to them."""
         return False
 
-    def check(self: Kind) -> Kind:
-        """Returns the run itself when its numbers can be trained with; raises `GigamaskError` otherwise."""
+    def with_(self: Config, **changes: Any) -> Config:
+        """Return a copy with some fields changed.
+
+        Args:
+            **changes: Values by field name; fields of a section are written `section__field`, as
+                in `with_(data="scenes/", steps=500, optimizer__lr=1e-4)`, or passed as
+                `**{"optimizer.lr": 1e-4}`.
+
+        Raises:
+            GigamaskError: There is no such field.
+        """
+        config = self
+        for name, value in changes.items():
+            config = _with_field(config, name.replace("__", ".").split("."), value, name)
+        return config
+
+    def check(self: Config) -> Config:
+        """Return the configuration itself.
+
+        Raises:
+            GigamaskError: A value cannot be trained with.
+        """
         check_at_least(
             1,
             steps=self.steps,
@@ -148,70 +171,75 @@ class TrainConfig(ABC):
         self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise GigamaskError(
-                f"--timeout-s is {self.timeout_s}, processes wait for each other for some seconds; give more than the longest step takes"
+                f"--timeout-s must be > 0 and finite (got {self.timeout_s}): choose more seconds "
+                "than the longest step takes"
             )
         if self.parallel != "ddp" and not self.optimizer.supports_sharding:
-            name = type(self.optimizer).__name__
             raise GigamaskError(
-                f"--parallel {self.parallel} shares parameters out, {name} wants whole ones; give --parallel ddp, or --optimizer adamw"
+                f"--parallel {self.parallel} shards parameters, which "
+                f"{type(self.optimizer).__name__} does not support; "
+                "use --parallel ddp or --optimizer adamw"
             )
-        self.sampler.check(self.batch_size, processes=1, nodes=1)
+        self.sampler.check(self.batch_size, world_size=1, nodes=1)
         if not self.data:
             raise GigamaskError(
-                "--data is empty, training needs tars; name a tar, a folder of tars or an index, or make some: gigamask synth DIR"
+                "--data is required: a tar, a folder of tars or an index; "
+                "make synthetic data with: gigamask synth DIR"
             )
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise GigamaskError(
-                f"--device is {self.device!r}, known are auto, cpu, cuda and cuda:N; leave it out to take a GPU when there is one"
+                f"--device must be auto, cpu, cuda or cuda:N (got {self.device!r}); "
+                "leave it out to use a GPU if there is one"
             )
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise GigamaskError(
-                f"--wandb {self.wandb}: the package wandb is not installed; pip install 'gigamask[wandb]', or leave it out"
+                f"--wandb {self.wandb}: the package wandb is not installed; "
+                "run pip install 'gigamask[wandb]', or leave the flag out"
             )
         return self
 
-    def look_ahead(self, earlier: Collection[str] = ()) -> None:
-        """Check, before anything is trained, that the data, weights and frozen parts exist.
+    def check_inputs(self, earlier: Collection[str] = ()) -> None:
+        """Check, before training starts, that data, weights and frozen modules exist.
 
         Args:
-            earlier: run folders that will have been trained by then, for `init`.
+            earlier: run folders of earlier stages, which `init` may name before they exist.
 
         Raises:
-            Fault: where something is missing.
+            GigamaskError: Something is missing.
         """
         from gigamask.models.state_dict import MAE_PREFIX
 
         path = (self.init or "").removeprefix(MAE_PREFIX)
         if path and path not in earlier and not Path(path).exists():
-            act = (
-                "give a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+            raise GigamaskError(
+                f"--init {self.init}: no such file or folder; pass a run folder, a checkpoint, "
+                "a .pth, a .safetensors, or a Hugging Face folder"
             )
-            raise GigamaskError(f"--init {self.init}: no such file or folder; {act}")
-        self.find_data()
-        self.evaluation.look_ahead()
+        self.check_data()
+        self.evaluation.check_inputs()
 
-    def find_data(self) -> None:
-        """Raise `GigamaskError` where the data are not there or not of the right form."""
+    def check_data(self) -> None:
+        """Raise `GigamaskError` if the data do not exist or have the wrong form."""
         from gigamask.data.index import find_tars
 
         find_tars(self.data)
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether its folder holds a checkpoint already."""
+        """Whether the run folder holds a checkpoint."""
         return any(Path(self.out).glob("checkpoints/step_*"))
 
 
 @dataclass(frozen=True)
 class ImageTrainConfig(TrainConfig):
-    """A run whose samples are images, or single masks of them."""
+    """Configuration of a training whose samples are images, or single masks of images."""
 
     loader: LoaderConfig = field(default_factory=LoaderConfig)
 
     @property
     @abstractmethod
     def items(self) -> Literal["image", "mask"]:
-        """What is sampled: images, or single masks."""
+        """Unit of sampling: images, or single masks."""
 
     @property
     @abstractmethod
@@ -221,105 +249,166 @@ class ImageTrainConfig(TrainConfig):
     @property
     @abstractmethod
     def sample_config(self) -> SampleConfig:
-        """How the loader makes samples."""
+        """How the loader builds samples."""
 
     @property
     def planning(self) -> PlanningView:
-        """What `plan` has to know of the run besides its step."""
+        """What `gigamask plan` needs to know about the training besides its step."""
         from gigamask.training.planning_view import PlanningView
 
         return PlanningView(self)
 
-    def look_ahead(self, earlier: Collection[str] = ()) -> None:
-        """Check, before anything is trained, that the data, weights and frozen parts exist."""
+    def check_inputs(self, earlier: Collection[str] = ()) -> None:
+        """Check, before training starts, that data, weights and frozen modules exist.
+
+        Args:
+            earlier: run folders of earlier stages, which `init` may name before they exist.
+
+        Raises:
+            GigamaskError: Something is missing.
+        """
         if self.freeze:
-            from gigamask.training.state import freeze
-
             freeze(self.build("meta"), self.freeze)
-        super().look_ahead(earlier)
+        super().check_inputs(earlier)
 
-    def find_data(self) -> None:
-        """Raise `GigamaskError` where the data are not there; annotations stand in tars alone."""
+    def check_data(self) -> None:
+        """Raise `GigamaskError` if the data do not exist; masks require tars."""
         from gigamask.data.index import find_shards, find_tars
 
         (find_tars if self.sample_config.masks else find_shards)(self.data)
 
     def data_source(self, index: Index) -> DataSource:
-        """Return the images or masks to train on; raise Fault when there are none.
+        """Return the masks that pass the filters, the images with such a mask, or all images.
 
-        These are the masks that pass the filters, or the images with such a mask; without masks,
-        every image.
+        Args:
+            index: index of the training data.
+
+        Raises:
+            GigamaskError: There are none.
         """
         from gigamask.data import attributes, loader
         from gigamask.data.mask_store import MaskStore
         from gigamask.data.sample_table import open_sample_table
         from gigamask.training.data_source import DataSource
 
-        loading, assembly = self.loader, self.sample_config
-        table = attributes.read(loading.attributes, index) if loading.attributes else None
-        found = open_sample_table(
-            index, assembly.filters, self.items, table, self.seed, assembly.masks
+        settings, sample_config = self.loader, self.sample_config
+        table = attributes.read(settings.attributes, index) if settings.attributes else None
+        samples = open_sample_table(
+            index, sample_config.filters, self.items, table, self.seed, sample_config.masks
         )
-        if not found.items.count:
+        if not samples.items.count:
             raise GigamaskError(
-                f"{' '.join(self.data)}: none of {len(index)} images has a mask"
+                f"--data {' '.join(self.data)}: none of {len(index)} images has a mask"
                 + (
                     " that passes the filters; loosen --loader.filters"
                     if index.manifest.masks
-                    else "; give annotated images"
+                    else "; annotated images are required"
                 )
             )
-        if assembly.mask_store:
-            MaskStore.open(assembly.mask_store, index).check(assembly)
-        # A worker reads as many samples as a micro-batch has at a time; each may span two blocks.
-        read_ahead = loading.read_ahead_mb * 2**20
+        if sample_config.mask_store:
+            MaskStore.open(sample_config.mask_store, index).check(sample_config)
+        # A worker reads the samples of one micro-batch at a time; each may span two blocks.
+        read_ahead = settings.read_ahead_mb * 2**20
         source = loader.SampleSource(
-            str(index.folder), assembly, self.random_spec, read_ahead, 2 * self.micro_batch_size
+            str(index.folder),
+            sample_config,
+            self.random_spec,
+            read_ahead,
+            2 * self.micro_batch_size,
         )
-        told = f"{self.items} {assembly.filters!r}"
         return DataSource(
-            found.items, found.locate, told, lambda pin: loader.Loader(source, loading.workers, pin)
+            samples.items,
+            samples.locate,
+            f"{self.items} {sample_config.filters!r}",
+            lambda pin: loader.Loader(source, settings.workers, pin),
         )
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The table of attributes."""
+        """Path of the attribute table, if there is one."""
         return (self.loader.attributes,) if self.loader.attributes else ()
 
 
+def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
+    """Return a copy of a dataclass with the value at `path` replaced; paths of files as text."""
+    field_name = path[0].replace("-", "_")
+    known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
+    if field_name not in known:
+        near = difflib.get_close_matches(field_name, known, 1)
+        hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
+        raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
+    if len(path) > 1:
+        value = _with_field(known[field_name], path[1:], value, name)
+    elif isinstance(known[field_name], tuple) and isinstance(value, str | Path):
+        value = (str(value),)
+    elif isinstance(known[field_name], tuple):
+        value = tuple(str(item) if isinstance(item, Path) else item for item in value)
+    elif isinstance(value, Path):
+        value = str(value)
+    return replace(config, **{field_name: value})
+
+
 def check_at_least(least: int, **numbers: int) -> None:
-    """Raises `GigamaskError` where one of these leaves is smaller."""
+    """Check that numbers are large enough.
+
+    Args:
+        least: smallest valid value.
+        **numbers: values by field name, such as `batch_size`.
+
+    Raises:
+        GigamaskError: A number is smaller.
+    """
     for name, value in numbers.items():
         if value < least:
             raise GigamaskError(
-                f"--{name.replace('_', '-')} is {value}, it must be at least {least}"
+                f"--{name.replace('_', '-')} must be at least {least} (got {value})"
             )
 
 
-def flatten_config(record: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns a configuration as `{"section.leaf": value}`, flag names without the dashes."""
+def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten a configuration to `{"section.leaf": value}`.
+
+    Args:
+        config: a configuration or a component of one.
+        prefix: prepended to each name.
+
+    Returns:
+        The values by flag name without dashes.
+    """
     flat: dict[str, Any] = {}
-    for each in fields(record):
-        name, value = prefix + each.name.replace("_", "-"), getattr(record, each.name)
+    for leaf in fields(config):
+        name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name)
         flat |= flatten_config(value, name + ".") if is_dataclass(value) else {name: value}
     return flat
 
 
-def component_types(record: Any, prefix: str = "") -> dict[str, str]:
-    """Returns what each part of a configuration is, as `{"section.part": class}`."""
-    found: dict[str, str] = {}
-    for each in fields(record):
-        name, value = prefix + each.name.replace("_", "-"), getattr(record, each.name)
+def component_types(config: Any, prefix: str = "") -> dict[str, str]:
+    """Return the classes of a configuration's components as `{"section.component": class}`.
+
+    Args:
+        config: a configuration or a component of one.
+        prefix: prepended to each name.
+    """
+    types: dict[str, str] = {}
+    for leaf in fields(config):
+        name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name)
         if is_dataclass(value):
-            found |= {
-                name: f"{type(value).__module__}.{type(value).__qualname__}"
-            } | component_types(value, name + ".")
-    return found
+            types[name] = f"{type(value).__module__}.{type(value).__qualname__}"
+            types |= component_types(value, name + ".")
+    return types
 
 
-def differences(ours: TrainConfig, theirs: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns the leaves in which two runs differ, with both values; a part of another kind is one, too."""
-    a, b = ({**component_types(run), **flatten_config(run)} for run in (ours, theirs))
+def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the flags, and the classes of components, in which two configurations differ.
+
+    Args:
+        first: one configuration.
+        second: the other configuration.
+
+    Returns:
+        The value in `first` and the value in `second` by flag name, None where there is none.
+    """
+    a, b = ({**component_types(config), **flatten_config(config)} for config in (first, second))
     return {
         name: (a.get(name), b.get(name))
         for name in sorted(a.keys() | b.keys())
@@ -327,9 +416,9 @@ def differences(ours: TrainConfig, theirs: TrainConfig) -> dict[str, tuple[Any, 
     }
 
 
-# Changing one of these on resume changes the shapes of the weights, what the optimizer has to hold, or what the samples are and which comes when;
-# everything else may be changed between two stops. Processes and reading ahead change no sample, nor does a mask store, whose samples are those of
-# the json bit for bit.
+# A change of these on resume changes the shapes of weights, the optimizer's state, or the samples
+# and their order; anything else may change. The number of workers, reading ahead and a mask store
+# change no sample: a mask store holds the masks of the JSON bit for bit.
 SHAPES = ("model.",)
 OPTIMIZER_STATE = ("freeze", "optimizer")
 DATA_ORDER = (
@@ -342,8 +431,8 @@ DATA_ORDER = (
     "batch-size",
     "seed",
     "sampler",
-    "loading.",
-    "policy",
+    "loader.",
+    "prompts",
 )
 SAME_SAMPLES = ("loader.workers", "loader.read-ahead-mb", "loader.mask-store")
 
@@ -351,21 +440,34 @@ SAME_SAMPLES = ("loader.workers", "loader.read-ahead-mb", "loader.mask-store")
 def check_resume(
     saved: TrainConfig, wanted: TrainConfig, allow_data_change: bool
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns what differs between the saved run and the one asked for; raises `GigamaskError` where the difference makes a resume meaningless."""
+    """Check that a run can be resumed with a changed configuration.
+
+    Args:
+        saved: configuration in the run folder.
+        wanted: configuration to resume with.
+        allow_data_change: whether the data and their order may change.
+
+    Returns:
+        What differs, as `differences` returns it.
+
+    Raises:
+        GigamaskError: The changes do not fit the checkpoint.
+    """
     changed = differences(saved, wanted)
     for name, (before, now) in changed.items():
+        change = f"--{name} was {before} in {saved.out} and is now {now}"
         if name.startswith(SHAPES):
             raise GigamaskError(
-                f"--{name} was {before} in {saved.out} and is {now} now: weights of another shape cannot be resumed; give another --out"
+                f"{change}: weights of another shape cannot be resumed; use another --out"
             )
         if name in OPTIMIZER_STATE:
             raise GigamaskError(
-                f"--{name} was {before} in {saved.out} and is {now} now, which the optimizer's state does not fit; "
-                f"start anew from its weights: --init {saved.out} and another --out"
+                f"{change}: the optimizer state does not fit; start a new run from its weights: "
+                f"--init {saved.out} and another --out"
             )
         if name.startswith(DATA_ORDER) and name not in SAME_SAMPLES and not allow_data_change:
             raise GigamaskError(
-                f"--{name} was {before} in {saved.out} and is {now} now, which changes the data or its order; "
-                "give --allow-data-change, or another --out"
+                f"{change}, which changes the data or their order; "
+                "add --allow-data-change, or use another --out"
             )
     return changed

@@ -1,28 +1,24 @@
-"""What `gigamask plan` has to know of a training besides its step: how many masks, and which flags save memory.
+"""What `gigamask plan` must know of a configuration besides its step: masks, and flags that save memory.
 
-Not here: the plan (`gigamask.workflows.plan`), which runs the step without numbers.
+Configurations are annotated as `Any` here, since their modules import this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gigamask.interfaces import PromptSchedule
 from gigamask.losses.ohem import NoMining
 from gigamask.models.configs import ViT
-
-if TYPE_CHECKING:
-    from gigamask.training.config import ImageTrainConfig
-    from gigamask.training.sam_config import SamTrainConfig
 
 
 @dataclass(frozen=True)
 class PlanningView:
     """A training that uses no masks, as `plan` sees it."""
 
-    run: ImageTrainConfig
+    run: Any
     masks_per_image: int = 0
     """masks of an image that are trained on, where it has so many"""
     masks_per_chunk: int = 0
@@ -34,7 +30,7 @@ class PlanningView:
 
     def measured(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
-    ) -> ImageTrainConfig:
+    ) -> Any:
         """Return the run whose step is measured.
 
         Args:
@@ -55,9 +51,7 @@ class PlanningView:
         """
         return []
 
-    def reduced(
-        self, known: ImageTrainConfig
-    ) -> tuple[Literal["encoder", "rounds"], ImageTrainConfig] | None:
+    def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
         """Return a smaller run whose measurement suffices to plan this one, if there is one.
 
         Args:
@@ -74,10 +68,10 @@ class PlanningView:
 class MaskPlanningView(PlanningView):
     """A SAM training as `plan` sees it."""
 
-    run: SamTrainConfig
+    run: Any
 
     @classmethod
-    def of(cls, run: SamTrainConfig) -> MaskPlanningView:
+    def of(cls, run: Any) -> MaskPlanningView:
         """Return the view of a run."""
         masks = 1 if run.items == "mask" else run.loader.max_masks
         return cls(
@@ -90,7 +84,7 @@ class MaskPlanningView(PlanningView):
 
     def measured(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
-    ) -> SamTrainConfig:
+    ) -> Any:
         """Return the run with abridged rounds, every mask trained on."""
         every = self.activation_checkpointing if recompute else 0
         return replace(
@@ -111,9 +105,7 @@ class MaskPlanningView(PlanningView):
             [(f"--activation-checkpointing {n}", {"activation_checkpointing": n}) for n in finer],
         ]
 
-    def reduced(
-        self, known: ImageTrainConfig
-    ) -> tuple[Literal["encoder", "rounds"], ImageTrainConfig] | None:
+    def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
         """Return a run of one mask, or of one encoder block, where only the other part differs."""
         run, known_view = self.run, known.planning
         if (

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from gigamask.distributed import fsdp
-from gigamask.distributed.precision import HALVES, choose_precision
+from gigamask.distributed.precision import HALF_DTYPES, choose_precision
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PromptSchedule
 from gigamask.models.sam.sam import Sam
-from gigamask.profiling import memory_plan
+from gigamask.profiling import gpus, memory_plan
 from gigamask.profiling.dry_run import (
     Device,
     FakeScalars,
@@ -36,8 +36,8 @@ from gigamask.profiling.gpus import Gpu
 from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.config import ImageTrainConfig
-from gigamask.training.optim import AdamW, AdamW8bit
-from gigamask.training.state import TrainState, freeze
+from gigamask.training.optim import AdamW, AdamW8bit, freeze
+from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
 
 
@@ -83,7 +83,48 @@ class DryRun:
         return replace(self, peaks=self.peaks | {"rounds": rounds})
 
 
-def plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
+def plan(
+    config: ImageTrainConfig,
+    *,
+    gpu: str | None = None,
+    world: str = "1",
+    efficiency: float | None = None,
+    dollars_per_gpu_hour: float | None = None,
+    spare_gib: float = 1.5,
+) -> dict[str, Any]:
+    """Plan a training without a GPU: memory, FLOPs, and on a named GPU hours and whether it fits.
+
+    Args:
+        config: The training, such as `recipes.sam_vit_b()`; data and weights are not needed.
+        gpu: Name of a GPU, such as "h200", or your own as "NAME=GIB,TFLOPS".
+        world: Nodes x GPUs per node, such as "32x8", or the GPUs of one node.
+        efficiency: Share of the GPU's peak FLOP/s that is reached; None takes published values.
+        dollars_per_gpu_hour: Price of one GPU for an hour.
+        spare_gib: GiB of the GPU to keep free.
+
+    Returns:
+        The plan, as `gigamask plan --json` writes it.
+
+    Raises:
+        GigamaskError: The training is not possible with these values, or the GPU is unknown.
+    """
+    for name, value in (("efficiency", efficiency), ("dollars-per-gpu-hour", dollars_per_gpu_hour)):
+        if value is not None and gpu is None:
+            raise GigamaskError(f"--{name} needs a GPU; give --gpu")
+        if value is not None and not value > 0:
+            raise GigamaskError(f"--{name} must be > 0, got {value}")
+    if efficiency is not None and efficiency > 1:
+        raise GigamaskError(
+            f"--efficiency must be at most 1, a share of the GPU's peak, got {efficiency}"
+        )
+    if not spare_gib >= 0:
+        raise GigamaskError(f"--spare-gib must be >= 0, got {spare_gib}")
+    found = gpus.find(gpu) if gpu is not None else None
+    cluster = Cluster.parse(world)
+    return make_plan(config, Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib))
+
+
+def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
     """Plan a run, and search for changes where it does not fit.
 
     Args:
@@ -200,7 +241,7 @@ def bytes_by_phase(
         held_bytes(batch),
         run.parallel,
         hardware.cluster,
-        gathered=0.5 if run.precision in HALVES else 1.0,
+        gathered=0.5 if run.precision in HALF_DTYPES else 1.0,
     )
 
 
@@ -305,8 +346,8 @@ def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
         batches.enter = phase_peaks.enter
         held, parameters = bytes_of_state(state, state_bytes), list(model.parameters())
         trained = sum(each.numel() for each in parameters if each.requires_grad)
-        if run.parallel != "ddp" and run.precision in HALVES:
-            use_gathered_weights(blocks_of(model), HALVES[run.precision])
+        if run.parallel != "ddp" and run.precision in HALF_DTYPES:
+            use_gathered_weights(blocks_of(model), HALF_DTYPES[run.precision])
         inner = shortened.task(torch.device("cpu"))
         task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
         phase_peaks.start()
@@ -366,7 +407,7 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
     """
     blocks = blocks_of(state.model)
     block_of = {
-        parameter: index for index, block in enumerate(blocks) for parameter in fsdp.matrices(block)
+        parameter: index for index, block in enumerate(blocks) for parameter in fsdp.shardable_parameters(block)
     }
     entries = {
         parameter: entry

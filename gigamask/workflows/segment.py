@@ -11,6 +11,7 @@ import contextlib
 import glob
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,15 +30,17 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
-from gigamask.datatools.objects import numbers
+from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.pictures import to_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.embedding_cache import digest_weights
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.sam.sam import Sam
 from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, SkippedSample
+from gigamask.workflows.evaluate import load_model
 
 KEPT = ".segment"
 MADE = "made.json"
@@ -167,7 +170,7 @@ def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
     return dataset.read(row, with_json=False).jpg
 
 
-def segment_images(
+def segment(
     weights: str | Path | Sam,
     images: str | Path | Sequence[str | Path],
     out: str | Path,
@@ -198,14 +201,16 @@ def segment_images(
         GigamaskError: No image can be used, or the folder holds results of other settings.
     """
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
-    output = Output(Path(out), to_shards, shard_images, None if pictures is None else Path(pictures))
-    masks = SamAutomaticMaskGenerator(load(weights, device), **generator)
+    output = Output(
+        Path(out), to_shards, shard_images, None if pictures is None else Path(pictures)
+    )
+    masks = SamAutomaticMaskGenerator(load_model(weights, device), **generator)
     with tempfile.TemporaryDirectory() as scratch:
         found, rejected = find(paths, scratch)
-        return segment(found, masks, output, rejected)
+        return segment_all(found, masks, output, rejected)
 
 
-def segment(
+def segment_all(
     pictures: Sequence[InputImage],
     masks: SamAutomaticMaskGenerator,
     output: Output,
@@ -217,7 +222,7 @@ def segment(
     `rejected` are images that were left out before. Raises Fault where none is usable, or where the folder holds what others have made.
     """
     tally, done = SegmentCounts(rejected=list(rejected)), 0
-    given, _ = numbers([Path(each.place).name.removeprefix("sa_") for each in pictures])
+    given, _ = image_ids([Path(each.place).name.removeprefix("sa_") for each in pictures])
     with lock_folder(output.out, KEPT):
         _begin(output.out, masks)
         for start in range(0, len(pictures), output.shard_images):

@@ -1,4 +1,4 @@
-"""`gigamask ablate`: which of some variants trains best, under one budget."""
+"""`gigamask ablate`: compare variants of a training."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class AblateCommand:
-    """trains a table of variants under one budget, several seeds each, and prints their scores side by side"""
+    """compare variants of a training: same data and steps, several seeds, one table of scores"""
 
     table: Positional[Annotated[str, arg(metavar="TABLE")]]
-    """samplers, losses, masks, prompts, mining, or a YAML file of 'variant: [--flag, value]' or 'variant: {flag: value}', as train has them"""
+    """samplers, losses, masks, prompts, mining, or a YAML file of variants, each a list of flags of
+    'gigamask train' ('variant: [--flag, value]') or a mapping ('variant: {flag: value}')"""
     data: tuple[str, ...]
-    """tars, folders of tars, globs, or an index to train on"""
+    """training data: tars, folders of tars, globs, or an index"""
     test: tuple[str, ...]
-    """held-out ones to score on"""
+    """held-out data to evaluate on"""
     out: str
-    """where everything goes: VARIANT/seed_K, ablation.md, ablation.json; the same command goes on with what is missing there"""
+    """output folder: VARIANT/seed_K, ablation.md and ablation.json; run the same command again to
+    resume"""
     recipe: str = "tiny"
-    """what the variants are variants of"""
+    """recipe that the variants change"""
     steps: int | None = None
-    """updates of each training; the recipe's own number by default"""
+    """steps of each training; default: the recipe's"""
     seeds: int = 3
-    """trainings of each variant; a seed names weights, order, masks and prompts"""
+    """trainings of each variant, with seeds 0, 1, ..."""
     at_once: int = 1
-    """trainings side by side, which share the processor's cores or the GPU"""
+    """trainings that run in parallel, sharing the CPU cores or the GPU"""
     images: int | None = None
-    """score on the first so many images only"""
+    """number of test images, the first ones; default: all"""
     min_predicted_iou: float | None = None
-    """score on masks only whose annotation has at least this predicted_iou"""
+    """evaluate only on masks with at least this predicted_iou in their annotation"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Train and evaluate all variants, and return the scores."""
         from gigamask.workflows import ablate
 
-        test = ablate.HeldOut(self.test, self.images, self.min_predicted_iou)
+        test = ablate.TestSet(self.test, self.images, self.min_predicted_iou)
         return ablate.run(
             self.table, self.recipe, self.data, test, self.out, self.steps, self.seeds, self.at_once
         )

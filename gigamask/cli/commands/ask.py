@@ -20,32 +20,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AskCommand:
-    """finds what a text means in an image: masks with confidences, or that nothing there fits"""
+    """find the masks of an image that a text describes, with confidences, or say that none does"""
 
     weights: Positional[Annotated[str, arg(metavar="RUN")]]
-    """the folder of a 'ground train', or one of its checkpoints"""
+    """run folder of a 'ground train', or one of its checkpoints"""
     image: Positional[Annotated[str, arg(metavar="IMAGE")]]
-    """a picture, all of which is segmented first; or TAR:IMAGE, whose own masks are chosen from"""
+    """an image file, which is segmented first, or TAR:IMAGE with the masks of its annotation"""
     texts: Positional[Annotated[tuple[str, ...], arg(metavar="TEXT ...")]]
-    """what to look for, each in quotes"""
+    """texts to find, each in quotes"""
     annotation: str | None = None
-    """a json in SA-1B's form with the masks to choose from, as 'gigamask segment' writes it"""
+    """JSON file in SA-1B's format with the masks to choose from, such as one that 'gigamask segment'
+    wrote"""
     top: int = 3
-    """the most masks to name for a text"""
+    """largest number of masks to print per text"""
     pictures: str | None = None
-    """folder for a picture of each text's answers"""
+    """folder for a picture of each text's masks"""
     segmenter: str | None = None
-    """where the segmenter's weights are now, if they have moved"""
+    """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
-    """auto is cuda when there is one"""
+    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
-    """of a picture without masks, what is asked and which masks stay; names and defaults are those of SamAutomaticMaskGenerator"""
+    """how the masks of an image without masks are generated: the arguments of
+    SamAutomaticMaskGenerator"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Print and return the masks that fit each text."""
         from pathlib import Path
 
         import cv2
@@ -63,26 +66,11 @@ class AskCommand:
         masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks
         answers = []
         for number, result in enumerate(predictor.predict(pixels, masks, self.texts)):
-            best = [self._summary(masks, result, rank) for rank in range(min(self.top, len(masks)))]
-            outcome = (
-                f"{result.fitting} of {len(masks)} masks fit" if result.fitting else "no mask fits"
-            )
-            print(f"{result.text}: {outcome}")
-            for mask in best[: max(result.fitting, 1)]:
-                x0, y0, x1, y1 = mask["box"]
-                prefix = "" if result.fitting else "best: "
-                confidence = f"{100 * mask['confidence']:.0f} % confidence"
-                print(
-                    f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}"
-                )
-            answers.append(
-                {
-                    "text": result.text,
-                    "fitting": result.fitting,
-                    "candidates": len(masks),
-                    "best": best,
-                }
-            )
+            ranks = range(min(self.top, len(masks)))
+            best = [self._summary(masks, result, rank) for rank in ranks]
+            self._print(result, best, len(masks))
+            answer = {"text": result.text, "fitting": result.fitting, "candidates": len(masks)}
+            answers.append(answer | {"best": best})
             if self.pictures:
                 path = Path(self.pictures) / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,12 +88,23 @@ class AskCommand:
             "area": int(mask.areas()[0]),
         }
 
+    def _print(self, result: GroundingResult, best: list[dict[str, Any]], candidates: int) -> None:
+        """Print the masks that fit a text, or the best one if none does."""
+        fitting = f"{result.fitting} of {candidates} masks fit"
+        print(f"{result.text}: {fitting if result.fitting else 'no mask fits'}")
+        prefix = "" if result.fitting else "best: "
+        for mask in best[: max(result.fitting, 1)]:
+            x0, y0, x1, y1 = mask["box"]
+            confidence = f"{100 * mask['confidence']:.0f} % confidence"
+            print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
+
     def _load_image(self) -> tuple[np.ndarray, RLEMasks | None]:
-        """Return the image and its candidate masks, from --annotation or from its tar, None if there are none."""
+        """Return the image and its masks from --annotation or the tar; None without an annotation.
+        """
         from pathlib import Path
 
-        from gigamask.cli.commands.opening import opened_sample
         from gigamask.data.dataset import RawSample, Sa1bDataset
+        from gigamask.workflows.opening import opened_sample
 
         path, json = Path(self.image), None
         if path.is_file():
@@ -118,17 +117,16 @@ class AskCommand:
         if self.annotation:
             if not Path(self.annotation).is_file():
                 raise GigamaskError(
-                    f"--annotation {self.annotation}: no such file; pass a json in SA-1B's format"
+                    f"--annotation {self.annotation}: no such file; pass a JSON in SA-1B's format"
                 )
             json = Path(self.annotation).read_bytes()
         if json is None:
             return RawSample(self.image, jpg, None).pixels(), None
-        entry = RawSample(self.annotation or self.image, jpg, json).annotation()
-        if not len(entry.masks):
-            raise GigamaskError(
-                f"{self.annotation or self.image}: there is no mask to choose from; give another, or leave it out"
-            )
-        return RawSample(self.image, jpg, json).pixels(entry.size), entry.masks
+        name = self.annotation or self.image
+        annotation = RawSample(name, jpg, json).annotation()
+        if not len(annotation.masks):
+            raise GigamaskError(f"{name}: the annotation has no masks; pass another --annotation")
+        return RawSample(self.image, jpg, json).pixels(annotation.size), annotation.masks
 
     def _candidates(self, model: Sam, pixels: np.ndarray) -> RLEMasks:
         """Return the masks that the segmenter generates, without empty ones."""
@@ -136,10 +134,12 @@ class AskCommand:
 
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
 
-        masks = SamAutomaticMaskGenerator(model, **self.masks.told()).find(pixels).masks
+        generator = SamAutomaticMaskGenerator(model, **vars(self.masks))
+        masks = generator.generate_proposals(pixels).masks
         masks = masks[np.flatnonzero(masks.areas())]
         if not len(masks):
             raise GigamaskError(
-                f"{self.image}: the segmenter finds no mask; lower --pred-iou-thresh and --stability-score-thresh"
+                f"{self.image}: the segmenter generates no mask; "
+                "lower --pred-iou-thresh and --stability-score-thresh"
             )
         return masks

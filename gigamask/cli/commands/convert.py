@@ -1,4 +1,4 @@
-"""`gigamask convert`: data of one's own, made into shards."""
+"""`gigamask convert`: turn other annotations into SA-1B's format."""
 
 from __future__ import annotations
 
@@ -12,54 +12,50 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class ConvertCommand:
-    """makes SA-1B's tars from COCO's instances json, or from a folder of label images (PNG), and the pictures they belong to"""
+    """convert COCO annotations, or a folder of label images (PNG), to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]
-    """COCO's instances json, or a folder of PNGs whose pixels name their instance (0 is background)"""
+    """COCO's instances JSON, or a folder of PNGs whose pixel values are instance ids (0 is
+    background)"""
     images: str
-    """the folder of pictures: what the json's file names start from, or where each label image's namesake lies"""
+    """folder of images: that of the JSON's file names, or of images named like the label images"""
     out: str
-    """folder for the tars"""
+    """output folder for the tars"""
     shard_images: int = 500
-    """images a tar"""
+    """images per tar"""
     keep_crowds: bool = False
-    """COCO: keep what is marked iscrowd"""
+    """COCO: keep annotations marked iscrowd"""
     split_components: bool = False
-    """label images: make each connected piece a mask of its own"""
+    """label images: make each connected component a mask of its own"""
     ignore: tuple[int, ...] = ()
-    """label images: values that are no object, such as 255 around VOC's"""
+    """label images: values that are not objects, such as 255 around the objects of VOC"""
     workers: int = 1
     """processes, each on one tar at a time"""
     json: str | None = None
-    """file for what was printed, as data, with all that was left out"""
+    """write the results to this JSON file, with everything that was skipped"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands import omissions
-        from gigamask.cli.commands.progress import bar
+        """Convert, and return the counts."""
+        from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.datatools.convert import ConvertOptions, convert
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
-        with bar("convert") as progress:
-            done = convert(
-                Path(self.source),
-                Path(self.images),
-                Path(self.out),
-                options,
-                self.shard_images,
-                self.workers,
-                progress,
+        source, images, out = Path(self.source), Path(self.images), Path(self.out)
+        with progress_bar("convert") as progress:
+            result = convert(
+                source, images, out, options, self.shard_images, self.workers, progress
             )
-        print(
-            f"{self.out}: {done['images']} images with {done['masks']} masks in {len(done['tars'])} tars"
-        )
-        if done["renumbered"]:
+        count = f"{result['images']} images with {result['masks']} masks"
+        print(f"{self.out}: {count} in {len(result['tars'])} tars")
+        if result["renumbered"]:
             print(
-                "  the images' names are no distinct whole numbers: they are numbered from 0 on, and each json says its 'source'"
+                "  the image names are not distinct integers: images are numbered from 0, and each "
+                "JSON names its 'source'"
             )
-        for what in ("images_without_masks", "crowds_left_out", "pictures_without_label"):
-            if done[what]:
-                print(f"  {what.replace('_', ' ')}: {done[what]}")
-        for what in ("images", "masks"):
-            omissions.tell(what, [each["reason"] for each in done[f"{what}_left_out"]])
+        for count in ("images_without_masks", "crowds_left_out", "pictures_without_label"):
+            if result[count]:
+                print(f"  {count.replace('_', ' ')}: {result[count]}")
+        for kind in ("images", "masks"):
+            print_skipped(kind, [skipped["reason"] for skipped in result[f"{kind}_left_out"]])
         print(f"next: gigamask stats {quote(self.out)}")
-        return done
+        return result

@@ -1,4 +1,4 @@
-"""`gigamask demo`: everything at once, small."""
+"""`gigamask demo`: the whole workflow in small."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DemoCommand:
-    """makes scenes, trains the tiny model on them, evaluates it on scenes it never saw, and draws its answers"""
+    """train the tiny model on synthetic scenes, evaluate it on new ones, and draw its predictions"""
 
     out: str = "runs/demo"
-    """where everything goes"""
+    """output folder; run the same command again to resume"""
     train_images: int = 1600
-    """scenes to train on"""
+    """number of training scenes"""
     test_images: int = 60
-    """held-out scenes"""
+    """number of held-out scenes"""
     steps: int | None = None
-    """updates; the recipe's own number by default"""
+    """number of training steps; default: the recipe's"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Run the demo, and return the scores."""
         from gigamask.training.config import check_at_least
         from gigamask.workflows import demo
 
-        check_at_least(
-            1,
-            train_images=self.train_images,
-            test_images=self.test_images,
-            **({} if self.steps is None else {"steps": self.steps}),
-        )
+        check_at_least(1, train_images=self.train_images, test_images=self.test_images)
+        check_at_least(1, **({} if self.steps is None else {"steps": self.steps}))
         return demo.run(self.out, self.train_images, self.test_images, self.steps)

@@ -1,4 +1,4 @@
-"""`gigamask follow`: one real sample, door by door."""
+"""`gigamask follow`: one sample, step by step."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.cli.commands.opening import opened_sample
 from gigamask.errors import GigamaskError
+from gigamask.workflows.opening import opened_sample
 
 
 @dataclass(frozen=True)
 class FollowCommand:
-    """carries one real sample through the nine doors of training and prints type, shape, time and bytes at each"""
+    """trace one sample through the nine steps of training: type, shape, time and bytes at each"""
 
     sample: Positional[Annotated[str, arg(metavar="SAMPLE")]]
-    """TAR:IMAGE, the image by name (sa_1) or by its image_id (1)"""
+    """TAR:IMAGE, the image by its name (sa_1) or image_id (1)"""
     recipe: str = "tiny"
-    """the recipe whose model and settings are used"""
+    """recipe whose model and settings are used"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Trace the sample, and return a record of each step."""
         from gigamask import recipes
         from gigamask.training.sam_config import SamTrainConfig
         from gigamask.workflows import follow
 
         with opened_sample(self.sample) as (index, row):
-            run = recipes.make(self.recipe)
-            if not isinstance(run, SamTrainConfig):
+            config = recipes.make(self.recipe)
+            if not isinstance(config, SamTrainConfig):
                 raise GigamaskError(
-                    f"--recipe {self.recipe} trains no segmentation, there are no doors to follow; choose tiny, or a recipe of 'train'"
+                    f"--recipe {self.recipe} does not train SAM; choose tiny or another recipe of "
+                    "'gigamask train'"
                 )
-            doors = follow.follow(index, row, run)
-        return {"doors": doors}
+            steps = follow.follow(index, row, config)
+        return {"steps": steps}

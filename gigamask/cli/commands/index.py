@@ -1,4 +1,4 @@
-"""`gigamask index`: an index of every image and mask of some tars."""
+"""`gigamask index`: index the images and masks of tars."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class IndexCommand:
-    """scans tars once and writes an index of every image and mask; run again with more tars, it scans only those"""
+    """index every image and mask of tars; run again with more tars, it scans only the new ones"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or indexes whose rows are taken over; local or at s3://, gs://, http(s)://"""
+    """tars, folders of tars, globs, or indexes to include; local or s3://, gs://, http(s)://"""
     out: str
-    """the index folder to write"""
+    """output folder for the index"""
     workers: int = 1
-    """processes, each on one tar at a time; more than there are cores where tars are remote"""
+    """processes, each on one tar at a time; for remote tars, more than the number of cores"""
     salvage: bool = False
-    """of a tar that breaks off, take what lies before the break, rather than refuse it"""
+    """index the readable beginning of a truncated tar instead of skipping the tar"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands.progress import bar
+        """Build or extend the index, and return its report."""
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import index as indexes
 
-        with bar("index") as progress:
+        with progress_bar("index") as progress:
             index, scanned, reused = indexes.extend(
                 self.paths, self.out, self.workers, progress, self.salvage
             )
         report = index.report() | {"scanned": scanned, "reused": reused}
-        print(
-            f"{self.out}: {report['images']} images with {report['masks']} masks in {report['shards']} tars ({scanned} scanned, {reused} reused)"
-        )
-        for what in ("without_json", "without_jpg", "other_members"):
-            if report[what]:
-                print(f"  {what.replace('_', ' ')}: {report[what]}")
-        for each in report["broken_tars"]:
-            print(f"  broken {each}")
-        for each in report["rejected"]:
-            print(f"  left out {each['reason']}")
+        count = f"{report['images']} images with {report['masks']} masks"
+        tars = f"{report['shards']} tars ({scanned} scanned, {reused} reused)"
+        print(f"{self.out}: {count} in {tars}")
+        for name in ("without_json", "without_jpg", "other_members"):
+            if report[name]:
+                print(f"  {name.replace('_', ' ')}: {report[name]}")
+        for broken in report["broken_tars"]:
+            print(f"  broken {broken}")
+        for skipped in report["rejected"]:
+            print(f"  skipped {skipped['reason']}")
         print(f"next: gigamask stats {quote(self.out)}")
         return report

@@ -1,4 +1,4 @@
-"""`gigamask masks`: masks precomputed at a fixed grid."""
+"""`gigamask masks`: precompute masks for training."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class MasksCommand:
-    """precomputes masks at a fixed grid, bit-packed (8 KB each at 256, 9 TB for all of SA-1B), for training without json"""
+    """precompute low-resolution masks (bit-packed, 8 KB each at 256), so that training skips JSON"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """an index, or tars to index in passing"""
+    """an index, or tars, which are indexed temporarily"""
     out: str
-    """the mask store's folder; what it already holds of these tars is kept"""
+    """output folder for the mask store (9 TB for all of SA-1B); what it holds of these tars is
+    kept"""
     grid: int = 256
-    """cells of a side: a quarter of the input's pixels, or all of them for --loader.target area"""
+    """side of the stored masks: a quarter of --side, or --side itself for --loader.target area"""
     side: int = 1024
-    """pixels of a side of the model's input square"""
+    """side of the model's square input (pixels)"""
     mirrored: bool = False
-    """also keep the mirror images of portraits' masks, which lie between the cells; --loader.augment flip needs them"""
+    """also store mirrored masks of portrait images, whose cells do not align when mirrored; needed
+    by --loader.augment flip"""
     workers: int = 1
-    """processes; each cuts one tar at a time"""
+    """processes, each on one tar at a time"""
     verify: bool = False
-    """build nothing, read every byte of what is there and say what is wrong"""
+    """build nothing; read the whole store and report errors"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands.opening import opened
-        from gigamask.cli.commands.progress import bar
+        """Build or verify the store, and return its size."""
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import mask_store
         from gigamask.errors import GigamaskError
+        from gigamask.workflows.opening import opened
 
-        with opened(self.paths) as index, bar("masks") as progress:
+        with opened(self.paths) as index, progress_bar("masks") as progress:
             if self.verify:
-                wrong = mask_store.verify(index, self.out, self.workers, progress)
-                for line in wrong:
-                    print(f"  {line}")
-                if wrong:
-                    raise GigamaskError(f"{self.out}: {len(wrong)} faults, the first: {wrong[0]}")
+                errors = mask_store.verify(index, self.out, self.workers, progress)
+                for error in errors:
+                    print(f"  {error}")
+                if errors:
+                    raise GigamaskError(f"{self.out}: {len(errors)} errors, the first: {errors[0]}")
             else:
                 mask_store.build(
                     index, self.out, self.grid, self.side, self.mirrored, self.workers, progress
@@ -50,14 +53,12 @@ class MasksCommand:
             store = mask_store.MaskStore.open(self.out, index)
         report = {
             "masks": index.manifest.masks,
-            "tars": len(store.keys),
+            "tars": len(store.shard_keys),
             "bytes": store.bytes,
             "grid": store.manifest.grid,
         }
-        print(
-            f"{self.out}: {report['masks']} masks of {report['tars']} tars, {report['bytes'] / 1e6:.1f} MB"
-            + (", all sound" if self.verify else "")
-        )
+        size = f"{report['bytes'] / 1e6:.1f} MB" + (", no errors" if self.verify else "")
+        print(f"{self.out}: {report['masks']} masks of {report['tars']} tars, {size}")
         if not self.verify:
-            print(f"for recipes of that side and grid: --loader.mask-store {quote(self.out)}")
+            print(f"train with: --loader.mask-store {quote(self.out)}")
         return report

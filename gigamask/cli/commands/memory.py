@@ -48,7 +48,7 @@ class SampleVerb:
     @staticmethod
     def _read(words: str) -> tuple[str, bytes, bytes]:
         """Return name, jpg and json of the sample TAR:IMAGE."""
-        from gigamask.cli.commands.opening import opened_sample
+        from gigamask.workflows.opening import opened_sample
         from gigamask.data.dataset import Sa1bDataset
 
         with opened_sample(words) as (index, row):

@@ -53,7 +53,7 @@ class SegmentCommand:
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
         from gigamask.inference.embedding_cache import EmbeddingCache
         from gigamask.training.checkpoint import load_model
-        from gigamask.workflows.segment import Output, find, segment
+        from gigamask.workflows.segment import Output, find, segment_all
 
         output = Output(
             Path(self.out),
@@ -74,7 +74,7 @@ class SegmentCommand:
         with tempfile.TemporaryDirectory() as scratch:
             pictures, rejected = find(self.images, scratch)
             with bar("segment") as progress, autocast(self.precision, masks.predictor.device):
-                done = segment(pictures, masks, output, rejected, progress)
+                done = segment_all(pictures, masks, output, rejected, progress)
         each = done["masks"] / done["images"]
         print(
             f"{self.out}: {done['images']} images with {done['masks']} masks, {each:.1f} each ({done['kept']} images were done before)"

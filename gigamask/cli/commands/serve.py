@@ -91,7 +91,7 @@ class ServeCommand:
         from pathlib import Path
 
         from gigamask import config_files
-        from gigamask.cli.commands.opening import opened
+        from gigamask.workflows.opening import opened
         from gigamask.inference.embedding_cache import EmbeddingCache
         from gigamask.serve.app import AppState
         from gigamask.serve.dataset_view import DatasetView

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from gigamask.cli.commands.opening import opened
+from gigamask.workflows.opening import opened
 from gigamask.errors import GigamaskError
 
 

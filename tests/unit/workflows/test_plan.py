@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.plan import events_peak
-from gigamask.distributed.fsdp import matrices
+from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM
 from gigamask.profiling.dry_run import blank_batch
@@ -31,7 +31,7 @@ from gigamask.workflows.plan import (
     dry_run,
     dry_run_change,
     memory_options,
-    plan,
+    make_plan,
     resolve,
 )
 from tests.little import little
@@ -115,7 +115,7 @@ def test_the_predicted_peak_is_the_measured_one(name, run):
 def test_what_stands_is_counted_part_by_part():
     model, found = BASE.build(), base()
     blocks = 4 * sum(
-        parameter.numel() for block in model.image_encoder.blocks for parameter in matrices(block)
+        parameter.numel() for block in model.image_encoder.blocks for parameter in shardable_parameters(block)
     )
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
@@ -343,15 +343,15 @@ def tried(less: int) -> tuple[int, list[dict]]:
         device="cuda",
     )
     hardware = Hardware(cluster=Cluster(1, 2), spare_gib=0.0)
-    most = plan(run, hardware)["peak_bytes"]
-    return most, plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))[
+    most = make_plan(run, hardware)["peak_bytes"]
+    return most, make_plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))[
         "changes"
     ]
 
 
 def test_a_plan(quick):
     hardware = Hardware(find("h200"), Cluster(2, 4), efficiency=0.5, price=2.0)
-    found = plan(
+    found = make_plan(
         replace(
             little(), batch_size=12, activation_checkpointing=1, device="auto", parallel="hsdp"
         ),
@@ -380,7 +380,7 @@ def test_a_plan(quick):
 
 def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
     run = replace(little(), mining=OHEM(), loader=SamLoaderConfig(items="mask"))
-    found = plan(run, Hardware())
+    found = make_plan(run, Hardware())
     assert (found["precision"], found["device"], found["gpu"], found["masks"]) == (
         "fp32",
         "cpu",
@@ -397,12 +397,12 @@ def test_hours_are_told_at_what_was_reached_elsewhere(quick, monkeypatch):
     monkeypatch.setattr(
         planning, "count_flops", lambda run: StepFlops((16.99e12, 0.0), (6.287e12, 0.0), (), 11)
     )
-    published, hoped = plan(sam_vit_h(), Hardware(find("a100"), Cluster(32, 8)))["time"]
+    published, hoped = make_plan(sam_vit_h(), Hardware(find("a100"), Cluster(32, 8)))["time"]
     assert published["source"].startswith("SAM's own run")
     assert published["hours"] == pytest.approx(68, rel=0.01)
     assert "not measured" in hoped["source"]
     monkeypatch.setattr(planning, "dry_run", lambda *run: base())
-    assert plan(mae_vit_l(), Hardware(find("a100")))["time"][0]["source"].startswith(
+    assert make_plan(mae_vit_l(), Hardware(find("a100")))["time"][0]["source"].startswith(
         "MAE's own run"
     )
 

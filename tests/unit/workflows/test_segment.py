@@ -14,7 +14,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.workflows import segment as segmenting
-from gigamask.workflows.segment import Output, find, segment, told_of
+from gigamask.workflows.segment import Output, find, segment_all, told_of
 from tests.little import SPEC
 
 
@@ -44,7 +44,7 @@ def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures,
 
     output = Output(tmp_path / "out", to_shards=True, shard_images=2)
     with pytest.raises(KeyboardInterrupt):
-        segment(pictures, masks, output, progress=stop)
+        segment_all(pictures, masks, output, progress=stop)
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == [
         "10.json",
         "11.json",
@@ -55,7 +55,7 @@ def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures,
         b"half"
     )  # as a process that is killed leaves it
     counted = []
-    done = segment(pictures, masks, output, progress=lambda *counts: counted.append(counts))
+    done = segment_all(pictures, masks, output, progress=lambda *counts: counted.append(counts))
     assert (done["images"], done["kept"], done["tars_kept"], len(done["tars"])) == (4, 3, 1, 2)
     assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert not list((tmp_path / "out").glob(".sa_*"))
@@ -66,7 +66,7 @@ def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures,
         "sa_13.json",
     ]
     straight = Output(tmp_path / "straight", to_shards=True, shard_images=2)
-    segment(pictures, masks, straight)
+    segment_all(pictures, masks, straight)
     for name in ("sa_000000.tar", "sa_000001.tar", "13.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
@@ -74,7 +74,7 @@ def test_a_command_that_was_stopped_goes_on_behind_what_is_done(masks, pictures,
 def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     """A json that was made as one of other images is packed under the number it has now."""
     output = Output(tmp_path / "out", to_shards=True)
-    segment(pictures[2:], masks, output)
+    segment_all(pictures[2:], masks, output)
     told = json.loads((tmp_path / "out" / "12.json").read_text())
     assert (told["image"]["image_id"], told["image"]["file_name"], told["image"]["source"]) == (
         12,
@@ -87,7 +87,7 @@ def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
         )
         for number, each in enumerate(pictures)
     ]
-    segment(renamed, masks, output)
+    segment_all(renamed, masks, output)
     assert tar.scan(tmp_path / "out" / "sa_000000.tar").names[-2:] == ["sa_3.jpg", "sa_3.json"]
 
 
@@ -96,9 +96,9 @@ def test_two_commands_at_once_are_one_too_many(masks, pictures, tmp_path):
 
     def again(done, total):
         with pytest.raises(GigamaskError, match="another process is writing into it"):
-            segment(pictures, masks, output)
+            segment_all(pictures, masks, output)
 
-    segment(pictures[:1], masks, output, progress=again)
+    segment_all(pictures[:1], masks, output, progress=again)
 
 
 def test_images_that_cannot_be_read_are_told(masks, pictures, tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_images_that_cannot_be_read_are_told(masks, pictures, tmp_path, monkeypa
     [single], _ = find([str(file)], str(tmp_path / "scratch"))
     (tmp_path / "pictures" / "11.png").unlink()
     file.unlink()
-    done = segment([*pictures, single], masks, Output(tmp_path / "out"))
+    done = segment_all([*pictures, single], masks, Output(tmp_path / "out"))
     reasons = [each["reason"] for each in done["left_out"]]
     assert done["images"] == 3
     assert "11.png" in reasons[0]
@@ -120,7 +120,7 @@ def test_images_that_cannot_be_read_are_told(masks, pictures, tmp_path, monkeypa
         GigamaskError,
         match=r"^none of 1 images can be used, the first: .*single.png: has 20 bytes, at most 10 are read; leave it out$",
     ):
-        segment([single], masks, Output(tmp_path / "none"))
+        segment_all([single], masks, Output(tmp_path / "none"))
 
 
 def test_a_json_has_no_mask_without_pixels_and_no_score_that_is_no_number(pictures):
@@ -166,7 +166,7 @@ def test_more_masks_than_readers_take_are_refused(masks, pictures, tmp_path, mon
         GigamaskError,
         match=r"none of 4 images can be used, the first: .* annotations, at most 0 are read",
     ):
-        segment(pictures, masks, Output(tmp_path / "out"))
+        segment_all(pictures, masks, Output(tmp_path / "out"))
 
 
 def test_a_full_disk_is_told(masks, pictures, tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told(masks, pictures, tmp_path, monkeypatch):
         GigamaskError,
         match=r"sa_000000.tar: cannot be written \(No space left on device\); free space on the disk and run the same",
     ):
-        segment(pictures, masks, Output(tmp_path / "out", to_shards=True))
+        segment_all(pictures, masks, Output(tmp_path / "out", to_shards=True))
     assert (tmp_path / "out" / "13.json").exists()
 
 

@@ -1,0 +1,161 @@
+"""`gigamask train`, `gigamask pretrain` and `gigamask ground train`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from gigamask import config_files, recipes, registry
+from gigamask.config_files import TrainFlags
+from gigamask.errors import GigamaskError
+from gigamask.parser import check_writable
+from gigamask.training.config import TrainConfig, check_at_least
+from gigamask.workflows.stages import STAGES, make_stages
+from gigamask.workflows.train import resolve, steps_for_epochs, train_in_world
+
+
+def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """Train what the arguments describe, stage by stage.
+
+    Args:
+        command: "train", "pretrain" or "ground train".
+        arguments: Those after the command.
+
+    Returns:
+        Where to write the result, if anywhere, and the result; "step" is below "steps" after an
+        interrupt.
+
+    Raises:
+        GigamaskError: The arguments, the data or the folder cannot be used.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(overview(command))
+        return None, {}
+    flags = config_files.parse_train(arguments, command)
+    check_writable("--json", flags.json)
+    check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
+    if flags.run.verb != command:
+        raise GigamaskError(
+            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.verb}', not 'gigamask {command}'"
+        )
+    configs = stages_of(flags)
+    if flags.print_config and flags.epochs is None:
+        return print_configs(configs)
+    from gigamask.distributed.precision import choose_device
+    from gigamask.distributed.world import destroy_world, init_world
+
+    changes = resolve_all(configs, flags)
+    world = init_world(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
+    try:
+        if flags.epochs is not None:
+            # The first process builds the index, if there is none; the others read it.
+            verbose = world.is_main and not flags.print_config
+            configs = stages_of(world.in_turn(lambda: epochs_to_steps(flags, verbose)))
+            changes = resolve_all(configs, flags)
+            if flags.print_config:
+                return print_configs(configs)
+        for number, config in enumerate(configs):
+            started = [later.out for later in configs[number + 1 :] if later.has_checkpoint]
+            if len(configs) > 1 and world.is_main:
+                what = f"{config.steps} steps in {config.out}"
+                what = f"done, {started[0]} has started" if started else what
+                print(f"stage {number + 1} of {len(configs)}: {what}", flush=True)
+            if started:
+                continue
+            state = train_in_world(
+                config, changes[number], world, flags.allow_data_change, flags.profile
+            )
+            if state.step < config.steps or state.stopping:
+                break
+    finally:
+        destroy_world(world)
+    result = {"run": config.out, "step": state.step, "steps": config.steps}
+    result["samples"] = state.cursor.samples
+    remaining = configs[number + 1 :]
+    if state.step == config.steps and remaining:  # interrupted by the last step of a stage
+        result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
+    if world.is_main:
+        print(summary(result, flags.stages is not None, config))
+    return flags.json if world.is_main else None, result
+
+
+def stages_of(flags: TrainFlags) -> list[TrainConfig]:
+    """Return the configurations of the stages that the flags ask for; one without stages."""
+    steps = {"mae": flags.mae_steps, "decoder": flags.decoder_steps}
+    return make_stages(flags.run, flags.stages, steps)
+
+
+def resolve_all(
+    configs: Sequence[TrainConfig], flags: TrainFlags
+) -> list[dict[str, tuple[Any, Any]]]:
+    """Check all stages before the first one, since the last might fail days later."""
+    folders = [config.out for config in configs]
+    return [
+        resolve(config, flags.allow_data_change, tuple(folders[:number]))
+        for number, config in enumerate(configs)
+    ]
+
+
+def print_configs(configs: Sequence[TrainConfig]) -> tuple[None, dict[str, Any]]:
+    """Print the configurations as YAML documents."""
+    print("---\n".join(config_files.config_yaml(config) for config in configs), end="")
+    return None, {}
+
+
+def epochs_to_steps(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
+    """Return the flags with `--epochs` turned into steps.
+
+    Args:
+        flags: The flags; `epochs` is set.
+        verbose: Whether to print the number of steps.
+    """
+    epochs = flags.epochs or 0.0
+    steps, samples = steps_for_epochs(flags.run, epochs)
+    if verbose:
+        size = f"{samples:,} samples per epoch, batch size {flags.run.batch_size:,}"
+        print(f"--epochs {epochs:g}: {steps:,} steps ({size})", flush=True)
+    return replace(flags, run=replace(flags.run, steps=steps), epochs=None)
+
+
+def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
+    """Return the text printed at the end, with the next command.
+
+    Args:
+        result: What `run` returns.
+        staged: Whether the training has stages.
+        config: The stage trained last.
+    """
+    out, step, steps = result["run"], result["step"], result["steps"]
+    if step < steps:
+        command = f"gigamask {config.verb} --resume {quote(out)}"
+        act = "run the same command to continue" if staged else f"continue with: {command}"
+        return f"{out}: interrupted and saved at step {step} of {steps}; {act}"
+    following = config.next_step.format(out=quote(config.out))
+    return f"{out}: {step} steps, {result['samples']} samples\nnext: {following}"
+
+
+def overview(command: str) -> str:
+    """Return the text of a command's `--help` without a recipe."""
+    known = recipes.OF_VERB[command]
+    available = registry.components_of(known[0]())
+    components = "\n".join(
+        f"  --{flag:20} {', '.join(kinds)}"
+        for flag, (_, kinds) in registry.COMPONENTS.items()
+        if flag in available
+    )
+    usage = [
+        f"usage: gigamask {command} RECIPE --data PATH... --out RUN [--section.field value ...]",
+        f"       gigamask {command} --resume RUN",
+    ]
+    if command == "train":
+        usage.append(f"       gigamask train RECIPE --stages {','.join(STAGES)} ...")
+    return "\n".join(usage) + (
+        f"\n\nrecipes:\n{recipes.listed(known)}\n"
+        "  file.py:function  your own: a function that returns a TrainConfig\n\n"
+        "components, by name or your own class (file.py:Class, package.module:Class):\n"
+        f"{components}\n\n"
+        f"'gigamask {command} RECIPE --help' lists all flags with their values."
+    )

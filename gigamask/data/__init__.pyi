@@ -1,0 +1,13 @@
+from .augment import ColorJitter as ColorJitter
+from .augment import HorizontalFlip as HorizontalFlip
+from .augment import LargeScaleJitter as LargeScaleJitter
+from .augment import NoAugment as NoAugment
+from .augment import RandomResizedCrop as RandomResizedCrop
+from .augment import ScaleJitter as ScaleJitter
+from .dataset import Sa1bDataset as Sa1bDataset
+from .index import Index as Index
+from .mask_sampling import BestMasks as BestMasks
+from .mask_sampling import DiverseMasks as DiverseMasks
+from .mask_sampling import MaskFilters as MaskFilters
+from .mask_sampling import RandomMasks as RandomMasks
+from .mask_sampling import SizeBalancedMasks as SizeBalancedMasks

@@ -1,0 +1,2 @@
+from .rle import RLEMasks as RLEMasks
+from .transforms import ImageTransform as ImageTransform

@@ -1,0 +1,11 @@
+from .build_sam import build_sam as build_sam
+from .build_sam import build_sam_vit_b as build_sam_vit_b
+from .build_sam import build_sam_vit_h as build_sam_vit_h
+from .build_sam import build_sam_vit_l as build_sam_vit_l
+from .build_sam import sam_model_registry as sam_model_registry
+from .configs import MAEConfig as MAEConfig
+from .configs import SamConfig as SamConfig
+from .configs import ViT as ViT
+from .init import build_model as build_model
+from .mae import MAE as MAE
+from .sam.sam import Sam as Sam

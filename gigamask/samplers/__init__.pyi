@@ -1,0 +1,13 @@
+from .curriculum import AdaptiveCurriculum as AdaptiveCurriculum
+from .curriculum import Curriculum as Curriculum
+from .hard_examples import LossWeighted as LossWeighted
+from .hard_examples import Replay as Replay
+from .loss_history import LossHistory as LossHistory
+from .random import LazyShuffle as LazyShuffle
+from .random import Random as Random
+from .shards import Sharded as Sharded
+from .shards import Streamed as Streamed
+from .shards import StreamingTars as StreamingTars
+from .shards import TarSubset as TarSubset
+from .stratified import InterleavedStrata as InterleavedStrata
+from .stratified import Stratified as Stratified

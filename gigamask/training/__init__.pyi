@@ -1,0 +1,9 @@
+from .config import TrainConfig as TrainConfig
+from .mae_config import MAETrainConfig as MAETrainConfig
+from .optim import AdamW as AdamW
+from .optim import AdamW8bit as AdamW8bit
+from .optim import MuonAdamW as MuonAdamW
+from .sam_config import SamTrainConfig as SamTrainConfig
+from .schedule import WarmupCosine as WarmupCosine
+from .schedule import WarmupMultiStep as WarmupMultiStep
+from .trainer import train as train

@@ -1,0 +1,73 @@
+"""Training batches without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gigamask.workflows.opening import Paths, open_index, path_list
+
+if TYPE_CHECKING:
+    from gigamask.training.config import TrainConfig
+    from gigamask.types import BatchProtocol
+
+
+class DataLoader:
+    """Batches of images with masks as a recipe trains on them.
+
+    An iteration yields the batches of one epoch, without a last one that would be smaller; the
+    next iteration goes on with the next epoch. Order, masks, augmentation and random numbers are
+    those of the training, decided by the recipe's seed.
+    """
+
+    def __init__(
+        self,
+        data: Paths,
+        recipe: str | TrainConfig = "tiny",
+        *,
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+    ) -> None:
+        """Index the data where they have no index, and prepare the order.
+
+        Args:
+            data: Tars, folders of tars, globs, URLs, or an index.
+            recipe: Name of a recipe, or a configuration.
+            batch_size: Images per batch; None takes the recipe's.
+            num_workers: Loader processes; None takes the recipe's, 0 loads in this process.
+
+        Raises:
+            GigamaskError: The data cannot be used, or no image has a mask.
+        """
+        from gigamask import recipes
+        from gigamask.training.train_data import TrainData
+
+        config: Any = recipes.make(recipe) if isinstance(recipe, str) else recipe
+        config = replace(config, data=path_list(data))
+        if batch_size is not None:
+            config = replace(config, batch_size=batch_size)
+        if num_workers is not None:
+            config = replace(config, loader=replace(config.loader, workers=num_workers))
+        self.config = replace(config, micro_batch_size=config.batch_size).check()
+        self.index = open_index(data)
+        self._samples = 0
+        self._samples_per_epoch = TrainData(self.config, self.index).samples_per_epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, at least 1."""
+        return max(1, self._samples_per_epoch // self.config.batch_size)
+
+    def __iter__(self) -> Iterator[BatchProtocol]:
+        """Yield the batches of the next epoch."""
+        from gigamask.training.train_data import TrainData
+        from gigamask.types import DataCursor
+
+        steps = TrainData(self.config, self.index, DataCursor(self._samples)).batches()
+        try:
+            for _ in range(len(self)):
+                (batch,) = next(steps)
+                self._samples = batch.cursor.samples
+                yield batch
+        finally:
+            steps.close()

@@ -1,0 +1,177 @@
+"""Evaluate a promptable segmenter on annotated images, on one process or several."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gigamask.training.config import check_at_least
+from gigamask.workflows.opening import Paths, opened, path_list
+
+if TYPE_CHECKING:
+    from gigamask.data.index import Index
+    from gigamask.distributed.world import World
+    from gigamask.evaluation.clicks import ClickResult
+    from gigamask.models.sam.sam import Sam
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What is evaluated, and how; field for field the flags of `gigamask evaluate`."""
+
+    min_predicted_iou: float | None = None
+    """only masks with at least this predicted_iou in their annotation"""
+    images: int | None = None
+    """number of images, the first ones; default: all"""
+    feed_mask: bool = True
+    """feed the mask predicted before back with each further click"""
+    batch_size: int = 4
+    """images per forward pass of the encoder; changes speed and memory only"""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    boundaries: bool = False
+    """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
+    automatic: bool = False
+    """also generate all masks of each image and score their recall: AR@1000"""
+    points_per_side: int = 32
+    """points along each side of the grid for --automatic; SAM's paper takes 64"""
+
+    def check(self) -> None:
+        """Raise `GigamaskError` if a value is invalid."""
+        check_at_least(1, **({} if self.images is None else {"images": self.images}))
+        check_at_least(1, batch_size=self.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """A model, the images it was evaluated on, and the scores."""
+
+    model: Sam
+    index: Index
+    result: ClickResult
+    summary: dict[str, Any]
+
+
+def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str, Any]:
+    """Evaluate weights on annotated images.
+
+    Under torchrun the processes share the work; all but the first return an empty dictionary.
+
+    Args:
+        weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
+            folder, or a model.
+        data: Tars, folders of tars, globs, URLs, or an index.
+        **options: Fields of `EvaluateOptions`, such as `images=100` or `device="cpu"`.
+
+    Returns:
+        The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
+        2, 3, 5 and 9 clicks, "box" that of the box prompt, "oracle" that of the best of three
+        masks, all in [0, 1]; "protocol" says how they were measured.
+
+    Raises:
+        GigamaskError: The weights or the data cannot be used, or an option is invalid.
+    """
+    from gigamask.distributed.precision import choose_device
+    from gigamask.distributed.world import destroy_world, init_world
+
+    checked = EvaluateOptions(**options)
+    checked.check()
+    world = init_world(os.environ, choose_device(checked.device))
+    try:
+        with ExitStack() as stack:
+            evaluated = score(weights, data, checked, world, stack)
+            return {} if evaluated is None else evaluated.summary
+    finally:
+        destroy_world(world)
+
+
+def score(
+    weights: str | Path | Sam, data: Paths, options: EvaluateOptions, world: World, stack: ExitStack
+) -> Evaluated | None:
+    """Evaluate weights with the processes of `world`.
+
+    Args:
+        weights: As for `evaluate`.
+        data: As for `evaluate`.
+        options: What is evaluated.
+        world: The processes that share the images.
+        stack: Keeps the index open.
+
+    Returns:
+        The scores on the first process, None on the others.
+    """
+    from rich.progress import track
+
+    from gigamask.data.mask_sampling import MaskFilters
+    from gigamask.evaluation import clicks, proposals
+
+    def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
+        recall = proposals.ProposalRecall(proposals.proposals(options.points_per_side))
+        return load_model(weights, options.device), stack.enter_context(opened(data)), recall
+
+    model, index, recall = world.in_turn(begin)
+    count = len(index) if options.images is None else min(options.images, len(index))
+    filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
+    protocol = clicks.ClickProtocol(feed_mask=options.feed_mask, boundaries=options.boundaries)
+    rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
+    on_image = [recall.look] if options.automatic else []
+
+    def evaluate_part() -> ClickResult:
+        size = options.batch_size
+        return clicks.evaluate_clicks(model, index, filters, protocol, rows, size, on_image)
+
+    part = world.each(evaluate_part)
+    result = clicks.ClickResult.joined(world.gather(part))
+    recall = proposals.ProposalRecall.joined(world.gather(recall))
+    if not world.is_main:
+        return None
+    name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
+    described = {"weights": name, "data": list(path_list(data)), "rejected": result.rejected}
+    summary = result.summary() | described
+    if options.automatic:
+        summary["automatic"] = recall.summary()
+    return Evaluated(model, index, result, summary)
+
+
+def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
+    """Return a model in evaluation mode.
+
+    Args:
+        weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
+            folder, or a model, which is only moved.
+        device: cpu, cuda, cuda:N, or auto for cuda if there is one.
+
+    Returns:
+        The model on the device. An encoder of the user's own is built from the run's configuration.
+
+    Raises:
+        GigamaskError: There are no such weights, or they are not those of a segmenter.
+    """
+    from gigamask.config_files import config_of_weights
+    from gigamask.distributed.precision import choose_device
+    from gigamask.training import checkpoint
+
+    if not isinstance(weights, str | Path):
+        return weights.to(choose_device(device)).eval()
+    return checkpoint.load_model(str(weights), device, config_of_weights)
+
+
+def save_model(model: Sam, path: str | Path) -> None:
+    """Write a model's weights; the file's name chooses the format.
+
+    Args:
+        model: The model.
+        path: `NAME.pth` for Meta's format, `NAME.safetensors`, or a folder for Hugging Face's.
+
+    Raises:
+        GigamaskError: The file cannot be written, or does not read back equal.
+    """
+    from gigamask.export import huggingface, official
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writers = {".pth": official.write_pth, ".safetensors": official.write_safetensors}
+    writers.get(path.suffix, huggingface.write_folder)(model, path)

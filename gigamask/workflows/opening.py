@@ -1,0 +1,70 @@
+"""Open the data that a path names: an index, or tars that are indexed for the moment."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gigamask.errors import GigamaskError
+
+if TYPE_CHECKING:
+    from gigamask.data.index import Index
+
+Paths = str | Path | Sequence[str | Path]
+"""Tars, folders of tars, globs, URLs, or an index."""
+
+
+def path_list(paths: Paths) -> tuple[str, ...]:
+    """Return one path, or several, as strings."""
+    return (str(paths),) if isinstance(paths, str | Path) else tuple(str(path) for path in paths)
+
+
+@contextmanager
+def opened(paths: Paths) -> Iterator[Index]:
+    """Open the index of some paths; tars without one are indexed into a temporary folder."""
+    from gigamask.data import index as indexes
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield indexes.open_or_build(path_list(paths), folder)
+
+
+@contextmanager
+def opened_sample(name: str) -> Iterator[tuple[Index, int]]:
+    """Open the index of the tar of a sample TAR:IMAGE, and yield it with the image's row."""
+    from gigamask.data import storage
+
+    tar, colon, image = name.rpartition(":")
+    if not colon:
+        raise GigamaskError(f"{name!r} is not a sample; write TAR:IMAGE, such as {name}:0")
+    with opened([tar]) as index:
+        yield index, index.find(f"{storage.basename(tar)}:{image}")
+
+
+def open_index(paths: Paths, out: str | Path | None = None) -> Index:
+    """Open the index of some data, and build it first where there is none.
+
+    Args:
+        paths: Tars, folders of tars, globs, URLs, or an index.
+        out: Folder to keep a new index in; None keeps it until the program ends.
+
+    Returns:
+        The index: image and mask metadata as memory-mapped columns.
+
+    Raises:
+        GigamaskError: There are no such files, or none of them can be read.
+    """
+    from gigamask.data import index as indexes
+
+    if out is not None:
+        return indexes.open_or_build(path_list(paths), str(out))
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    index = indexes.open_or_build(path_list(paths), folder.name)
+    _TEMPORARY.append(folder)
+    return index
+
+
+_TEMPORARY: list[tempfile.TemporaryDirectory] = []
+"""Folders of indexes that are deleted when the program ends."""

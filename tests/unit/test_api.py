@@ -1,0 +1,173 @@
+"""The public API: what `import gigamask` offers, and what it costs."""
+
+import inspect
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import gigamask
+from gigamask import GigamaskError, recipes, samplers
+from gigamask.models import build_model
+from gigamask.models.configs import SamConfig
+from tests.little import SPEC, little
+
+NAMES = [
+    *("Sam", "SamConfig", "SamPredictor", "SamAutomaticMaskGenerator"),
+    *("sam_model_registry", "build_sam_vit_b", "build_sam_vit_l", "build_sam_vit_h"),
+    *("load_model", "save_model", "train", "pretrain", "evaluate", "segment", "plan"),
+    *("recipes", "open_index", "DataLoader", "data", "losses", "masks", "models"),
+    *("prompts", "samplers", "evaluation", "inference", "training", "interfaces"),
+    *("types", "Run", "GigamaskError"),
+]
+
+
+def test_every_public_name_can_be_imported():
+    for name in NAMES:
+        assert getattr(gigamask, name) is not None, name
+    assert set(NAMES) <= set(dir(gigamask))
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = gigamask.nothing_of_this_name
+
+
+def test_every_name_of_the_component_packages_can_be_imported():
+    for name in ("data", "evaluation", "inference", "losses", "masks", "models", "prompts"):
+        package = getattr(gigamask, name)
+        assert [getattr(package, public) for public in package.__all__]
+    for name in ("samplers", "training"):
+        package = getattr(gigamask, name)
+        assert [getattr(package, public) for public in package.__all__]
+
+
+def test_importing_the_package_imports_neither_torch_nor_numpy():
+    code = "import sys, gigamask; print({'torch', 'numpy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_with_changes_fields_and_fields_of_sections(tmp_path):
+    config = recipes.tiny().with_(
+        data=tmp_path / "scenes", out=tmp_path / "run", steps=7, optimizer__lr=0.5
+    )
+    assert (config.data, config.out) == ((str(tmp_path / "scenes"),), str(tmp_path / "run"))
+    assert (config.steps, config.optimizer.lr) == (7, 0.5)
+    assert recipes.tiny().with_(**{"loader.max-masks": 3}).loader.max_masks == 3
+    sampler = samplers.Curriculum()
+    assert recipes.tiny().with_(sampler=sampler, data=["a", "b"]).sampler is sampler
+    with pytest.raises(GigamaskError, match=r"stepz.*steps"):
+        recipes.tiny().with_(stepz=3)
+    with pytest.raises(GigamaskError, match=r"optimizer__rate"):
+        recipes.tiny().with_(optimizer__rate=3)
+
+
+@pytest.fixture(scope="module")
+def trained(scenes, tmp_path_factory):
+    """A run of two steps, trained in a thread that is not the main one."""
+    folder = tmp_path_factory.mktemp("api")
+    config = little().with_(data=scenes, out=folder / "run", steps=2, device="cpu")
+    runs = []
+    thread = threading.Thread(target=lambda: runs.append(gigamask.train(config)))
+    thread.start()
+    thread.join()
+    return runs[0]
+
+
+def test_train_returns_the_run(trained, scenes):
+    assert trained.step == 2
+    assert trained.finished
+    assert [record["step"] for record in trained.metrics if "loss" in record][-1] == 2
+    assert not trained.model.training
+    scores = trained.evaluate(scenes, images=1)
+    assert scores["clicks"].keys() == {"1", "2", "3", "5", "9"}
+    assert gigamask.evaluate(trained.model, scenes, images=1, device="cpu")[
+        "clicks"
+    ] == pytest.approx(scores["clicks"])
+
+
+def test_a_finished_run_can_be_opened_and_continued(trained):
+    assert gigamask.Run.open(trained.folder).step == 2
+    longer = gigamask.train(trained.config.with_(steps=3))
+    assert (longer.step, gigamask.Run.open(trained.folder).config.steps) == (3, 3)
+    with pytest.raises(GigamaskError, match=r"nowhere"):
+        gigamask.Run.open("nowhere")
+
+
+def test_pretrain_refuses_what_is_not_a_pre_training():
+    with pytest.raises(GigamaskError, match=r"SamTrainConfig"):
+        gigamask.pretrain(recipes.tiny())
+
+
+def test_saved_models_load_equal(trained, tmp_path):
+    state = trained.model.state_dict()
+    for name in ("model.safetensors",):
+        gigamask.save_model(trained.model, tmp_path / name)
+        loaded = gigamask.load_model(tmp_path / name, device="cpu").state_dict()
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+def test_open_index_keeps_a_new_index_or_not(scenes, tmp_path):
+    kept = gigamask.open_index(scenes, tmp_path)
+    assert len(kept) == len(gigamask.open_index(scenes)) == 12
+
+
+def test_the_loader_yields_epochs_one_after_the_other(scenes):
+    loader = gigamask.DataLoader(scenes, little(), batch_size=4, num_workers=0)
+    first, second = ([batch.names for batch in loader] for _ in range(2))
+    assert len(first) == len(second) == len(loader) == 3
+    assert sorted(sum(first, ())) == sorted(sum(second, ()))
+    assert first != second
+    again = gigamask.DataLoader(scenes, little(), batch_size=4, num_workers=0)
+    assert [batch.names for batch in again] == first
+
+
+def test_plan_is_that_of_the_command():
+    config = recipes.tiny().with_(device="cpu")
+    assert gigamask.plan(config)["peak_bytes"] > 0
+    with pytest.raises(GigamaskError, match=r"--efficiency"):
+        gigamask.plan(config, efficiency=0.3)
+
+
+def test_registry_builds_metas_models():
+    assert list(gigamask.sam_model_registry) == ["default", "vit_h", "vit_l", "vit_b"]
+    assert list(inspect.signature(gigamask.build_sam_vit_b).parameters) == ["checkpoint"]
+
+
+def test_forward_takes_and_returns_what_metas_does():
+    """Each image is answered as the predictor answers it."""
+    model = build_model(SPEC, 0).eval()
+    assert isinstance(model.config, SamConfig)
+    side = SPEC.image_size
+    image = torch.randint(0, 256, (3, side // 2, side), dtype=torch.uint8)
+    points, labels = torch.tensor([[[5.0, 7.0], [9.0, 3.0]]]), torch.tensor([[1, 0]])
+    boxes = torch.tensor([[1.0, 2.0, 20.0, 15.0], [3.0, 3.0, 9.0, 9.0]])
+    batched = [
+        {
+            "image": image,
+            "original_size": (50, 100),
+            "point_coords": points,
+            "point_labels": labels,
+        },
+        {"image": image[..., : side // 2], "original_size": (40, 40), "boxes": boxes},
+        {"image": image, "original_size": (50, 100)},
+    ]
+    with torch.no_grad():
+        outputs = model(batched, multimask_output=True)
+        single = model(batched[:1], multimask_output=False)[0]
+    assert [tuple(output["masks"].shape) for output in outputs] == [
+        (1, 3, 50, 100),
+        (2, 3, 40, 40),
+        (1, 3, 50, 100),
+    ]
+    assert single["masks"].dtype == torch.bool
+    assert single["low_res_logits"].shape == (1, 1, SPEC.mask_size, SPEC.mask_size)
+    predictor = gigamask.SamPredictor(model)
+    predictor.set_torch_image(image[None].float(), (50, 100))
+    masks, scores, low = predictor.predict_torch(points, labels, multimask_output=True)
+    assert torch.equal(outputs[0]["masks"], masks)
+    assert torch.allclose(outputs[0]["iou_predictions"], scores, atol=1e-6)
+    assert torch.allclose(outputs[0]["low_res_logits"], low, atol=1e-5)
+    with pytest.raises(GigamaskError, match=str(side)):
+        model([{"image": torch.zeros(3, side + 1, 4), "original_size": (9, 9)}], True)
