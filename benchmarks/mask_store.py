@@ -34,9 +34,13 @@ MASKS_OF_SA1B = 1.1e9
 
 def print_bytes(entries: list, store: mask_store.MaskStore) -> None:
     """Prints the mean bytes a mask takes in each form."""
-    frame, masks = ImageTransform.whole(SIZE, SIDE), sum(len(entry.masks) for entry, _ in entries)
+    frame, masks = (
+        ImageTransform.resize_longest_side(SIZE, SIDE),
+        sum(len(entry.masks) for entry, _ in entries),
+    )
     runs = sum(
-        frame.masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks) for entry, _ in entries
+        frame.apply_masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks)
+        for entry, _ in entries
     )
     text = sum(sum(map(len, entry.masks.to_coco())) for entry, _ in entries)
     rows = {
@@ -94,7 +98,7 @@ def main() -> None:
         assembly, chance, frame = (
             SampleConfig(SIDE, GRID, TAKEN),
             RandomSpec(seed=0, clicks=12, blocks=12),
-            ImageTransform.whole(SIZE, SIDE),
+            ImageTransform.resize_longest_side(SIZE, SIDE),
         )
         chosen = [
             np.sort(make_rng(0, "benchmark", row).choice(len(entry.masks), TAKEN, False))
@@ -115,8 +119,8 @@ def main() -> None:
         )
         compare(
             f"{TAKEN} masks as runs of the grid",
-            lambda row: frame.masks(raws[row].annotation().masks[chosen[row]], GRID),
-            lambda row: store.runs(row, chosen[row]),
+            lambda row: frame.apply_masks(raws[row].annotation().masks[chosen[row]], GRID),
+            lambda row: store.masks(row, chosen[row]),
             rounds,
         )
         compare(

@@ -58,7 +58,12 @@ def from_tar(path: str):
             masks = masks[masks.areas() > 0]
             ones = np.ones(len(masks))
             told = records.image_record(
-                number, masks, range(len(masks)), masks.points(ones[:, None] / 2)[:, 0], ones, ones
+                number,
+                masks,
+                range(len(masks)),
+                masks.sample_points(ones[:, None] / 2)[:, 0],
+                ones,
+                ones,
             )
             yield f"sa_{number}.jpg", jpg
             yield f"sa_{number}.json", records.encode(told)
@@ -69,7 +74,11 @@ def codecs(index: indexes.Index) -> None:
     dataset = Sa1bDataset(index)
     pixels = [dataset.read(row).pixels() for row in range(len(index))]
     resized = [
-        ImageTransform.whole(each.shape[:2], SIZE).image(each).permute(1, 2, 0).contiguous().numpy()
+        ImageTransform.resize_longest_side(each.shape[:2], SIZE)
+        .image(each)
+        .permute(1, 2, 0)
+        .contiguous()
+        .numpy()
         for each in pixels
     ]
     print(f"{'JPEG at ' + str(SIZE):20}{'KB':>8}{'dB':>8}{'decode ms':>11}")

@@ -83,8 +83,8 @@ def main() -> None:
     counts = make_masks(100, SIZE)
     wanted = counts[:WANTED]
     records = [{"size": SIZE, "counts": text} for text in counts]
-    frame = ImageTransform.whole(SIZE, SIDE)
-    mirrored = ImageTransform.whole(SIZE, SIDE, flip=True)
+    frame = ImageTransform.resize_longest_side(SIZE, SIDE)
+    mirrored = ImageTransform.resize_longest_side(SIZE, SIDE, flip=True)
     uniforms = make_rng(0, "benchmark points").random((WANTED, 16))
     height, width = frame.resized
 
@@ -109,11 +109,11 @@ def main() -> None:
         ]
 
     def to_dense(grid: int) -> torch.Tensor:
-        runs = frame.masks(RLEMasks.from_coco(wanted, SIZE), grid)
-        return decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size)
+        runs = frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), grid)
+        return decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets), runs.size)
 
     runs = RLEMasks.from_coco(counts, SIZE)
-    lengths = np.diff(runs.starts) + 1
+    lengths = np.diff(runs.offsets) + 1
     print(
         f"{len(runs)} masks, {np.median(lengths):.0f} runs (median), {lengths.sum()} in all; milliseconds, one thread"
     )
@@ -126,7 +126,7 @@ def main() -> None:
         "to 256",
         200,
         lambda: decode_and_resize(256, nearest),
-        lambda: frame.masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        lambda: frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(
@@ -140,7 +140,7 @@ def main() -> None:
         "to 256, all 100 read",
         0,
         lambda: decode_and_resize(256, nearest),
-        lambda: frame.masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
+        lambda: frame.apply_masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
         rounds,
     )
     compare(
@@ -154,17 +154,19 @@ def main() -> None:
         "to 1024",
         100,
         lambda: decode_and_resize(1024, nearest),
-        lambda: frame.masks(RLEMasks.from_coco(wanted, SIZE), 1024),
+        lambda: frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), 1024),
         rounds,
     )
     compare(
         "to 256, soft",
         0,
         lambda: decode_and_resize(256, area),
-        lambda: frame.soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        lambda: frame.apply_soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
-    compare("16 points a mask", 1000, decode_and_draw, lambda: chosen.points(uniforms), rounds)
+    compare(
+        "16 points a mask", 1000, decode_and_draw, lambda: chosen.sample_points(uniforms), rounds
+    )
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def stages(index: indexes.Index, chance: RandomSpec) -> dict[str, float]:
         sample = timed(
             "build_sample", build_sample, jpg, entry, SampleRef(0, turn, row), settings, chance
         )
-        frame, taken = ImageTransform.whole(entry.size, SIDE), entry.masks[:TAKEN]
+        frame, taken = ImageTransform.resize_longest_side(entry.size, SIDE), entry.masks[:TAKEN]
         pixels = timed("  JPEG", image.decode, jpg, "x", entry.size)
         timed("  resize", frame.image, pixels)
         timed("  runs to the grid", frame.masks, taken, GRID)

@@ -291,6 +291,12 @@ class NoEvaluation(Evaluator):
     """Evaluate nothing during training."""
 
     def open(self, run: Any, world: Any) -> None:
+        """Return None.
+
+        Args:
+            run: Unused.
+            world: Unused.
+        """
         return None
 
 

@@ -161,7 +161,7 @@ class Mirrored(Augment):
 
     def get_transform(self, original, image_size, generator):
         USED.add("loader.augment")
-        return ImageTransform.whole(original, image_size, flip=True)
+        return ImageTransform.resize_longest_side(original, image_size, flip=True)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class NoAugment(Augment):
         """
         from gigamask.masks.transforms import ImageTransform
 
-        return ImageTransform.whole(original, image_size)
+        return ImageTransform.resize_longest_side(original, image_size)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class HorizontalFlip(Augment):
         """
         from gigamask.masks.transforms import ImageTransform
 
-        return ImageTransform.whole(
+        return ImageTransform.resize_longest_side(
             original, image_size, flip=bool(generator.random() < self.probability)
         )
 

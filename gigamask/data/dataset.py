@@ -176,7 +176,7 @@ def build_sample(
         chosen = masks[positions]
         whole = transform.crop_size == transform.original
         boxes = candidates.boxes[positions] if whole else _visible_boxes(chosen, transform)
-        return transform.masks(chosen, config.mask_size), boxes
+        return transform.apply_masks(chosen, config.mask_size), boxes
 
     return build_sample_from(
         RawSample(entry.name, raw, None), candidates, read_masks, ref, config, random_spec
@@ -277,7 +277,7 @@ def _resize(raw: RawSample, transform: ImageTransform, half_scale: bool) -> UInt
     pixels = raw.pixels(transform.original, half)
     height, width = pixels.shape[:2]
     if (height, width) == transform.original:
-        return transform.image(pixels)
+        return transform.apply_image(pixels)
     (y0, x0, y1, x1), (full_h, full_w) = transform.crop, transform.original
     crop = (
         y0 * height // full_h,

@@ -201,7 +201,7 @@ def collate(
         ),
         boxes_input=torch.from_numpy(boxes),
         rle_bounds=torch.from_numpy(masks.bounds),
-        rle_offsets=torch.from_numpy(masks.starts),
+        rle_offsets=torch.from_numpy(masks.offsets),
         mask_size=mask_size,
         random_inputs=RandomInputs(
             **{

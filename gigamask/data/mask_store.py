@@ -1,15 +1,16 @@
-"""The mask store: an index's masks, cut to a fixed grid beforehand, bit-packed and memory-mapped, so that training reads no json.
+"""The mask store: an index's masks on a fixed grid, bit-packed and memory-mapped.
 
-On disk: `manifest.json` (schema, grid, side, whether portraits are kept mirrored, too), and a piece for each tar. Building goes on where it stopped,
-several machines may each build some tars into one folder, and a store serves every index whose tars it holds.
+Training with a mask store reads no json. On disk it is `manifest.json` (schema, grid, side, whether
+flipped masks of portraits are kept too) and the files of each tar (`data.mask_store_shard`).
+Building continues where it stopped, several machines may each build some tars into one folder, and
+a store serves every index whose tars it holds.
 
-When it pays: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its text in the json; SA-1B's 1.1 billion masks take 9 TB, as much as its
-tars. What is saved is parsing and cutting, two milliseconds a sample beside more than twenty for its JPEG (benchmarks/mask_store.py), and a sample's
-masks are five times the bytes to read. So it pays for a subset on a fast local disk that is visited often by few cores, and for json that is slow to
-reach; from a spinning disk or over a network it costs more than it saves.
-
-Not here: a piece's files (`data.mask_piece`), the cutting itself (`geometry.frame`), which masks are taken (`data.choose`), the rest of a sample
-(`data.dataset`).
+When it pays: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its text in the json;
+SA-1B's 1.1 billion masks take 9 TB, as much as its tars. It saves parsing and resampling, two
+milliseconds a sample beside more than twenty for its JPEG (benchmarks/mask_store.py), and a
+sample's masks are five times the bytes to read. So it pays for a subset on a fast local disk that
+is read often by few cores, and for json that is slow to read; from a spinning disk or over a
+network it costs more than it saves.
 """
 
 import shutil
@@ -35,122 +36,166 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.types import RandomSpec, Sample, SampleRef
 
-OPEN_PIECES = 64
-MAX_GRID = 4096
+MAX_OPEN_SHARDS = 64
+MAX_MASK_SIZE = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class MaskStore:
-    """An opened store that holds every mask of an index; `keys` names the piece of each of its tars."""
+    """An opened store that holds every mask of an index.
+
+    `shard_keys` are the names of the mask shards of the index's tars.
+    """
 
     folder: Path
     manifest: MaskStoreManifest
     index: Index
-    keys: tuple[str, ...]
+    shard_keys: tuple[str, ...]
 
     @classmethod
     def open(cls, folder: str | Path, index: Index) -> "MaskStore":
-        """Opens a store for an index; raises Fault where it is none, lacks one of the tars, or a piece does not have its size."""
+        """Open a store for an index.
+
+        Args:
+            folder: folder of the store.
+            index: index whose masks will be read.
+
+        Raises:
+            GigamaskError: the folder is not a store, lacks one of the tars, or a file is truncated.
+        """
         folder = Path(folder).absolute()
         manifest = mask_store_shard.read_manifest(folder)
         tars = mask_store_shard.describe_tars(index)
         for tar in tars:
-            for problem in mask_store_shard.find_faults(folder, manifest, tar, False):
+            for problem in mask_store_shard.find_problems(folder, manifest, tar, False):
                 raise GigamaskError(problem)
-        return cls(folder, manifest, index, tuple(map(mask_store_shard.key_of, tars)))
+        return cls(folder, manifest, index, tuple(map(mask_store_shard.shard_key, tars)))
 
-    def runs(self, row: int, numbers: Int64[np.ndarray, "k"], flip: bool = False) -> RLEMasks:
-        """Returns masks of the image at `row` of the index, counted within it, on the store's grid; `flip` shows the image mirrored."""
-        shard, side, grid = (
-            int(self.index.images["shard"][row]),
-            self.manifest.side,
-            self.manifest.grid,
-        )
+    def masks(self, row: int, positions: Int64[np.ndarray, "k"], flip: bool = False) -> RLEMasks:
+        """Read masks of one image on the store's grid.
+
+        Args:
+            row: row of the index.
+            positions: positions of the masks in the image's annotation.
+            flip: read the masks of the horizontally flipped image.
+
+        Raises:
+            GigamaskError: the store lacks the flipped masks that the image needs.
+        """
+        shard = int(self.index.images["shard"][row])
+        image_size, mask_size = self.manifest.side, self.manifest.grid
         bits, rows = self._arrays(shard)
-        at = row - int(self._firsts[shard])
-        own = flip and mask_store_shard.has_own_mirror(self._size(row), side, grid)
-        if own and not self.manifest.mirrored:
-            raise GigamaskError(
-                f"{self.index.entry_name(row)}: mirrored it lies between the cells of {self.folder}; "
-                "build a store with 'gigamask masks --mirrored', or train without flips"
-            )
-        first = int(rows[at]) + own * (int(rows[at + 1]) - int(rows[at])) // 2
-        masks = mask_store_shard.unpack(bits[first + numbers], grid)
-        return (
-            mask_store_shard.mirror(
-                masks, ImageTransform.whole(self._size(row), side).resized[1] * grid // side
-            )
-            if flip and not own
-            else masks
+        image = row - int(self._tar_offsets[shard])
+        mirrored_copy = flip and mask_store_shard.needs_mirrored_copy(
+            self._size(row), image_size, mask_size
         )
-
-    def check(self, settings: SampleConfig) -> None:
-        """Raises Fault where samples of such settings cannot be made from the store."""
-        made = self.manifest
-        if (settings.mask_size, settings.image_size) != (made.grid, made.side):
+        if mirrored_copy and not self.manifest.mirrored:
             raise GigamaskError(
-                f"{self.folder}: holds masks on a grid of {made.grid} for images of {made.side}, wanted are {settings.mask_size} and {settings.image_size}; "
-                f"build one with 'gigamask masks --grid {settings.mask_size} --side {settings.image_size}', or leave out --loader.mask-store"
+                f"{self.index.entry_name(row)}: {self.folder} lacks the mirrored masks that this "
+                "image needs; build a store with 'gigamask masks --mirrored', or train without "
+                "flips"
+            )
+        first = int(rows[image]) + mirrored_copy * (int(rows[image + 1]) - int(rows[image])) // 2
+        masks = mask_store_shard.unpack(bits[first + positions], mask_size)
+        if not flip or mirrored_copy:
+            return masks
+        width = ImageTransform.resize_longest_side(self._size(row), image_size).resized[1]
+        return mask_store_shard.mirror(masks, width * mask_size // image_size)
+
+    def check(self, config: SampleConfig) -> None:
+        """Check that samples can be made from the store.
+
+        Args:
+            config: how samples are made.
+
+        Raises:
+            GigamaskError: the store has other sizes, lacks mirrored masks, or the augmentation
+                crops or scales images.
+        """
+        mask_size, image_size = self.manifest.grid, self.manifest.side
+        if (config.mask_size, config.image_size) != (mask_size, image_size):
+            raise GigamaskError(
+                f"{self.folder}: holds masks on a grid of {mask_size} for images of {image_size}, "
+                f"but the training needs {config.mask_size} and {config.image_size}; build one "
+                f"with 'gigamask masks --grid {config.mask_size} --side {config.image_size}', or "
+                "leave out --loader.mask-store"
             )
         if (
-            isinstance(settings.augment, HorizontalFlip)
-            and settings.augment.probability
-            and not made.mirrored
+            isinstance(config.augment, HorizontalFlip)
+            and config.augment.probability
+            and not self.manifest.mirrored
         ):
             sizes = np.unique(
                 np.stack([self.index.images["height"], self.index.images["width"]]), axis=1
             ).T.tolist()
             if any(
-                mask_store_shard.has_own_mirror((height, width), made.side, made.grid)
+                mask_store_shard.needs_mirrored_copy((height, width), image_size, mask_size)
                 for height, width in sizes
             ):
-                act = "build a store with 'gigamask masks --mirrored', or train without flips"
                 raise GigamaskError(
-                    f"{self.folder}: holds no mirrored masks, which some of its images need; {act}"
+                    f"{self.folder}: lacks the mirrored masks that some of its images need; build "
+                    "a store with 'gigamask masks --mirrored', or train without flips"
                 )
-        elif not isinstance(settings.augment, NoAugment | HorizontalFlip):
+        elif not isinstance(config.augment, NoAugment | HorizontalFlip):
             raise GigamaskError(
-                f"{self.folder}: a mask store knows whole images only, {type(settings.augment).__name__} crops or scales them; "
-                "choose --loader.augment none or flip, or leave out --loader.mask-store"
+                f"{self.folder}: a mask store holds the masks of whole images, but "
+                f"{type(config.augment).__name__} crops or scales them; choose --loader.augment "
+                "none or flip, or leave out --loader.mask-store"
             )
 
     @property
     def bytes(self) -> int:
-        """What the masks of the index take on disk."""
+        """Bytes of the index's masks on disk."""
         return sum(
-            mask_store_shard.piece_paths(self.folder, key)[0].stat().st_size
-            for key in set(self.keys)
+            mask_store_shard.shard_files(self.folder, key)[0].stat().st_size
+            for key in set(self.shard_keys)
         )
 
     @cached_property
     def _arrays(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-        """Opens a shard's bits and rows; the most recent ones stay open, for each memory map holds a file."""
+        """A function that opens a shard's bits and rows.
 
-        def opened(shard: int) -> tuple[np.ndarray, np.ndarray]:
-            bits, rows, _ = mask_store_shard.piece_paths(self.folder, self.keys[shard])
+        The most recent ones stay open; each memory map holds a file open.
+        """
+
+        def open_arrays(shard: int) -> tuple[np.ndarray, np.ndarray]:
+            bits, rows, _ = mask_store_shard.shard_files(self.folder, self.shard_keys[shard])
             return np.asarray(np.load(bits, mmap_mode="r")), np.load(rows)
 
-        return lru_cache(OPEN_PIECES)(opened)
+        return lru_cache(MAX_OPEN_SHARDS)(open_arrays)
 
     @cached_property
-    def _firsts(self) -> Int64[np.ndarray, "t1"]:
-        return mask_store_shard.first_rows(self.index)
+    def _tar_offsets(self) -> Int64[np.ndarray, "t1"]:
+        return mask_store_shard.tar_offsets(self.index)
 
     def _size(self, row: int) -> tuple[int, int]:
         return int(self.index.images["height"][row]), int(self.index.images["width"][row])
 
 
 def build_stored_sample(
-    raw: bytes, store: MaskStore, visit: SampleRef, settings: SampleConfig, chance: RandomSpec
+    raw: bytes,
+    store: MaskStore,
+    ref: SampleRef,
+    config: SampleConfig,
+    random_spec: RandomSpec,
 ) -> Sample:
-    """Returns the sample that `build_sample` returns for a visit of the store's index, its masks read from the store instead of a json.
+    """Build the same sample as `build_sample`, with masks from a store instead of a json.
 
-    The store must have passed `check`; raises Fault where the frame does not show the whole image at its usual size, as a user's own may not.
+    Args:
+        raw: the image file.
+        store: a store that has passed `check`.
+        ref: which image is sampled, and when.
+        config: image transform, mask filters and sizes.
+        random_spec: seed and number of random numbers drawn per sample.
+
+    Raises:
+        CorruptSampleError: the image cannot be decoded.
+        GigamaskError: the transform crops or scales the image, as a user's own may do.
     """
-    index, row, name = store.index, visit.row, store.index.entry_name(visit.row)
-    held = index.mask_rows(row)
+    index, row, name = store.index, ref.row, store.index.entry_name(ref.row)
+    mask_rows = index.mask_rows(row)
     area, box, predicted_iou, stability = (
-        np.array(index.masks[column][held])
+        np.array(index.masks[column][mask_rows])
         for column in ("area", "box", "predicted_iou", "stability_score")
     )
     size, boxes = (
@@ -158,67 +203,85 @@ def build_stored_sample(
         box.astype(np.int32),
     )
 
-    def cut(
-        chosen: Int64[np.ndarray, "k"], frame: ImageTransform
+    def read_masks(
+        positions: Int64[np.ndarray, "k"], transform: ImageTransform
     ) -> tuple[RLEMasks, Int[np.ndarray, "k 4"]]:
-        if frame != ImageTransform.whole(size, settings.image_size, frame.flip):
+        if transform != ImageTransform.resize_longest_side(size, config.image_size, transform.flip):
             raise GigamaskError(
-                f"{name}: {type(settings.augment).__name__} crops or scales it, a mask store knows whole images only; "
-                "choose --loader.augment none or flip, or leave out --loader.mask-store"
+                f"{name}: {type(config.augment).__name__} crops or scales it, but a mask store "
+                "holds the masks of whole images; choose --loader.augment none or flip, or leave "
+                "out --loader.mask-store"
             )
-        return store.runs(row, chosen, frame.flip), boxes[chosen]
+        return store.masks(row, positions, transform.flip), boxes[positions]
 
     candidates = CandidateMasks(size, area.astype(np.int64), boxes, predicted_iou, stability)
-    return build_sample_from(RawSample(name, raw, None), candidates, cut, visit, settings, chance)
+    return build_sample_from(
+        RawSample(name, raw, None), candidates, read_masks, ref, config, random_spec
+    )
 
 
 def build(
     index: Index,
     folder: str | Path,
-    grid: int = 256,
-    side: int = 1024,
+    mask_size: int = 256,
+    image_size: int = 1024,
     mirrored: bool = False,
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
 ) -> MaskStore:
-    """Cuts every mask of an index into the store at `folder`; pieces that are there already stay as they are.
+    """Write every mask of an index to a store; mask shards that exist stay unchanged.
 
-    `mirrored` keeps a second row for each mask of an image whose mirror image lies between the cells, as most portraits' does.
-    `progress(done, total)` is called after each tar.
+    Args:
+        index: the index.
+        folder: folder of the store.
+        mask_size: side of the grid in cells.
+        image_size: side of the model's input square in pixels.
+        mirrored: also keep the masks of flipped images where they cannot be derived on the grid,
+            as for most portraits.
+        workers: worker processes; each builds one tar at a time.
+        progress: called as `progress(done, total)` after each tar.
+
+    Raises:
+        GigamaskError: a size is out of range, the folder holds something else, or the disk is full.
     """
-    if not (0 < grid <= MAX_GRID and side >= 1):
+    if not (0 < mask_size <= MAX_MASK_SIZE and image_size >= 1):
         raise GigamaskError(
-            f"--grid {grid} and --side {side}: the grid has 1 to {MAX_GRID} cells a side, the input 1 pixel or more; give such"
+            f"--grid must be 1 to {MAX_MASK_SIZE} (got {mask_size}) and --side at least 1 "
+            f"(got {image_size})"
         )
     folder = Path(folder).absolute()
-    wanted = MaskStoreManifest(SCHEMA, grid, side, mirrored)
+    manifest = MaskStoreManifest(SCHEMA, mask_size, image_size, mirrored)
     if (folder / MANIFEST).exists():
-        found = mask_store_shard.read_manifest(folder)
-        if found != wanted:
+        existing = mask_store_shard.read_manifest(folder)
+        if existing != manifest:
             raise GigamaskError(
-                f"{folder}: is a mask store of {_words(found)}, asked for is {_words(wanted)}; give another folder"
+                f"{folder}: is a mask store built with {_flags(existing)}, not with "
+                f"{_flags(manifest)}; choose another folder"
             )
     elif folder.exists() and any(folder.iterdir()):
         raise GigamaskError(
-            f"{folder}: exists and is no mask store, so nothing is written into it; give another folder"
+            f"{folder}: exists and is not a mask store, so nothing is written into it; choose "
+            "another folder"
         )
     tars = mask_store_shard.describe_tars(index)
-    once = {mask_store_shard.key_of(tar): shard for shard, tar in enumerate(tars)}
+    distinct = {mask_store_shard.shard_key(tar): shard for shard, tar in enumerate(tars)}
     missing = [
         shard
-        for shard in once.values()
-        if list(mask_store_shard.find_faults(folder, wanted, tars[shard], False))
+        for shard in distinct.values()
+        if list(mask_store_shard.find_problems(folder, manifest, tars[shard], False))
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    rows = sum(int(mask_store_shard.row_starts(index, shard, wanted)[-1]) for shard in missing)
-    needed, free = rows * mask_store_shard.words_of(grid) * 8, shutil.disk_usage(folder).free
+    rows = sum(int(mask_store_shard.row_offsets(index, shard, manifest)[-1]) for shard in missing)
+    needed = rows * mask_store_shard.words_per_mask(mask_size) * 8
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise GigamaskError(
-            f"{folder}: the masks take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; give a folder on a larger disk, or fewer tars"
+            f"{folder}: the masks take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
+            "choose a folder on a larger disk, or fewer tars"
         )
-    write(folder / MANIFEST, msgspec.json.encode(wanted))
+    write(folder / MANIFEST, msgspec.json.encode(manifest))
     worker_pool.parallel_map(
-        mask_store_shard.build_piece,
+        mask_store_shard.build_shard,
         [MaskShardJob(str(index.folder), shard, str(folder)) for shard in missing],
         workers,
         progress,
@@ -229,20 +292,30 @@ def build(
 def verify(
     index: Index, folder: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None
 ) -> list[str]:
-    """Reads every byte that the store holds for an index and returns what is wrong, a line each; raises Fault where there is no store."""
-    mask_store_shard.read_manifest(Path(folder).absolute())
+    """Read every byte that a store holds for an index.
+
+    Args:
+        index: the index.
+        folder: folder of the store.
+        workers: worker processes; each verifies one tar at a time.
+        progress: called as `progress(done, total)` after each tar.
+
+    Returns:
+        The problems, one line each.
+
+    Raises:
+        GigamaskError: the folder is not a mask store.
+    """
+    folder = Path(folder).absolute()
+    mask_store_shard.read_manifest(folder)
     jobs = [
-        MaskShardJob(str(index.folder), shard, str(Path(folder).absolute()))
+        MaskShardJob(str(index.folder), shard, str(folder))
         for shard in range(len(index.shard_paths))
     ]
-    return [
-        line
-        for lines in worker_pool.parallel_map(
-            mask_store_shard.verify_piece, jobs, workers, progress
-        )
-        for line in lines
-    ]
+    problems = worker_pool.parallel_map(mask_store_shard.verify_shard, jobs, workers, progress)
+    return [line for lines in problems for line in lines]
 
 
-def _words(manifest: MaskStoreManifest) -> str:
-    return f"--grid {manifest.grid} --side {manifest.side} --{'' if manifest.mirrored else 'no-'}mirrored"
+def _flags(manifest: MaskStoreManifest) -> str:
+    mirrored = "--mirrored" if manifest.mirrored else "--no-mirrored"
+    return f"--grid {manifest.grid} --side {manifest.side} {mirrored}"

@@ -1,10 +1,10 @@
-"""One tar's piece of a mask store: an index and a tar's number enter, the files of its masks leave; and what is wrong with such files.
+"""The files of a mask store that hold the masks of one tar: writing, reading and checking them.
 
-A piece is `NAME.bits.npy` (a row for each mask, one bit for each cell of the grid, column by column, padded to whole 64-bit words), `NAME.rows.npy`
-(the row where each image's masks begin, images and masks in the index's order), and `NAME.json`, written last: the tar as it was, and a crc32 of
-every `BLOCK_BYTES` of the other two. It depends on its tar alone, so pieces may be made in any order, anywhere, and kept.
-
-Not here: reading masks for training, all pieces together (`data.mask_store`).
+A mask shard is three files: `NAME.bits.npy` (a row per mask, a bit per cell of the grid, column by
+column, padded to whole 64-bit words), `NAME.rows.npy` (the row where each image's masks begin,
+images and masks in the index's order), and `NAME.json`, written last: the tar's description and a
+crc32 of every `BLOCK_BYTES` of the other two. It depends on its tar alone, so mask shards may be
+made in any order, anywhere, and kept.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ BLOCK_BYTES = 2**25
 
 
 class MaskStoreManifest(msgspec.Struct, frozen=True):
-    """What all pieces of a store have in common."""
+    """Grid and input side of all mask shards of a store; `mirrored` if they hold flipped masks."""
 
     gigamask_masks: int
     grid: int
@@ -46,7 +46,7 @@ class MaskStoreManifest(msgspec.Struct, frozen=True):
 
 
 class MaskShard(msgspec.Struct, frozen=True):
-    """The masks of one tar: the tar as it was, and the checksums of the two arrays' files."""
+    """Description of one tar, and the checksums of the two files of its masks."""
 
     tar: dict[str, str | int]
     rows: int
@@ -55,43 +55,41 @@ class MaskShard(msgspec.Struct, frozen=True):
 
 
 class MaskShardJob(NamedTuple):
-    """One tar of an index, and the store its masks belong to; may be sent to another process."""
+    """One tar of an index and the folder of the store, as another process receives it."""
 
     index: str
     shard: int
     folder: str
 
 
-def build_piece(job: MaskShardJob) -> None:
-    """Cuts the masks of one tar, unless that is done already; its files appear when they are complete, the json last."""
+def build_shard(job: MaskShardJob) -> None:
+    """Write the masks of one tar unless they exist; files appear when complete, the json last."""
     index, folder = Index.open(job.index), Path(job.folder)
     manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
-    lock = folder / f".{key_of(tar)}.lock"
+    lock = folder / f".{shard_key(tar)}.lock"
     try:
-        with FileLock(lock):  # waits while another process is at the same tar
-            if list(find_faults(folder, manifest, tar, False)):
-                _cut(index, job.shard, folder, manifest, tar)
-            lock.unlink(
-                missing_ok=True
-            )  # before the release: a process that waits makes a new file
+        with FileLock(lock):  # waits while another process writes the same tar's masks
+            if list(find_problems(folder, manifest, tar, False)):
+                _write_shard(index, job.shard, folder, manifest, tar)
+            # Before the release: a process that waits makes a new file.
+            lock.unlink(missing_ok=True)
     except OSError as error:
         raise GigamaskError(
-            f"{folder}: the masks cannot be written ({error.strerror}); make room or give another folder, then run it again"
+            f"{folder}: the masks cannot be written ({error.strerror}); make room or choose "
+            "another folder, then run the command again"
         ) from error
 
 
-def _cut(
+def _write_shard(
     index: Index, shard: int, folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int]
 ) -> None:
-    """Writes one tar's piece."""
-    starts, first = row_starts(index, shard, manifest), int(first_rows(index)[shard])
-    work = folder / f".{key_of(tar)}"
+    starts, first = row_offsets(index, shard, manifest), int(tar_offsets(index)[shard])
+    work = folder / f".{shard_key(tar)}"
     shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
     work.mkdir()
-    with open(
-        work / "bits.npy", "wb"
-    ) as file:  # into a mapped file a full disk would end the process without a word
-        shape = (int(starts[-1]), words_of(manifest.grid))
+    # Not a memory map: writing to one on a full disk kills the process without an error.
+    with open(work / "bits.npy", "wb") as file:
+        shape = (int(starts[-1]), words_per_mask(manifest.grid))
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<u8", "fortran_order": False, "shape": shape}
         )
@@ -99,26 +97,28 @@ def _cut(
         offsets, sizes = (
             index.images[key][first + annotated].tolist() for key in ("json_offset", "json_bytes")
         )
-        for at, raw in zip(
+        for image, raw in zip(
             annotated.tolist(),
-            read_payloads([ByteRange(path, *place) for place in zip(offsets, sizes, strict=True)]),
+            read_payloads([ByteRange(path, *span) for span in zip(offsets, sizes, strict=True)]),
             strict=True,
         ):
             if isinstance(raw, CorruptSampleError):
                 raise raw
-            name, count = index.entry_name(first + at), int(index.images["masks"][first + at])
+            row = first + image
+            name, count = index.entry_name(row), int(index.images["masks"][row])
             entry = annotation.parse(raw, name)
             if len(entry.masks) != count:
                 raise GigamaskError(
-                    f"{name}: holds {len(entry.masks)} masks, its index says {count}; the tar has changed, build the index again"
+                    f"{name}: its json has {len(entry.masks)} masks, but the index says {count}: "
+                    "the tar has changed; build the index again"
                 )
-            frames = [ImageTransform.whole(entry.size, manifest.side)]
-            if starts[at + 1] - starts[at] > count:
-                frames.append(ImageTransform.whole(entry.size, manifest.side, flip=True))
-            for frame in frames:
-                file.write(pack(frame.masks(entry.masks, manifest.grid)).astype("<u8").tobytes())
+            flips = (False, True) if starts[image + 1] - starts[image] > count else (False,)
+            for flip in flips:
+                transform = ImageTransform.resize_longest_side(entry.size, manifest.side, flip=flip)
+                masks = transform.apply_masks(entry.masks, manifest.grid)
+                file.write(pack(masks).astype("<u8").tobytes())
     np.save(work / "rows.npy", starts)
-    bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
+    bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
     (work / "bits.npy").rename(bits_path)
     (work / "rows.npy").rename(rows_path)
     storage.write(
@@ -130,51 +130,74 @@ def _cut(
     work.rmdir()
 
 
-def verify_piece(job: MaskShardJob) -> list[str]:
-    """Returns what is wrong with one tar's piece, every byte of it read."""
+def verify_shard(job: MaskShardJob) -> list[str]:
+    """Read every byte of one mask shard and return its problems."""
     tar = describe_tars(Index.open(job.index))[job.shard]
-    return list(find_faults(Path(job.folder), read_manifest(Path(job.folder)), tar, True))
+    return list(find_problems(Path(job.folder), read_manifest(Path(job.folder)), tar, True))
 
 
-def find_faults(
+def find_problems(
     folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int], thorough: bool
 ) -> Iterator[str]:
-    """Yields what is wrong with the piece of one tar, missing included; `thorough` reads every byte of it."""
-    bits_path, rows_path, json_path = piece_paths(folder, key_of(tar))
-    again = f"delete {json_path} and run 'gigamask masks' again"
+    """Yield the problems of one mask shard, such as missing or damaged files.
+
+    Args:
+        folder: folder of the store.
+        manifest: manifest of the store.
+        tar: description of the tar, from `describe_tars`.
+        thorough: read every byte and compare checksums.
+    """
+    bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
+    remedy = f"delete {json_path} and run 'gigamask masks' again"
     try:
-        piece = msgspec.json.decode(json_path.read_bytes(), type=MaskShard)
+        shard = msgspec.json.decode(json_path.read_bytes(), type=MaskShard)
         if thorough:
-            damage = [*_damage(bits_path, piece.bits_crc32), *_damage(rows_path, piece.rows_crc32)]
-            yield from (f"{each}; {again}" for each in damage)
+            damage = [
+                *_damaged_blocks(bits_path, shard.bits_crc32),
+                *_damaged_blocks(rows_path, shard.rows_crc32),
+            ]
+            yield from (f"{block}; {remedy}" for block in damage)
             if damage:
                 return
         bits, rows = np.load(bits_path, mmap_mode="r"), np.load(rows_path, mmap_mode="r")
     except FileNotFoundError:
-        yield f"{folder}: lacks the masks of {tar['name']} as it is now ({tar['bytes']} bytes); run 'gigamask masks' for it"
+        yield (
+            f"{folder}: lacks the masks of {tar['name']} in its present version ({tar['bytes']} "
+            "bytes); run 'gigamask masks' for it"
+        )
     except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
-        yield f"{json_path.with_suffix('')}: a file of this piece is cut short or not what it was ({error}); {again}"
+        yield (
+            f"{json_path.with_suffix('')}: a file of this mask shard is truncated or damaged "
+            f"({error}); {remedy}"
+        )
     else:
-        shape = (piece.rows, words_of(manifest.grid))
-        if piece.tar != tar:
-            yield f"{json_path}: describes another tar than {tar['name']}; {again}"
+        shape, images = (shard.rows, words_per_mask(manifest.grid)), int(tar["images"])
+        if shard.tar != tar:
+            yield f"{json_path}: describes another tar than {tar['name']}; {remedy}"
         elif (bits.dtype, bits.shape) != (np.dtype("<u8"), shape):
-            yield f"{bits_path}: holds {bits.shape} words of {bits.dtype}, wanted are {shape} of uint64; {again}"
-        elif (rows.dtype, rows.shape) != (np.dtype("<i8"), (int(tar["images"]) + 1,)) or rows[
-            -1
-        ] != piece.rows:
-            yield f"{rows_path}: does not hold the rows of {tar['images']} images with {piece.rows} masks; {again}"
+            yield (
+                f"{bits_path}: must hold uint64 of shape {shape} (got {bits.dtype} of shape "
+                f"{bits.shape}); {remedy}"
+            )
+        elif (rows.dtype, rows.shape) != (np.dtype("<i8"), (images + 1,)) or rows[-1] != shard.rows:
+            yield (
+                f"{rows_path}: must hold the rows of {images} images with {shard.rows} masks; "
+                f"{remedy}"
+            )
 
 
-def _damage(path: Path, noted: list[int]) -> Iterator[str]:
-    """Yields which blocks of a file are not as they were written."""
-    for block, (now, then) in enumerate(zip_longest(checksums(path), noted)):
+def _damaged_blocks(path: Path, expected: list[int]) -> Iterator[str]:
+    for block, (now, then) in enumerate(zip_longest(checksums(path), expected)):
         if now != then:
-            yield f"{path}: bytes {block * BLOCK_BYTES} to {(block + 1) * BLOCK_BYTES} are not those written (crc32)"
+            start = block * BLOCK_BYTES
+            yield f"{path}: bytes {start} to {start + BLOCK_BYTES} were changed (crc32)"
 
 
 def describe_tars(index: Index) -> list[dict[str, str | int]]:
-    """Returns by what a tar is known again wherever it lies: name, size and version as the index has them, and how much it holds."""
+    """Describe the tars of an index: name, size, version, and number of images and masks.
+
+    Paths are left out, so that a tar is recognized in another folder.
+    """
     return [
         {
             "name": storage.basename(part.tar.path),
@@ -187,32 +210,43 @@ def describe_tars(index: Index) -> list[dict[str, str | int]]:
     ]
 
 
-def first_rows(index: Index) -> Int64[np.ndarray, "t1"]:
-    """Returns the row of the index where each tar's images begin, and the number of images."""
+def tar_offsets(index: Index) -> Int64[np.ndarray, "t1"]:
+    """Return the row of the index where each tar's images begin, and the number of images."""
     return np.cumsum([0, *(part.images for part in index.manifest.parts)])
 
 
-def key_of(tar: dict[str, str | int]) -> str:
-    """Returns the name of a tar's piece."""
+def shard_key(tar: dict[str, str | int]) -> str:
+    """Return the name of a tar's mask shard."""
     digest = hashlib.blake2b(msgspec.json.encode(tar, order="sorted"), digest_size=6).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', str(tar['name']).removesuffix('.tar'))}-{digest}"
 
 
-def piece_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
-    """Returns where a piece's bits, rows and description lie."""
+def shard_files(folder: Path, key: str) -> tuple[Path, Path, Path]:
+    """Return the paths of a mask shard's bits, rows and description.
+
+    Args:
+        folder: folder of the store.
+        key: name of the mask shard, from `shard_key`.
+    """
     return folder / f"{key}.bits.npy", folder / f"{key}.rows.npy", folder / f"{key}.json"
 
 
-def row_starts(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[np.ndarray, "i1"]:
-    """Returns the row of the piece where the masks of each of a tar's images begin, and the number of rows."""
-    first, last = first_rows(index)[shard : shard + 2]
+def row_offsets(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[np.ndarray, "i1"]:
+    """Return the row of the mask shard where each image's masks begin, and the number of rows.
+
+    Args:
+        index: the index.
+        shard: number of the tar in the index.
+        manifest: manifest of the store.
+    """
+    first, last = tar_offsets(index)[shard : shard + 2]
     sizes = zip(
         index.images["height"][first:last].tolist(),
         index.images["width"][first:last].tolist(),
         strict=True,
     )
     copies = [
-        1 + (manifest.mirrored and has_own_mirror(size, manifest.side, manifest.grid))
+        1 + (manifest.mirrored and needs_mirrored_copy(size, manifest.side, manifest.grid))
         for size in sizes
     ]
     return np.concatenate(
@@ -220,13 +254,29 @@ def row_starts(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[n
     )
 
 
-def has_own_mirror(size: tuple[int, int], side: int, grid: int) -> bool:
-    """Says whether an image's mirror image, which ends where the image ends, lies between the cells of the grid: then its masks are others."""
-    return ImageTransform.whole(size, side).resized[1] * grid % side != 0
+def needs_mirrored_copy(size: tuple[int, int], image_size: int, mask_size: int) -> bool:
+    """Return whether the flipped masks of an image differ from its masks flipped on the grid.
+
+    They do if the right edge of the resized image lies within a column of cells.
+
+    Args:
+        size: size (H, W) of the image.
+        image_size: side of the input square in pixels.
+        mask_size: side of the grid in cells.
+    """
+    return (
+        ImageTransform.resize_longest_side(size, image_size).resized[1] * mask_size % image_size
+        != 0
+    )
 
 
 def mirror(masks: RLEMasks, columns: int) -> RLEMasks:
-    """Returns masks whose first `columns` columns are mirrored; the others, beside the image, are background."""
+    """Flip the columns that the image covers; the others, in the padding, are background.
+
+    Args:
+        masks: masks on a square grid.
+        columns: number of columns that the image covers.
+    """
     grid = masks.size[0]
     return masks.resample(
         np.arange(grid),
@@ -236,8 +286,8 @@ def mirror(masks: RLEMasks, columns: int) -> RLEMasks:
 
 
 def pack(masks: RLEMasks) -> UInt64[np.ndarray, "n w"]:
-    """Returns a bit for each cell, column by column, the lowest bit of a word first."""
-    cells, words = masks.size[0] * masks.size[1], words_of(masks.size[0])
+    """Pack masks to one bit per cell, column by column, the lowest bit of a word first."""
+    cells, words = masks.size[0] * masks.size[1], words_per_mask(masks.size[0])
     packed = np.zeros((len(masks), 8 * words), np.uint8)
     packed[:, : -(-cells // 8)] = np.packbits(
         masks.to_dense().transpose(0, 2, 1).reshape(len(masks), cells), axis=1, bitorder="little"
@@ -245,46 +295,56 @@ def pack(masks: RLEMasks) -> UInt64[np.ndarray, "n w"]:
     return packed.view("<u8").astype(np.uint64)
 
 
-def unpack(words: UInt64[np.ndarray, "n w"], grid: int) -> RLEMasks:
-    """Returns packed masks as runs: where neighbouring bits differ, found by words, of which few hold such a place."""
+def unpack(words: UInt64[np.ndarray, "n w"], mask_size: int) -> RLEMasks:
+    """Convert packed masks to run lengths; only the few words that hold a change are unpacked.
+
+    Args:
+        words: packed masks, 64 cells per word.
+        mask_size: side of the grid in cells.
+    """
     changes = words ^ (words << 1)
     changes[:, 1:] ^= words[:, :-1] >> 63
     mask, word = np.nonzero(changes)
-    place, bit = np.nonzero(
+    changed, bit = np.nonzero(
         np.unpackbits(
             changes[mask, word].astype("<u8").view(np.uint8).reshape(-1, 8),
             axis=1,
             bitorder="little",
         )
     )
-    bounds = word[place] * 64 + bit
-    # Behind the last cell the padding begins, which is background.
-    real = bounds < grid * grid
-    counts = np.bincount(mask[place][real], minlength=len(words))
-    return RLEMasks((grid, grid), bounds[real].astype(np.int32), offsets_of(counts))
+    bounds = word[changed] * 64 + bit
+    # The padding after the last cell is background.
+    inside = bounds < mask_size * mask_size
+    counts = np.bincount(mask[changed][inside], minlength=len(words))
+    return RLEMasks((mask_size, mask_size), bounds[inside].astype(np.int32), offsets_of(counts))
 
 
-def words_of(grid: int) -> int:
-    """Returns how many 64-bit words a mask takes."""
-    return -(-grid * grid // 64)
+def words_per_mask(mask_size: int) -> int:
+    """Return the number of 64-bit words of a mask."""
+    return -(-mask_size * mask_size // 64)
 
 
 def checksums(path: Path) -> list[int]:
-    """Returns the crc32 of each block of a file."""
+    """Return the crc32 of each block of a file."""
     with open(path, "rb") as file:
         return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
 
 
 def read_manifest(folder: Path) -> MaskStoreManifest:
-    """Returns a store's manifest; raises Fault where there is none of this schema."""
+    """Read a store's manifest.
+
+    Raises:
+        GigamaskError: the folder has no valid manifest of this schema.
+    """
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MaskStoreManifest)
     except (OSError, msgspec.DecodeError) as error:
         raise GigamaskError(
-            f"{folder}: is no mask store ({error}); build one with 'gigamask masks'"
+            f"{folder}: is not a mask store ({error}); build one with 'gigamask masks'"
         ) from error
     if manifest.gigamask_masks != SCHEMA:
         raise GigamaskError(
-            f"{folder}: the mask store has schema {manifest.gigamask_masks}, this version reads {SCHEMA}; build it again with 'gigamask masks'"
+            f"{folder}: the mask store has schema {manifest.gigamask_masks}, but this version "
+            f"reads {SCHEMA}; build it again with 'gigamask masks'"
         )
     return manifest

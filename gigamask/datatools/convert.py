@@ -1,10 +1,9 @@
-"""Data of one's own becomes shards: COCO's json or label images enter with their pictures, tars in SA-1B's format leave.
+"""Conversion of COCO annotations or label images, with their pictures, to shards in SA-1B's format.
 
-What is written depends on what is read alone, byte for byte, and all of it passes our own reader first. Scores that only a model can give,
-`predicted_iou` and `stability_score`, are 1; `point_coords` is one foreground pixel, the middle one of the mask's run lengths. Each json also says
-where an image comes from (`source`), and of a mask its `category_id` and COCO `id`, or its `label`; readers of SA-1B pass over these.
-
-Not here: what the sources say (`prepare.coco`, `prepare.label_images`), which pictures will do (`prepare.pictures`).
+The output bytes depend only on the input, and every record is parsed by our own reader first.
+`predicted_iou` and `stability_score`, which only a model can give, are 1; `point_coords` is one
+foreground pixel, the middle one of the mask's run lengths. Each json also has an image's `source`,
+and each mask's `category_id` and COCO `id`, or its `label`; readers of SA-1B ignore these.
 """
 
 import os
@@ -19,19 +18,19 @@ import numpy as np
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data import annotation_json as records
 from gigamask.datatools import convert_coco, convert_labels
-from gigamask.datatools.objects import Annotated, Objects, SourceListing
+from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
-from gigamask.datatools.pictures import as_jpeg
+from gigamask.datatools.pictures import read_as_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
-"""Where tars lie in the output folder until all are complete; it is cleared at the start."""
+"""Subfolder of the output folder for incomplete tars; it is cleared at the start."""
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """How the sources are read: what is a mask and what is not."""
+    """What counts as a mask: crowds, connected components of a label, label values to ignore."""
 
     keep_crowds: bool = False
     split_components: bool = False
@@ -40,15 +39,15 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One tar to be written."""
+    """One tar to write."""
 
     path: Path
-    images: list[Annotated]
+    images: list[SourceImage]
 
 
 @dataclass
 class ConvertCounts:
-    """What became of the images so far."""
+    """Numbers of images and masks written, and what was left out."""
 
     images: int = 0
     without_masks: int = 0
@@ -58,7 +57,7 @@ class ConvertCounts:
     rejected_masks: list[SkippedSample] = field(default_factory=list)
 
     def add(self, other: "ConvertCounts") -> None:
-        """Adds another tally to this one."""
+        """Add other counts to these."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -72,48 +71,61 @@ def convert(
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes the shards of `source`, a COCO json or a folder of label images, and returns what was written and what was left out.
+    """Convert COCO annotations or a folder of label images to shards.
 
-    Raises Fault when more than half of the images or of the masks are unusable; nothing is left behind then. `progress` counts shards.
+    Args:
+        source: A COCO instances json, or a folder of label images.
+        pictures: The folder that picture names are relative to.
+        out: The folder for the shards; it must not hold tars.
+        options: What counts as a mask.
+        shard_images: Images per shard.
+        workers: Number of processes, each on one shard at a time.
+        progress: Called with the number of shards done and in total.
+
+    Returns:
+        Counts and paths of what was written, and names and reasons of what was left out.
+
+    Raises:
+        GigamaskError: More than half of the images or of the masks are unusable; no tar is kept.
     """
     if shard_images < 1:
-        raise GigamaskError(
-            f"{shard_images} images a shard: at least one has to be; give a number from 1 on"
-        )
+        raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
     if not pictures.is_dir():
         raise GigamaskError(
-            f"--images {pictures}: no such folder; give the one that the pictures' names start from"
+            f"--images {pictures}: no such folder; give the one that picture names are relative to"
         )
-    listing = _listing(source, pictures, options)
-    there = [image.picture.is_file() for image in listing.images]
-    images = [image for image, exists in zip(listing.images, there, strict=True) if exists]
-    missing = [image for image, exists in zip(listing.images, there, strict=True) if not exists]
-    tally = ConvertCounts(rejected=listing.rejected, rejected_masks=listing.strays)
-    tally.rejected += [
+    listing = _list_source(source, pictures, options)
+    exists = [image.picture.is_file() for image in listing.images]
+    images = [image for image, found in zip(listing.images, exists, strict=True) if found]
+    missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
+    counts = ConvertCounts(rejected=listing.rejected, rejected_masks=listing.rejected_masks)
+    counts.rejected += [
         SkippedSample(
             image.source,
-            f"{image.source}: there is no {image.picture}; put it there, or mend --images",
+            f"{image.source}: {image.picture} does not exist; put it there, or correct --images",
         )
         for image in missing
     ]
-    _check(source, "images", tally.rejected, len(images))
+    _check(source, "images", counts.rejected, len(images))
     with lock_folder(out, PARTIAL):
-        work = _cleared(out)
+        work = _clear_partial(out)
         try:
-            tars = _write_shards(source, out, work, images, shard_images, workers, progress, tally)
+            tars = _write_shards(source, out, work, images, shard_images, workers, progress, counts)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return {
-        "images": tally.images,
-        "masks": tally.masks,
+        "images": counts.images,
+        "masks": counts.masks,
         "tars": [str(path) for path in tars],
-        "images_without_masks": tally.without_masks,
-        "crowds_left_out": tally.crowds,
-        "pictures_without_label": listing.unlabelled,
+        "images_without_masks": counts.without_masks,
+        "crowds_left_out": counts.crowds,
+        "pictures_without_label": listing.unlabeled,
         "renumbered": listing.renumbered,
-        "images_left_out": [{"name": each.name, "reason": each.reason} for each in tally.rejected],
+        "images_left_out": [
+            {"name": skipped.name, "reason": skipped.reason} for skipped in counts.rejected
+        ],
         "masks_left_out": [
-            {"name": each.name, "reason": each.reason} for each in tally.rejected_masks
+            {"name": skipped.name, "reason": skipped.reason} for skipped in counts.rejected_masks
         ],
     }
 
@@ -122,24 +134,24 @@ def _write_shards(
     source: Path,
     out: Path,
     work: Path,
-    images: list[Annotated],
+    images: list[SourceImage],
     shard_images: int,
     workers: int,
     progress: worker_pool.Progress | None,
-    tally: ConvertCounts,
+    total: ConvertCounts,
 ) -> list[Path]:
-    """Writes all tars and only then gives them their names, which are returned; counts into `tally`."""
+    """Write all tars, then give them their final names, which are returned; add to `total`."""
     starts = range(0, len(images), shard_images)
     shards = [
         ShardJob(work / f"{number:06d}.tar", images[start : start + shard_images])
         for number, start in enumerate(starts)
     ]
-    tallies = worker_pool.parallel_map(write_shard, shards, workers, progress)
-    for each in tallies:
-        tally.add(each)
-    _check(source, "images", tally.rejected, tally.images)
-    _check(source, "masks", tally.rejected_masks, tally.masks)
-    filled = [shard.path for shard, each in zip(shards, tallies, strict=True) if each.images]
+    shard_counts = worker_pool.parallel_map(write_shard, shards, workers, progress)
+    for counts in shard_counts:
+        total.add(counts)
+    _check(source, "images", total.rejected, total.images)
+    _check(source, "masks", total.rejected_masks, total.masks)
+    filled = [job.path for job, counts in zip(shards, shard_counts, strict=True) if counts.images]
     tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
     for before, after in zip(filled, tars, strict=True):
         before.rename(after)
@@ -147,66 +159,68 @@ def _write_shards(
 
 
 def write_shard(shard: ShardJob) -> ConvertCounts:
-    """Writes one tar and returns what is in it."""
-    tally = ConvertCounts()
+    """Write one tar and return the counts of its contents."""
+    counts = ConvertCounts()
     try:
-        tar.write(shard.path, _members(shard.images, tally))
+        tar.write(shard.path, _members(shard.images, counts))
     except OSError as error:
         raise GigamaskError(
-            f"{shard.path}: cannot be written ({error.strerror}); free space on the disk and run the same command again"
+            f"{shard.path}: cannot be written ({error.strerror}); free space on the disk and run"
+            " the same command again"
         ) from error
-    return tally
+    return counts
 
 
-def _listing(source: Path, pictures: Path, options: ConvertOptions) -> SourceListing:
-    """Lists the images of either kind of source."""
+def _list_source(source: Path, pictures: Path, options: ConvertOptions) -> SourceListing:
+    """List the images of a COCO json or a folder of label images."""
     if source.is_dir():
         if options.keep_crowds:
             raise GigamaskError(
-                f"{source}: is a folder of label images, which have no crowds; leave --keep-crowds out"
+                f"{source}: is a folder of label images, which have no crowds; drop --keep-crowds"
             )
         return convert_labels.read(source, pictures, options.split_components, options.ignore)
     if options.split_components or options.ignore:
         raise GigamaskError(
-            f"{source}: is no folder of label images, which --split-components and --ignore are for; leave them out"
+            f"{source}: is not a folder of label images; --split-components and --ignore apply only"
+            " to those, drop them"
         )
     return convert_coco.read(source, pictures, options.keep_crowds)
 
 
-def _members(images: Sequence[Annotated], tally: ConvertCounts) -> Iterator[tuple[str, bytes]]:
-    """Yields what a tar holds, one image at a time."""
+def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[tuple[str, bytes]]:
+    """Yield a tar's members, one image at a time, and add to the counts."""
     for image in images:
         try:
             objects = image.objects()
-            jpg = as_jpeg(image.picture, objects.masks.size, image.source)
+            jpg = read_as_jpeg(image.picture, objects.masks.size, image.source)
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
-            tally.rejected.append(SkippedSample(image.source, str(bad)))
+            counts.rejected.append(SkippedSample(image.source, str(bad)))
             continue
-        count = len(objects.masks)
-        tally.add(
+        masks = len(objects.masks)
+        counts.add(
             ConvertCounts(
-                1, int(count == 0), count, objects.crowds, rejected_masks=objects.rejected
+                1, int(masks == 0), masks, objects.crowds, rejected_masks=objects.rejected
             )
         )
         yield f"sa_{image.number}.jpg", jpg
         yield f"sa_{image.number}.json", raw
 
 
-def _record(image: Annotated, objects: Objects) -> bytes:
-    """Returns the json of one image."""
+def _record(image: SourceImage, objects: Objects) -> bytes:
+    """Return the json of one image."""
     masks, ones = objects.masks, np.ones(len(objects.masks))
     ids = [
         extra.get("id", image.number * annotation.MAX_MASKS + i)
         for i, extra in enumerate(objects.extras)
     ]
-    middles = masks.points(np.full((len(masks), 1), 0.5))[:, 0]
-    told = records.image_record(image.number, masks, ids, middles, ones, ones)
-    told["image"]["source"] = image.source
-    for each, extra in zip(told["annotations"], objects.extras, strict=True):
-        each |= extra
-    return records.encode(told)
+    middles = masks.sample_points(np.full((len(masks), 1), 0.5))[:, 0]
+    record = records.image_record(image.number, masks, ids, middles, ones, ones)
+    record["image"]["source"] = image.source
+    for entry, extra in zip(record["annotations"], objects.extras, strict=True):
+        entry |= extra
+    return records.encode(record)
 
 
 def _check(source: Path, what: str, rejected: list[SkippedSample], usable: int) -> None:
@@ -214,19 +228,21 @@ def _check(source: Path, what: str, rejected: list[SkippedSample], usable: int) 
     if 2 * len(rejected) > total:
         first = f"the first: {rejected[0].reason}"
         raise GigamaskError(
-            f"{source}: {len(rejected)} of its {total} {what} are unusable, at most half may be; mend them first ({first})"
+            f"{source}: {len(rejected)} of its {total} {what} are unusable, at most half may be;"
+            f" repair them first ({first})"
         )
     if not total and what == "images":
-        raise GigamaskError(f"{source}: lists no image; give a file or a folder that does")
+        raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
 
 
-def _cleared(out: Path) -> Path:
-    """Returns the folder in the output folder where tars lie until they are complete, cleared of what a process left that was killed."""
-    held = [name for name in os.listdir(out) if name.endswith(".tar")]
-    if held:
+def _clear_partial(out: Path) -> Path:
+    """Return the folder for incomplete tars, without those of a killed process."""
+    existing = [name for name in os.listdir(out) if name.endswith(".tar")]
+    if existing:
         raise GigamaskError(
-            f"--out {out}: holds {len(held)} tars such as {held[0]}, which new ones would mix with; give another folder"
+            f"--out {out}: holds {len(existing)} tars such as {existing[0]}, which new ones would"
+            " mix with; give another folder"
         )
-    for left in (out / PARTIAL).glob("*.tar*"):
-        left.unlink()
+    for path in (out / PARTIAL).glob("*.tar*"):
+        path.unlink()
     return out / PARTIAL

@@ -1,7 +1,4 @@
-"""What convert knows of one image: where its picture lies, and its objects' masks once they have been read.
-
-Not here: where the objects come from (`prepare.coco`, `prepare.label_images`), the shards (`prepare.convert`).
-"""
+"""Images and masks of a source that is converted to shards."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,14 +12,18 @@ from jaxtyping import Bool, Int64
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
 
-EMPTY = "it covers no pixel of the image, whose pixels are what coordinates count; leave it out or write it again"
+EMPTY = (
+    "it covers no pixel of the image (coordinates are in pixels of the image); remove it or write"
+    " it again"
+)
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The masks of one image, what its json says of each beside SA-1B's keys, and what was left out.
+    """The masks of one image.
 
-    `extras[i]` may hold an `id`, which then is the mask's. `rejected` are broken, `crowds` counts what was not asked for.
+    `extras` are fields of each mask beside SA-1B's, `id` among them where it is known; `rejected`
+    are broken masks, and `crowds` is the number of crowds left out.
     """
 
     masks: RLEMasks
@@ -32,8 +33,8 @@ class Objects:
 
 
 @dataclass(frozen=True)
-class Annotated(ABC):
-    """One image to be converted: `number` becomes its `image_id`, `source` is what its owner calls it, and `picture` where that lies."""
+class SourceImage(ABC):
+    """One image to convert: its `image_id`, its name in the source, and the path of its picture."""
 
     number: int
     source: str
@@ -41,44 +42,57 @@ class Annotated(ABC):
 
     @abstractmethod
     def objects(self) -> Objects:
-        """Reads the masks; raises CorruptSampleError when the image has to be left out."""
+        """Read the masks.
+
+        Raises:
+            CorruptSampleError: The image must be left out.
+        """
 
 
 @dataclass(frozen=True)
 class SourceListing:
-    """The images that were given, and what was left out before any was read.
+    """The images of a source, and what was left out before any was read.
 
-    `strays` are annotations that belong to no image, `unlabelled` counts the pictures without a label image; `renumbered` says that the images' own
-    names could not be their numbers.
+    `rejected_masks` are annotations without an image, `unlabeled` is the number of pictures without
+    a label image, and `renumbered` is true where the images' names cannot be their ids.
     """
 
-    images: Sequence[Annotated]
+    images: Sequence[SourceImage]
     rejected: list[SkippedSample]
     renumbered: bool
-    strays: list[SkippedSample] = field(default_factory=list)
-    unlabelled: int = 0
+    rejected_masks: list[SkippedSample] = field(default_factory=list)
+    unlabeled: int = 0
 
 
-def numbers(names: Sequence[str]) -> tuple[list[int], bool]:
-    """Returns one number for each image, and whether they are new ones.
+def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
+    """Return an id for each image, and whether the ids are new.
 
-    Names that are distinct whole numbers are kept; otherwise each image gets its place in the list, from 0 on.
+    Names that are distinct whole numbers become the ids; otherwise images are numbered from 0.
     """
-    found = [
+    ids = [
         int(name) if name.isascii() and name.isdigit() and len(name) <= 18 else -1 for name in names
     ]
-    if min(found, default=0) >= 0 and len(set(found)) == len(found):
-        return found, False
+    if min(ids, default=0) >= 0 and len(set(ids)) == len(ids):
+        return ids, False
     return list(range(len(names))), True
 
 
-def unite(masks: RLEMasks, owner: Int64[np.ndarray, "n"], count: int) -> RLEMasks:
-    """Returns `count` masks, each the union of the masks that it owns."""
+def union_masks(masks: RLEMasks, owner: Int64[np.ndarray, "n"], count: int) -> RLEMasks:
+    """Unite masks that belong together.
+
+    Args:
+        masks: Parts of masks.
+        owner: [n] index of the mask that each part belongs to.
+        count: Number of masks to return.
+
+    Returns:
+        `count` masks, each the union of its parts.
+    """
     pixels = masks.size[0] * masks.size[1]
-    lengths = np.diff(masks.starts)
+    lengths = np.diff(masks.offsets)
     of = np.repeat(np.arange(len(masks)), lengths)
-    opens: Bool[np.ndarray, "T"] = (np.arange(len(masks.bounds)) - masks.starts[of]) % 2 == 0
-    # A mask that goes on to the end of the grid is closed there, so that no count of covers runs into the next owner's.
+    opens: Bool[np.ndarray, "T"] = (np.arange(len(masks.bounds)) - masks.offsets[of]) % 2 == 0
+    # A run that reaches the end of the grid is closed there, or it would extend into the next mask.
     odd = owner[lengths % 2 == 1]
     keys = np.concatenate([owner[of] * (pixels + 1) + masks.bounds, odd * (pixels + 1) + pixels])
     steps = np.concatenate([np.where(opens, 1, -1), np.full(len(odd), -1)])

@@ -1,11 +1,10 @@
-"""Shards at a smaller size: tars enter, tars of the same names leave whose images have at most `size` pixels on the long side, masks with them.
+"""Repacking of shards with smaller images: the long side has at most `size` pixels.
 
-Smaller images are decoded faster, and that is nine tenths of what a sample costs. Images go through the same `ImageTransform` as in training, masks through
-its grid at the new size, in the run domain; those that no pixel of it hits are dropped. Images that are small already are copied byte for byte,
-their json too. Each tar is written beside its place, read back, compared, and only then named; beside the tars, `repack/NAME.json` says of each what
-it was made of and how, so that the same command does only what is left to do.
-
-Not here: reading tars of unknown soundness (`data.part`).
+Smaller images decode faster, and decoding is nine tenths of a sample's cost. Images go through the
+`ImageTransform` of training, masks through its grid at the new size as run lengths; masks without a
+pixel there are dropped. Images that are small already are copied byte for byte with their json.
+Each tar is written, read back and compared before it gets its name; `repack/NAME.json` records its
+source and settings, so that a repeated command only does what is missing.
 """
 
 import contextlib
@@ -35,15 +34,15 @@ from gigamask.masks.transforms import ImageTransform
 from gigamask.types import SkippedSample
 
 VERSION = 1
-"""Of what a tar's bytes follow from, beside its source and the settings: counted up when the same source would give other pixels or masks."""
-LEDGER = "repack"
+"""Increased when the same source and settings would give other pixels or masks."""
+RECORDS = "repack"
 MIN_SIZE = 32
 DECIMALS = 2
 HEAD_BYTES, CHUNK_BYTES = 2**16, 2**20
 
 
 class RepackConfig(msgspec.Struct, frozen=True):
-    """What every image is made to be: the long side in pixels and the JPEG's quality."""
+    """Long side of the images in pixels, and JPEG quality."""
 
     size: int
     quality: int = 90
@@ -51,7 +50,7 @@ class RepackConfig(msgspec.Struct, frozen=True):
 
 
 class SourceTar(msgspec.Struct, frozen=True):
-    """A tar as it was: length, version, and the checksum of its beginning, which tells apart what these do not."""
+    """Identity of a source tar: length, version, and the checksum of its beginning."""
 
     bytes: int
     version: str
@@ -59,7 +58,7 @@ class SourceTar(msgspec.Struct, frozen=True):
 
 
 class RepackedTar(msgspec.Struct, frozen=True):
-    """What became of one tar: source and result as they are on disk, and what was counted on the way."""
+    """Record of one repacked tar: source and result as on disk, and counts."""
 
     settings: RepackConfig
     source: SourceTar
@@ -77,7 +76,7 @@ class RepackedTar(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RepackedImage:
-    """One image at its new size, or `copied` as it was; `area` is that of all its masks."""
+    """One image at its new size, or `copied` unchanged; `area` is the sum over its masks."""
 
     stem: str
     jpg: bytes
@@ -90,7 +89,7 @@ class RepackedImage:
 
 @dataclass
 class RepackCounts:
-    """What is known of a tar while it is written: of each image stem, checksums of jpg and json, and total area of its masks; and counts."""
+    """Counts of a tar being written; `written` has stem, jpg and json CRC-32, and mask area."""
 
     written: list[tuple[str, int, int | None, int]] = field(default_factory=list)
     copied: int = 0
@@ -98,23 +97,23 @@ class RepackCounts:
     vanished: int = 0
     rejected: list[SkippedSample] = field(default_factory=list)
 
-    def add(self, small: RepackedImage) -> None:
-        """Counts one image."""
+    def add(self, image: RepackedImage) -> None:
+        """Add one image."""
         self.written.append(
             (
-                small.stem,
-                zlib.crc32(small.jpg),
-                None if small.json is None else zlib.crc32(small.json),
-                small.area,
+                image.stem,
+                zlib.crc32(image.jpg),
+                None if image.json is None else zlib.crc32(image.json),
+                image.area,
             )
         )
-        self.copied += small.copied
-        self.masks += small.masks
-        self.vanished += small.vanished
+        self.copied += image.copied
+        self.masks += image.masks
+        self.vanished += image.vanished
 
 
 class Pixels(msgspec.Struct):
-    """The fields of an annotation that are in pixels and do not follow from its mask."""
+    """The fields of an annotation in pixels that do not follow from its mask."""
 
     point_coords: list[tuple[float, float]] = []
     crop_box: tuple[float, float, float, float] | None = None
@@ -127,87 +126,114 @@ def repack(
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes every tar anew into the folder `out` and returns what was done; a tar that is unusable is named under `failed` and left out.
+    """Write tars with smaller images.
 
-    Tars that `out` holds already, made of the same source in the same way, are kept as they are. Of a tar that breaks off, and that an index among
-    `paths` holds as far as it goes (`--salvage`), as much is taken; it is named under `broken_tars`.
+    Tars in `out` that were made from the same source with the same settings are kept. Of a broken
+    tar, what an index among `paths` holds of it (`--salvage`) is repacked.
+
+    Args:
+        paths: Tars, folders of tars, globs and indexes.
+        out: The folder for the new tars.
+        settings: Long side and JPEG quality.
+        workers: Number of processes, each on one tar at a time.
+        progress: Called with the number of tars done and in total.
+
+    Returns:
+        Counts, the images left out, the broken tars, and under `failed` the reasons of unusable
+        tars.
+
+    Raises:
+        GigamaskError: The settings are invalid, or `out` cannot be used.
     """
     if settings.size < MIN_SIZE:
         raise GigamaskError(
-            f"--size {settings.size}: images are repacked to {MIN_SIZE} pixels on the long side at least; give a larger size"
+            f"--size must be at least {MIN_SIZE} pixels (got --size {settings.size})"
         )
     if not 1 <= settings.quality <= 100:
         raise GigamaskError(
-            f"--quality {settings.quality}: a JPEG's quality is 1 to 100; give such"
+            f"--quality must be a JPEG quality of 1 to 100 (got --quality {settings.quality})"
         )
     if is_index(out):
         raise GigamaskError(f"--out {out}: is an index; give a folder for the tars")
-    found = find_tars(paths)
-    _check_names(found, out)
+    tars = find_tars(paths)
+    _check_names(tars, out)
     try:
-        (out / LEDGER).mkdir(parents=True, exist_ok=True)
+        (out / RECORDS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GigamaskError(
-            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
+            f"--out {out}: cannot be created ({error.strerror}); give a writable folder"
         ) from error
     manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }
     results = worker_pool.parallel_map(
-        partial(repack_tar, out=out, settings=settings, salvaged=salvaged), found, workers, progress
+        partial(repack_tar, out=out, settings=settings, salvaged=salvaged), tars, workers, progress
     )
-    done = [each for each, _ in results if isinstance(each, RepackedTar)]
+    done = [result for result, _ in results if isinstance(result, RepackedTar)]
     return {
         "tars": len(done),
         "kept": sum(kept for _, kept in results),
         **{
-            name: sum(getattr(each, name) for each in done)
+            name: sum(getattr(record, name) for record in done)
             for name in ("images", "copied", "masks", "vanished", "others", "bytes")
         },
-        "source_bytes": sum(each.source.bytes for each in done),
+        "source_bytes": sum(record.source.bytes for record in done),
         "left_out": [
             {"name": rejected.name, "reason": rejected.reason}
-            for each in done
-            for rejected in each.rejected
+            for record in done
+            for rejected in record.rejected
         ],
-        "broken_tars": [each.broken for each in done if each.broken],
-        "failed": [each for each, _ in results if isinstance(each, str)],
+        "broken_tars": [record.broken for record in done if record.broken],
+        "failed": [reason for reason, _ in results if isinstance(reason, str)],
     }
 
 
 def repack_tar(
     path: str, out: Path, settings: RepackConfig, salvaged: Container[str] = ()
 ) -> tuple[RepackedTar | str, bool]:
-    """Repacks one tar and returns what was done, and whether it had been done before; for an unusable tar the reason instead."""
+    """Repack one tar.
+
+    Args:
+        path: The source.
+        out: The folder for the new tar.
+        settings: Long side and JPEG quality.
+        salvaged: Broken tars of which the intact beginning is used.
+
+    Returns:
+        The record, or why the tar is unusable; and whether the new tar existed already.
+
+    Raises:
+        GigamaskError: The new tar cannot be written, or reads back differently.
+    """
     target, salvage = out / storage.basename(path), path in salvaged
     try:
         source = _source(path)
-        before = _read_done(target)
+        previous = _read_record(target)
         if (
-            before is not None
-            and (before.settings, before.source) == (settings, source)
-            and (salvage or not before.broken)
-            and _is_whole(target, before)
+            previous is not None
+            and (previous.settings, previous.source) == (settings, source)
+            and (salvage or not previous.broken)
+            and _is_unchanged(target, previous)
         ):
-            return before, True
+            return previous, True
         part = index_tar(path, salvage)
     except GigamaskError as fault:
         return str(fault), False
-    work, tally = out / LEDGER / f".{target.name}", RepackCounts()
+    work, counts = out / RECORDS / f".{target.name}", RepackCounts()
     try:
-        for left in work.parent.glob(
-            f".{glob.escape(work.name)}.*"
-        ):  # by a process that was killed
-            left.unlink()
-        tar.write(work, _members(path, part, settings, tally))
-        if len(tally.rejected) > len(tally.written):
-            what = f"{len(tally.rejected)} of its {len(part.images['name'])} images are unusable, at most half may be"
-            return (
-                f"{path}: {what}; fetch it again or leave it out (the first: {tally.rejected[0].reason})",
-                False,
+        # A killed process may have left files.
+        for stale in work.parent.glob(f".{glob.escape(work.name)}.*"):
+            stale.unlink()
+        tar.write(work, _members(path, part, settings, counts))
+        if len(counts.rejected) > len(counts.written):
+            reason = (
+                f"{path}: {len(counts.rejected)} of its {len(part.images['name'])} images are"
+                " unusable, at most half may be; fetch it again or leave it out"
+                f" (the first: {counts.rejected[0].reason})"
             )
-        crc32 = _verify(work, tally)
+            return reason, False
+        crc32 = _verify(work, counts)
         status = work.stat()
         done = RepackedTar(
             settings,
@@ -215,30 +241,42 @@ def repack_tar(
             status.st_size,
             status.st_mtime_ns,
             crc32,
-            images=len(tally.written),
-            copied=tally.copied,
-            masks=tally.masks,
-            vanished=tally.vanished,
+            images=len(counts.written),
+            copied=counts.copied,
+            masks=counts.masks,
+            vanished=counts.vanished,
             others=part.left_out.other_files + part.left_out.json_without_jpg,
-            rejected=[*part.left_out.rejected, *tally.rejected],
+            rejected=[*part.left_out.rejected, *counts.rejected],
             broken=part.left_out.broken,
         )
-        # Said first, done next: whatever lies under the tar's name has its line, so that repack never takes a stranger's tar for its own.
-        storage.write(_ledger(target), msgspec.json.encode(done))
+        # The record first: every tar that repack wrote has one, so others are never replaced.
+        storage.write(_record_path(target), msgspec.json.encode(done))
         os.replace(work, target)
     except OSError as error:
         raise GigamaskError(
-            f"{target}: cannot be written ({error.strerror}); free space on the disk and run the same command again"
+            f"{target}: cannot be written ({error.strerror}); free space on the disk and run the"
+            " same command again"
         ) from error
     finally:
         work.unlink(missing_ok=True)
     return done, False
 
 
-def shrink(
+def repack_image(
     stem: str, jpg: bytes, raw: bytes | None, settings: RepackConfig, name: str
 ) -> RepackedImage:
-    """Returns one image, and its json, at the new size; raises CorruptSampleError for what cannot be used."""
+    """Resize one image and its json.
+
+    Args:
+        stem: Its file name without suffix.
+        jpg: The bytes of the JPEG.
+        raw: The bytes of the json, if there is one.
+        settings: Long side and JPEG quality.
+        name: The image's name in error messages.
+
+    Raises:
+        CorruptSampleError: The jpg or the json is unusable.
+    """
     entry = None if raw is None else annotation.parse(raw, name)
     pixels = image.decode(jpg, name, entry.size if entry is not None else None)
     if max(pixels.shape) <= settings.size:
@@ -246,40 +284,44 @@ def shrink(
         return RepackedImage(
             stem, jpg, raw, True, masks, area=0 if entry is None else int(entry.masks.areas().sum())
         )
-    frame = ImageTransform.whole(pixels.shape[:2], settings.size)
-    resized = frame.image(pixels).permute(1, 2, 0).numpy()
+    frame = ImageTransform.resize_longest_side(pixels.shape[:2], settings.size)
+    resized = frame.apply_image(pixels).permute(1, 2, 0).numpy()
     jpg = image.encode_jpeg(resized, settings.quality)
     if entry is None or raw is None:
         return RepackedImage(stem, jpg, None, False)
     height, width = frame.resized
-    # The grid over the square, as training has it, without the part beside the image.
-    masks = frame.masks(entry.masks, frame.image_size).resample(np.arange(height), np.arange(width))
+    # The mask grid of training over the padded square, without the padding.
+    masks = frame.apply_masks(entry.masks, frame.image_size).resample(
+        np.arange(height), np.arange(width)
+    )
     areas = masks.areas()
-    seen = np.flatnonzero(areas)
-    told = _told(msgspec.json.decode(raw), masks[seen], seen, frame, name)
+    visible = np.flatnonzero(areas)
+    record = _resize_record(msgspec.json.decode(raw), masks[visible], visible, frame, name)
+    vanished = len(masks) - len(visible)
     return RepackedImage(
-        stem, jpg, records.encode(told), False, len(seen), len(masks) - len(seen), int(areas.sum())
+        stem, jpg, records.encode(record), False, len(visible), vanished, int(areas.sum())
     )
 
 
-def _told(
-    told: dict[str, Any],
+def _resize_record(
+    record: dict[str, Any],
     masks: RLEMasks,
-    seen: Int64[np.ndarray, "n"],
+    visible: Int64[np.ndarray, "n"],
     frame: ImageTransform,
     name: str,
 ) -> dict[str, Any]:
-    """Returns a json with the masks that are left, and everything in pixels, at the new size; what is not known stays as it is."""
+    """Return a json with the visible masks and all pixel fields resized; others are kept."""
     height, width = frame.resized
-    kept = [told["annotations"][i] for i in seen]
+    entries = [record["annotations"][i] for i in visible]
     try:
-        pixels = [msgspec.convert(each, Pixels) for each in kept]
+        pixels = [msgspec.convert(entry, Pixels) for entry in entries]
     except msgspec.ValidationError as error:
         raise CorruptSampleError(
-            f"{name}: its json's prompts are not as SA-1B's ({error}); leave it out or mend it"
+            f"{name}: its json's prompts are not in SA-1B's format ({error}); leave it out or"
+            " correct it"
         ) from error
     points = np.array(
-        [point for each in pixels for point in each.point_coords], np.float64
+        [point for entry in pixels for point in entry.point_coords], np.float64
     ).reshape(-1, 2)
     points = iter(
         frame.points_to_input(points).clip(0, (width - 1, height - 1)).round(DECIMALS).tolist()
@@ -293,16 +335,16 @@ def _told(
         if each.crop_box is not None:
             new["crop_box"] = (scale * each.crop_box).round(DECIMALS).tolist()
         annotations.append(new)
-    return told | {
-        "image": told["image"] | {"width": width, "height": height},
+    return record | {
+        "image": record["image"] | {"width": width, "height": height},
         "annotations": annotations,
     }
 
 
 def _members(
-    path: str, part: ShardIndex, settings: RepackConfig, tally: RepackCounts
+    path: str, part: ShardIndex, settings: RepackConfig, counts: RepackCounts
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields what the new tar holds, one image at a time."""
+    """Yield the new tar's members, one image at a time, and add to the counts."""
     shards, columns, tar_name = ShardReader([path]), part.images, storage.basename(path)
     for row in range(len(columns["name"])):
         stem = os.fsdecode(columns["name"][row])
@@ -313,7 +355,7 @@ def _members(
         )
         try:
             jpg = shards.read(0, jpg_at, jpg_bytes)
-            small = shrink(
+            repacked = repack_image(
                 stem,
                 jpg,
                 None if json_at < 0 else shards.read(0, json_at, json_bytes),
@@ -321,29 +363,30 @@ def _members(
                 name,
             )
         except CorruptSampleError as bad:
-            tally.rejected.append(SkippedSample(name, str(bad)))
+            counts.rejected.append(SkippedSample(name, str(bad)))
             continue
-        tally.add(small)
-        yield f"{stem}.jpg", small.jpg
-        if small.json is not None:
-            yield f"{stem}.json", small.json
+        counts.add(repacked)
+        yield f"{stem}.jpg", repacked.jpg
+        if repacked.json is not None:
+            yield f"{stem}.json", repacked.json
 
 
-def _verify(path: Path, tally: RepackCounts) -> int:
-    """Reads a tar back, member by member, against what was written, and returns its checksum."""
+def _verify(path: Path, counts: RepackCounts) -> int:
+    """Read a tar back, compare it with what was written, and return its CRC-32."""
     try:
-        what = "" if _is_sound(path, tally) else "other bytes"
+        problem = "" if _is_as_written(path, counts) else "other bytes"
     except GigamaskError as fault:
-        what = str(fault)
-    if what:
+        problem = str(fault)
+    if problem:
         raise GigamaskError(
-            f"{path}: reads back differently than it was written; check disk and memory, and run the same command again ({what})"
+            f"{path}: reads back differently than it was written; check disk and memory, and run"
+            f" the same command again ({problem})"
         )
     return _crc32(path)
 
 
-def _is_sound(path: Path, tally: RepackCounts) -> bool:
-    """Says whether names, bytes and areas are those that were written; raises Fault for a member that cannot be decoded."""
+def _is_as_written(path: Path, counts: RepackCounts) -> bool:
+    """Return whether names, bytes and areas are as written; raise for an undecodable member."""
     members, shards = tar.scan(path), ShardReader([str(path)])
     payloads = (
         shards.read(0, int(offset), int(size))
@@ -351,10 +394,10 @@ def _is_sound(path: Path, tally: RepackCounts) -> bool:
     )
     sound = members.names == [
         f"{stem}.{end}"
-        for stem, _, json, _ in tally.written
+        for stem, _, json, _ in counts.written
         for end in ("jpg", "json")[: 1 if json is None else 2]
     ]
-    for stem, jpg_crc32, json_crc32, area in tally.written if sound else ():
+    for stem, jpg_crc32, json_crc32, area in counts.written if sound else ():
         jpg, size = next(payloads), None
         if json_crc32 is not None:
             raw = next(payloads)
@@ -366,23 +409,26 @@ def _is_sound(path: Path, tally: RepackCounts) -> bool:
     return sound
 
 
-def _check_names(found: list[str], out: Path) -> None:
-    """Raises Fault where a tar would be written over a source, over another, or over what repack did not write."""
+def _check_names(tars: list[str], out: Path) -> None:
+    """Check that no new tar would replace a source, another new tar, or a file of other origin."""
     targets: dict[str, str] = {}
-    for path in found:
+    for path in tars:
         name = storage.basename(path)
         if name in targets:
             raise GigamaskError(
-                f"{path}: {targets[name]} has the same name, and --out holds one of each; repack them into folders of their own"
+                f"{path}: {targets[name]} has the same name, but --out can hold one of them; repack"
+                " them into separate folders"
             )
         targets[name] = path
         if not storage.is_remote(path) and Path(path).parent.resolve() == out.resolve():
             raise GigamaskError(
-                f"--out {out}: is where {name} itself lies, which would be replaced; give another folder"
+                f"--out {out}: holds the source {name}, which would be replaced; give another"
+                " folder"
             )
-        if (out / name).exists() and not _ledger(out / name).exists():
+        if (out / name).exists() and not _record_path(out / name).exists():
             raise GigamaskError(
-                f"{out / name}: is there, and repack did not write it; give another --out or move it away"
+                f"{out / name}: exists and was not written by repack; give another --out or move"
+                " it away"
             )
 
 
@@ -392,8 +438,8 @@ def _source(path: str) -> SourceTar:
     return SourceTar(stored.bytes, stored.version, zlib.crc32(head))
 
 
-def _is_whole(target: Path, done: RepackedTar) -> bool:
-    """Says whether a tar is still what was written; one that was copied or moved has another time, then its bytes are read."""
+def _is_unchanged(target: Path, done: RepackedTar) -> bool:
+    """Return whether a tar is as written; it is read if its time differs, as after copying."""
     with contextlib.suppress(FileNotFoundError):
         status = target.stat()
         return status.st_size == done.bytes and (
@@ -410,13 +456,12 @@ def _crc32(path: Path) -> int:
     return crc32
 
 
-def _ledger(target: Path) -> Path:
-    return target.parent / LEDGER / f"{target.name}.json"
+def _record_path(target: Path) -> Path:
+    return target.parent / RECORDS / f"{target.name}.json"
 
 
-def _read_done(target: Path) -> RepackedTar | None:
-    with contextlib.suppress(
-        FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError
-    ):  # what cannot be read is done anew
-        return msgspec.json.decode(_ledger(target).read_bytes(), type=RepackedTar)
+def _read_record(target: Path) -> RepackedTar | None:
+    # A tar without a readable record is repacked again.
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(_record_path(target).read_bytes(), type=RepackedTar)
     return None

@@ -1,8 +1,6 @@
-"""Images in front of a model: read and decoded ahead by a thread, embedded several at once, one after the other in the order they are asked for.
+"""Annotated images with their embeddings, read ahead by a thread and embedded in batches.
 
-Enters a model, an index and rows of it; leaves a `Scene` for each, or why it cannot be read. However many rows there are, few images are in memory.
-
-Not here: what is asked about them (`interactive`, `automatic`).
+Only a few images are in memory at a time, however many rows are evaluated.
 """
 
 from collections import deque
@@ -26,41 +24,38 @@ from gigamask.models.sam.decoding import PromptDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.types import ImageAnnotation, Prompts, Targets
 
-AT_ONCE = 4
-"""Images that are embedded in one pass of the encoder."""
+BATCH_SIZE = 4
+"""Images per pass of the encoder."""
 GROUP_BYTES = 2**28
-"""Of one group of masks' logits at the stored size: three masks each, float32."""
+"""Float32 logits of one group of masks at the stored size, three masks each."""
 
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """One image as it is stored, its annotations, the frame that fits it, and its pixels as the encoder takes them."""
+    """A stored image, its annotation, its transform, and its resized pixels for the encoder."""
 
     pixels: UInt8[np.ndarray, "H W 3"]
-    entry: ImageAnnotation
+    annotation: ImageAnnotation
     transform: ImageTransform
-    fitted: UInt8[Tensor, "3 h w"]
+    resized: UInt8[Tensor, "3 h w"]
 
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """One image in front of the model: its pixels and annotations, the frame that fits it, and its embedding."""
+    """A stored image, its annotation, its transform, and its embedding."""
 
     pixels: UInt8[np.ndarray, "H W 3"]
-    entry: ImageAnnotation
+    annotation: ImageAnnotation
     transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
 
-    def truth(self, numbers: np.ndarray) -> Targets:
-        """Returns some of its masks at the stored size."""
-        runs = self.entry.masks[numbers]
+    def targets(self, numbers: np.ndarray) -> Targets:
+        """Return the annotated masks with these numbers, at the stored size."""
+        rle = self.annotation.masks[numbers]
         device = self.embedding.device
-        masks = torch.from_numpy(np.ascontiguousarray(runs.to_dense())).to(device)
-        boxes = (
-            torch.from_numpy(self.transform.boxes_to_input(runs.boxes().astype(np.float32)))
-            .float()
-            .to(device)
-        )
+        masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
+        boxes_input = self.transform.boxes_to_input(rle.boxes().astype(np.float32))
+        boxes = torch.from_numpy(boxes_input).float().to(device)
         (height, width), (h, w) = self.transform.original, self.transform.resized
         return Targets(masks, torch.ones_like(masks), boxes, (w / width, h / height))
 
@@ -68,26 +63,25 @@ class EmbeddedImage:
         """Return the decoder of prompts about this image at its stored size.
 
         Args:
-            model: the model that made the embedding.
-            best_only: keep only the mask with the highest predicted IoU.
+            model: Model that made the embedding.
+            best_only: Whether to keep only the mask with the highest predicted IoU.
         """
         resize = self.transform.logits_to_original
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 
-    def mask_size(self, points_a_side: int) -> Iterator[Prompts]:
-        """Yields the points of a square grid over the image, three masks asked for each, in groups that fit into memory."""
+    def point_grid_prompts(self, points_per_side: int) -> Iterator[Prompts]:
+        """Yield the points of a square grid, with three masks each, in groups that fit memory."""
         height, width = self.transform.resized
-        steps = (torch.arange(points_a_side) + 0.5) / points_a_side
-        points = torch.cartesian_prod(steps * width, steps * height).to(self.embedding) - 0.5
-        for group in self.groups(np.arange(len(points))):
-            asked = points[torch.from_numpy(group)][:, None]
-            labels = torch.tensor([1, -1], device=points.device).expand(len(asked), 2)
-            yield Prompts(
-                torch.cat([asked, torch.zeros_like(asked)], 1), labels, None, multimask_output=True
-            )
+        steps = (torch.arange(points_per_side) + 0.5) / points_per_side
+        grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding) - 0.5
+        for group in self.groups(np.arange(len(grid))):
+            points = grid[torch.from_numpy(group)][:, None]
+            labels = torch.tensor([1, -1], device=grid.device).expand(len(points), 2)
+            tokens = torch.cat([points, torch.zeros_like(points)], 1)
+            yield Prompts(tokens, labels, None, multimask_output=True)
 
     def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the masks in groups that fit into memory at the stored size."""
+        """Yield the numbers of masks in groups that fit memory at the stored size."""
         height, width = self.transform.original
         size = max(1, GROUP_BYTES // (3 * 4 * height * width))
         for start in range(0, len(numbers), size):
@@ -95,13 +89,19 @@ class EmbeddedImage:
 
 
 def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarray, "n"]:
-    """Returns the numbers of an image's masks that pass the filters."""
+    """Return the numbers of an image's masks that are evaluated.
+
+    Args:
+        index: Index of the images.
+        row: The image's row in the index.
+        filters: Filters that the masks must pass; empty masks never do.
+    """
     rows = index.mask_rows(row)
-    area = int(index.images["height"][row]) * int(index.images["width"][row])
+    image_area = int(index.images["height"][row]) * int(index.images["width"][row])
     columns = index.masks
     keep = filters.keep(
         columns["area"][rows],
-        area,
+        image_area,
         columns["predicted_iou"][rows],
         columns["stability_score"][rows],
     )
@@ -109,77 +109,91 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
 
 
 def embed_images(
-    model: Sam, index: Index, rows: Iterable[int], at_once: int = AT_ONCE
+    model: Sam, index: Index, rows: Iterable[int], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[int, EmbeddedImage | CorruptSampleError]]:
-    """Yields each row with its image embedded, or with why it cannot be read, in their order.
+    """Yield each row with its embedded image, or with the reason why it cannot be read, in order.
 
-    At most `at_once` images go through the encoder together, while as many are read ahead.
+    Args:
+        model: Model that embeds the images.
+        index: Index of the images.
+        rows: Rows of the images in the index.
+        batch_size: Images per pass of the encoder; as many are read ahead.
+
+    Raises:
+        GigamaskError: `batch_size` is less than 1.
     """
-    if at_once < 1:
-        raise GigamaskError(
-            f"{at_once} images at once, there must be 1 at least; give another number"
-        )
-    ahead = _read_ahead(index, rows, model.config.image_size, at_once)
-    while group := list(islice(ahead, at_once)):
+    if batch_size < 1:
+        raise GigamaskError(f"batch_size must be at least 1 image (got {batch_size})")
+    ahead = _read_ahead(index, rows, model.config.image_size, batch_size)
+    while batch := list(islice(ahead, batch_size)):
         embedded = deque(
-            _embed(model, [picture for _, picture in group if isinstance(picture, LoadedImage)])
+            _embed(model, [image for _, image in batch if isinstance(image, LoadedImage)])
         )
-        told = [
-            (row, picture if isinstance(picture, CorruptSampleError) else None)
-            for row, picture in group
+        errors = [
+            (row, image if isinstance(image, CorruptSampleError) else None) for row, image in batch
         ]
-        group.clear()
-        for row, bad in told:
-            yield (
-                row,
-                bad or embedded.popleft(),
-            )  # nothing is held on to here, so that the caller decides what is
+        # Keeps no reference to an image, so that the caller decides how long it lives.
+        batch.clear()
+        for row, error in errors:
+            yield row, error or embedded.popleft()
 
 
 def embed_image(model: Sam, dataset: Sa1bDataset, row: int) -> EmbeddedImage:
-    """Reads one image of the index and embeds it; raises `CorruptSampleError` when it cannot be read."""
-    [scene] = _embed(model, [_picture(dataset, row, model.config.image_size)])
-    return scene
+    """Read one image and embed it.
+
+    Args:
+        model: Model that embeds the image.
+        dataset: Images of an index.
+        row: The image's row in the index.
+
+    Raises:
+        CorruptSampleError: The image cannot be read.
+    """
+    [embedded] = _embed(model, [_load(dataset, row, model.config.image_size)])
+    return embedded
 
 
-def _embed(model: Sam, pictures: Sequence[LoadedImage]) -> list[EmbeddedImage]:
-    """Embeds images in one pass of the encoder."""
-    if not pictures:
+def _embed(model: Sam, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
+    """Embed images in one pass of the encoder."""
+    if not images:
         return []
-    embeddings = ImageEmbedder(model, None).embed([picture.fitted[None] for picture in pictures])
+    embeddings = ImageEmbedder(model, None).embed([image.resized[None] for image in images])
     return [
-        EmbeddedImage(each.pixels, each.entry, each.transform, embedding)
-        for each, embedding in zip(pictures, embeddings, strict=True)
+        EmbeddedImage(image.pixels, image.annotation, image.transform, embedding)
+        for image, embedding in zip(images, embeddings, strict=True)
     ]
 
 
 def _read_ahead(
-    index: Index, rows: Iterable[int], side: int, count: int
+    index: Index, rows: Iterable[int], image_size: int, count: int
 ) -> Iterator[tuple[int, LoadedImage | CorruptSampleError]]:
-    """Yields each row's image or what is wrong with it, while a thread reads the next `count` ones: libraries that decode let others work."""
+    """Yield each row's image or error, while a thread reads the next `count` ones.
+
+    A thread is enough, since decoding releases the interpreter lock.
+    """
     dataset = Sa1bDataset(index)
 
-    def take(row: int) -> LoadedImage | CorruptSampleError:
+    def read(row: int) -> LoadedImage | CorruptSampleError:
         try:
-            return _picture(dataset, row, side)
-        except CorruptSampleError as bad:
-            return bad
+            return _load(dataset, row, image_size)
+        except CorruptSampleError as error:
+            return error
 
-    waiting: deque[tuple[int, Future[LoadedImage | CorruptSampleError]]] = deque()
+    pending: deque[tuple[int, Future[LoadedImage | CorruptSampleError]]] = deque()
     pool = ThreadPoolExecutor(1, "read")
     try:
         for row in rows:
-            waiting.append((row, pool.submit(take, row)))
-            if len(waiting) > count:
-                yield waiting[0][0], waiting.popleft()[1].result()
-        while waiting:
-            yield waiting[0][0], waiting.popleft()[1].result()
+            pending.append((row, pool.submit(read, row)))
+            if len(pending) > count:
+                yield pending[0][0], pending.popleft()[1].result()
+        while pending:
+            yield pending[0][0], pending.popleft()[1].result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _picture(dataset: Sa1bDataset, row: int, side: int) -> LoadedImage:
-    """Read one image and fit it into a square of `side` pixels; raise CorruptSampleError when it is unusable."""
-    pixels, entry = dataset[row]
-    frame = ImageTransform.whole(entry.size, side)
-    return LoadedImage(pixels, entry, frame, frame.image(pixels))
+def _load(dataset: Sa1bDataset, row: int, image_size: int) -> LoadedImage:
+    """Read one image and resize it to fit a square of `image_size` pixels."""
+    pixels, annotation = dataset[row]
+    transform = ImageTransform.resize_longest_side(annotation.size, image_size)
+    return LoadedImage(pixels, annotation, transform, transform.apply_image(pixels))

@@ -90,11 +90,11 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
-        frame = ImageTransform.whole(masks.size, self.model.config.image_size)
-        resized = frame.image(pixels)
+        frame = ImageTransform.resize_longest_side(masks.size, self.model.config.image_size)
+        resized = frame.apply_image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1
-        coverage = torch.from_numpy(frame.soft_masks(masks, embedding.shape[-1]))
+        coverage = torch.from_numpy(frame.apply_soft_masks(masks, embedding.shape[-1]))
         parts = [
             masked_mean(embedding[0].float().cpu(), coverage),
             colours(resized, masks, frame),
@@ -193,7 +193,7 @@ def colours(
     padding = (0, frame.image_size - width, 0, frame.image_size - height)
     square = functional.pad(resized.float() / 127.5 - 1, padding)
     cells = functional.adaptive_avg_pool2d(square, grid)
-    coverage = torch.from_numpy(frame.soft_masks(masks, grid))
+    coverage = torch.from_numpy(frame.apply_soft_masks(masks, grid))
     mean = masked_mean(cells, coverage)
     variance = masked_mean(cells.square(), coverage) - mean.square()
     return torch.cat([mean, variance.clamp(min=0).sqrt()], 1)

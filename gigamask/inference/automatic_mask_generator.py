@@ -24,7 +24,7 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
-from gigamask.masks.boxes import areas, near_edge, suppress
+from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.decoding import PromptDecoder
 from gigamask.models.sam.prompts import make_prompts
@@ -183,8 +183,8 @@ class SamAutomaticMaskGenerator:
             [self._process_crop(image, crop, layer) for crop, layer in crops]
         )
         if len(crops) > 1:
-            scores = np.float32(1) / areas(found.crops)
-            found = found[suppress(found.boxes, scores, self.crop_nms_thresh)]
+            scores = np.float32(1) / box_area(found.crops)
+            found = found[nms(found.boxes, scores, self.crop_nms_thresh)]
         if self.min_mask_region_area:
             threshold = max(self.box_nms_thresh, self.crop_nms_thresh)
             found = postprocess_small_regions(found, self.min_mask_region_area, threshold)
@@ -209,7 +209,7 @@ class SamAutomaticMaskGenerator:
             ]
         )
         self.predictor.reset_image()
-        found = found[suppress(found.boxes, found.predicted_iou, self.box_nms_thresh)]
+        found = found[nms(found.boxes, found.predicted_iou, self.box_nms_thresh)]
         return replace(
             found,
             masks=uncrop_masks(found.masks, crop, size),
@@ -261,7 +261,7 @@ class SamAutomaticMaskGenerator:
                 _repeat(crop, len(chosen)),
             )
             boxes = found.boxes + np.array([x0, y0, x0, y0])
-            yield found[~near_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
+            yield found[~is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
 
 
 def build_point_grid(n_per_side: int) -> Float64[np.ndarray, "n 2"]:
@@ -360,7 +360,7 @@ def postprocess_small_regions(
     boxes = _boxes(masks)
     merged = np.where(changed[:, None], boxes, proposals.boxes)
     cleaned = replace(proposals, masks=masks, boxes=merged)
-    return cleaned[suppress(boxes, (~changed).astype(np.float32), nms_thresh)]
+    return cleaned[nms(boxes, (~changed).astype(np.float32), nms_thresh)]
 
 
 def remove_small_regions(
@@ -405,7 +405,7 @@ def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
     size = list(masks.size)
     if output_mode == "coco_rle":
         return [{"size": size, "counts": counts.decode()} for counts in masks.to_coco()]
-    bounds = np.split(masks.bounds, masks.starts[1:-1]) if len(masks) else []
+    bounds = np.split(masks.bounds, masks.offsets[1:-1]) if len(masks) else []
     return [
         {"size": size, "counts": np.diff(ends, prepend=0, append=size[0] * size[1]).tolist()}
         for ends in bounds

@@ -28,7 +28,7 @@ class ResizeLongestSide:
     def image_transform(self, original_size: tuple[int, int]) -> ImageTransform:
         """Return the transform of an image of size (H, W) into the model's square input."""
         height, width = original_size
-        return ImageTransform.whole((int(height), int(width)), self.target_length)
+        return ImageTransform.resize_longest_side((int(height), int(width)), self.target_length)
 
     def apply_image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "h w 3"]:
         """Resize an image with Pillow's antialiased bilinear filter."""

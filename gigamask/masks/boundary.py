@@ -1,10 +1,4 @@
-"""Distances to the boundary of a region, and the pixels along it.
-
-Enters: regions as pixels. Leaves: the deepest pixel, where evaluation clicks; the outline, the inner band and the outer rim of a region, and a
-map grown by a disc, which scores of boundaries are made of. Distances are exactly Euclidean where nothing else is said.
-
-Not here: clicks of training (`prompts.clicks`), scores (`evaluate`).
-"""
+"""Euclidean distances to the boundary of a mask, and the pixels along it."""
 
 import cv2
 import numpy as np
@@ -14,17 +8,25 @@ from jaxtyping import Bool, Int64
 def farthest_point(
     error: Bool[np.ndarray, "H W"], taken: Int64[np.ndarray, "n 2"] | None = None
 ) -> tuple[int, int, float]:
-    """Returns `x`, `y` of the pixel of `error` that is farthest from its outside, the first in reading order among equals, and that distance.
+    """Return the pixel of a region that is farthest from its outside.
 
-    The image's border counts as boundary, as in the evaluation of the SAM paper and in RITM's `Clicker`. Pixels `xy` that are `taken` are no answer,
-    but no boundary either. Where there is none, the answer is (0, 0, 0.0).
+    The image's border counts as outside, as in the evaluation of the SAM paper and in RITM's
+    `Clicker`.
+
+    Args:
+        error: The region.
+        taken: Pixels xy that must not be returned; they do not count as outside.
+
+    Returns:
+        `x`, `y` and the distance in pixels: of equally far pixels the first in reading order;
+        (0, 0, 0.0) where there is no pixel.
     """
-    top, bottom, left, right = box_of(error)
+    top, bottom, left, right = mask_extent(error)
     if top == bottom:
         return 0, 0, 0.0
-    # Outside the region's box there is nothing but its outside, and one pixel of that is enough.
+    # Around the region's box one pixel of its outside is enough.
     padded = np.pad(error[top:bottom, left:right].astype(np.uint8), 1)
-    # The quick 5 x 5 mask picks other pixels than the exact transform does.
+    # The faster 5 x 5 mask picks other pixels than the exact transform.
     distance = cv2.distanceTransform(padded, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)[1:-1, 1:-1]
     if taken is not None:
         x, y = (taken - (left, top)).T
@@ -35,46 +37,58 @@ def farthest_point(
 
 
 def outline(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """Returns the pixels that differ from the one to the right, below, or both: a boundary one pixel wide, half a pixel towards the origin.
+    """Return the pixels that differ from the pixel to the right, below, or diagonally below.
 
-    In the last row only the pixel to the right is asked, in the last column only the one below, and the last pixel of all is never in: so a mask
-    that ends at the image's border has no outline there, and a full one none at all. (David Martin's `seg2bmap`, as DAVIS's `_seg2bmap` has it.)
+    This is David Martin's `seg2bmap`, as DAVIS's `_seg2bmap` implements it: a boundary one pixel
+    wide, half a pixel towards the origin. The last row is compared only to the right, the last
+    column only downwards, and the last pixel not at all. So a mask has no outline along the image's
+    border, and a mask of the whole image has none.
     """
     lines = np.zeros_like(mask)
-    here = mask[:-1, :-1]
-    lines[:-1, :-1] = (here ^ mask[:-1, 1:]) | (here ^ mask[1:, :-1]) | (here ^ mask[1:, 1:])
+    inner = mask[:-1, :-1]
+    lines[:-1, :-1] = (inner ^ mask[:-1, 1:]) | (inner ^ mask[1:, :-1]) | (inner ^ mask[1:, 1:])
     lines[-1, :-1] = mask[-1, :-1] ^ mask[-1, 1:]
     lines[:-1, -1] = mask[:-1, -1] ^ mask[1:, -1]
     return lines
 
 
 def inner_band(mask: Bool[np.ndarray, "H W"], width: int) -> Bool[np.ndarray, "H W"]:
-    """Returns the mask's pixels within `width` of its outside, diagonal steps counting one; what is beyond the image counts as outside."""
+    """Return the pixels of a mask within a distance of its outside.
+
+    Args:
+        mask: The mask; everything beyond the image counts as outside.
+        width: Distance in pixels, where a diagonal step counts as one.
+    """
     band = np.zeros_like(mask)
-    top, bottom, left, right = box_of(mask)
+    top, bottom, left, right = mask_extent(mask)
     if top == bottom:
         return band
     inside = np.pad(mask[top:bottom, left:right].astype(np.uint8), 1)
-    # A pixel is worn off in each turn; the padding wears the first, and beyond it cv2 takes what wears nothing off.
+    # The padding erodes the outermost pixels; by default cv2 does not erode from beyond it.
     eroded = cv2.erode(inside, np.ones((3, 3), np.uint8), iterations=width)
     band[top:bottom, left:right] = (inside != eroded)[1:-1, 1:-1]
     return band
 
 
 def outer_rim(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """Returns the pixels outside the mask that touch it, at a corner too."""
+    """Return the pixels outside of a mask that touch it at a side or a corner."""
     return cv2.dilate(mask.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & ~mask
 
 
-def grow(lines: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"]:
-    """Returns the pixels within `radius` of one in `lines`."""
-    away = np.arange(-radius, radius + 1) ** 2
-    disc = (away[:, None] + away[None] <= radius**2).astype(np.uint8)
-    return cv2.dilate(lines.astype(np.uint8), disc).astype(bool)
+def dilate(mask: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"]:
+    """Dilate a mask by a disc.
+
+    Args:
+        mask: The mask.
+        radius: Radius of the disc in pixels, inclusive.
+    """
+    distances = np.arange(-radius, radius + 1) ** 2
+    disc = (distances[:, None] + distances[None] <= radius**2).astype(np.uint8)
+    return cv2.dilate(mask.astype(np.uint8), disc).astype(bool)
 
 
-def box_of(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int, int, int]:
-    """Returns a mask's first row, one past its last, and the same of its columns; zeros for an empty mask."""
+def mask_extent(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int, int, int]:
+    """Return a mask's first row, one past its last row, and the same of columns; 0 if empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return (
         (int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)

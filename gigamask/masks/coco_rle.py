@@ -1,9 +1,6 @@
-"""COCO's run-length text in both directions, for many masks at once.
+"""COCO's run-length format, read and written for many masks at once.
 
-Enters: `counts` as COCO writes them (compressed strings or plain lists) and the image size. Leaves: run lengths that are known to be sound,
-background first, in column-major order; and back to strings. Format: `rleFrString` and `rleToString` of pycocotools' maskApi.c.
-
-Not here: what is done with masks (`runs`), the json around the counts (`data.annotation`).
+The format is that of `rleFrString` and `rleToString` in pycocotools' maskApi.c.
 """
 
 from collections.abc import Sequence
@@ -15,22 +12,26 @@ from jaxtyping import Int64, UInt8
 from gigamask.errors import GigamaskError
 
 PIXEL_LIMIT = 2**30
-"""The largest grid, in pixels: positions then fit int32 with a bit to spare."""
+"""Largest mask in pixels, so that positions fit int32 with a bit to spare."""
 
 DIGIT_LIMIT = 7
-"""Characters one number may have: five bits each, and a difference of two run lengths below `PIXEL_LIMIT` needs 31."""
+"""Most characters of a number: each has five bits, and the difference of two run lengths of at most
+`PIXEL_LIMIT` needs 31."""
+
+FIX = "remove this mask or encode it again"
 
 
 def check_size(size: tuple[int, int]) -> int:
-    """Returns the number of pixels of a grid `(H, W)`, or raises a `GigamaskError`."""
+    """Return the number of pixels of a mask of size (H, W), or raise `GigamaskError`."""
     height, width = size
     if height < 1 or width < 1:
         raise GigamaskError(
-            f"size {height} x {width}: a mask needs at least one pixel; leave the image out"
+            f"size {height} x {width}: a mask needs at least one pixel; remove the image"
         )
     if height * width > PIXEL_LIMIT:
         raise GigamaskError(
-            f"size {height} x {width}: masks may have {PIXEL_LIMIT} pixels at most; leave the image out or scale it down"
+            f"size {height} x {width}: masks may have at most {PIXEL_LIMIT} pixels; "
+            "remove the image or resize it"
         )
     return height * width
 
@@ -38,10 +39,20 @@ def check_size(size: tuple[int, int]) -> int:
 def read_counts(
     counts: Sequence[bytes | str | Sequence], size: tuple[int, int]
 ) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "n1"]]:
-    """Returns all masks' run lengths on one axis and where each mask begins; mask i owns `lengths[offsets[i]:offsets[i + 1]]`.
+    """Decode and validate the counts of masks.
 
-    Every length is in [0, H * W] and every mask's lengths sum to H * W; anything else raises a `GigamaskError` that names the mask.
-    Memory is bounded by the text, not by the size it claims.
+    Memory is limited by the length of the counts, not by the size that they claim.
+
+    Args:
+        counts: Counts of each mask, compressed strings or lists of integers.
+        size: Size of the masks, (H, W).
+
+    Returns:
+        Run lengths of all masks, background first, and the offsets where each mask's begin and the
+        last ones end. All lengths are in [0, H * W], and those of a mask sum to H * W.
+
+    Raises:
+        GigamaskError: Counts are not valid; the message has the index of the mask.
     """
     pixels = check_size(size)
     items = [
@@ -59,7 +70,7 @@ def read_counts(
 
 
 def _read_one(index: int, item: bytes | Sequence) -> Int64[np.ndarray, "k"]:
-    """Returns one mask's run lengths, whichever way they are written."""
+    """Return the run lengths of one mask."""
     if isinstance(item, bytes):
         return _decode(item, [len(item)], first=index)[0]
     try:
@@ -68,7 +79,7 @@ def _read_one(index: int, item: bytes | Sequence) -> Int64[np.ndarray, "k"]:
         lengths = np.zeros((), object)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or int(lengths.max(initial=0)) >= 2**63:
         raise GigamaskError(
-            f"mask {index}: run lengths must be a string or a list of whole numbers below 2**63; leave this mask out or write it again"
+            f"mask {index}: run lengths must be a string or a list of integers below 2**63; {FIX}"
         )
     return lengths.astype(np.int64)
 
@@ -76,25 +87,29 @@ def _read_one(index: int, item: bytes | Sequence) -> Int64[np.ndarray, "k"]:
 def _decode(
     text: bytes, sizes: list[int], first: int = 0
 ) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "n1"]]:
-    """Returns the run lengths written in `text`, where mask i (counted from `first` in messages) has `sizes[i]` characters."""
+    """Return run lengths and offsets of compressed counts; mask i has `sizes[i]` characters.
+
+    `first` is the index of the first mask in error messages.
+    """
     digits = np.frombuffer(text, np.uint8) - np.uint8(48)
     borders = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=borders[1:])
     last = digits < 32
     _check_text(digits, last, borders, first)
     ends = np.flatnonzero(last)
-    sizes_of_numbers = np.diff(ends, prepend=-1)
-    longest = int(sizes_of_numbers.max(initial=0))
+    number_sizes = np.diff(ends, prepend=-1)
+    longest = int(number_sizes.max(initial=0))
     if longest > DIGIT_LIMIT:
-        mask = first + int(np.searchsorted(borders, ends[sizes_of_numbers.argmax()], "right")) - 1
+        mask = first + int(np.searchsorted(borders, ends[number_sizes.argmax()], "right")) - 1
         raise GigamaskError(
-            f"mask {mask}: a number of {longest} characters, run lengths have {DIGIT_LIMIT} at most; leave this mask out or write it again"
+            f"mask {mask}: a number has {longest} characters, at most {DIGIT_LIMIT} are allowed; "
+            f"{FIX}"
         )
-    # The last character holds the highest five bits, the topmost of which is the sign.
+    # The last character has the highest five bits, of which the highest is the sign.
     values = ((digits[ends] ^ 16).astype(np.int64)) - 16
-    for place in range(1, longest):
-        longer = np.flatnonzero(sizes_of_numbers > place)
-        values[longer] = (values[longer] << 5) | (digits[ends[longer] - place] & 31)
+    for digit in range(1, longest):
+        longer = np.flatnonzero(number_sizes > digit)
+        values[longer] = (values[longer] << 5) | (digits[ends[longer] - digit] & 31)
     offsets = np.searchsorted(ends, borders)
     return _undo_differences(values, offsets), offsets
 
@@ -102,31 +117,35 @@ def _decode(
 def _check_text(
     digits: UInt8[np.ndarray, "t"], last: np.ndarray, borders: Int64[np.ndarray, "n1"], first: int
 ) -> None:
-    """Raises a `GigamaskError` for characters outside COCO's alphabet and for text that ends within a number."""
+    """Raise `GigamaskError` for invalid characters, and for counts that end within a number."""
     if digits.size and int(digits.max()) > 63:
-        place = int((digits > 63).argmax())
-        mask = int(np.searchsorted(borders, place, "right")) - 1
-        character = (int(digits[place]) + 48) % 256
+        index = int((digits > 63).argmax())
+        mask = int(np.searchsorted(borders, index, "right")) - 1
+        byte, position = (int(digits[index]) + 48) % 256, index - int(borders[mask])
         raise GigamaskError(
-            f"mask {first + mask}: byte {character} at character {place - int(borders[mask])} of the counts, they hold bytes 48 to 111; "
-            "leave this mask out or write it again"
+            f"mask {first + mask}: byte {byte} at position {position} of the counts is not in "
+            f"48 to 111; {FIX}"
         )
     filled = borders[1:] > borders[:-1]
-    cut = np.flatnonzero(filled)[~last[borders[1:][filled] - 1]]
-    if cut.size:
+    truncated = np.flatnonzero(filled)[~last[borders[1:][filled] - 1]]
+    if truncated.size:
         raise GigamaskError(
-            f"mask {first + int(cut[0])}: the counts end within a number; leave this mask out or write it again"
+            f"mask {first + int(truncated[0])}: the counts end within a number; {FIX}"
         )
 
 
 def _undo_differences(
     values: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1"]
 ) -> Int64[np.ndarray, "T"]:
-    """Returns run lengths from COCO's differences: from the fourth number of a mask on, each is written relative to the second before it."""
+    """Return run lengths from COCO's differences.
+
+    From the fourth number of a mask on, each is relative to the second one before it.
+    """
     sums = np.empty_like(values)
     np.cumsum(values[0::2], out=sums[0::2])
     np.cumsum(values[1::2], out=sums[1::2])
-    # What the running sums held before this mask: its own first number for every second one, the number before the mask for the others.
+    # The sums to subtract: up to this mask's first number for every second number from there on,
+    # up to the number before the mask for the others.
     padded = np.concatenate([np.zeros(2, np.int64), sums])
     sizes = np.diff(offsets)
     parity = (np.arange(len(values)) - np.repeat(offsets[:-1], sizes)) & 1
@@ -144,31 +163,35 @@ def _check_lengths(
     pixels: int,
     size: tuple[int, int],
 ) -> None:
-    """Raises a `GigamaskError` unless every mask's run lengths are a partition of the grid."""
+    """Raise `GigamaskError` unless the run lengths of every mask sum to its number of pixels."""
     grid = f"the image has {size[0]} x {size[1]} = {pixels} pixels"
     if lengths.size and (int(lengths.min()) < 0 or int(lengths.max()) > pixels):
-        place = int(((lengths < 0) | (lengths > pixels)).argmax())
-        mask = int(np.searchsorted(offsets, place, "right")) - 1
-        what = "is negative" if lengths[place] < 0 else f"is too long, {grid}"
+        index = int(((lengths < 0) | (lengths > pixels)).argmax())
+        mask = int(np.searchsorted(offsets, index, "right")) - 1
+        problem = "is negative" if lengths[index] < 0 else f"is too long, {grid}"
         raise GigamaskError(
-            f"mask {mask}: run length {lengths[place]} (number {place - int(offsets[mask])}) {what}; leave this mask out or write it again"
+            f"mask {mask}: run length {lengths[index]} (number {index - int(offsets[mask])}) "
+            f"{problem}; {FIX}"
         )
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     totals = np.diff(sums[offsets])
     wrong = np.flatnonzero(totals != pixels)
     if wrong.size:
         mask = int(wrong[0])
-        raise GigamaskError(
-            f"mask {mask}: run lengths sum to {totals[mask]}, {grid}; leave this mask out or write it again"
-        )
+        raise GigamaskError(f"mask {mask}: run lengths sum to {totals[mask]}, {grid}; {FIX}")
 
 
 def write_counts(lengths: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1"]) -> list[bytes]:
-    """Returns each mask's run lengths as COCO's compressed string, byte for byte what pycocotools writes."""
+    """Encode masks as COCO's compressed counts, byte for byte as pycocotools.
+
+    Args:
+        lengths: Run lengths of all masks, background first.
+        offsets: Where each mask's run lengths begin, and the last ones end.
+    """
     sizes = np.diff(offsets)
-    place = np.arange(len(lengths)) - np.repeat(offsets[:-1], sizes)
+    index = np.arange(len(lengths)) - np.repeat(offsets[:-1], sizes)
     values = lengths.copy()
-    later = np.flatnonzero(place > 2)
+    later = np.flatnonzero(index > 2)
     values[later] -= lengths[later - 2]
     digits = np.ones(len(values), np.int64)
     for bits in range(4, 5 * DIGIT_LIMIT - 1, 5):

@@ -1,10 +1,4 @@
-"""The maths of resampling masks without decoding them.
-
-Enters: bounds or spans of masks, and what each target row and column shows. Leaves: bounds on the target grid, or the covered share of its cells.
-A bound moves to the number of target positions before it; bounds that fall together cancel in pairs.
-
-Not here: masks as a value (`runs`), which rows and columns an input square shows (`frame`).
-"""
+"""Resampling and averaging of run-length encoded masks without decoding them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,29 +7,36 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 SHARE_UNIT = 2.0**40
-"""Shares are summed as whole multiples of its inverse, which float64 adds exactly: what is not covered stays exactly 0."""
+"""Shares are summed as integer multiples of 1 / SHARE_UNIT, which float64 adds exactly, so that
+cells that are not covered are exactly 0."""
 
 
 @dataclass(frozen=True)
-class RowSpans:
-    """Foreground of several masks as half-open intervals of column-major positions; mask i owns `starts[i]` to `starts[i + 1]`."""
+class Spans:
+    """Foreground of several masks as half-open intervals of column-major positions.
+
+    Mask i has the spans `offsets[i]` to `offsets[i + 1]`.
+    """
 
     begin: Int64[np.ndarray, "r"]
     end: Int64[np.ndarray, "r"]
-    starts: Int64[np.ndarray, "n1"]
+    offsets: Int64[np.ndarray, "n1"]
 
     def covered(self) -> Int64[np.ndarray, "r1"]:
-        """Counts the foreground pixels before each span, over all masks, and at last all of them."""
+        """Return the number of foreground pixels, of all masks, before each span and in total."""
         return offsets_of(self.end - self.begin)
 
     def owner(self) -> Int64[np.ndarray, "r"]:
-        """Returns each span's mask."""
-        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+        """Return the index of each span's mask."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def counter(self, pixels: int) -> Callable[[Int64[np.ndarray, "k"]], Int64[np.ndarray, "k"]]:
-        """Returns the function that counts the foreground before each position, where mask i's positions are shifted by i * pixels."""
+        """Return a function that counts the foreground pixels before positions.
+
+        It expects positions in mask i shifted by i * pixels.
+        """
         shift = self.owner() * pixels
-        # A span before all others, of no extent, answers for positions before the first.
+        # An empty span at the beginning serves positions before the first span.
         begin, end = (
             np.concatenate([np.full(1, -1), edge + shift]) for edge in (self.begin, self.end)
         )
@@ -49,39 +50,44 @@ class RowSpans:
 
 
 @dataclass(frozen=True)
-class RunPieces:
-    """Spans cut at the ends of columns: rows `top` to `bottom` (half-open) of one column of one mask."""
+class ColumnRuns:
+    """Runs within columns: rows `top` to `bottom` (half-open) of one column of one mask."""
 
     owner: Int64[np.ndarray, "p"]
     column: Int64[np.ndarray, "p"]
     top: Int64[np.ndarray, "p"]
     bottom: Int64[np.ndarray, "p"]
 
-    def take(self, index: Int64[np.ndarray, "q"]) -> "RunPieces":
-        """Returns the pieces at `index`."""
-        return RunPieces(self.owner[index], self.column[index], self.top[index], self.bottom[index])
+    def take(self, index: Int64[np.ndarray, "q"]) -> "ColumnRuns":
+        """Return the runs at `index`."""
+        return ColumnRuns(
+            self.owner[index], self.column[index], self.top[index], self.bottom[index]
+        )
 
 
 def offsets_of(counts: Bool[np.ndarray, "n"] | Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n1"]:
-    """Returns where each of some groups begins that lie one behind the other and have so many members, and where the last one ends."""
+    """Return where consecutive groups of these sizes begin, and where the last one ends."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
-def _repeated(
+def _repeat(
     counts: Int64[np.ndarray, "n"],
 ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
-    """Returns each number below n as often as its count says, and which of its turns that is, from 0 on."""
+    """Return each index below n as often as its count, and the number of each repetition."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def cancel_pairs(keys: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "c"]:
-    """Returns, of non-decreasing keys, those that occur an odd number of times: a mask that changes twice at one place does not change."""
-    fresh = np.ones(len(keys) + 1, bool)
-    np.not_equal(keys[1:], keys[:-1], out=fresh[1:-1])
-    heads = np.flatnonzero(fresh)
+    """Return the non-decreasing keys that occur an odd number of times, once each.
+
+    A mask that changes twice at the same position does not change there.
+    """
+    is_new = np.ones(len(keys) + 1, bool)
+    np.not_equal(keys[1:], keys[:-1], out=is_new[1:-1])
+    heads = np.flatnonzero(is_new)
     return keys[heads[:-1][(np.diff(heads) & 1).astype(bool)]]
 
 
@@ -93,9 +99,23 @@ def resample_bounds(
     columns: Int64[np.ndarray, "w"],
     flip: bool,
 ) -> Int64[np.ndarray, "k"]:
-    """Returns the bounds of `out[i, j] = in[rows[i], columns[j]]`, mask i's shifted by i * (h * w + 1), increasing.
+    """Return the bounds of masks with `out[i, j] = in[rows[i], columns[j]]`.
 
-    Bounds at the end of the grid, which say nothing, may be among them.
+    A bound moves to the number of resampled positions before it; bounds that then coincide cancel
+    in pairs.
+
+    Args:
+        bounds: Change points of all masks.
+        owner: Index of each bound's mask.
+        size: Size of the masks, (H, W).
+        rows: Input row of each output row, never decreasing; -1, only before the first or after the
+            last of them, is background.
+        columns: The same for columns.
+        flip: Whether to then mirror the masks left to right.
+
+    Returns:
+        Increasing bounds, those of mask i shifted by i * (h * w + 1). Bounds at the end of the grid
+        may be among them.
     """
     above, inner_rows = _inside(rows, size[0], "rows")
     left, inner_columns = _inside(columns, size[1], "columns")
@@ -114,74 +134,82 @@ def resample_bounds(
     )
     if not flip and (height, len(shown)) == (len(rows), len(columns)):
         return keys
-    pieces = _cut_columns(_pair_up(keys, stride, int(owner[-1]) + 1 if len(owner) else 0), height)
+    runs = _split_columns(_pair_up(keys, stride, int(owner[-1]) + 1 if len(owner) else 0), height)
     first = np.cumsum(repeats) - repeats + left
-    copies = repeats[pieces.column]
-    index, turn = _repeated(copies)
-    column = first[pieces.column][index] + turn
-    pieces = pieces.take(index)
+    copies = repeats[runs.column]
+    index, copy = _repeat(copies)
+    column = first[runs.column][index] + copy
+    runs = runs.take(index)
     head = (
-        pieces.owner * (pixels + 1)
+        runs.owner * (pixels + 1)
         + (len(columns) - 1 - column if flip else column) * len(rows)
         + above
     )
-    moved = np.stack([head + pieces.top, head + pieces.bottom], 1).ravel()
+    moved = np.stack([head + runs.top, head + runs.bottom], 1).ravel()
     return cancel_pairs(np.sort(moved))
 
 
-def _pair_up(keys: Int64[np.ndarray, "k"], stride: int, count: int) -> RowSpans:
-    """Returns the spans between bounds, closing those that reach the end of the grid."""
+def _pair_up(keys: Int64[np.ndarray, "k"], stride: int, count: int) -> Spans:
+    """Return the spans between bounds, closing those that reach the end of the grid."""
     owner, position = np.divmod(keys, stride)
     counts = np.bincount(owner, minlength=count)
     odd = np.flatnonzero(counts & 1)
     position = np.insert(position, np.cumsum(counts)[odd], stride - 1)
-    starts = offsets_of((counts + 1) >> 1)
+    offsets = offsets_of((counts + 1) >> 1)
     filled = position[1::2] > position[0::2]
-    return RowSpans(position[0::2][filled], position[1::2][filled], offsets_of(filled)[starts])
+    return Spans(position[0::2][filled], position[1::2][filled], offsets_of(filled)[offsets])
 
 
-def _cut_columns(spans: RowSpans, height: int) -> RunPieces:
-    """Returns the spans cut at the ends of columns."""
+def _split_columns(spans: Spans, height: int) -> ColumnRuns:
+    """Split the spans at the ends of columns."""
     first, last = spans.begin // height, (spans.end - 1) // height
-    pieces = RunPieces(
-        spans.owner(), first, spans.begin - first * height, spans.end - last * height
-    )
+    runs = ColumnRuns(spans.owner(), first, spans.begin - first * height, spans.end - last * height)
     counts = last - first + 1
     if (counts == 1).all():
-        return pieces
-    index, turn = _repeated(counts)
-    column = first[index] + turn
-    top = np.where(column == first[index], pieces.top[index], 0)
-    bottom = np.where(column == last[index], pieces.bottom[index], height)
-    return RunPieces(pieces.owner[index], column, top, bottom)
+        return runs
+    index, copy = _repeat(counts)
+    column = first[index] + copy
+    top = np.where(column == first[index], runs.top[index], 0)
+    bottom = np.where(column == last[index], runs.bottom[index], height)
+    return ColumnRuns(runs.owner[index], column, top, bottom)
 
 
 def _inside(
     lines: Int64[np.ndarray, "k"], limit: int, name: str
 ) -> tuple[int, Int64[np.ndarray, "m"]]:
-    """Returns how many lines lie outside before the first inside, and the lines inside."""
+    """Return the number of -1 before the first line, and the lines without -1."""
     inside = np.flatnonzero(lines >= 0)
     if not inside.size:
         return 0, lines[:0]
     inner = lines[inside[0] : inside[-1] + 1]
     if (np.diff(inner) < 0).any() or inner[0] < 0 or inner[-1] >= limit:
         raise ValueError(
-            f"{name} must not decrease and must stay below {limit}; -1 only before the first or after the last of them"
+            f"{name} must not decrease and must stay below {limit}, "
+            "with -1 only before the first or after the last of them"
         )
     return int(inside[0]), inner
 
 
 def average_spans(
-    spans: RowSpans,
+    spans: Spans,
     boxes: Int32[np.ndarray, "n 4"],
     size: tuple[int, int],
     row_edges: Float64[np.ndarray, "h1"],
     column_edges: Float64[np.ndarray, "w1"],
     flip: bool,
 ) -> Float32[np.ndarray, "n h w"]:
-    """Returns the share of each cell that each mask covers; `flip` then mirrors the cells left to right.
+    """Return the share of each cell of a grid that each mask covers.
 
-    A run's ends add to a table of differences down each column of cells; one running sum over all masks' boxes gives the shares.
+    The ends of runs are added to a table of differences along each column of cells; one cumulative
+    sum over the boxes of all masks gives the shares.
+
+    Args:
+        spans: Foreground of the masks.
+        boxes: Boxes of the masks, xyxy with inclusive ends.
+        size: Size of the masks, (H, W).
+        row_edges: Edges of the h rows of cells, in pixels of the masks.
+        column_edges: Edges of the w columns of cells.
+        flip: Whether to then mirror the cells left to right.
     """
     height, width = len(row_edges) - 1, len(column_edges) - 1
     shares = np.zeros((len(boxes), width, height), np.float32)
@@ -190,31 +218,25 @@ def average_spans(
     left, right = first_cell[boxes[:, 0]], last_cell[boxes[:, 2]]
     upper, lower = top_cell[boxes[:, 1]], bottom_cell[boxes[:, 3]]
     filled = (boxes[:, 2] >= 0) & (left <= right) & (upper <= lower)
-    # Two more cells below each column: where the last run may end, and what that leaves for the next.
+    # Two more cells below each column: one where the last run may end, one for its remainder.
     tall, wide = np.where(filled, lower - upper + 3, 0), np.where(filled, right - left + 1, 0)
     offsets = offsets_of(tall * wide)
-    pieces = _cut_columns(spans, size[0])
-    counts = np.where(
-        filled[pieces.owner], np.maximum(last_cell - first_cell + 1, 0)[pieces.column], 0
-    )
-    index, turn = _repeated(counts)
-    pieces = pieces.take(index)
-    cell = first_cell[pieces.column] + turn
-    overlap = np.minimum(pieces.column + 1, column_edges[cell + 1]) - np.maximum(
-        pieces.column, column_edges[cell]
+    runs = _split_columns(spans, size[0])
+    counts = np.where(filled[runs.owner], np.maximum(last_cell - first_cell + 1, 0)[runs.column], 0)
+    index, copy = _repeat(counts)
+    runs = runs.take(index)
+    cell = first_cell[runs.column] + copy
+    overlap = np.minimum(runs.column + 1, column_edges[cell + 1]) - np.maximum(
+        runs.column, column_edges[cell]
     )
     weight = np.rint(overlap / (column_edges[cell + 1] - column_edges[cell]) * SHARE_UNIT)
-    base = (
-        offsets[pieces.owner]
-        + (cell - left[pieces.owner]) * tall[pieces.owner]
-        - upper[pieces.owner]
-    )
+    base = offsets[runs.owner] + (cell - left[runs.owner]) * tall[runs.owner] - upper[runs.owner]
     table = np.zeros(int(offsets[-1]))
-    for ends, sign in ((pieces.top, 1.0), (pieces.bottom, -1.0)):
-        place, inside = _split(row_edges, ends)
-        part = np.rint(inside * weight)
-        for where, amount in ((base + place, part), (base + place + 1, weight - part)):
-            table += np.bincount(where, sign * amount, minlength=len(table))
+    for ends, sign in ((runs.top, 1.0), (runs.bottom, -1.0)):
+        row, below = _split(row_edges, ends)
+        part = np.rint(below * weight)
+        for index, amount in ((base + row, part), (base + row + 1, weight - part)):
+            table += np.bincount(index, sign * amount, minlength=len(table))
     np.cumsum(table, out=table)
     covered = np.flatnonzero(table)
     mask = np.searchsorted(offsets, covered, "right") - 1
@@ -229,7 +251,7 @@ def average_spans(
 def _cells(
     edges: Float64[np.ndarray, "k1"], size: int
 ) -> tuple[Int64[np.ndarray, "s"], Int64[np.ndarray, "s"]]:
-    """Returns the first and the last cell that each pixel of a line touches; first > last where it touches none."""
+    """Return the first and last cell that each pixel of a line touches; first > last if none."""
     pixels = np.arange(size)
     first = np.searchsorted(edges, pixels, "right") - 1
     last = np.searchsorted(edges, pixels + 1, "left") - 1
@@ -239,7 +261,7 @@ def _cells(
 def _split(
     edges: Float64[np.ndarray, "k1"], ends: Int64[np.ndarray, "p"]
 ) -> tuple[Int64[np.ndarray, "p"], Float64[np.ndarray, "p"]]:
-    """Returns the cell that holds each end of a run, and the share of that cell that lies behind it."""
+    """Return the cell that contains each end of a run, and the share of the cell after the end."""
     inner = np.clip(ends, edges[0], edges[-1])
     cell = np.minimum(np.searchsorted(edges, inner, "right") - 1, len(edges) - 2)
     return cell, (edges[cell + 1] - inner) / (edges[cell + 1] - edges[cell])

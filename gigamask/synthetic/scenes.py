@@ -242,7 +242,7 @@ def photograph(
     sun: tuple[float, float] = (0.75, 1.2),
 ) -> SyntheticScene:
     """Returns the scene that the canvas and its masks make; `sun` bounds how bright its parts are lit."""
-    points = masks.points(generator.random((len(masks), 1)))[:, 0]
+    points = masks.sample_points(generator.random((len(masks), 1)))[:, 0]
     return SyntheticScene(
         pixels=_expose(generator, canvas, sun),
         masks=masks,

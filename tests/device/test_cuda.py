@@ -142,7 +142,7 @@ def test_runs_become_the_same_pixels():
         masks[0], masks[1] = False, True
         masks[2] = np.arange(width) < width // 2
         runs = RLEMasks.from_dense(masks)
-        bounds, starts = torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts)
+        bounds, starts = torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets)
         there = decode_rle(bounds.cuda(), starts.cuda(), runs.size)
         assert there.is_cuda
         assert torch.equal(there.cpu(), decode_rle(bounds, starts, runs.size))
@@ -354,7 +354,7 @@ def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_
         profile = Profile(tmp_path, 2, done, run.steps, device)
         return [lambda done, over: told.extend(line for line, _ in profile.look(done, over)) or ()]
 
-    train(replace(run, steps=6), meters=meters)
+    train(replace(run, steps=6), make_observers=meters)
     assert len(told) == 1
     assert told[0].startswith("profiled ")
     assert sorted(path.name for path in tmp_path.glob("*.*")) == [

@@ -67,10 +67,10 @@ def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, sid
     shown[:h, :w] = sample.image.numpy().transpose(1, 2, 0)
     # Away from borders, where resizing and the JPEG mix colours, a pixel has its mask's colour, and beside the mask it has not.
     reach = 2 + int(np.ceil(max(np.array(sample.transform.resized) / sample.transform.crop_size)))
-    cells = sample.transform.masks(entry.masks, side).areas()
+    cells = sample.transform.apply_masks(entry.masks, side).areas()
     shown_masks = np.flatnonzero((cells > 0) & (dense.sum((1, 2)) <= 0.9 * dense[0].size))
     assert len(shown_masks) == len(sample.masks)
-    shares = sample.transform.soft_masks(entry.masks[shown_masks], side)
+    shares = sample.transform.apply_soft_masks(entry.masks[shown_masks], side)
     for number, mask, share in zip(shown_masks, sample.masks.to_dense(), shares, strict=True):
         full, none = share > 0.999, share < 0.001
         assert mask[full].all()
@@ -106,7 +106,7 @@ def test_boxes_are_those_of_the_visible_part(size, augment, position):
     frame = sample.transform
     y0, x0, y1, x1 = frame.crop
     boxes = []
-    for mask, cells in zip(dense, frame.masks(entry.masks, 32).areas(), strict=True):
+    for mask, cells in zip(dense, frame.apply_masks(entry.masks, 32).areas(), strict=True):
         rows, columns = (
             np.flatnonzero(mask[y0:y1, x0:x1].any(1)),
             np.flatnonzero(mask[y0:y1, x0:x1].any(0)),
@@ -134,7 +134,7 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
     if not len(sample.masks):
         return
     frame = sample.transform
-    points = sample.masks.points(make_rng(position, "points").random((len(sample.masks), 5)))
+    points = sample.masks.sample_points(make_rng(position, "points").random((len(sample.masks), 5)))
     original = np.floor(frame.points_to_original(points.astype(np.float64)) + 0.5 + 1e-9).astype(
         int
     )

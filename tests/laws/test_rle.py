@@ -48,7 +48,7 @@ def same(a: RLEMasks, b: RLEMasks) -> bool:
     return (
         a.size == b.size
         and np.array_equal(a.bounds, b.bounds)
-        and np.array_equal(a.starts, b.starts)
+        and np.array_equal(a.offsets, b.offsets)
     )
 
 
@@ -66,7 +66,9 @@ def test_runs_to_pixels_and_back(masks):
     assert np.array_equal(runs.to_dense(), masks)
     assert same(RLEMasks.from_dense(runs.to_dense()), runs)
     assert np.array_equal(
-        decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size).numpy(),
+        decode_rle(
+            torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets), runs.size
+        ).numpy(),
         masks,
     )
 
@@ -80,7 +82,7 @@ def test_runs_to_text_and_back(masks):
 @given(pixel_masks())
 def test_bounds_increase_within_each_mask(masks):
     runs = RLEMasks.from_dense(masks)
-    for part in np.split(runs.bounds, runs.starts[1:-1]):
+    for part in np.split(runs.bounds, runs.offsets[1:-1]):
         assert (np.diff(part) > 0).all()
     assert ((runs.bounds >= 0) & (runs.bounds < masks[0].size if len(masks) else True)).all()
 
@@ -156,7 +158,7 @@ def test_points_are_the_pixels_their_numbers_say(masks, data):
     uniforms = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))).random(
         (len(masks), count)
     )
-    points = RLEMasks.from_dense(masks).points(uniforms)
+    points = RLEMasks.from_dense(masks).sample_points(uniforms)
     for mask, u, xy in zip(masks, uniforms, points, strict=True):
         foreground = np.argwhere(mask.T)
         assert np.array_equal(xy, foreground[(u * len(foreground)).astype(int)])
@@ -164,7 +166,9 @@ def test_points_are_the_pixels_their_numbers_say(masks, data):
 
 def test_points_are_uniform():
     mask = np.random.default_rng(0).random((1, 12, 15)) < 0.4
-    points = RLEMasks.from_dense(mask).points(np.random.default_rng(1).random((1, 100_000)))[0]
+    points = RLEMasks.from_dense(mask).sample_points(np.random.default_rng(1).random((1, 100_000)))[
+        0
+    ]
     counts = np.bincount(points[:, 1] * 15 + points[:, 0], minlength=180)[mask.ravel()]
     expected = 100_000 / mask.sum()
     cells = mask.sum()

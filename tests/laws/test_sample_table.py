@@ -284,5 +284,9 @@ def trained_on(entry, filters, only=-1):
     )
     settings = SampleConfig(image_size=64, mask_size=16, max_masks=100, filters=filters)
     return dataset.choose_masks(
-        candidates, only, ImageTransform.whole(entry.size, 64), settings, drawn(0, "masks")
+        candidates,
+        only,
+        ImageTransform.resize_longest_side(entry.size, 64),
+        settings,
+        drawn(0, "masks"),
     ).tolist()

@@ -15,7 +15,7 @@ def frames(draw) -> ImageTransform:
     y0, x0 = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     y1, x1 = draw(st.integers(y0 + 1, height)), draw(st.integers(x0 + 1, width))
     side = draw(st.sampled_from([16, 24, 64]))
-    resized = ImageTransform.whole((y1 - y0, x1 - x0), side).resized
+    resized = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), side).resized
     return ImageTransform((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
 
 
@@ -44,7 +44,7 @@ def test_a_cell_shows_the_pixel_at_its_centre(frame, grid, seed):
         for i in (0, 1)
     )
     inside = (xy[..., 0] < frame.resized[1] - 0.5) & (xy[..., 1] < frame.resized[0] - 0.5)
-    shown = frame.masks(RLEMasks.from_dense(masks), grid).to_dense()
+    shown = frame.apply_masks(RLEMasks.from_dense(masks), grid).to_dense()
     assert not shown[:, ~inside].any()
     y0, x0, y1, x1 = frame.crop
     candidates = masks[:, np.clip(y, y0, y1 - 1)[:, None], np.clip(x, x0, x1 - 1)[None]]
@@ -65,7 +65,7 @@ def test_soft_masks_are_means_of_the_crop(frame, grid, seed):
     seen = crop[:, np.clip(y, 0, frame.original[0] - 1)][:, :, np.clip(x, 0, frame.original[1] - 1)]
     seen = seen & ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
     expected = seen.reshape(2, grid, 20, grid, 20).mean((2, 4))
-    soft = frame.soft_masks(RLEMasks.from_dense(masks), grid)
+    soft = frame.apply_soft_masks(RLEMasks.from_dense(masks), grid)
     # Each border between pixels within a cell may put one of its 20 samples on the wrong side.
     borders = sum(
         crop_length / length * frame.image_size / grid + 2
@@ -80,13 +80,13 @@ def test_a_marked_pixel_lands_where_points_say(frame, data):
     x, y = data.draw(st.integers(x0, x1 - 1)), data.draw(st.integers(y0, y1 - 1))
     pixels = np.zeros((*frame.original, 3), np.uint8)
     pixels[y, x] = 255
-    image = frame.image(pixels)
+    image = frame.apply_image(pixels)
     assert image.shape == (3, *frame.resized)
     expected = frame.points_to_input(np.array([x, y], np.float64))
     weight = image[0].double().numpy()
     mask = np.zeros((1, *frame.original), bool)
     mask[0, y, x] = True
-    soft = frame.soft_masks(RLEMasks.from_dense(mask), frame.image_size)[0][
+    soft = frame.apply_soft_masks(RLEMasks.from_dense(mask), frame.image_size)[0][
         : frame.resized[0], : frame.resized[1]
     ].astype(float)
     # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than a pixel of the input or of the crop.
@@ -102,17 +102,21 @@ def test_a_marked_pixel_lands_where_points_say(frame, data):
 )
 def test_a_flip_mirrors_image_and_masks_alike(height, width, side, seed):
     random = np.random.default_rng(seed)
-    plain, mirrored = (ImageTransform.whole((height, width), side, flip) for flip in (False, True))
+    plain, mirrored = (
+        ImageTransform.resize_longest_side((height, width), side, flip) for flip in (False, True)
+    )
     h, w = plain.resized
     pixels = random.integers(0, 256, (height, width, 3), np.uint8)
-    assert np.array_equal(plain.image(pixels).numpy()[:, :, ::-1], mirrored.image(pixels).numpy())
+    assert np.array_equal(
+        plain.apply_image(pixels).numpy()[:, :, ::-1], mirrored.apply_image(pixels).numpy()
+    )
     runs = RLEMasks.from_dense(random.random((2, height, width)) < 0.5)
     assert np.array_equal(
-        plain.masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1],
-        mirrored.masks(runs, side).to_dense()[:, :h, :w],
+        plain.apply_masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1],
+        mirrored.apply_masks(runs, side).to_dense()[:, :h, :w],
     )
     assert np.allclose(
-        plain.soft_masks(runs, side)[:, :h, :w][:, :, ::-1],
-        mirrored.soft_masks(runs, side)[:, :h, :w],
+        plain.apply_soft_masks(runs, side)[:, :h, :w][:, :, ::-1],
+        mirrored.apply_soft_masks(runs, side)[:, :h, :w],
         atol=1e-6,
     )

@@ -35,7 +35,7 @@ def batch_of(counts: list[int], seed: int) -> Batch:
         strata=torch.from_numpy(generator.integers(5, size=masks)),
         boxes_input=drawn(masks, 4),
         rle_bounds=torch.from_numpy(runs.bounds),
-        rle_offsets=torch.from_numpy(runs.starts),
+        rle_offsets=torch.from_numpy(runs.offsets),
         mask_size=GRID,
         random_inputs=RandomInputs(
             drawn(masks), drawn(masks, 3, 2), drawn(masks, 4), drawn(images, 2, 2), drawn(images, 7)

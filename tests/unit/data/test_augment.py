@@ -27,9 +27,9 @@ from gigamask.rng import make_rng
 
 
 def test_plain_is_the_whole_image():
-    assert NoAugment().get_transform((300, 400), 128, make_rng(0, "frame")) == ImageTransform.whole(
-        (300, 400), 128
-    )
+    assert NoAugment().get_transform(
+        (300, 400), 128, make_rng(0, "frame")
+    ) == ImageTransform.resize_longest_side((300, 400), 128)
 
 
 def test_flip_mirrors_its_share_of_the_visits():
@@ -99,7 +99,7 @@ def test_a_scale_of_one_is_the_plain_frame():
     for size in ((300, 400), (400, 300), (1, 700), (33, 32)):
         assert ScaleJitter(1.0, 1.0, flip=0.0).get_transform(
             size, 128, make_rng(0, "frame")
-        ) == ImageTransform.whole(size, 128)
+        ) == ImageTransform.resize_longest_side(size, 128)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
@@ -177,8 +177,8 @@ def test_image_and_masks_are_stretched_alike():
     for position in range(30):
         frame = RandomResizedCrop().get_transform((90, 120), 64, make_rng(0, "frame", position))
         seen, laid = (
-            frame.image(pixels)[0].numpy() > 127,
-            frame.masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
+            frame.apply_image(pixels)[0].numpy() > 127,
+            frame.apply_masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
         )
         assert seen.shape == laid.shape == (64, 64)
         border = np.zeros((64, 64), bool)

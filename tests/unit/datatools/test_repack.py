@@ -113,9 +113,9 @@ def test_the_grid_is_the_frames(scenes, tmp_path):
                 annotation.parse(before[json_name], "x"),
                 annotation.parse(after[json_name], "x"),
             )
-            frame = ImageTransform.whole(large.size, 256)
+            frame = ImageTransform.resize_longest_side(large.size, 256)
             assert small.size == frame.resized
-            dense = frame.masks(large.masks, 256).to_dense()
+            dense = frame.apply_masks(large.masks, 256).to_dense()
             height, width = small.size
             assert np.array_equal(small.masks.to_dense(), dense[dense.any((1, 2)), :height, :width])
 
@@ -302,7 +302,7 @@ def test_a_salvaged_index_is_repacked_as_far_as_it_goes(scenes, tmp_path):
     again = repack(tmp_path / "index", out, RepackConfig(128))
     assert (again["kept"], again["broken_tars"]) == (1, done["broken_tars"])
     [reason] = repack(cut, out, RepackConfig(128))["failed"]  # nobody allowed it
-    assert reason.endswith("files lie before the break, which 'gigamask index --salvage' takes")
+    assert "'gigamask index --salvage'" in reason
 
 
 def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
@@ -328,9 +328,9 @@ def test_faults(tmp_path, monkeypatch):
     source, out = tmp_path / "in" / "a.tar", tmp_path / "out"
     tar.write(source, entry(1))
     tar.write(tmp_path / "more" / "a.tar", entry(1))
-    with pytest.raises(GigamaskError, match=r"--size 31.*32"):
+    with pytest.raises(GigamaskError, match=r"--size.*32.*31"):
         repack(source, out, RepackConfig(31))
-    with pytest.raises(GigamaskError, match=r"--quality 101.*JPEG.*1.*100"):
+    with pytest.raises(GigamaskError, match=r"--quality.*1 to 100.*101"):
         repack(source, out, RepackConfig(64, 101))
     with pytest.raises(GigamaskError, match=r"--out .*in.*a.tar"):
         repack(source, tmp_path / "more" / ".." / "in", RepackConfig(64))

@@ -55,7 +55,7 @@ def random_masks(height, width, seed=0):
 def shares(masks, size, grid):
     """The share of each cell of the input square that masks cover, by the overlaps of pixels and cells written out."""
     height, width = size
-    h, w = ImageTransform.whole(size, SIDE).resized
+    h, w = ImageTransform.resize_longest_side(size, SIDE).resized
 
     def lie(pixels, resized):
         edges, found = np.arange(grid + 1) * SIDE / grid * pixels / resized, np.arange(pixels)
@@ -69,17 +69,17 @@ def shares(masks, size, grid):
 def test_what_lies_under_masks_is_their_weighted_mean(size):
     masks, generator = random_masks(*size), np.random.default_rng(1)
     pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
-    frame, runs = ImageTransform.whole(size, SIDE), RLEMasks.from_dense(masks)
+    frame, runs = ImageTransform.resize_longest_side(size, SIDE), RLEMasks.from_dense(masks)
     embedding, weights = (
         torch.randn(5, 8, 8, generator=torch.Generator().manual_seed(0)),
         shares(masks, size, 8),
     )
     wanted = np.einsum("nyx,cyx->nc", weights, embedding.numpy()) / weights.sum((1, 2))[:, None]
     assert np.allclose(
-        masked_mean(embedding, torch.from_numpy(frame.soft_masks(runs, 8))), wanted, atol=1e-4
+        masked_mean(embedding, torch.from_numpy(frame.apply_soft_masks(runs, 8))), wanted, atol=1e-4
     )
 
-    resized = frame.image(pixels)
+    resized = frame.apply_image(pixels)
     square = np.zeros((3, SIDE, SIDE))
     square[:, : resized.shape[1], : resized.shape[2]] = resized.numpy() / 127.5 - 1
     weights = shares(masks, size, SIDE)
@@ -158,17 +158,17 @@ def test_a_row_is_all_parts_in_order(sam, index):
     jpg, json_bytes = shards.read_entry(index, 2)
     entry = annotation.parse(json_bytes, "x")
     masks, pixels = entry.masks, image.decode(jpg, "x", entry.size)
-    frame = ImageTransform.whole(entry.size, SIDE)
+    frame = ImageTransform.resize_longest_side(entry.size, SIDE)
     look, colour, place, outline = found.split(SPEC.parts, 1)
     with torch.no_grad():
         h, w = frame.resized
         square = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
-        square[0, :, :h, :w] = frame.image(pixels)
+        square[0, :, :h, :w] = frame.apply_image(pixels)
         embedding = sam.encode(square, torch.tensor([[h, w]]))[0]
     assert torch.allclose(
-        look, masked_mean(embedding, torch.from_numpy(frame.soft_masks(masks, 8))), atol=1e-5
+        look, masked_mean(embedding, torch.from_numpy(frame.apply_soft_masks(masks, 8))), atol=1e-5
     )
-    assert torch.equal(colour, colours(frame.image(pixels), masks, frame))
+    assert torch.equal(colour, colours(frame.apply_image(pixels), masks, frame))
     assert torch.equal(place, torch.from_numpy(geometry(masks)))
     assert torch.equal(outline, torch.from_numpy(outlines(masks, SPEC.crop_side)).flatten(1))
     assert (made.width, made.encoded) == (found.shape[1], 1)
@@ -270,9 +270,9 @@ def test_colours_are_taken_on_a_grid_no_finer_than_wanted(monkeypatch):
     mask = RLEMasks.from_dense(np.ones((1, SIDE, SIDE), bool))
     assert torch.allclose(
         colours(
-            ImageTransform.whole((SIDE, SIDE), SIDE).image(pixels),
+            ImageTransform.resize_longest_side((SIDE, SIDE), SIDE).apply_image(pixels),
             mask,
-            ImageTransform.whole((SIDE, SIDE), SIDE),
+            ImageTransform.resize_longest_side((SIDE, SIDE), SIDE),
         ),
         torch.zeros(6),
         atol=1e-3,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.masks.boxes import areas, iou, near_edge, suppress
+from gigamask.masks.boxes import box_area, box_iou, is_box_near_crop_edge, nms
 
 
 def plain_nms(boxes, scores, threshold):
@@ -12,18 +12,18 @@ def plain_nms(boxes, scores, threshold):
     order = sorted(range(len(boxes)), key=lambda i: (-scores[i], i))
     kept = []
     for i in order:
-        if all(float(iou(boxes[i : i + 1], boxes[j : j + 1])[0, 0]) <= threshold for j in kept):
+        if all(float(box_iou(boxes[i : i + 1], boxes[j : j + 1])[0, 0]) <= threshold for j in kept):
             kept.append(i)
     return kept
 
 
 def test_iou_counts_the_shared_part():
     boxes = np.array([[0.0, 0, 4, 4], [2, 2, 6, 6], [10, 10, 12, 12], [3, 3, 3, 3]])
-    assert areas(boxes).tolist() == [16, 16, 4, 0]
-    found = iou(boxes, boxes)
+    assert box_area(boxes).tolist() == [16, 16, 4, 0]
+    found = box_iou(boxes, boxes)
     assert found[0].tolist() == pytest.approx([1, 4 / 28, 0, 0])
     assert found[3, 3] == 0
-    assert iou(boxes[:0], boxes).shape == (0, 4)
+    assert box_iou(boxes[:0], boxes).shape == (0, 4)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
@@ -32,42 +32,42 @@ def test_suppress_is_the_textbooks(threshold):
     corner = chance.integers(0, 30, (80, 2))
     boxes = np.concatenate([corner, corner + chance.integers(0, 20, (80, 2))], 1)
     scores = chance.integers(0, 6, 80).astype(np.float32)  # many are equal
-    assert suppress(boxes, scores, threshold).tolist() == plain_nms(boxes, scores, threshold)
+    assert nms(boxes, scores, threshold).tolist() == plain_nms(boxes, scores, threshold)
 
 
 def test_the_first_of_equals_wins_and_the_threshold_itself_stays():
     boxes = np.array([[0.0, 0, 10, 10], [0, 0, 10, 10], [0, 0, 10, 5]])
-    assert suppress(boxes, np.array([0.5, 0.5, 0.5]), 0.5).tolist() == [0, 2]
-    assert suppress(boxes, np.array([0.5, 0.6, 0.5]), 0.49).tolist() == [1]
+    assert nms(boxes, np.array([0.5, 0.5, 0.5]), 0.5).tolist() == [0, 2]
+    assert nms(boxes, np.array([0.5, 0.6, 0.5]), 0.49).tolist() == [1]
     # 0.6 is nearer to a float32 above it: this IoU is that one, and falls.
-    assert suppress(
-        np.array([[0.0, 0, 10, 10], [0, 0, 10, 6]]), np.array([1.0, 0.0]), 0.6
-    ).tolist() == [0]
-    assert suppress(boxes[:0], np.zeros(0), 0.5).tolist() == []
+    assert nms(np.array([[0.0, 0, 10, 10], [0, 0, 10, 6]]), np.array([1.0, 0.0]), 0.6).tolist() == [
+        0
+    ]
+    assert nms(boxes[:0], np.zeros(0), 0.5).tolist() == []
 
 
 def test_boxes_without_area_stay():
-    assert suppress(np.array([[3, 3, 3, 3], [3, 3, 3, 3]]), np.ones(2), 0.5).tolist() == [0, 1]
+    assert nms(np.array([[3, 3, 3, 3], [3, 3, 3, 3]]), np.ones(2), 0.5).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
 def test_a_threshold_is_a_share(threshold):
     with pytest.raises(GigamaskError, match=r"IoU.*\[0, 1\]"):
-        suppress(np.zeros((1, 4)), np.zeros(1), threshold)
+        nms(np.zeros((1, 4)), np.zeros(1), threshold)
 
 
 def test_near_an_edge_of_the_crop_but_not_of_the_image():
     boxes = np.array(
         [[40, 40, 60, 60], [15, 40, 60, 60], [40, 0, 60, 60], [40, 40, 81, 60], [40, 40, 60, 199]]
     )
-    assert near_edge(boxes, (0, 0, 100, 200), (200, 200), 20.0).tolist() == [
+    assert is_box_near_crop_edge(boxes, (0, 0, 100, 200), (200, 200), 20.0).tolist() == [
         False,
         False,
         False,
         True,
         False,
     ]
-    assert near_edge(boxes, (10, 10, 100, 200), (200, 200), 5.0).tolist() == [
+    assert is_box_near_crop_edge(boxes, (10, 10, 100, 200), (200, 200), 5.0).tolist() == [
         False,
         True,
         False,

@@ -31,43 +31,43 @@ MALFORMED = {
     ),
     "bad character": (
         b"6~6",
-        "mask 1: byte 126 at character 1 of the counts, they hold bytes 48 to 111",
+        "mask 1: byte 126 at position 1 of the counts",
     ),
     "first letter beyond": (
         b"6p6",
-        "mask 1: byte 112 at character 1 of the counts, they hold bytes 48 to 111",
+        "mask 1: byte 112 at position 1 of the counts",
     ),
-    "space": (b" 686", "mask 1: byte 32 at character 0 of the counts"),
-    "not ascii": ("6é6", "mask 1: byte 195 at character 1 of the counts"),
-    "lone surrogate": ("\ud800", "mask 1: byte 237 at character 0 of the counts"),
+    "space": (b" 686", "mask 1: byte 32 at position 0 of the counts"),
+    "not ascii": ("6é6", "mask 1: byte 195 at position 1 of the counts"),
+    "lone surrogate": ("\ud800", "mask 1: byte 237 at position 0 of the counts"),
     "endless number": (
         b"P" * 7 + b"0" + text(6, 8, 6),
-        "mask 1: a number of 8 characters, run lengths have 7 at most",
+        "mask 1: a number has 8 characters, at most 7",
     ),
     "huge number": (b"oooooo?" + text(6), "mask 1: run length"),
     "list: negative": ([6, -2, 16], "mask 1: run length -2 (number 1) is negative"),
     "list: short": ([6, 8], "mask 1: run lengths sum to 14"),
     "list: too big for int64": (
         [2**63, 1],
-        "mask 1: run lengths must be a string or a list of whole numbers below 2**63",
+        "mask 1: run lengths must be a string or a list of integers below 2**63",
     ),
     "list: far too big": (
         [2**80],
-        "mask 1: run lengths must be a string or a list of whole numbers below 2**63",
+        "mask 1: run lengths must be a string or a list of integers below 2**63",
     ),
     "list: fractions": (
         [6.5, 13.5],
-        "mask 1: run lengths must be a string or a list of whole numbers",
+        "mask 1: run lengths must be a string or a list of integers",
     ),
-    "list: words": (["6", "14"], "mask 1: run lengths must be a string or a list of whole numbers"),
+    "list: words": (["6", "14"], "mask 1: run lengths must be a string or a list of integers"),
     "list: ragged": (
         [[6], [7, 7]],
-        "mask 1: run lengths must be a string or a list of whole numbers",
+        "mask 1: run lengths must be a string or a list of integers",
     ),
-    "list: nested": ([[6, 14]], "mask 1: run lengths must be a string or a list of whole numbers"),
+    "list: nested": ([[6, 14]], "mask 1: run lengths must be a string or a list of integers"),
     "list: truths": (
         [True] * 20,
-        "mask 1: run lengths must be a string or a list of whole numbers",
+        "mask 1: run lengths must be a string or a list of integers",
     ),
 }
 
@@ -79,7 +79,6 @@ def test_malformed_counts_are_refused_by_name(name, company):
     with pytest.raises(GigamaskError) as caught:
         RLEMasks.from_coco([company, counts, company], SIZE)
     assert str(caught.value).startswith(message)
-    assert str(caught.value).endswith("leave this mask out or write it again")
     assert "\n" not in str(caught.value)
 
 
@@ -104,7 +103,7 @@ def test_a_large_grid_costs_only_its_text():
 def test_text_bytes_and_lists_may_stand_side_by_side():
     runs = RLEMasks.from_coco([text(6, 8, 6), text(6, 8, 6).decode(), [6, 8, 6]], SIZE)
     assert runs.bounds.tolist() == [6, 14] * 3
-    assert runs.starts.tolist() == [0, 2, 4, 6]
+    assert runs.offsets.tolist() == [0, 2, 4, 6]
 
 
 def test_runs_without_length_join_their_neighbours():

@@ -21,7 +21,7 @@ def masks() -> np.ndarray:
 def test_positions_go_down_the_columns(masks):
     runs = RLEMasks.from_dense(masks)
     assert runs.bounds.tolist() == [13, 16, 19, 22, 25, 28, 0, 11, 13]
-    assert runs.starts.tolist() == [0, 6, 6, 7, 9]
+    assert runs.offsets.tolist() == [0, 6, 6, 7, 9]
     assert len(runs) == 4
 
 
@@ -68,18 +68,18 @@ def test_masks_of_two_sizes_have_no_overlap(masks):
 
 def test_an_empty_mask_has_no_points(masks):
     with pytest.raises(GigamaskError, match="mask 1"):
-        RLEMasks.from_dense(masks).points(np.zeros((4, 1)))
+        RLEMasks.from_dense(masks).sample_points(np.zeros((4, 1)))
 
 
 def test_points_go_through_the_mask_in_order(masks):
-    points = RLEMasks.from_dense(masks[[3, 0]]).points(
+    points = RLEMasks.from_dense(masks[[3, 0]]).sample_points(
         np.array([[0, 0.49, 0.5], [0, 1 / 9, np.nextafter(1, 0)]])
     )
     assert points.tolist() == [[[1, 5], [1, 5], [2, 0]], [[2, 1], [2, 2], [4, 3]]]
 
 
 def test_a_number_rounded_up_to_one_stays_in_its_mask(masks):
-    assert RLEMasks.from_dense(masks[[0, 3]]).points(np.ones((2, 1))).tolist() == [
+    assert RLEMasks.from_dense(masks[[0, 3]]).sample_points(np.ones((2, 1))).tolist() == [
         [[4, 3]],
         [[2, 0]],
     ]
@@ -111,7 +111,7 @@ def test_a_target_that_is_too_large_is_refused(masks):
 def test_a_view_of_nothing_is_background(masks):
     outside = RLEMasks.from_dense(masks).resample(np.full(3, -1), np.arange(5))
     assert outside.size == (3, 5)
-    assert outside.starts.tolist() == [0] * 5
+    assert outside.offsets.tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("edges", [[0.0, 2.0, 2.0], [0.0], [3.0, 1.0]])
@@ -139,7 +139,9 @@ def test_many_marks_keep_their_parity():
     stripes[1] = ~stripes[1]
     runs = RLEMasks.from_dense(stripes)
     assert np.array_equal(
-        decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.starts), runs.size).numpy(),
+        decode_rle(
+            torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets), runs.size
+        ).numpy(),
         stripes,
     )
 

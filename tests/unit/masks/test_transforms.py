@@ -19,7 +19,7 @@ from gigamask.masks.transforms import ImageTransform
     ],
 )
 def test_the_long_side_fills_the_square(original, resized):
-    frame = ImageTransform.whole(original, 1024)
+    frame = ImageTransform.resize_longest_side(original, 1024)
     assert frame.resized == resized
     assert frame.crop == (0, 0, *original)
 
@@ -27,9 +27,13 @@ def test_the_long_side_fills_the_square(original, resized):
 def test_pixels_of_the_right_size_stay_as_they_are():
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     assert np.array_equal(
-        ImageTransform.whole((20, 30), 30).image(pixels).permute(1, 2, 0).numpy(), pixels
+        ImageTransform.resize_longest_side((20, 30), 30)
+        .apply_image(pixels)
+        .permute(1, 2, 0)
+        .numpy(),
+        pixels,
     )
-    cropped = ImageTransform((20, 30), (3, 4, 13, 24), (10, 20), 20, flip=True).image(pixels)
+    cropped = ImageTransform((20, 30), (3, 4, 13, 24), (10, 20), 20, flip=True).apply_image(pixels)
     assert np.array_equal(cropped.permute(1, 2, 0).numpy(), pixels[3:13, 4:24][:, ::-1])
 
 
@@ -42,7 +46,7 @@ def test_pixels_are_resized_as_torch_does():
         mode="bilinear",
         antialias=True,
     )[0]
-    image = ImageTransform.whole((200, 300), 64).image(pixels)
+    image = ImageTransform.resize_longest_side((200, 300), 64).apply_image(pixels)
     assert image.dtype == torch.uint8
     assert image.is_contiguous()
     assert (image.float() - expected).abs().max() <= 1
@@ -50,12 +54,12 @@ def test_pixels_are_resized_as_torch_does():
 
 def test_cells_beside_the_image_are_background():
     full = RLEMasks.from_dense(np.ones((1, 60, 90), bool))
-    frame = ImageTransform.whole((60, 90), 64, flip=True)
+    frame = ImageTransform.resize_longest_side((60, 90), 64, flip=True)
     assert frame.resized == (43, 64)
-    masks = frame.masks(full, 16).to_dense()[0]
+    masks = frame.apply_masks(full, 16).to_dense()[0]
     assert masks[:11].all()
     assert not masks[11:].any()
-    soft = frame.soft_masks(full, 16)[0]
+    soft = frame.apply_soft_masks(full, 16)[0]
     assert (soft[:10] == 1).all()
     assert np.allclose(soft[10], 0.75)
     assert (soft[11:] == 0).all()
@@ -67,18 +71,20 @@ def test_cells_show_what_torch_calls_nearest_exact(length, grid):
     expected = interpolate(
         torch.from_numpy(masks)[None].byte(), (grid, grid), mode="nearest-exact"
     )[0].bool()
-    shown = ImageTransform.whole((length, length), 64).masks(RLEMasks.from_dense(masks), grid)
+    shown = ImageTransform.resize_longest_side((length, length), 64).apply_masks(
+        RLEMasks.from_dense(masks), grid
+    )
     assert np.array_equal(shown.to_dense(), expected.numpy())
 
 
 def test_a_flip_mirrors_within_the_image_not_the_square():
     left = np.zeros((1, 40, 20), bool)
     left[:, :, :5] = True
-    frame = ImageTransform.whole((40, 20), 40, flip=True)
+    frame = ImageTransform.resize_longest_side((40, 20), 40, flip=True)
     expected = np.zeros((40, 40), bool)
     expected[:, 15:20] = True
-    assert np.array_equal(frame.masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected)
-    assert np.array_equal(frame.soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
+    assert np.array_equal(frame.apply_masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected)
+    assert np.array_equal(frame.apply_soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
     assert frame.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
     assert frame.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
         [15.0, 2.0, 19.0, 30.0]
@@ -96,7 +102,7 @@ def test_points_are_moved_by_their_pixel_centres():
 
 def test_the_crop_alone_counts_in_soft_masks():
     masks = np.ones((1, 30, 30), bool)
-    shares = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30).soft_masks(
+    shares = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30).apply_soft_masks(
         RLEMasks.from_dense(masks), 15
     )[0]
     assert (shares[:10] == 1).all()
@@ -105,7 +111,7 @@ def test_the_crop_alone_counts_in_soft_masks():
 
 def test_logits_go_back_as_sam_does():
     low = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    frame = ImageTransform.whole((30, 45), 64)
+    frame = ImageTransform.resize_longest_side((30, 45), 64)
     back = frame.logits_to_original(low)
     square = interpolate(low, (64, 64), mode="bilinear", align_corners=False)
     assert torch.equal(
@@ -117,7 +123,7 @@ def test_logits_go_back_as_sam_does():
 @pytest.mark.parametrize(
     "frame",
     [
-        ImageTransform.whole((30, 45), 64, flip=True),
+        ImageTransform.resize_longest_side((30, 45), 64, flip=True),
         ImageTransform((30, 45), (0, 0, 30, 30), (64, 64), 64),
     ],
 )

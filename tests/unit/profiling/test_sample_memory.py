@@ -37,13 +37,13 @@ def test_what_is_measured_is_what_is_held():
         sum(map(len, texts)),
     )
     masks = annotation.parse(raw, "specimen").masks
-    assert ours["runs_original"] == masks.bounds.nbytes + masks.starts.nbytes
+    assert ours["runs_original"] == masks.bounds.nbytes + masks.offsets.nbytes
     assert ours["runs_256"] < ours["runs_1024"] < 2**16
     assert ours["image_fitted"] == 3 * 683 * 1024
     made, batch = sample_memory.made(jpg, raw, "specimen")
     assert (
         ours["runs_256"]
-        == made.masks.bounds.nbytes + made.masks.starts.nbytes
+        == made.masks.bounds.nbytes + made.masks.offsets.nbytes
         == ours["batch_share_masks"]
     )
     assert ours["batch_share"] - ours["sample"] == pytest.approx(3 * (1024 - 683) * 1024, abs=2000)

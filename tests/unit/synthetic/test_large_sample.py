@@ -13,7 +13,7 @@ def test_a_specimen_is_like_sa1b():
     entry = annotation.parse(json, "specimen")
     assert image.size(jpg, "specimen") == entry.size == (1500, 2250)
     assert 2.2 < 8 * len(jpg) / (1500 * 2250) < 3.6
-    runs = np.diff(entry.masks.starts)
+    runs = np.diff(entry.masks.offsets)
     assert len(runs) == 100
     assert 200 < np.median(runs) < 400
     assert 35_000 < runs.sum() < 60_000
