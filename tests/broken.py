@@ -68,7 +68,7 @@ def noise(height: int, width: int) -> bytes:
 JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "truncated": (
         lambda jpg: jpg[: len(jpg) * 2 // 3],
-        r"the JPEG of \d+ bytes cannot be decoded \(.*\); leave it out or fetch its tar again",
+        r"the JPEG of \d+ bytes cannot be decoded \(.*\)",
     ),
     "corrupt": (interrupt, r"the JPEG of \d+ bytes cannot be decoded"),
     "not a JPEG": (
@@ -78,11 +78,11 @@ JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda jpg: b"", r"the 0 bytes are no JPEG that can be read"),
     "bomb": (
         lambda jpg: restate(jpg, 60_000, 60_000),
-        r"the JPEG states 60000 x 60000 pixels, at most 67108864 are decoded",
+        r"the JPEG states 60000 x 60000 pixels.*67108864",
     ),
     "other size": (
         lambda jpg: noise(40, 56),
-        r"the JPEG has 40 x 56 pixels, its annotation says \d+ x \d+",
+        r"the JPEG has 40 x 56 pixels.*annotation says \d+ x \d+",
     ),
 }
 
@@ -133,7 +133,7 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
     ),
     "another image's": (
         _set("image", "file_name", value="sa_9999.jpg"),
-        r"its json says it describes 'sa_9999.jpg'; put each json beside",
+        r"its json describes 'sa_9999.jpg'",
     ),
     "NaN": (
         _set("annotations", 0, "predicted_iou", value=float("nan")),

@@ -1,9 +1,8 @@
-"""Folders of images, used as they are: a folder enters; the folders in it that hold images, what such a folder is now, and its files' bytes leave.
+"""Folders of images as shards: find them, list their images, read a file.
 
-A folder that holds images is a shard whose entries are its files, known by their whole names, ordered by these. Each lies at offset 0, which in a tar
-none does. Where images lie in folders of classes, as ImageNet's, each class is a shard: it is indexed, kept and indexed again on its own.
-
-Not here: the folder's rows in the index (`data.part`), what an image's bytes mean (`data.image`).
+Each folder that contains images is a shard, whose entries are its files in order of their names.
+Each file is at offset 0, which no member of a tar is. If images are sorted into folders by class,
+as ImageNet's are, each class is a shard of its own, indexed and updated separately.
 """
 
 import os
@@ -19,7 +18,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class FolderListing(NamedTuple):
-    """The images of one folder by name, how many other files it holds, and its state: the images' bytes, and a version that any change changes."""
+    """The images of one folder: names, sizes in bytes, number of other files, and state.
+
+    `state` has the total size, and a version that any change of the images changes.
+    """
 
     names: list[str]
     sizes: list[int]
@@ -28,80 +30,87 @@ class FolderListing(NamedTuple):
 
 
 def is_folder(path: str) -> bool:
-    """Says whether a shard is a folder of images."""
+    """Return whether a shard is an image folder."""
     return not storage.is_remote(path) and os.path.isdir(path)
 
 
 def is_image(name: str) -> bool:
-    """Says whether a file is an image by its name; hidden ones, as macOS leaves beside each file, are none."""
+    """Return whether a file name is an image's; hidden files, as macOS makes them, are not."""
     return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
 
 
 def find_folders(root: str) -> list[str]:
-    """Returns the folders that hold images, `root` and those in it at any depth, sorted; hidden ones are passed over.
+    """Return the folders that contain images, `root` and below, sorted; hidden ones are ignored.
 
-    Raises Fault where there are none, or where there are tars, too: then it is not clear what is meant.
+    Raises:
+        GigamaskError: There are none, or a folder below `root` contains tars, which is ambiguous.
     """
     try:
-        found = sorted(_walk(root, frozenset()))
+        folders = sorted(_walk(root, frozenset()))
     except OSError as error:
         raise GigamaskError(
-            f"{error.filename}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+            f"{error.filename}: cannot be read ({error.strerror}); "
+            "check the path, its permissions and the disk"
         ) from error
-    if not found:
-        act = f"give the folder that tars or images are in, or a glob such as '{root}/**/*.tar'"
+    if not folders:
         raise GigamaskError(
-            f"{root}: the folder holds no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); {act}"
+            f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "
+            f"give the folder of the tars or images, or a glob such as '{root}/**/*.tar'"
         )
-    return found
+    return folders
 
 
-def _walk(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-    """Yields the folders with images; `above` are those that lead here, into which a link may lead back."""
+def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """Yield the folders with images; links back to one of the `ancestors` are not followed."""
     status = os.stat(folder)
-    here = status.st_dev, status.st_ino
-    if here in above:
+    inode = status.st_dev, status.st_ino
+    if inode in ancestors:
         return
-    inner, images = [], False
+    subfolders, has_images = [], False
     with os.scandir(folder) as entries:
         for entry in entries:
-            images = images or (is_image(entry.name) and entry.is_file())
-            if entry.name.endswith(".tar") and above:
-                act = "give a glob of the tars such as '**/*.tar' in quotes, or the folder that holds images only"
+            has_images = has_images or (is_image(entry.name) and entry.is_file())
+            if entry.name.endswith(".tar") and ancestors:
                 raise GigamaskError(
-                    f"{entry.path}: a tar among what is taken for a folder of images, since there is none at its top; {act}"
+                    f"{entry.path}: a tar below a folder that has no tars itself and is read as "
+                    "a folder of images; give a quoted glob of the tars such as '**/*.tar', "
+                    "or a folder of images only"
                 )
             if not entry.name.startswith(".") and entry.is_dir():
-                inner.append(entry.path)
-    if images:
+                subfolders.append(entry.path)
+    if has_images:
         yield folder
-    for path in inner:
-        yield from _walk(path, above | {here})
+    for path in subfolders:
+        yield from _walk(path, ancestors | {inode})
 
 
 def scan(folder: str) -> FolderListing:
-    """Returns what a folder holds, without opening a file; raises OSError where that cannot be told."""
-    told, others = [], 0
+    """List a folder without opening its files; raise OSError if it cannot be read."""
+    images, others = [], 0
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_image(entry.name) and entry.is_file():
                 status = entry.stat()
-                told.append((entry.name, status.st_size, status.st_mtime_ns))
+                images.append((entry.name, status.st_size, status.st_mtime_ns))
             else:
                 others += not entry.is_dir()
-    told.sort()
-    names, sizes = [name for name, _, _ in told], [size for _, size, _ in told]
-    version = blake2b(
-        "\0".join(f"{name}/{size}/{time}" for name, size, time in told).encode(
-            "utf-8", "surrogateescape"
-        ),
-        digest_size=16,
-    )
+    images.sort()
+    names, sizes = [name for name, _, _ in images], [size for _, size, _ in images]
+    text = "\0".join(f"{name}/{size}/{time}" for name, size, time in images)
+    version = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16)
     return FolderListing(names, sizes, others, FileStat(sum(sizes), version.hexdigest()))
 
 
 def read_file(path: str, size: int) -> bytes | CorruptSampleError:
-    """Returns the bytes of an image that had `size` of them when it was indexed, or why they are not to be had."""
+    """Read an image of a folder.
+
+    Args:
+        path: The file.
+        size: Its size in bytes when it was indexed.
+
+    Returns:
+        The bytes, or the error if they cannot be read or the size changed.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
             data = file.read(size + 1)
@@ -109,6 +118,6 @@ def read_file(path: str, size: int) -> bytes | CorruptSampleError:
         return storage.read_error(ByteRange(path, 0, size), error)
     if len(data) != size:
         return CorruptSampleError(
-            f"{path}: no longer has the {size} bytes it was indexed with; index its folder again"
+            f"{path}: no longer has the {size} bytes it had when indexed; index its folder again"
         )
     return data

@@ -1,16 +1,17 @@
-"""The index: shards enter, a folder of memory-mapped columns leaves that says where each entry lies and what its masks are.
+"""The index: memory-mapped columns with the position of each image and annotation, and its masks.
 
-A shard is a tar, or a folder whose images are used as they are (`data.folder`).
+A shard is a tar, or a folder whose images are used as they are (`data.image_folder`).
 
-Image columns: shard, jpg_offset (0 for a file of a folder), jpg_bytes, json_offset (-1 without a json), json_bytes, image_id, width, height, masks
-(their number), name (the stem, of a folder's file the whole name, bytes), and first_mask, one longer: image i owns mask rows first_mask[i] to
-first_mask[i + 1], in its json's order. Mask columns: area in pixels, box (xyxy, inclusive ends, from the runs; 1 1 0 0 for an empty mask),
-predicted_iou, stability_score. Rows go shard by shard, the shards sorted by path, in stored order, a folder's by name: the same shards give the same
-bytes, whoever indexed them, in whatever pieces.
+Image columns: shard, jpg_offset (0 for a file of a folder), jpg_bytes, json_offset (-1 without a
+json), json_bytes, image_id, width, height, masks (their number), name (bytes: the stem in a tar,
+the whole file name in a folder), and first_mask, which has one more row: image i has the mask rows
+first_mask[i] to first_mask[i + 1], in the order of its json. Mask columns: area in pixels, box
+(xyxy, inclusive ends, from the run lengths; 1 1 0 0 for an empty mask), predicted_iou,
+stability_score. The rows are ordered by shard, the shards by path, a tar's images as stored and a
+folder's by name, so that the same shards give the same bytes, in however many runs they were
+indexed.
 
 Finished shards are kept in the hidden folder `.NAME.parts` beside the index until it is complete.
-
-Not here: the files (`data.columns`), one shard's rows (`data.part`), reading the entries (`data.shards`).
 """
 
 import contextlib
@@ -37,14 +38,18 @@ from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
 from gigamask.errors import GigamaskError
 
 LOCK = "lock"
-NAMES_TOLD = 8
+MAX_NAMES = 8
+"""Number of broken shards that an error names."""
 
 Paths = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """An opened index; `images` and `masks` map each column's name to its array. Pickled, it is the folder's name."""
+    """An open index; `images` and `masks` map column names to arrays.
+
+    It is pickled as the folder's path.
+    """
 
     folder: Path
     manifest: IndexManifest
@@ -53,14 +58,17 @@ class Index:
 
     @classmethod
     def open(cls, path: str | Path) -> "Index":
-        """Opens an index; raises Fault when the path holds none that fits, when a local shard is gone or a tar no longer has its size."""
+        """Open an index.
+
+        Raises:
+            GigamaskError: It is missing or damaged, a local shard is gone or a tar's size changed.
+        """
         path = Path(path).absolute()
         manifest = index_format.read_manifest(path)
         images, masks = index_format.open_columns(path, manifest)
         for stored in manifest.tars:
-            if not storage.is_remote(
-                stored.path
-            ):  # asking a server for a thousand tars takes longer than a second
+            # Remote tars are not checked: a thousand requests take more than a second.
+            if not storage.is_remote(stored.path):
                 _check_shard(path, stored)
         return cls(path, manifest, images, masks)
 
@@ -72,26 +80,29 @@ class Index:
 
     @property
     def shard_paths(self) -> list[str]:
-        """The shards' absolute paths or URLs, in the order that the column `shard` counts."""
+        """Absolute paths or URLs of the shards; the column `shard` indexes this list."""
         return [stored.path for stored in self.manifest.tars]
 
     @property
     def digest(self) -> str:
-        """Names what the rows are: the tars' names, sizes and counts, also those of each file of a folder, wherever they lie."""
-        told, first = hashlib.blake2b(digest_size=16), 0
+        """Hash of the rows: the tars' names, sizes and counts, and each file of an image folder.
+
+        It does not depend on where the shards are stored.
+        """
+        digest, first = hashlib.blake2b(digest_size=16), 0
         for number, part in enumerate(self.manifest.parts):
             line = f"{storage.basename(part.tar.path)} {part.tar.bytes} {part.images} {part.masks}"
-            told.update(f"{chr(10) * (number > 0)}{line}".encode("utf-8", "surrogateescape"))
+            digest.update(f"{chr(10) * (number > 0)}{line}".encode("utf-8", "surrogateescape"))
             rows, first = slice(first, first + part.images), first + part.images
             if self.images["jpg_offset"][rows.start] == 0:
-                told.update(
+                digest.update(
                     b"\0".join([b"", *self.images["name"][rows].tolist()])
                     + self.images["jpg_bytes"][rows].tobytes()
                 )
-        return told.hexdigest()
+        return digest.hexdigest()
 
     def report(self) -> dict[str, Any]:
-        """Returns what was indexed and what was left out, as plain data."""
+        """Return counts of what was indexed and what was left out, as plain data."""
         left_out = self.manifest.left_out
         return {
             "images": len(self),
@@ -107,17 +118,17 @@ class Index:
         }
 
     def mask_rows(self, row: int) -> slice:
-        """Returns the mask rows of one image."""
+        """Return the mask rows of one image."""
         first = self.images["first_mask"]
         return slice(int(first[row]), int(first[row + 1]))
 
     def entry_name(self, row: int) -> str:
-        """Returns the name by which errors and `find` know one image: `sa_000000.tar:sa_1`."""
+        """Return an image's name in errors and in `find`, such as `sa_000000.tar:sa_1`."""
         path = self.manifest.parts[self.images["shard"][row]].tar.path
         return f"{storage.basename(path)}:{os.fsdecode(self.images['name'][row])}"
 
     def find_shard_numbers(self, tar: str) -> list[int]:
-        """Returns the numbers of the shards whose paths end in this one: a tar's name, with as much of its path as is given."""
+        """Return the numbers of the shards whose paths end in `tar`, a name or a partial path."""
         return [
             shard
             for shard, path in enumerate(self.shard_paths)
@@ -125,24 +136,32 @@ class Index:
         ]
 
     def find(self, name: str) -> int:
-        """Returns the row of `TAR:IMAGE`: a tar's name (with as much of its path as it takes) and an image's name or number."""
+        """Return the row of the image `TAR:IMAGE`.
+
+        `TAR` is a tar's name, with as much of its path as makes it unique; `IMAGE` is an image's
+        name or number.
+
+        Raises:
+            GigamaskError: There is no such image, or several tars match.
+        """
         tar, colon, image = name.rpartition(":")
         if not colon:
             raise GigamaskError(
-                f"{name!r} names no entry; write TAR:IMAGE, such as {self.entry_name(0)}"
+                f"{name!r} is not an image of the index; "
+                f"write TAR:IMAGE, such as {self.entry_name(0)}"
             )
         shards = self.find_shard_numbers(tar)
         if not shards:
-            near = difflib.get_close_matches(
-                tar, [storage.basename(path) for path in self.shard_paths], 3, 0
-            )
+            tar_names = [storage.basename(path) for path in self.shard_paths]
+            nearest = ", ".join(difflib.get_close_matches(tar, tar_names, 3, 0))
             raise GigamaskError(
-                f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {', '.join(near)}"
+                f"{name!r}: no tar of the index ends in {tar!r}; the nearest: {nearest}"
             )
         if len(shards) > 1:
-            ends = ", ".join(self.shard_paths[shard] for shard in shards[:3])
+            matches = ", ".join(self.shard_paths[shard] for shard in shards[:3])
             raise GigamaskError(
-                f"{name!r}: {len(shards)} tars of the index end in {tar!r}; give more of the path: {ends}"
+                f"{name!r}: {len(shards)} tars of the index end in {tar!r}; "
+                f"give more of the path: {matches}"
             )
         first, last = np.searchsorted(self.images["shard"], [shards[0], shards[0] + 1])
         names = self.images["name"][first:last]
@@ -150,17 +169,14 @@ class Index:
         if not len(rows) and re.fullmatch(r"[0-9]{1,18}", image):
             rows = np.flatnonzero(self.images["image_id"][first:last] == int(image))
         if not len(rows):
-            near = difflib.get_close_matches(
-                image, [os.fsdecode(held) for held in names.tolist()], 3, 0
-            )
-            raise GigamaskError(
-                f"{name!r}: {tar} holds no image {image!r}; the nearest: {', '.join(near)}"
-            )
+            image_names = [os.fsdecode(stored) for stored in names.tolist()]
+            nearest = ", ".join(difflib.get_close_matches(image, image_names, 3, 0))
+            raise GigamaskError(f"{name!r}: {tar} has no image {image!r}; the nearest: {nearest}")
         return int(first + rows[0])
 
 
 class BuildResult(NamedTuple):
-    """A built index, and how many of its tars were scanned and how many of their rows were there already."""
+    """A built index, the number of shards that were scanned, and of those that were reused."""
 
     index: Index
     scanned: int
@@ -168,64 +184,84 @@ class BuildResult(NamedTuple):
 
 
 def as_list(paths: Paths) -> list[str | Path]:
-    """Returns the paths, one alone as a list."""
+    """Return the paths as a list, also a single one."""
     return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
 def find_tars(paths: Paths) -> list[str]:
-    """Returns the tars of `shards`; raises Fault where folders of images are among them."""
-    found = find_shards(paths)
-    for path in found:
+    """Return `find_shards(paths)`; raise GigamaskError if an image folder is among them."""
+    shards = find_shards(paths)
+    for path in shards:
         if image_folder.is_folder(path):
-            act = "pack them into tars first; as they are, 'gigamask index', 'stats' and 'pretrain' take them"
-            raise GigamaskError(f"{path}: is a folder of images where tars are wanted; {act}")
-    return found
+            raise GigamaskError(
+                f"{path}: is a folder of images where tars are wanted; pack them into tars first "
+                "('gigamask index', 'stats' and 'pretrain' also read folders)"
+            )
+    return shards
 
 
 def find_shards(paths: Paths) -> list[str]:
-    """Returns the absolute paths and URLs of the shards that are meant, each once and sorted.
+    """Return the absolute paths and URLs of the shards, sorted and without duplicates.
 
-    A path is a tar, a folder (its `.tar` files, or else it and those in it that hold images), a glob of tars (`**` goes deeper), or an index (its
-    shards); tars, their folders and globs may be remote.
+    Args:
+        paths: Tars, folders (their `.tar` files; without any, the folder and its subfolders that
+            contain images), globs of tars (`**` matches at any depth), or indexes (their shards).
+            Tars, folders of tars and globs may be remote.
+
+    Raises:
+        GigamaskError: A path does not exist, matches nothing, or is an image.
     """
-    found = []
+    shards: list[str] = []
     for path in as_list(paths):
         text = storage.normalize(path)
         if storage.is_remote(text):
-            found += storage.find_tars(text)
+            shards += storage.find_tars(text)
         elif is_index(text):
-            found += [stored.path for stored in index_format.read_manifest(Path(text)).tars]
+            shards += [stored.path for stored in index_format.read_manifest(Path(text)).tars]
         elif os.path.isdir(text):
-            found += glob.glob(os.path.join(glob.escape(text), "*.tar")) or image_folder.find_folders(text)
+            tars = glob.glob(os.path.join(glob.escape(text), "*.tar"))
+            shards += tars or image_folder.find_folders(text)
         elif os.path.exists(text):
-            found.append(text)
+            shards.append(text)
         elif glob.has_magic(text):
-            held = list(filter(os.path.isfile, glob.glob(text, recursive=True)))
-            if not held:
+            matches = list(filter(os.path.isfile, glob.glob(text, recursive=True)))
+            if not matches:
                 raise GigamaskError(
-                    f"{path}: the glob matches no file; check it with 'ls', and quote it so that the shell leaves it alone"
+                    f"{path}: the glob matches no file; check it with 'ls', "
+                    "and quote it so that the shell does not expand it"
                 )
-            found += held
+            shards += matches
         else:
             raise GigamaskError(
                 f"{path}: no such path; give a tar, a folder of tars or images, a glob or an index"
             )
-    if not found:
+    if not shards:
         raise GigamaskError(
             "no path was given; give a tar, a folder of tars or images, a glob or an index"
         )
-    for path in found:
+    for path in shards:
         if image_folder.is_image(path) and not os.path.isdir(path):
-            raise GigamaskError(
-                f"{path}: is an image; give the folder that it is in, or a tar of images"
-            )
-    return sorted(set(found))
+            raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
+    return sorted(set(shards))
 
 
 def build(
     paths: Paths, out: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None
 ) -> Index:
-    """Indexes the shards into the folder `out` and returns the index; see `extend`."""
+    """Index shards into a folder and open the index; see `extend`.
+
+    Args:
+        paths: Shards, as for `find_shards`.
+        out: The index folder.
+        workers: Number of processes.
+        progress: Called as `progress(done, total)` after each shard.
+
+    Returns:
+        The index.
+
+    Raises:
+        GigamaskError: A shard is unusable, or `out` is not an index or cannot be written.
+    """
     return extend(paths, out, workers, progress).index
 
 
@@ -236,78 +272,100 @@ def extend(
     progress: worker_pool.Progress | None = None,
     salvage: bool = False,
 ) -> BuildResult:
-    """Indexes the shards into the folder `out`, which appears when it is complete; an index that is there is replaced, anything else refused.
+    """Index shards into a folder, scanning only those that are new or changed.
 
-    Only shards are scanned whose rows are not to be had, unchanged, from an index among `paths`, from the one at `out`, or from an earlier call that
-    did not come to its end. `progress(done, total)` is called after each shard.
-    Raises Fault when shards are unusable, after the others are done; with `salvage`, of a tar that breaks off what lies before the break is taken.
+    Unchanged rows are reused from the indexes among `paths`, from the one at `out`, and from an
+    earlier call that was interrupted.
+
+    Args:
+        paths: Shards, as for `find_shards`.
+        out: The index folder, written atomically. An index there is replaced.
+        workers: Number of processes.
+        progress: Called as `progress(done, total)` after each shard.
+        salvage: Use the complete entries before the break of a truncated tar.
+
+    Returns:
+        The index, with the number of shards scanned and reused.
+
+    Raises:
+        GigamaskError: A shard is unusable (the others are indexed first and kept), or `out` is
+            not an index or cannot be written.
     """
     out = Path(out).absolute()
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise GigamaskError(
-            f"{out}: exists and is no index, so it is not overwritten; give another folder"
+            f"{out}: exists and is not an index, so it is not overwritten; give another folder"
         )
-    found = find_shards(paths)
-    given = [
-        Path(storage.normalize(path)) for path in as_list(paths) if is_index(storage.normalize(path))
-    ]
+    shards = find_shards(paths)
+    normalized = [storage.normalize(path) for path in as_list(paths)]
+    indexes = [Path(path) for path in normalized if is_index(path)]
     try:
         with _only_writer(out) as work:
-            held = {
+            reusable = {
                 tar: rows
-                for tar, rows in _held_rows(given, out, work).items()
+                for tar, rows in _saved_rows(indexes, out, work).items()
                 if salvage or not rows.summary.left_out.broken
             }
-            now = _as_now(found)
-            missing = [stored.path for stored in now if stored not in held]
-            reused = len(found) - len(missing)
+            current = _stat_shards(shards)
+            missing = [stored.path for stored in current if stored not in reusable]
+            reused = len(shards) - len(missing)
             if reused and progress is not None:
-                progress(reused, len(found))
-            moved = (
-                None if progress is None else lambda done, _: progress(reused + done, len(found))
+                progress(reused, len(shards))
+            scan_progress = (
+                None if progress is None else lambda done, _: progress(reused + done, len(shards))
             )
             results = worker_pool.parallel_map(
-                partial(_index_into, work, salvage=salvage), missing, workers, moved
+                partial(_index_into, work, salvage=salvage), missing, workers, scan_progress
             )
-            _check_all([result for result in results if isinstance(result, str)], len(found))
+            _raise_errors([result for result in results if isinstance(result, str)], len(shards))
             scanned = {
                 rows.summary.tar.path: rows for rows in results if isinstance(rows, ShardRows)
             }
-            merge([scanned.get(stored.path) or held[stored] for stored in now], work / "index")
+            rows = [scanned.get(stored.path) or reusable[stored] for stored in current]
+            merge(rows, work / "index")
             if out.exists():
                 out.rename(work / "before")
             (work / "index").rename(out)
             shutil.rmtree(work)
     except OSError as error:
-        act = "check the disk and the permissions, then run the same command again: finished tars are kept"
         raise GigamaskError(
-            f"{out}: the index cannot be written ({error.filename}: {error.strerror}); {act}"
+            f"{out}: the index cannot be written ({error.filename}: {error.strerror}); check the "
+            "disk and the permissions, then run the same command again: finished shards are kept"
         ) from error
     return BuildResult(Index.open(out), len(missing), reused)
 
 
 def open_or_build(paths: Paths, cache: str | Path) -> Index:
-    """Opens the index that `paths` is, or the one kept for these shards under `cache`, built first where it is missing or one has changed."""
+    """Open the index at `paths`, or the cached index of these shards.
+
+    Args:
+        paths: An index, or shards as for `find_shards`.
+        cache: Folder of cached indexes; a missing or outdated one is built first.
+
+    Returns:
+        The index.
+
+    Raises:
+        GigamaskError: A shard is unusable, or the index cannot be written.
+    """
     paths = as_list(paths)
     if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
-    found = find_shards(paths)
+    shards = find_shards(paths)
     key = hashlib.blake2b(
-        "\0".join(found).encode("utf-8", "surrogateescape"), digest_size=8
+        "\0".join(shards).encode("utf-8", "surrogateescape"), digest_size=8
     ).hexdigest()
-    place = Path(cache) / f"index-{key}"
-    with contextlib.suppress(
-        GigamaskError
-    ):  # none there, or no longer sound: both mean building it
-        index = Index.open(place)
-        if index.manifest.tars == _as_now(found):
+    folder = Path(cache) / f"index-{key}"
+    with contextlib.suppress(GigamaskError):  # missing or damaged: it is built below
+        index = Index.open(folder)
+        if index.manifest.tars == _stat_shards(shards):
             return index
-    return build(paths, place)
+    return build(paths, folder)
 
 
 @contextlib.contextmanager
 def _only_writer(out: Path) -> Iterator[Path]:
-    """Holds the folder of finished tars beside `out` for this process, swept of what a killed one left; it goes unless it holds finished tars."""
+    """Lock and clean up the folder of finished shards; remove it afterwards if it has none."""
     work = out.parent / f".{out.name}.parts"
     with exclusive_lock(
         work / LOCK,
@@ -329,47 +387,50 @@ def _only_writer(out: Path) -> Iterator[Path]:
                 shutil.rmtree(work)
 
 
-def _held_rows(given: list[Path], out: Path, work: Path) -> dict[TarFile, ShardRows]:
-    """Returns the rows that need no scan, by the tar as it was: of the given indexes, of the one at `out`, and finished before a kill."""
-    held = [index_format.rows_of_shard(path) for path in work.iterdir() if path.name != LOCK]
+def _saved_rows(indexes: list[Path], out: Path, work: Path) -> dict[TarFile, ShardRows]:
+    """Return the rows of finished shards, of the index at `out`, and of the given indexes."""
+    saved = [index_format.rows_of_shard(path) for path in work.iterdir() if path.name != LOCK]
     with contextlib.suppress(GigamaskError):
-        held += index_format.rows_of_index(out)
-    for path in given:
-        held += index_format.rows_of_index(path)
-    return {rows.summary.tar: rows for rows in held}
+        saved += index_format.rows_of_index(out)
+    for path in indexes:
+        saved += index_format.rows_of_index(path)
+    return {rows.summary.tar: rows for rows in saved}
 
 
-def _as_now(found: list[str]) -> list[TarFile]:
+def _stat_shards(shards: list[str]) -> list[TarFile]:
     try:
-        return stat_shards(found)
+        return stat_shards(shards)
     except OSError as error:
         raise GigamaskError(
-            f"{error.filename}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+            f"{error.filename}: cannot be read ({error.strerror}); "
+            "check the path, its permissions and the disk"
         ) from error
 
 
-def _check_all(faults: list[str], total: int) -> None:
-    """Raises Fault when there were any."""
-    if len(faults) == 1:
-        raise GigamaskError(faults[0])
-    if faults:
-        others = ", ".join(fault.split(": ")[0] for fault in faults[1:NAMES_TOLD])
-        more = f" and {len(faults) - NAMES_TOLD} more" * (len(faults) > NAMES_TOLD)
+def _raise_errors(errors: list[str], total: int) -> None:
+    """Raise GigamaskError if there are any errors."""
+    if len(errors) == 1:
+        raise GigamaskError(errors[0])
+    if errors:
+        others = ", ".join(error.split(": ")[0] for error in errors[1:MAX_NAMES])
+        more = f" and {len(errors) - MAX_NAMES} more" * (len(errors) > MAX_NAMES)
         raise GigamaskError(
-            f"{len(faults)} of {total} shards are unusable, the others are done and kept: {faults[0]}; so are {others}{more}"
+            f"{len(errors)} of {total} shards are unusable, the others are indexed and kept: "
+            f"{errors[0]}; also unusable: {others}{more}"
         )
 
 
 def _index_into(work: Path, path: str, salvage: bool) -> ShardRows | str:
-    """Indexes one shard and keeps its part under a name that says which shard, as it was; returns why not, when it is unusable."""
+    """Index one shard and save it under a hash of path, size and version; or return the error."""
     try:
-        part = index_shard(path, salvage)
-    except GigamaskError as fault:
-        return str(fault)
-    key = "\0".join(map(str, msgspec.structs.astuple(part.tar))).encode("utf-8", "surrogateescape")
-    place = work / f"{SCHEMA}-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
-    part.save(place)
-    return index_format.rows_of_shard(place)
+        shard = index_shard(path, salvage)
+    except GigamaskError as error:
+        return str(error)
+    key = "\0".join(map(str, msgspec.structs.astuple(shard.tar)))
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    folder = work / f"{SCHEMA}-{digest}"
+    shard.save(folder)
+    return index_format.rows_of_shard(folder)
 
 
 def _check_shard(index: Path, stored: TarFile) -> None:
@@ -377,10 +438,12 @@ def _check_shard(index: Path, stored: TarFile) -> None:
         status = os.stat(stored.path)
     except OSError as error:
         raise GigamaskError(
-            f"{stored.path}: the index {index} was made of it, and it is gone ({error.strerror}); put it back or {REBUILD}"
+            f"{stored.path}: is indexed in {index} and cannot be found ({error.strerror}); "
+            f"put it back or {REBUILD}"
         ) from error
-    # Of a folder that much would be asked of every file; each is compared with its size when it is read.
+    # The files of an image folder are not checked here; each is compared with its size when read.
     if status.st_size != stored.bytes and not stat.S_ISDIR(status.st_mode):
         raise GigamaskError(
-            f"{stored.path}: has {status.st_size} bytes, the index {index} was made when it had {stored.bytes}; {REBUILD}"
+            f"{stored.path}: has {status.st_size} bytes, had {stored.bytes} when the index "
+            f"{index} was built; {REBUILD}"
         )

@@ -1,9 +1,9 @@
-"""An index as it lies on disk: saved parts or other indexes enter, a folder of columns with its manifest leaves; and such folders opened again.
+"""The index on disk: merge saved shard indexes into a folder of columns, and open it again.
 
-`manifest.json` (schema, dtypes, what each tar was and what was left out of it) is written last; `images_*.npy` have a row per image, `masks_*.npy`
-a row per mask, tar by tar. One tar's rows depend on that tar alone, so joined in the same order they are the same bytes, wherever they come from.
-
-Not here: what the columns mean and who may use them (`data.index`), one tar's rows (`data.part`).
+`manifest.json` (schema, dtypes, what each shard was and what was left out of it) is written last;
+`images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. The rows of a
+shard depend on that shard alone, so merging them in the same order gives the same bytes, from
+whichever indexes they come.
 """
 
 import os
@@ -28,11 +28,11 @@ SCHEMA = 2
 MANIFEST = "manifest.json"
 REBUILD = "build it again with 'gigamask index'"
 ROWS_AT_ONCE = 2**22
-_BEGINNING = b'{"gigamask_index":'
+_PREFIX = b'{"gigamask_index":'
 
 
 class IndexManifest(msgspec.Struct, frozen=True):
-    """What the columns are about."""
+    """Contents of `manifest.json`: schema, row counts, dtypes of the columns, shard summaries."""
 
     gigamask_index: int
     images: int
@@ -42,26 +42,24 @@ class IndexManifest(msgspec.Struct, frozen=True):
 
     @property
     def tars(self) -> list[TarFile]:
-        """The tars as they were, in the order that the column `shard` counts."""
+        """The shards as they were when indexed, in the order of the column `shard`."""
         return [part.tar for part in self.parts]
 
     @property
     def left_out(self) -> LeftOut:
-        """What was left out of all tars."""
-        held = [part.left_out for part in self.parts]
-        rejected = [rejected for each in held for rejected in each.rejected]
-        broken = "; ".join(each.broken for each in held if each.broken)
+        """What was left out of all shards."""
+        left_out = [part.left_out for part in self.parts]
         return LeftOut(
-            rejected,
-            sum(each.json_without_jpg for each in held),
-            sum(each.other_files for each in held),
-            broken,
+            [sample for shard in left_out for sample in shard.rejected],
+            sum(shard.json_without_jpg for shard in left_out),
+            sum(shard.other_files for shard in left_out),
+            "; ".join(shard.broken for shard in left_out if shard.broken),
         )
 
 
 @dataclass(frozen=True)
 class ShardRows:
-    """One tar's rows, somewhere on disk: a folder of columns, and where in them they begin."""
+    """The rows of one shard on disk: a folder of columns, and the first rows in it."""
 
     summary: ShardSummary
     folder: Path
@@ -70,12 +68,12 @@ class ShardRows:
 
 
 def rows_of_shard(folder: Path) -> ShardRows:
-    """Returns a saved part's rows."""
+    """Return the rows of a saved `ShardIndex`."""
     return ShardRows(read_summary(folder), folder)
 
 
 def rows_of_index(folder: Path) -> list[ShardRows]:
-    """Returns the rows of each tar of an index; raises Fault when it is not sound."""
+    """Return the rows of each shard of an index; raise GigamaskError if it is damaged."""
     manifest = read_manifest(folder)
     open_columns(folder, manifest)
     rows, images, masks = [], 0, 0
@@ -86,26 +84,27 @@ def rows_of_index(folder: Path) -> list[ShardRows]:
 
 
 def merge(rows: Sequence[ShardRows], folder: Path) -> None:
-    """Joins tars' rows in the order given into an index folder; neither memory nor open files grow with their number."""
+    """Write an index; neither memory nor open files grow with the number of shards.
+
+    Args:
+        rows: The shards' rows, in the order of the index.
+        folder: The index folder, which must not exist.
+    """
     folder.mkdir()
-    summaries = [each.summary for each in rows]
-    images, masks = sum(each.images for each in summaries), sum(each.masks for each in summaries)
-    name_dtype = f"|S{max(each.name_bytes for each in summaries)}"
+    summaries = [shard.summary for shard in rows]
+    images, masks = sum(part.images for part in summaries), sum(part.masks for part in summaries)
+    name_dtype = f"|S{max(part.name_bytes for part in summaries)}"
     dtypes = {
         f"images_{name}": dtype for name, dtype in {**IMAGE_COLUMNS, "name": name_dtype}.items()
     }
     dtypes |= {f"masks_{name}": dtype for name, dtype in MASK_COLUMNS.items()}
     for key, dtype in dtypes.items():
-        write_column(
-            folder / f"{key}.npy",
-            dtype,
-            images if key.startswith("images") else masks,
-            _pieces(rows, key),
-        )
+        count = images if key.startswith("images") else masks
+        write_column(folder / f"{key}.npy", dtype, count, _pieces(rows, key))
     dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
     np.save(
         folder / "images_shard.npy",
-        np.repeat(np.arange(len(rows), dtype="<i4"), [each.images for each in summaries]),
+        np.repeat(np.arange(len(rows), dtype="<i4"), [part.images for part in summaries]),
     )
     first_mask = np.zeros(images + 1, "<i8")
     np.cumsum(np.load(folder / "images_masks.npy"), out=first_mask[1:])
@@ -116,22 +115,31 @@ def merge(rows: Sequence[ShardRows], folder: Path) -> None:
 
 
 def _pieces(rows: Sequence[ShardRows], key: str) -> Iterator[np.ndarray]:
-    """Yields one column of every tar."""
+    """Yield one column of every shard."""
     opened, column = None, np.zeros(0)
-    for each in rows:
-        if each.folder != opened:
-            opened, column = each.folder, np.load(each.folder / f"{key}.npy", mmap_mode="r")
+    for shard in rows:
+        if shard.folder != opened:
+            opened, column = shard.folder, np.load(shard.folder / f"{key}.npy", mmap_mode="r")
         first, count = (
-            (each.first_image, each.summary.images)
+            (shard.first_image, shard.summary.images)
             if key.startswith("images")
-            else (each.first_mask, each.summary.masks)
+            else (shard.first_mask, shard.summary.masks)
         )
         for start in range(first, first + count, ROWS_AT_ONCE):
             yield column[start : min(start + ROWS_AT_ONCE, first + count)]
 
 
 def write_column(path: Path, dtype: str, rows: int, pieces: Iterator[np.ndarray]) -> None:
-    """Writes an .npy piece by piece; into a mapped file a full disk would end the process without a word."""
+    """Write an .npy file piece by piece.
+
+    It is not memory-mapped: a full disk would then kill the process without an error.
+
+    Args:
+        path: The file; its stem decides the shape.
+        dtype: NumPy's type string.
+        rows: Total number of rows.
+        pieces: Consecutive rows.
+    """
     shape = (rows, 4) if path.stem == "masks_box" else (rows,)
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(
@@ -142,20 +150,21 @@ def write_column(path: Path, dtype: str, rows: int, pieces: Iterator[np.ndarray]
 
 
 def is_index(folder: str | Path) -> bool:
-    """Says whether the folder's manifest begins as an index's does; other programs write a `manifest.json` too."""
+    """Return whether the folder has an index's manifest, not another program's `manifest.json`."""
     try:
         with open(os.path.join(folder, MANIFEST), "rb") as file:
-            return file.read(len(_BEGINNING)) == _BEGINNING
+            return file.read(len(_PREFIX)) == _PREFIX
     except OSError:
         return False
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Returns an index's manifest; raises Fault when the folder holds none that fits."""
+    """Read a manifest; raise GigamaskError if it is missing, damaged or of another schema."""
     path = folder / MANIFEST
     if not is_index(folder):
         raise GigamaskError(
-            f"{folder}: is no index, it holds no {MANIFEST} of one; build one with 'gigamask index'"
+            f"{folder}: is not an index (no {MANIFEST} of gigamask's); "
+            "build one with 'gigamask index'"
         )
     raw = path.read_bytes()
     try:
@@ -166,20 +175,30 @@ def read_manifest(folder: Path) -> IndexManifest:
             )
         return msgspec.json.decode(raw, type=IndexManifest)
     except (msgspec.DecodeError, KeyError) as error:
-        raise GigamaskError(f"{path}: is no index's manifest ({error}); {REBUILD}") from error
+        raise GigamaskError(f"{path}: is not a valid manifest ({error}); {REBUILD}") from error
 
 
 def open_columns(
     folder: Path, manifest: IndexManifest
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the memory-mapped columns of images and of masks; raises Fault for one that is missing or not as the manifest says."""
+    """Memory-map the columns of an index.
+
+    Args:
+        folder: The index.
+        manifest: Its manifest.
+
+    Returns:
+        The columns of images and those of masks, by name.
+
+    Raises:
+        GigamaskError: A column is missing or does not match the manifest.
+    """
     images, masks = {}, {}
     for key, dtype in manifest.dtypes.items():
         kind, name = key.split("_", 1)
         rows = manifest.masks if kind == "masks" else manifest.images + (name == "first_mask")
-        (masks if kind == "masks" else images)[name] = _open_column(
-            folder / f"{key}.npy", dtype, rows
-        )
+        columns = masks if kind == "masks" else images
+        columns[name] = _open_column(folder / f"{key}.npy", dtype, rows)
     return images, masks
 
 
@@ -192,6 +211,7 @@ def _open_column(path: Path, dtype: str, rows: int) -> np.ndarray:
         ) from error
     if len(column) != rows or column.dtype != np.dtype(dtype):
         raise GigamaskError(
-            f"{path}: the column has {len(column)} rows of {column.dtype.str}, the manifest says {rows} of {dtype}; {REBUILD}"
+            f"{path}: the column has {len(column)} rows of {column.dtype.str}, "
+            f"the manifest says {rows} of {dtype}; {REBUILD}"
         )
     return column

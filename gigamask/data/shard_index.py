@@ -1,11 +1,7 @@
-"""What the index holds of one shard: the path of a tar or of a folder of images enters, its image and mask columns leave, with what was left out
-and why.
+"""Index one shard (a tar or an image folder): its image and mask columns, and what was left out.
 
-A part depends on its shard alone, so parts may be made in any order, kept, and joined later. Annotations are fetched a group at a time, which
-a server answers at once.
-
-Not here: joining parts (`data.columns`), reading them back (`data.index`), tar headers (`data.tar`), listing folders (`data.folder`), servers
-(`data.store`).
+The result depends on the shard alone, so shards can be indexed in any order, saved, and merged
+later. Annotations are fetched in groups, which a server answers concurrently.
 """
 
 import os
@@ -37,14 +33,14 @@ IMAGE_COLUMNS = {
 MASK_COLUMNS = {"area": "<i4", "box": "<u2", "predicted_iou": "<f4", "stability_score": "<f4"}
 PART = "part.json"
 HEADER_BYTES = 2**16
-"""A JPEG's size stands in its first kilobyte unless a preview or a colour profile comes first."""
+"""A JPEG's size is in its first kilobyte unless a preview or a color profile comes first."""
 GROUP_FILES, GROUP_BYTES = 64, 2**25
-"""What is fetched at once: no more files than a server is asked for at a time, and 32 MiB."""
+"""Largest group that is fetched at once: `storage.MAX_CONCURRENT` files, and 32 MiB."""
 _JPG = {".jpg", ".jpeg"}
 
 
 class TarFile(msgspec.Struct, frozen=True):
-    """The tar, or folder of images, that a part describes, as it was."""
+    """A tar or image folder as it was when indexed."""
 
     path: str
     bytes: int
@@ -52,7 +48,11 @@ class TarFile(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What a shard holds beside usable images; `rejected` says of each unusable one why, `broken` why what lies further behind could not be read."""
+    """Contents of a shard that are not indexed.
+
+    `rejected` gives the reason for each unusable image, `broken` the reason why the rest of the
+    tar could not be read ("" if all was).
+    """
 
     rejected: list[SkippedSample]
     json_without_jpg: int
@@ -61,7 +61,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class ShardSummary(msgspec.Struct, frozen=True):
-    """What joining needs to know of a part before it reads the columns."""
+    """Summary of a saved `ShardIndex`: what merging needs before it reads the columns."""
 
     tar: TarFile
     left_out: LeftOut
@@ -72,172 +72,199 @@ class ShardSummary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The columns of one shard: rows of `images` in stored order, rows of `masks` image by image in the json's order."""
+    """The columns of one shard.
+
+    `images` has its rows in stored order, `masks` image by image in the order of the jsons.
+    """
 
     tar: TarFile
     images: dict[str, np.ndarray]
     masks: dict[str, np.ndarray]
     left_out: LeftOut
 
-    def save(self, place: Path) -> None:
-        """Writes the part as a folder of columns and `part.json`, which appears when it is complete; one that is there already is kept."""
-        partial = place.with_name(f".{place.name}.{os.getpid()}")
-        partial.mkdir()
+    def save(self, folder: Path) -> None:
+        """Write a folder of columns and `part.json` atomically; an existing one is kept."""
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        temporary.mkdir()
         for kind, columns in (("images", self.images), ("masks", self.masks)):
             for name, column in columns.items():
-                np.save(partial / f"{kind}_{name}.npy", column)
+                np.save(temporary / f"{kind}_{name}.npy", column)
         names = self.images["name"]
         summary = ShardSummary(
             self.tar, self.left_out, len(names), len(self.masks["area"]), names.dtype.itemsize
         )
-        (partial / PART).write_bytes(msgspec.json.encode(summary))
+        (temporary / PART).write_bytes(msgspec.json.encode(summary))
         try:
-            partial.rename(place)
+            temporary.rename(folder)
         except OSError:
-            shutil.rmtree(partial)
-            if not place.is_dir():
+            shutil.rmtree(temporary)
+            if not folder.is_dir():
                 raise
 
 
-def read_summary(place: Path) -> ShardSummary:
-    """Returns the summary of a saved part."""
-    return msgspec.json.decode((place / PART).read_bytes(), type=ShardSummary)
+def read_summary(folder: Path) -> ShardSummary:
+    """Read the summary of a saved `ShardIndex`."""
+    return msgspec.json.decode((folder / PART).read_bytes(), type=ShardSummary)
 
 
 def stat_shard(path: str) -> TarFile:
-    """Returns a tar or a folder of images as it is now; two that differ were not the same bytes. Raises OSError for a local one that is not there."""
-    return TarFile(
-        path,
-        *(image_folder.scan(path).state if image_folder.is_folder(path) else storage.stat(path)),
-    )
+    """Return the current size and version of a tar or image folder.
+
+    Raises:
+        OSError: A local shard cannot be read.
+        GigamaskError: A remote one cannot be read.
+    """
+    if image_folder.is_folder(path):
+        return TarFile(path, *image_folder.scan(path).state)
+    return TarFile(path, *storage.stat(path))
 
 
 def stat_shards(paths: Sequence[str]) -> list[TarFile]:
-    """Returns `stat_shard` of each path; many servers' answers are waited for at once."""
+    """Return `stat_shard` of each path; remote tars are queried concurrently."""
     tars = [path for path in paths if not image_folder.is_folder(path)]
-    states = dict(zip(tars, storage.stat_all(tars), strict=True))
-    return [TarFile(path, *states[path]) if path in states else stat_shard(path) for path in paths]
+    stats = dict(zip(tars, storage.stat_all(tars), strict=True))
+    return [TarFile(path, *stats[path]) if path in stats else stat_shard(path) for path in paths]
 
 
 def index_shard(path: str, salvage: bool) -> ShardIndex:
-    """Returns the part of a tar or of a folder of images; see `index_tar` and `index_folder`."""
+    """Index a tar or an image folder.
+
+    Args:
+        path: The shard.
+        salvage: See `index_tar`.
+
+    Raises:
+        GigamaskError: See `index_tar` and `index_folder`.
+    """
     return index_folder(path) if image_folder.is_folder(path) else index_tar(path, salvage)
 
 
 def index_folder(path: str) -> ShardIndex:
-    """Returns the part of the images that lie in a folder itself; an annotation beside one is not read.
+    """Index the images directly in a folder, without annotations; broken ones are rejected.
 
-    A broken image is left out and named; raises Fault when more than half of them are, or when the folder cannot be read.
+    Raises:
+        GigamaskError: More than half of the images are broken, or the folder cannot be read.
     """
     try:
-        found = image_folder.scan(path)
+        listing = image_folder.scan(path)
     except OSError as error:
         raise GigamaskError(
-            f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+            f"{path}: cannot be read ({error.strerror}); "
+            "check the path, its permissions and the disk"
         ) from error
-    if not found.names:
+    if not listing.names:
         raise GigamaskError(
-            f"{path}: the folder holds no image any more; put them back, or index without it"
+            f"{path}: the folder has no images any more; put them back, or index without it"
         )
     rows, names, rejected = [], [], []
-    places = [
+    files = [
         ByteRange(os.path.join(path, name), 0, size)
-        for name, size in zip(found.names, found.sizes, strict=True)
+        for name, size in zip(listing.names, listing.sizes, strict=True)
     ]
-    heads = read_payloads([place._replace(size=min(place.size, HEADER_BYTES)) for place in places])
-    for file, place, head in zip(found.names, places, heads, strict=True):
-        name = f"{storage.basename(path)}:{file}"
+    heads = read_payloads([file._replace(size=min(file.size, HEADER_BYTES)) for file in files])
+    for file_name, file, head in zip(listing.names, files, heads, strict=True):
+        name = f"{storage.basename(path)}:{file_name}"
         try:
             if isinstance(head, CorruptSampleError):
                 raise head
-            height, width = read_size(head, place, name)
+            height, width = read_size(head, file, name)
         except CorruptSampleError as bad:
             rejected.append(SkippedSample(name, str(bad)))
             continue
-        rows.append((0, place.size, -1, 0, _number(posixpath.splitext(file)[0]), width, height, 0))
-        names.append(file)
-    _check_usable(path, rejected, len(places), "mend it or move it away")
+        image_id = _number(posixpath.splitext(file_name)[0])
+        rows.append((0, file.size, -1, 0, image_id, width, height, 0))
+        names.append(file_name)
+    _check_usable(path, rejected, len(files), "mend it or move it away")
     return ShardIndex(
-        TarFile(path, *found.state),
-        _table(rows, names),
+        TarFile(path, *listing.state),
+        _image_columns(rows, names),
         _no_masks(),
-        LeftOut(rejected, 0, found.others),
+        LeftOut(rejected, 0, listing.others),
     )
 
 
 def index_tar(path: str, salvage: bool = False) -> ShardIndex:
-    """Returns one tar's part. A broken entry is left out and named; raises Fault when the tar is unusable or more than half of its entries are.
+    """Index a tar; broken entries are rejected.
 
-    With `salvage`, of a tar that breaks off what lies before the break is taken.
+    Args:
+        path: Local path or URL of the tar.
+        salvage: Use the complete entries before the break of a truncated tar.
+
+    Raises:
+        GigamaskError: The tar is unusable, or more than half of its entries are.
     """
     members = tar.scan(path, salvage=True)
     if members.broken and not salvage:
-        before = (
-            f"; {len(members.names)} files lie before the break, which 'gigamask index --salvage' takes"
-            if members.names
-            else ""
-        )
-        raise GigamaskError(members.broken + before)
+        count = len(members.names)
+        hint = f"; 'gigamask index --salvage' uses the {count} files before the break"
+        raise GigamaskError(members.broken + hint * bool(count))
     try:
         stored = stat_shard(path)
     except OSError as error:
         raise GigamaskError(
-            f"{path}: went away while it was indexed ({error.strerror}); check the disk and run the same command again"
+            f"{path}: was removed while it was indexed ({error.strerror}); "
+            "check the disk and run the same command again"
         ) from error
-    jpgs, jsons, others, twice = pair_members(members)
-    for one, other in twice:
-        names = f"{members.names[one]}, {members.names[other]}"
+    jpgs, jsons, others, duplicates = pair_members(members)
+    _check_names(path, members, jpgs, duplicates)
+    rows, tables, names, rejected = [], [], [], []
+    ranges = [
+        _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
+    ]
+    for (stem, jpg), payload in zip(jpgs.items(), read_payloads(ranges), strict=True):
+        name = f"{storage.basename(path)}:{stem}"
+        jpg_range = ByteRange(path, int(members.offsets[jpg]), int(members.sizes[jpg]))
+        json = jsons.get(stem)
+        try:
+            if isinstance(payload, CorruptSampleError):
+                raise payload
+            if json is None:
+                json_range = (-1, 0)
+                about, table = _describe_jpg(payload, jpg_range, name), _no_masks()
+            else:
+                json_range = (int(members.offsets[json]), int(members.sizes[json]))
+                about, table = _describe_json(payload, name)
+        except CorruptSampleError as bad:
+            rejected.append(SkippedSample(name, str(bad)))
+            continue
+        rows.append((jpg_range.offset, jpg_range.size, *json_range, *about, len(table["area"])))
+        tables.append(table)
+        names.append(stem)
+    _check_usable(path, rejected, len(jpgs), "download it again or leave it out")
+    masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
+    left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others, members.broken)
+    return ShardIndex(stored, _image_columns(rows, names), masks, left_out)
+
+
+def _check_names(
+    path: str, members: tar.Members, jpgs: dict[str, int], duplicates: list[tuple[int, int]]
+) -> None:
+    """Raise GigamaskError for two members of one name, or a tar without jpgs."""
+    for first, second in duplicates:
+        name = posixpath.basename(members.names[first])
         raise GigamaskError(
-            f"{path}: two members are called {posixpath.basename(members.names[one])} ({names}); give each image a name of its own"
+            f"{path}: two members are named {name} ({members.names[first]}, "
+            f"{members.names[second]}); give each image a unique name"
         )
     if not jpgs:
         raise GigamaskError(
             members.broken
-            or f"{path}: holds no .jpg among its {len(members.names)} files; give tars of .jpg and .json files as SA-1B's are"
+            or f"{path}: has no .jpg among its {len(members.names)} files; "
+            "give tars of .jpg and .json files, as SA-1B's are"
         )
-    rows, tables, names, rejected = [], [], [], []
-    described = [
-        _place(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
-    ]
-    for (stem, jpg), first in zip(jpgs.items(), read_payloads(described), strict=True):
-        name = f"{storage.basename(path)}:{stem}"
-        at, size = int(members.offsets[jpg]), int(members.sizes[jpg])
-        json = jsons.get(stem)
-        try:
-            if isinstance(first, CorruptSampleError):
-                raise first
-            if json is None:
-                place, about, table = (
-                    (-1, 0),
-                    _describe_jpg(first, ByteRange(path, at, size), name),
-                    _no_masks(),
-                )
-            else:
-                place = (int(members.offsets[json]), int(members.sizes[json]))
-                about, table = _describe_json(first, name)
-        except CorruptSampleError as bad:
-            rejected.append(SkippedSample(name, str(bad)))
-            continue
-        rows.append((at, size, *place, *about, len(table["area"])))
-        tables.append(table)
-        names.append(stem)
-    _check_usable(path, rejected, len(jpgs), "fetch it again or leave it out")
-    masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
-    left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others, members.broken)
-    return ShardIndex(stored, _table(rows, names), masks, left_out)
 
 
-def _check_usable(path: str, rejected: list[SkippedSample], entries: int, act: str) -> None:
-    """Raises Fault when more than half of a shard's entries are left out."""
+def _check_usable(path: str, rejected: list[SkippedSample], entries: int, advice: str) -> None:
+    """Raise GigamaskError if more than half of a shard's entries are rejected."""
     if 2 * len(rejected) > entries:
-        first = f"the first: {rejected[0].reason}"
         raise GigamaskError(
-            f"{path}: {len(rejected)} of its {entries} entries are unusable, at most half may be; {act} ({first})"
+            f"{path}: {len(rejected)} of its {entries} entries are unusable, at most half may be; "
+            f"{advice} (the first: {rejected[0].reason})"
         )
 
 
-def _table(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, np.ndarray]:
-    """Returns the image columns of these rows, of which there is one at least."""
+def _image_columns(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, np.ndarray]:
+    """Return the image columns of one row or more."""
     columns = zip(*rows, strict=True)
     images = {
         key: np.array(column, dtype)
@@ -246,83 +273,100 @@ def _table(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, np.ndarra
     return images | {"name": np.array([os.fsencode(name) for name in names])}
 
 
-def _place(path: str, members: tar.Members, member: int, whole: bool) -> ByteRange:
-    """Returns where what describes an entry lies: a json, as far as one is read, or the head of a jpg."""
-    return ByteRange(
-        path,
-        int(members.offsets[member]),
-        min(int(members.sizes[member]), annotation.MAX_BYTES + 1 if whole else HEADER_BYTES),
-    )
+def _range(path: str, members: tar.Members, member: int, is_json: bool) -> ByteRange:
+    """Return the bytes to read of an entry: its json up to the limit, or the head of its jpg."""
+    limit = annotation.MAX_BYTES + 1 if is_json else HEADER_BYTES
+    return ByteRange(path, int(members.offsets[member]), min(int(members.sizes[member]), limit))
 
 
-def read_payloads(places: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
-    """Yields the bytes of each place, a bounded group of them fetched at once.
+def read_payloads(ranges: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
+    """Yield the bytes of each range, fetching a bounded group at once.
 
-    A local disk's error is that entry's own and is yielded; a server's is everyone's, and raises Fault rather than leave good images out.
+    An error of a local disk rejects that entry only and is yielded.
+
+    Raises:
+        GigamaskError: A server fails. That may concern all entries, so none is rejected for it.
     """
-    group, held = [], 0
-    for number, place in enumerate(places):
-        group.append(place)
-        held += place.size
-        if len(group) == GROUP_FILES or held >= GROUP_BYTES or number == len(places) - 1:
+    group, group_bytes = [], 0
+    for number, byte_range in enumerate(ranges, 1):
+        group.append(byte_range)
+        group_bytes += byte_range.size
+        full = len(group) == GROUP_FILES or group_bytes >= GROUP_BYTES
+        if full or number == len(ranges):
             for data in storage.read_ranges(group):
-                if isinstance(data, CorruptSampleError) and storage.is_remote(place.path):
+                if isinstance(data, CorruptSampleError) and storage.is_remote(byte_range.path):
                     raise GigamaskError(str(data)) from data
                 yield data
-            group, held = [], 0
+            group, group_bytes = [], 0
 
 
-def pair_members(members: tar.Members) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
-    """Returns the member of each stem's jpg, of each stem's json, how many files are neither, and pairs of a stem's first member and a later one.
+def pair_members(
+    members: tar.Members,
+) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
+    """Pair the jpgs and jsons of a tar by stem, ignoring folders.
 
-    Folders do not matter.
+    Returns:
+        The member number of each stem's jpg and of each stem's json, the number of other files,
+        and for each duplicate the first member and the later one.
     """
     jpgs: dict[str, int] = {}
     jsons: dict[str, int] = {}
-    others, twice = 0, []
+    others, duplicates = 0, []
     for member, name in enumerate(members.names):
         stem, extension = posixpath.splitext(posixpath.basename(name))
-        found = (
-            jpgs if extension.lower() in _JPG else jsons if extension.lower() == ".json" else None
-        )
-        if found is None or stem.startswith("."):  # macOS packs a '._sa_1.jpg' beside each file
+        extension = extension.lower()
+        numbers = jpgs if extension in _JPG else jsons if extension == ".json" else None
+        if numbers is None or stem.startswith("."):  # macOS packs a '._sa_1.jpg' beside each file
             others += 1
-        elif stem in found:
-            twice.append((found[stem], member))
+        elif stem in numbers:
+            duplicates.append((numbers[stem], member))
         else:
-            found[stem] = member
-    return jpgs, jsons, others, twice
+            numbers[stem] = member
+    return jpgs, jsons, others, duplicates
 
 
-def _describe_jpg(head: bytes, place: ByteRange, name: str) -> tuple[int, int, int]:
-    """Returns image id, width and height of an image without annotation: the number its name ends in (-1 without), and its header's size."""
-    height, width = read_size(head, place, name)
+def _describe_jpg(head: bytes, jpg: ByteRange, name: str) -> tuple[int, int, int]:
+    """Return image id (the number at the end of the name), width and height of an image."""
+    height, width = read_size(head, jpg, name)
     return _number(name), width, height
 
 
 def _number(stem: str) -> int:
-    """Returns the number that a name ends in, -1 without one."""
+    """Return the number at the end of a name, -1 without one."""
     digits = re.search(r"\d{1,18}$", stem, re.ASCII)
     return int(digits.group()) if digits else -1
 
 
-def read_size(head: bytes, place: ByteRange, name: str) -> tuple[int, int]:
-    """Returns the (height, width) of an image from its head, or else from the whole of it, which is read then."""
+def read_size(head: bytes, file: ByteRange, name: str) -> tuple[int, int]:
+    """Return an image's size from its head, or from the whole file if that is not enough.
+
+    Args:
+        head: First bytes of the file.
+        file: The whole file, read if needed.
+        name: Name of the image in errors.
+
+    Returns:
+        (height, width) in pixels.
+
+    Raises:
+        CorruptSampleError: The image is broken or too large.
+    """
     try:
         return image.size(head, name)
     except CorruptSampleError:
-        if place.size > image.MAX_BYTES:
+        if file.size > image.MAX_BYTES:
             raise CorruptSampleError(
-                f"{name}: has {place.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; leave it out"
+                f"{name}: has {file.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; "
+                "leave it out"
             ) from None
-        [whole] = read_payloads([place])
+        [whole] = read_payloads([file])
         if isinstance(whole, CorruptSampleError):
             raise whole from None
         return image.size(whole, name)
 
 
 def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:
-    """Returns image id, width and height, and the mask columns."""
+    """Return image id, width and height, and the mask columns."""
     record = annotation.read(raw, name)
     entry = check_record(record, name)
     areas, boxes = entry.masks.areas(), entry.masks.boxes()
@@ -338,11 +382,20 @@ def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[st
 
 
 def check_record(record: annotation.Sa1bRecord, name: str) -> ImageAnnotation:
-    """Returns a json's masks and scores once it is known to describe the image that it is named after, and to hold together."""
+    """Check that a json describes the image of its name, and return its masks and scores.
+
+    Args:
+        record: The parsed json.
+        name: Name of the image, `TAR:STEM`.
+
+    Raises:
+        CorruptSampleError: It describes another image, or is not valid.
+    """
     stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
     if stem and stem != name.rpartition(":")[2]:
         raise CorruptSampleError(
-            f"{name}: its json says it describes {record.image.file_name!r}; put each json beside its own jpg"
+            f"{name}: its json describes {record.image.file_name!r}; "
+            "put each json beside its own jpg"
         )
     return annotation.check(record, name)
 

@@ -1,11 +1,9 @@
-"""Bytes by offset: a tar's number, an offset and a length enter, those bytes leave; or an index's rows enter, their jpgs and jsons leave.
+"""Read the bytes of index entries, and any byte range of a shard.
 
-Local tars are read by one positioned read an entry, an image of a folder is opened, read and closed. Remote tars are asked for everything a call
-wants at once, neighbours by one request.
-A reader may be pickled, forked or handed to a worker at any time: files are opened when first read, and positioned reads share no file position.
-It belongs to one thread.
-
-Not here: where entries lie (`data.index`), servers, their errors and trying again (`data.store`).
+Each entry of a local tar takes one positioned read; a file of an image folder is opened, read and
+closed. All remote ranges of one call are requested at once, neighbors in one request. A reader may
+be pickled, forked or passed to a worker at any time: files are opened when first read, and
+positioned reads share no file position. It must be used from one thread only.
 """
 
 import os
@@ -19,15 +17,17 @@ from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError
 
 MAX_GAP_BYTES = 2**16
-"""Two members this close are fetched by one read; between neighbours lie a header and padding, at most 1,535 bytes in ustar."""
+"""Members this close are fetched in one read. Between neighbors are a header and padding, at most
+1,535 bytes in ustar."""
 MAX_JOINED_BYTES = 2**23
-"""Entries that follow each other are joined into one request up to here: several of SA-1B's; above it, several at once are faster."""
+"""Largest request that joins consecutive entries: several of SA-1B's. For more bytes, several
+concurrent requests are faster."""
 
 EntryBytes = tuple[bytes, bytes | None]
 
 
 class ShardSpan(NamedTuple):
-    """A stretch of one tar, by the tar's number."""
+    """A byte range of one shard, by the shard's number."""
 
     shard: int
     start: int
@@ -35,36 +35,62 @@ class ShardSpan(NamedTuple):
 
 
 class ShardReader:
-    """Reads from a fixed list of tars and folders; of tars at most `open_files` are held open, the least recently used let go first.
-
-    With `read_ahead` > 0, `read_entries` fetches remote tars in aligned blocks of so many bytes and keeps the last `blocks` of them, which is what
-    an order wants that goes through a tar. Local files have the page cache.
-    """
+    """Reader of a fixed list of tars and image folders."""
 
     def __init__(
         self, paths: Sequence[str], open_files: int = 64, read_ahead: int = 0, blocks: int = 4
     ) -> None:
+        """Create a reader; no file is opened yet.
+
+        Args:
+            paths: The shards, in the order of the index.
+            open_files: Largest number of local tars kept open; the least recently used is closed.
+            read_ahead: Size in bytes of the aligned blocks in which `read_entries` fetches remote
+                tars, for samplers that go through a tar in order; 0 fetches entries only. Local
+                files rely on the page cache.
+            blocks: Number of the most recently used blocks kept in memory.
+        """
         self._descriptors: OrderedDict[int, int] = OrderedDict()
-        self._held: OrderedDict[ShardSpan, bytes] = OrderedDict()
+        self._block_cache: OrderedDict[ShardSpan, bytes] = OrderedDict()
         self.paths = tuple(paths)
         self.open_files, self.read_ahead, self.blocks = open_files, read_ahead, blocks
         self._remote = tuple(map(storage.is_remote, self.paths))
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        """Returns `size` bytes of a tar from `offset` on; raises CorruptSampleError where they are not to be had."""
-        place = ByteRange(self.paths[shard], offset, size)
+        """Read one range of a tar.
+
+        Args:
+            shard: Number of the tar.
+            offset: First byte.
+            size: Number of bytes.
+
+        Raises:
+            CorruptSampleError: The bytes cannot be read.
+        """
+        byte_range = ByteRange(self.paths[shard], offset, size)
         if self._remote[shard]:
-            return storage.read(*place)
+            return storage.read(*byte_range)
         try:
-            data = storage.read_at(self._descriptor(shard), place)
+            data = storage.read_at(self._descriptor(shard), byte_range)
         except OSError as error:
-            raise storage.read_error(place, error) from error
+            raise storage.read_error(byte_range, error) from error
         if isinstance(data, CorruptSampleError):
             raise data
         return data
 
     def read_entry(self, index: Index, row: int) -> EntryBytes:
-        """Returns the jpg and the json of one row (None without a json), by one read where they are neighbours; raises CorruptSampleError."""
+        """Read the jpg and the json of one image, in one read if they are neighbors.
+
+        Args:
+            index: The index of this reader's shards.
+            row: Row of the image in the index.
+
+        Returns:
+            The bytes of the jpg, and of the json or None if there is none.
+
+        Raises:
+            CorruptSampleError: The bytes cannot be read.
+        """
         [entry] = self.read_entries(index, [row])
         if isinstance(entry, CorruptSampleError):
             raise entry
@@ -73,34 +99,41 @@ class ShardReader:
     def read_entries(
         self, index: Index, rows: Sequence[int], jsons: bool = True
     ) -> list[EntryBytes | CorruptSampleError]:
-        """Returns each row's jpg and json (None without one, or without `jsons`), or why they are not to be had."""
+        """Read the jpgs and jsons of several images.
+
+        Args:
+            index: The index of this reader's shards.
+            rows: Rows of the images in the index.
+            jsons: Read the jsons too.
+
+        Returns:
+            The bytes of each jpg, and of its json or None; or the error if they cannot be read.
+        """
         spans = [_members(index, row, jsons) for row in rows]
+        # A tar begins with a header, so an offset of 0 means a file of an image folder.
         read = self._read_spans(
-            index, [span for jpg, json in spans if jpg.start for span in _together(jpg, json)]
+            index, [span for jpg, json in spans if jpg.start for span in _merge_pair(jpg, json)]
         )
-        # In a tar a header comes before each file, so what lies at its very beginning is a file of a folder.
         return [
             _cut(jpg, json, read) if jpg.start else self._read_file(index, row, jpg)
             for row, (jpg, json) in zip(rows, spans, strict=True)
         ]
 
     def close(self) -> None:
-        """Closes every tar and lets go of what was read ahead; a later read opens its tar again."""
-        self._held.clear()
+        """Close all tars and drop the blocks read ahead; a later read opens its tar again."""
+        self._block_cache.clear()
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
     def _read_file(self, index: Index, row: int, jpg: ShardSpan) -> EntryBytes | CorruptSampleError:
-        """Returns an image of a folder, which has no json."""
-        read = image_folder.read_file(
-            os.path.join(self.paths[jpg.shard], os.fsdecode(index.images["name"][row])), jpg.stop
-        )
-        return read if isinstance(read, CorruptSampleError) else (read, None)
+        """Read an image of a folder, which has no json."""
+        name = os.fsdecode(index.images["name"][row])
+        data = image_folder.read_file(os.path.join(self.paths[jpg.shard], name), jpg.stop)
+        return data if isinstance(data, CorruptSampleError) else (data, None)
 
     def _read_spans(
         self, index: Index, spans: list[ShardSpan]
     ) -> dict[ShardSpan, bytes | CorruptSampleError]:
-        """Returns the bytes of each span."""
         read: dict[ShardSpan, bytes | CorruptSampleError] = {}
         for span in spans:
             if not self._remote[span.shard]:
@@ -108,12 +141,12 @@ class ShardReader:
                     read[span] = self.read(span.shard, span.start, span.stop - span.start)
                 except CorruptSampleError as bad:
                     read[span] = bad
-        afar = sorted({span for span in spans if self._remote[span.shard]})
+        remote = sorted({span for span in spans if self._remote[span.shard]})
         if self.read_ahead > 0:
-            for group in self._fitting(afar):
+            for group in self._block_groups(remote):
                 read |= self._read_blocks(index, group)
-        rest = [span for span in afar if not isinstance(read.get(span), bytes)]
-        joined = _joined(rest)
+        rest = [span for span in remote if not isinstance(read.get(span), bytes)]
+        joined = _join(rest)
         for whole, data in self._fetch(list(joined)).items():
             for span in joined[whole]:
                 read[span] = (
@@ -121,24 +154,24 @@ class ShardReader:
                     if isinstance(data, CorruptSampleError)
                     else data[span.start - whole.start : span.stop - whole.start]
                 )
-        # One broken stretch must not take its neighbours along.
+        # An error in a joined request must not reject its readable spans.
         alone = [
             span
-            for whole, held in joined.items()
-            for span in held
-            if len(held) > 1 and isinstance(read[span], CorruptSampleError)
+            for whole, members in joined.items()
+            for span in members
+            if len(members) > 1 and isinstance(read[span], CorruptSampleError)
         ]
         return read | self._fetch(alone)
 
     def _fetch(self, spans: list[ShardSpan]) -> dict[ShardSpan, bytes | CorruptSampleError]:
-        """Returns the bytes of remote spans, asked for at once."""
-        places = [
+        """Fetch remote spans concurrently."""
+        ranges = [
             ByteRange(self.paths[span.shard], span.start, span.stop - span.start) for span in spans
         ]
-        return dict(zip(spans, storage.read_ranges(places), strict=True))
+        return dict(zip(spans, storage.read_ranges(ranges), strict=True))
 
-    def _fitting(self, spans: list[ShardSpan]) -> list[list[ShardSpan]]:
-        """Cuts sorted spans into groups of which each touches no more blocks than may be held; a span that touches more by itself is left out."""
+    def _block_groups(self, spans: list[ShardSpan]) -> list[list[ShardSpan]]:
+        """Group sorted spans so that each group fits into `blocks` blocks; omit larger spans."""
         groups: list[list[ShardSpan]] = [[]]
         touched: set[tuple[int, int]] = set()
         for span in spans:
@@ -158,30 +191,30 @@ class ShardReader:
     def _read_blocks(
         self, index: Index, spans: list[ShardSpan]
     ) -> dict[ShardSpan, bytes | CorruptSampleError]:
-        """Returns spans cut from blocks, those that are not held fetched at once; never more than `blocks` of them are in memory."""
+        """Cut spans from cached blocks, fetching missing ones, with at most `blocks` in memory."""
         ahead = self.read_ahead
         wanted: dict[ShardSpan, list[ShardSpan]] = {}
         for span in spans:
-            ends = index.manifest.parts[span.shard].tar.bytes
+            tar_bytes = index.manifest.parts[span.shard].tar.bytes
             starts = range(span.start // ahead * ahead, span.stop, ahead)
             wanted[span] = [
-                ShardSpan(span.shard, start, min(start + ahead, ends)) for start in starts
+                ShardSpan(span.shard, start, min(start + ahead, tar_bytes)) for start in starts
             ]
         needed = dict.fromkeys(block for blocks in wanted.values() for block in blocks)
         for block in needed:
-            if block in self._held:
-                self._held.move_to_end(block)
-        missing = [block for block in needed if block not in self._held]
-        while len(self._held) > self.blocks - len(missing):
-            self._held.popitem(last=False)
+            if block in self._block_cache:
+                self._block_cache.move_to_end(block)
+        missing = [block for block in needed if block not in self._block_cache]
+        while len(self._block_cache) > self.blocks - len(missing):
+            self._block_cache.popitem(last=False)
         for block, data in self._fetch(missing).items():
             if isinstance(data, bytes):
-                self._held[block] = data
+                self._block_cache[block] = data
         read: dict[ShardSpan, bytes | CorruptSampleError] = {}
         for span, blocks in wanted.items():
-            if all(block in self._held for block in blocks):
+            if all(block in self._block_cache for block in blocks):
                 pieces = (
-                    self._held[block][max(span.start - block.start, 0) : span.stop - block.start]
+                    self._block_cache[block][max(span.start - block.start, 0) : span.stop - block.start]
                     for block in blocks
                 )
                 read[span] = b"".join(pieces)
@@ -205,18 +238,20 @@ class ShardReader:
 
 
 def _members(index: Index, row: int, jsons: bool) -> tuple[ShardSpan, ShardSpan | None]:
-    """Returns where a row's jpg and, if wanted, json lie."""
+    """Return the spans of a row's jpg and, with `jsons`, of its json."""
     shard, jpg, jpg_bytes, json, json_bytes = (
         int(index.images[column][row])
         for column in ("shard", "jpg_offset", "jpg_bytes", "json_offset", "json_bytes")
     )
-    return ShardSpan(shard, jpg, jpg + jpg_bytes), None if json < 0 or not jsons else ShardSpan(
-        shard, json, json + json_bytes
+    has_json = jsons and json >= 0
+    return (
+        ShardSpan(shard, jpg, jpg + jpg_bytes),
+        ShardSpan(shard, json, json + json_bytes) if has_json else None,
     )
 
 
-def _together(jpg: ShardSpan, json: ShardSpan | None) -> list[ShardSpan]:
-    """Returns one span of both where they are neighbours, else each."""
+def _merge_pair(jpg: ShardSpan, json: ShardSpan | None) -> list[ShardSpan]:
+    """Return one span of both if they are neighbors, else each."""
     if json is None:
         return [jpg]
     start, stop = min(jpg.start, json.start), max(jpg.stop, json.stop)
@@ -227,8 +262,8 @@ def _together(jpg: ShardSpan, json: ShardSpan | None) -> list[ShardSpan]:
 def _cut(
     jpg: ShardSpan, json: ShardSpan | None, read: dict[ShardSpan, bytes | CorruptSampleError]
 ) -> EntryBytes | CorruptSampleError:
-    """Returns the jpg and the json from what was read."""
-    spans = _together(jpg, json)
+    """Cut the jpg and the json from the spans that were read."""
+    spans = _merge_pair(jpg, json)
     first, last = read[spans[0]], read[spans[-1]]
     if isinstance(first, CorruptSampleError):
         return first
@@ -240,10 +275,10 @@ def _cut(
     ]
 
 
-def _joined(spans: list[ShardSpan]) -> dict[ShardSpan, list[ShardSpan]]:
-    """Returns sorted spans under the stretches to ask for: neighbours share one, up to a bound."""
+def _join(spans: list[ShardSpan]) -> dict[ShardSpan, list[ShardSpan]]:
+    """Join neighbors among sorted spans, up to a bound; return the members of each joined span."""
     joined: dict[ShardSpan, list[ShardSpan]] = {}
-    last, held = None, []
+    last, members = None, []
     for span in spans:
         if (
             last is not None
@@ -253,9 +288,9 @@ def _joined(spans: list[ShardSpan]) -> dict[ShardSpan, list[ShardSpan]]:
             both = ShardSpan(last.shard, last.start, max(last.stop, span.stop))
             if both.stop - both.start <= MAX_JOINED_BYTES:
                 del joined[last]
-                last, held = both, [*held, span]
-                joined[last] = held
+                last, members = both, [*members, span]
+                joined[last] = members
                 continue
-        last, held = span, [span]
-        joined[last] = held
+        last, members = span, [span]
+        joined[last] = members
     return joined

@@ -68,13 +68,13 @@ def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
             str(tmp_path / "run"),
             "--steps",
             "1",
-        ): "is a folder of images where tars are wanted; pack them into tars first",
+        ): "is a folder of images where tars are wanted",
         (
             "index",
             str(photos / "class0" / "0.JPEG"),
             "--out",
             str(tmp_path / "index"),
-        ): "0.JPEG: is an image; give the folder that it is in",
+        ): "0.JPEG: is an image",
     }.items():
         assert main(list(words)) == 2
         error = capsys.readouterr().err.strip()

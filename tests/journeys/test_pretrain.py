@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli.main import STOPPED, main
+from gigamask.cli.main import INTERRUPTED, main
 from gigamask.data import tar
 from gigamask.models.state_dict import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
@@ -158,7 +158,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         said, _ = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == STOPPED
+    assert process.returncode == INTERRUPTED
     assert f"gigamask pretrain --resume {run}" in said.decode()
     step = records(run)[-1]["step"]
     assert 0 < step < 100000
@@ -288,7 +288,7 @@ REFUSED = [
     ("pretrain mae_tiny", "--data is empty"),
     (
         "pretrain mae_tiny --data nowhere",
-        "nowhere: no such path; give a tar, a folder of tars or images, a glob or an index",
+        "nowhere: no such path",
     ),
     ("pretrain mae_tiny --data {scenes} --steps 0", "--steps is 0, it must be at least 1"),
     ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
@@ -316,7 +316,7 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --freeze image_encoder",
-        "--freeze names 'image_encoder', which is no part of the model; name patch_embed",
+        "--freeze image_encoder: the model has no such module or parameter; choose among patch_embed",
     ),
     (
         "pretrain mae_tiny --data {scenes} --init nowhere.pth",
@@ -349,7 +349,7 @@ REFUSED = [
     ),
     (
         "evaluate {mae} --data {scenes}",
-        "holds an encoder's pre-training alone; train on with --init mae:",
+        "train a SAM with --init mae:",
     ),
 ]
 

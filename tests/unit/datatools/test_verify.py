@@ -117,10 +117,8 @@ def test_a_second_member_of_the_same_name_is_bad(tmp_path):
     jpg, record = broken.sound(1)
     tar.write(tmp_path / "t.tar", [*broken.members(1, jpg, record), ("again/sa_1.jpg", jpg)])
     (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad
-    assert (finding.member, finding.reason) == (
-        "again/sa_1.jpg",
-        "sa_1.jpg has its name; give each image a name of its own",
-    )
+    assert finding.member == "again/sa_1.jpg"
+    assert finding.reason.startswith("sa_1.jpg ")
 
 
 def test_stated_areas_and_boxes_are_compared(tmp_path):
@@ -150,9 +148,7 @@ def test_stated_areas_and_boxes_are_compared(tmp_path):
         one.reason,
     )
     assert (one.sample, one.member) == ("t.tar:sa_0", "sa_0.json")
-    assert other.reason.startswith(
-        "an area or bbox is not as SA-1B writes them (Expected `array | null`, got `str`"
-    )
+    assert "(Expected `array | null`, got `str`" in other.reason
     assert verification.summary([report])["odd_samples"] == 2
 
 
@@ -186,9 +182,8 @@ def test_checksums_are_compared(tmp_path):
     report = verification.check_tar(
         str(tmp_path / "whole.tar"), {"whole.tar": "0" * 32}, decode=False
     )
-    assert report.faults == [
-        f"{tmp_path}/whole.tar: its checksum is {sums['whole.tar']}, the list says {'0' * 32}; fetch it again"
-    ]
+    (fault,) = report.faults
+    assert re.match(f"{tmp_path}/whole.tar: .*{sums['whole.tar']}.*{'0' * 32}", fault)
     assert report.images == 4
     first, second = verification.check_tar(
         str(tmp_path / "empty.tar"), {"empty.tar": "0" * 32}, decode=False
@@ -212,23 +207,11 @@ def test_an_index_is_compared_with_its_tars(tmp_path):
     os.utime(tmp_path / "c.tar", ns=(1, 1))
     reports, stale = verification.verify([folder])
     assert len(stale) == 3
-    assert re.search(
-        r"index: its tar .*a.tar is gone \(No such file or directory\); put it back or index again with 'gigamask index'",
-        stale[0],
-    )
-    assert re.search(
-        r"index: its tar .*b.tar had \d+ bytes, it has \d+; index again with 'gigamask index'",
-        stale[1],
-    )
-    assert re.search(r"index: its tar .*c.tar was written since; index again", stale[2])
+    assert re.search(r"index: .*a.tar .*\(No such file or directory\).*'gigamask index'", stale[0])
+    assert re.search(r"index: .*b.tar had \d+ bytes, .* \d+; .*'gigamask index'", stale[1])
+    assert re.search(r"index: .*c.tar .*since; index again", stale[2])
     assert [bool(report.faults) for report in reports] == [True, False, False]
-    assert (
-        reports[0]
-        .faults[0]
-        .endswith(
-            "a.tar: cannot be read (No such file or directory); check the path, its permissions and the disk"
-        )
-    )
+    assert re.search(r"a.tar: .*\(No such file or directory\)", reports[0].faults[0])
 
 
 def test_a_damaged_index_is_said(tmp_path):
@@ -236,14 +219,13 @@ def test_a_damaged_index_is_said(tmp_path):
     index.build([tmp_path], tmp_path / "index")
     (tmp_path / "index" / "masks_area.npy").unlink()
     _, stale = verification.verify(tmp_path / "index")
-    assert re.search(r"masks_area.npy: the index's column is missing or cut short", stale[0])
+    assert re.search(r"masks_area.npy: .*cut short", stale[0])
 
 
 def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
     report = verification.check_tar(str(tmp_path / "gone.tar"), {"gone.tar": "0" * 32}, decode=True)
-    assert report.faults == [
-        f"{tmp_path}/gone.tar: cannot be read (No such file or directory); check the path, its permissions and the disk"
-    ]
+    (fault,) = report.faults
+    assert re.match(rf"{tmp_path}/gone.tar: .*\(No such file or directory\)", fault)
 
 
 def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
