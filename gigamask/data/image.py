@@ -1,10 +1,9 @@
-"""Photographs: a JPEG's bytes, or a PNG's or WebP's, enter, its size or its RGB pixels leave, both in stored order.
+"""Decoding and encoding of images: JPEG, PNG and WebP.
 
-Masks lie on the stored pixels, so an EXIF orientation is not applied. What libjpeg-turbo decodes with a complaint is refused: a damaged file
-is no picture, though Pillow decodes some without a word. PNG and WebP are left to Pillow; their transparency is dropped. What a file is, its first
-bytes say, for some of ImageNet's .JPEG are none.
-
-Not here: cropping and scaling to the input square (`geometry.frame`).
+Masks refer to the stored pixels, so EXIF orientation is not applied. A JPEG that libjpeg-turbo
+decodes with a warning is rejected, although Pillow decodes some of these silently. PNG and WebP
+are decoded by Pillow, without their transparency. The format is detected from the first bytes,
+because some of ImageNet's .JPEG files are not JPEGs.
 """
 
 import io
@@ -20,65 +19,94 @@ from PIL import Image
 from gigamask.errors import CorruptSampleError
 
 MAX_PIXELS = 2**26
-"""67 megapixels, 20 times SA-1B's largest: above it a header is taken for a decompression bomb."""
+"""67 megapixels, 20 times SA-1B's largest image; a larger one is taken for a decompression bomb."""
 MAX_BYTES = 2**28
-"""256 MiB; a JPEG of as many pixels has a quarter of that at the highest quality."""
-_DEEP = ("I", "F")
-"""Pillow's modes of more than 8 bits, which it would clip."""
+"""256 MiB; a JPEG of MAX_PIXELS has a quarter of that at the highest quality."""
+_HIGH_BIT_DEPTH_MODES = ("I", "F")
+"""Prefixes of Pillow's modes of more than 8 bits, which it would clip."""
 
 
 def size(raw: bytes, name: str) -> tuple[int, int]:
-    """Returns (H, W) from the header of an image, of which the beginning is enough, a JPEG's up to its frame header."""
-    return _header(raw, name)[:2]
+    """Read the size (H, W) from the header of an image.
+
+    Args:
+        raw: the file or its beginning, of a JPEG up to the frame header.
+        name: name of the image for errors.
+
+    Raises:
+        CorruptSampleError: the header is invalid or states too many pixels.
+    """
+    return _read_header(raw, name)[:2]
 
 
 def check_annotated(
-    found: tuple[int, int], annotated: tuple[int, int], name: str, what: str = "JPEG"
+    stored: tuple[int, int], annotated: tuple[int, int], name: str, image_format: str = "JPEG"
 ) -> None:
-    """Raises CorruptSampleError when an image's size (H, W) is not the one that its annotation states."""
-    if annotated != found:
+    """Check that an image has the size that its annotation states.
+
+    Args:
+        stored: size (H, W) of the image.
+        annotated: size (H, W) in the annotation.
+        name: name of the image for errors.
+        image_format: format of the image for errors.
+
+    Raises:
+        CorruptSampleError: the sizes differ.
+    """
+    if annotated != stored:
         raise CorruptSampleError(
-            f"{name}: the {what} has {found[0]} x {found[1]} pixels, its annotation says {annotated[0]} x {annotated[1]}; leave it out"
+            f"{name}: the {image_format} has {stored[0]} x {stored[1]} pixels, but its annotation "
+            f"says {annotated[0]} x {annotated[1]}; leave it out"
         )
 
 
 def decode(
     raw: bytes, name: str, annotated: tuple[int, int] | None = None, half: bool = False
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Returns the pixels as RGB, whatever the image's own colours are.
+    """Decode an image of any color mode as RGB.
 
-    `annotated` is the size (H, W) that the annotation states; another one raises CorruptSampleError. `half` decodes at half the size (rounded up), of a JPEG
-    in the DCT domain: a quarter faster, about 42 dB from the full decode followed by the same reduction.
+    Args:
+        raw: the file.
+        name: name of the image for errors.
+        annotated: size (H, W) that the annotation states.
+        half: decode at half the size, rounded up; a JPEG in the DCT domain, a quarter faster and
+            about 42 dB from the full decoding followed by the same reduction.
+
+    Returns:
+        Pixels, uint8, [H, W, 3].
+
+    Raises:
+        CorruptSampleError: the image cannot be decoded or has another size.
     """
-    height, width, usual = _header(raw, name)
+    height, width, by_simplejpeg = _read_header(raw, name)
     if annotated is not None:
         check_annotated((height, width), annotated, name, _format(raw))
     try:
-        if not usual:
-            with _opened(raw) as image:
+        if not by_simplejpeg:
+            with _open_pillow(raw) as image:
                 return np.array(image.convert("RGB").reduce(2 if half else 1))
-        if (
-            half
-        ):  # without min_factor simplejpeg may choose 5/8 or 3/4, which take longer than full size
+        if half:
+            # Without min_factor simplejpeg may choose 5/8 or 3/4, slower than the full size.
             return simplejpeg.decode_jpeg(
                 raw, "RGB", min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2
             )
         return simplejpeg.decode_jpeg(raw, "RGB")
     except (ValueError, OSError, SyntaxError) as error:
         raise CorruptSampleError(
-            f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it out or fetch its tar again"
+            f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it "
+            "out or download its tar again"
         ) from error
 
 
 def encode_jpeg(
     pixels: UInt8[np.ndarray, "H W 3"], quality: int, chroma_subsampling: str = "420"
 ) -> bytes:
-    """Encodes RGB pixels as a JPEG file without metadata.
+    """Encode RGB pixels as a JPEG file without metadata.
 
     Args:
         pixels: RGB image, uint8, [H, W, 3].
         quality: JPEG quality, 1 to 100.
-        chroma_subsampling: "420" stores colour at half the resolution, "444" at the full one.
+        chroma_subsampling: "420" stores color at half the resolution, "444" at the full one.
 
     Returns:
         The bytes of the file.
@@ -91,47 +119,44 @@ def encode_jpeg(
     )
 
 
-def _header(raw: bytes, name: str) -> tuple[int, int, bool]:
-    """Returns height, width, and whether libjpeg-turbo's interface knows the format and chroma subsampling; the rest, like 3x1, is left to Pillow."""
-    usual = True
+def _read_header(raw: bytes, name: str) -> tuple[int, int, bool]:
+    """Return height, width, and whether simplejpeg can decode the image; else Pillow does."""
+    by_simplejpeg = True
     try:
         height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])
-    except (
-        ValueError,
-        KeyError,
-    ):  # a KeyError for 4:4:1, which libjpeg-turbo knows and simplejpeg has no name for
-        usual = False
+    except (ValueError, KeyError):  # KeyError: 4:4:1, which libjpeg-turbo knows, simplejpeg not
+        by_simplejpeg = False
         try:
-            with _opened(raw) as image:
+            with _open_pillow(raw) as image:
                 (width, height), mode = image.size, image.mode
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise CorruptSampleError(
-                f"{name}: the {len(raw)} bytes are no {_format(raw)} that can be read; leave it out or fetch its tar again"
+                f"{name}: the {len(raw)} bytes are not a valid {_format(raw)}; leave it out or "
+                "download its tar again"
             ) from error
-        if mode.startswith(_DEEP):
+        if mode.startswith(_HIGH_BIT_DEPTH_MODES):
             raise CorruptSampleError(
-                f"{name}: the {_format(raw)} has {mode} pixels, known are those of 8 bits; convert it to 8 bits a channel"
+                f"{name}: the {_format(raw)} has mode {mode}, but must have 8 bits per channel; "
+                "convert it"
             ) from None
     if height * width > MAX_PIXELS:
         raise CorruptSampleError(
-            f"{name}: the {_format(raw)} states {height} x {width} pixels, at most {MAX_PIXELS} are decoded; leave it out"
+            f"{name}: the {_format(raw)} states {height} x {width} pixels, more than the limit of "
+            f"{MAX_PIXELS}; leave it out"
         )
-    return height, width, usual
+    return height, width, by_simplejpeg
 
 
 def _format(raw: bytes) -> str:
-    """Returns what an image is by its first bytes; what is neither PNG nor WebP should be a JPEG."""
+    """Detect the format by the first bytes; what is neither PNG nor WebP counts as a JPEG."""
     if raw.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"):
         return "PNG"
     return "WEBP" if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP" else "JPEG"
 
 
 @contextmanager
-def _opened(raw: bytes) -> Iterator[Image.Image]:
-    """Opens an image with Pillow."""
+def _open_pillow(raw: bytes) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of bombs, the limit here is lower; of transparent palettes
+        warnings.simplefilter("ignore")  # bombs, which MAX_PIXELS excludes; transparent palettes
         with Image.open(io.BytesIO(raw), formats=[_format(raw)]) as image:
             yield image

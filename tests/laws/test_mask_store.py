@@ -134,7 +134,7 @@ def test_a_mirrored_raster_is_the_mirror_where_it_lies_on_the_cells(height, widt
     side, grid = square
     runs = RLEMasks.from_dense(np.random.default_rng(seed).random((3, height, width)) < 0.5)
     plain, flipped = (
-        ImageTransform.resize_longest_side((height, width), side, flip).masks(runs, grid)
+        ImageTransform.resize_longest_side((height, width), side, flip).apply_masks(runs, grid)
         for flip in (False, True)
     )
     if mask_store_shard.needs_mirrored_copy((height, width), side, grid):

@@ -87,7 +87,7 @@ def test_packed_masks_come_back(grid):
     assert packed.shape == (9, -(-grid * grid // 64))
     back = mask_store_shard.unpack(packed, grid)
     assert back.size == runs.size
-    for name in ("bounds", "starts"):
+    for name in ("bounds", "offsets"):
         assert np.array_equal(getattr(back, name), getattr(runs, name))
         assert getattr(back, name).dtype == getattr(runs, name).dtype
     assert len(mask_store_shard.unpack(packed[:0], grid)) == 0
@@ -105,7 +105,7 @@ def test_the_files_are_one_bit_a_cell(built, opened):
 
 
 def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
-    real, made = mask_store_shard.build_piece, []
+    real, made = mask_store_shard.build_shard, []
 
     def dies_second(job):
         if made:
@@ -113,19 +113,19 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
         made.append(job.shard)
         real(job)
 
-    monkeypatch.setattr(mask_store_shard, "build_piece", dies_second)
+    monkeypatch.setattr(mask_store_shard, "build_shard", dies_second)
     with pytest.raises(KeyboardInterrupt):
         mask_store.build(opened, tmp_path / "store", GRID, SIDE)
     with pytest.raises(GigamaskError, match=r"b.tar.*'gigamask masks"):
         MaskStore.open(tmp_path / "store", opened)
     monkeypatch.setattr(
-        mask_store_shard, "build_piece", lambda job: (made.append(job.shard), real(job))
+        mask_store_shard, "build_shard", lambda job: (made.append(job.shard), real(job))
     )
     # What a killed process leaves behind.
     (
         tmp_path
         / "store"
-        / f".{mask_store_shard.key_of(mask_store_shard.describe_tars(opened)[1])}"
+        / f".{mask_store_shard.shard_key(mask_store_shard.describe_tars(opened)[1])}"
     ).mkdir()
     seen = []
     mask_store.build(
@@ -296,7 +296,7 @@ def test_a_tar_that_changed_under_its_index_is_refused(tars, tmp_path, record):
 
 def test_a_json_that_cannot_be_read_ends_the_build(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        mask_store_shard.store,
+        mask_store_shard.storage,
         "read_ranges",
         lambda places: (
             [CorruptSampleError(f"{places[0].path}: cannot be read; check the disk")] * len(places)
@@ -339,10 +339,10 @@ def test_settings_that_a_store_cannot_serve_are_refused_in_one_line(built, opene
 
 
 def test_few_pieces_stay_open(opened, built, monkeypatch):
-    monkeypatch.setattr(mask_store, "OPEN_PIECES", 1)
+    monkeypatch.setattr(mask_store, "MAX_OPEN_SHARDS", 1)
     store = MaskStore.open(built.folder, opened)
     for row in (0, 4, 0, 4):
-        store.runs(row, np.arange(2))
+        store.masks(row, np.arange(2))
     assert store._arrays.cache_info().currsize == 1
 
 
@@ -358,4 +358,4 @@ def test_the_verb_builds_and_verifies(opened, tmp_path, capsys):
     assert f"{out}: 30 masks of 2 tars, 0.0 MB" in printed
     assert f"--loader.mask-store {out}" in printed
     MasksCommand(paths=(str(opened.folder),), out=out, verify=True).run()
-    assert "all sound" in capsys.readouterr().out
+    assert "no errors" in capsys.readouterr().out
