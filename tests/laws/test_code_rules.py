@@ -5,13 +5,17 @@ import io
 import subprocess
 import sys
 import tokenize
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "gigamask").rglob("*.py"))
 # What may exceed its cap, and why.
 EXCEPTIONS = {
-    "gigamask/masks/rle.py:Runs": "one value with the operations of masks: strings and pixels in and out, measures, resampling",
+    "gigamask/masks/rle.py:RLEMasks": "one value with all operations on masks",
 }
 
 
@@ -23,6 +27,30 @@ def test_the_import_contract_is_kept():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_modules_import_each_other():
+    """Also not within a package, lazily, or for annotations alone."""
+    graph = grimp.build_graph("gigamask", cache_dir=None)
+    imports = {
+        module: graph.find_modules_directly_imported_by(module)
+        for module in graph.modules
+        if module != "gigamask"
+    }
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_a_class_name_has_one_meaning():
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def code_lines(source: str) -> set[int]:
