@@ -1,4 +1,4 @@
-"""Calibration of grounding scores: confidences, and the threshold above which a mask fits the text."""
+"""Calibration of grounding scores: confidences, and the threshold above which a mask fits."""
 
 import json
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ class Confidence:
             steps: Newton steps.
 
         Returns:
-            The fit; the default if all masks or none are right, and scale 0 if right masks score lower.
+            The fit; the default if all masks or none are right, and scale 0 if right masks score
+            lower.
         """
         if not is_target.any() or is_target.all():
             return cls()
@@ -86,7 +87,8 @@ class Confidence:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
             raise GigamaskError(
-                f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground evaluate {folder} --calibrate"
+                f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground "
+                f"evaluate {folder} --calibrate"
             ) from error
 
 
@@ -103,8 +105,8 @@ def calibrate(
         images: Index row of each query's image; every other image makes a half.
 
     Returns:
-        The confidence fitted to all queries, and calibration summaries `uncalibrated` and `calibrated`;
-        the default and the former only if there are too few queries or images.
+        The confidence fitted to all queries, and calibration summaries `uncalibrated` and
+        `calibrated`; the default and the former only if there are too few queries or images.
     """
     x, y = np.concatenate(logits), np.concatenate(is_target)
     half = _every_other(np.repeat(images, [len(row) for row in logits]))
@@ -135,9 +137,9 @@ def calibrate_refusal(
         images: Index row of each query's image; every other image makes a half.
 
     Returns:
-        The threshold fitted to all queries, and the shares of refused queries without targets (`absent`)
-        and with targets (`refused`), `uncalibrated` and `calibrated` on the other half; 0 and the former
-        only if there are too few queries or one kind of them.
+        The threshold fitted to all queries, and the shares of refused queries without targets
+        (`absent`) and with targets (`refused`), `uncalibrated` and `calibrated` on the other half;
+        0 and the former only if there are too few queries or one kind of them.
     """
     best = np.array([row.max(initial=-1e4) for row in logits])
     absent = np.array([not row.any() for row in is_target])

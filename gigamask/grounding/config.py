@@ -56,10 +56,11 @@ class GroundingEvalConfig(Evaluator):
         check_at_least(1, **{"evaluation.count": self.count})
         if bool(self.data) != bool(self.queries):
             raise GigamaskError(
-                "--evaluation.data and --evaluation.queries need each other; pass both, or neither to evaluate on the images of --val-split"
+                "--evaluation.data and --evaluation.queries need each other; pass both, or "
+                "neither to evaluate on the images of --val-split"
             )
 
-    def look_ahead(self) -> None:
+    def check_inputs(self) -> None:
         """Raise `GigamaskError` if the data are not tars or the queries cannot be read."""
         from gigamask.data.index import find_tars
 
@@ -85,7 +86,7 @@ class GroundingEvalConfig(Evaluator):
 
         if not self.data and not run.val_split:
             return None
-        index, dataset = run.evaluation_set()
+        index, dataset = evaluation_set(run)
         order = make_rng(0, "evaluation").permutation(len(dataset.queries))
         if self.count < len(order):
             numbers = sorted(order[: self.count].tolist())
@@ -95,7 +96,7 @@ class GroundingEvalConfig(Evaluator):
 
 @dataclass(frozen=True)
 class GroundingTrainConfig(TrainConfig):
-    """Configuration of a grounding training; samples are queries, counted by `batch` and `micro`."""
+    """Configuration of a grounding training; samples are queries, counted by `batch_size`."""
 
     verb: ClassVar[str] = "ground train"
     next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
@@ -103,7 +104,8 @@ class GroundingTrainConfig(TrainConfig):
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the images of --data"""
     segmenter: str = ""
-    """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face folder"""
+    """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors,
+    a Hugging Face folder"""
     val_split: float = 0.0
     """share of the images whose queries are held out for evaluation"""
     max_masks: int = 16
@@ -126,7 +128,8 @@ class GroundingTrainConfig(TrainConfig):
         check_at_least(1, max_masks=self.max_masks)
         if not self.queries:
             raise GigamaskError(
-                "--queries is required: JSONL files of texts with their target masks; make synthetic ones: gigamask synth DIR --queries"
+                "--queries is required: JSONL files of texts with their target masks; make "
+                "synthetic ones: gigamask synth DIR --queries"
             )
         if not self.segmenter:
             raise GigamaskError("--segmenter is required: the weights of a trained segmenter")
@@ -136,16 +139,16 @@ class GroundingTrainConfig(TrainConfig):
             raise GigamaskError(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
         if self.parallel != "ddp":
             raise GigamaskError(
-                f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder that could be sharded"
+                f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder "
+                f"that could be sharded"
             )
         return super().check()
 
     def build(self, device: str = "cpu") -> GroundingModel:
         """Return the untrained model, with its text model if that is trained.
 
-        The text model is loaded on the run's device, since 4-bit and half-precision weights cannot be
-        moved there from the CPU.
-        """
+        The text model is loaded on the run's device, since 4-bit and half-precision weights cannot
+        be moved there from the CPU."""
         from gigamask.distributed.precision import choose_device
         from gigamask.grounding.model import GroundingModel
         from gigamask.models.init import materialize
@@ -170,7 +173,7 @@ class GroundingTrainConfig(TrainConfig):
         from gigamask.grounding.data import open_queries
         from gigamask.training.data_source import DataSource
 
-        kept, _ = self.split_queries(self.loaded_queries, index)
+        kept, _ = split_queries(self, self.loaded_queries, index)
         dataset = open_queries(index, kept, self.seed)
         loader = self.query_loader(dataset, index, self.max_masks)
         return DataSource(
@@ -204,7 +207,7 @@ class GroundingTrainConfig(TrainConfig):
             seed=self.seed,
         )
 
-    def look_ahead(self, earlier: Collection[str] = ()) -> None:
+    def check_inputs(self, earlier: Collection[str] = ()) -> None:
         """Check that data, queries and weights exist, before images are indexed.
 
         Args:
@@ -213,7 +216,7 @@ class GroundingTrainConfig(TrainConfig):
         Raises:
             Fault: A file is missing or invalid.
         """
-        super().look_ahead(earlier)
+        super().check_inputs(earlier)
         _ = self.loaded_queries
         if not Path(self.segmenter).exists():
             raise GigamaskError(
@@ -242,71 +245,80 @@ class GroundingTrainConfig(TrainConfig):
         return self.queries
 
     @property
-    def strata(self) -> bool:
+    def uses_strata(self) -> bool:
         """Whether mining uses the sampler's strata."""
         return self.mining.by_sampler
 
-    def split_queries(self, queries: list[Query], index: Index) -> tuple[list[Query], list[Query]]:
-        """Split queries by image into training and held-out ones.
 
-        An image is held out by its name and the seed, whatever else is indexed.
+def split_queries(
+    config: GroundingTrainConfig, queries: list[Query], index: Index
+) -> tuple[list[Query], list[Query]]:
+    """Split queries by image into training and held-out ones.
 
-        Args:
-            queries: The queries.
-            index: Index of their images.
+    An image is held out by its name and the seed, whatever else is indexed.
 
-        Returns:
-            Training queries and held-out queries, in their order.
+    Args:
+        config: The training, whose `val_split` and seed decide.
+        queries: The queries.
+        index: Index of their images.
 
-        Raises:
-            Fault: No training query is left.
-        """
-        from gigamask.data.queries import locate
-        from gigamask.rng import make_rng
+    Returns:
+        Training queries and held-out queries, in their order.
 
-        if not self.val_split:
-            return queries, []
-        rows = locate(queries, index).tolist()
-        names = [index.entry_name(row).rpartition("/")[2] for row in rows]
-        held_out = {
-            name: float(make_rng(self.seed, f"hold out {name}").random()) < self.val_split
-            for name in set(names)
-        }
-        pairs = list(zip(queries, names, strict=True))
-        kept = [query for query, name in pairs if not held_out[name]]
-        if not kept:
-            raise GigamaskError(
-                f"--val-split {self.val_split} leaves no training query; hold out fewer images"
-            )
-        return kept, [query for query, name in pairs if held_out[name]]
+    Raises:
+        GigamaskError: No training query is left.
+    """
+    from gigamask.data.queries import locate
+    from gigamask.rng import make_rng
 
-    def evaluation_set(self) -> tuple[Index, QueryDataset]:
-        """Return the index and the queries to evaluate on: those of `evaluation`, else the held-out ones.
+    if not config.val_split:
+        return queries, []
+    rows = locate(queries, index).tolist()
+    names = [index.entry_name(row).rpartition("/")[2] for row in rows]
+    held_out = {
+        name: float(make_rng(config.seed, f"hold out {name}").random()) < config.val_split
+        for name in set(names)
+    }
+    pairs = list(zip(queries, names, strict=True))
+    kept = [query for query, name in pairs if not held_out[name]]
+    if not kept:
+        raise GigamaskError(
+            f"--val-split {config.val_split} leaves no training query; hold out fewer images"
+        )
+    return kept, [query for query, name in pairs if held_out[name]]
 
-        Raises:
-            Fault: No image is held out.
-        """
-        from gigamask.data import index as indexes
-        from gigamask.grounding.data import open_queries
 
-        if self.evaluation.data:
-            index = indexes.open_or_build(self.evaluation.data, f"{self.out}/evaluation")
-            return index, open_queries(index, self.evaluation.loaded_queries, self.seed)
-        index = indexes.open_or_build(self.data, self.out)
-        kept, held_out = self.split_queries(self.loaded_queries, index)
-        if not held_out:
-            raise GigamaskError(
-                f"--val-split {self.val_split} holds out no image of {len(kept)} queries; hold out more images, or pass --evaluation.data"
-            )
-        return index, open_queries(index, held_out, self.seed)
+def evaluation_set(config: GroundingTrainConfig) -> tuple[Index, QueryDataset]:
+    """Return the index and the queries to evaluate on.
 
-    def training_set(self) -> tuple[Index, QueryDataset] | None:
-        """Return the index and the queries of the training, None if its data no longer exist."""
-        from gigamask.data import index as indexes
-        from gigamask.grounding.data import open_queries
+    They are those of `config.evaluation`, or else the held-out ones.
 
-        with suppress(GigamaskError):
-            index = indexes.open_or_build(self.data, self.out)
-            kept, _ = self.split_queries(self.loaded_queries, index)
-            return index, open_queries(index, kept, self.seed)
-        return None
+    Raises:
+        GigamaskError: No image is held out.
+    """
+    from gigamask.data import index as indexes
+    from gigamask.grounding.data import open_queries
+
+    if config.evaluation.data:
+        index = indexes.open_or_build(config.evaluation.data, f"{config.out}/evaluation")
+        return index, open_queries(index, config.evaluation.loaded_queries, config.seed)
+    index = indexes.open_or_build(config.data, config.out)
+    kept, held_out = split_queries(config, config.loaded_queries, index)
+    if not held_out:
+        raise GigamaskError(
+            f"--val-split {config.val_split} holds out no image of {len(kept)} queries; hold out "
+            f"more images, or pass --evaluation.data"
+        )
+    return index, open_queries(index, held_out, config.seed)
+
+
+def training_set(config: GroundingTrainConfig) -> tuple[Index, QueryDataset] | None:
+    """Return the index and the queries of the training, None if its data no longer exist."""
+    from gigamask.data import index as indexes
+    from gigamask.grounding.data import open_queries
+
+    with suppress(GigamaskError):
+        index = indexes.open_or_build(config.data, config.out)
+        kept, _ = split_queries(config, config.loaded_queries, index)
+        return index, open_queries(index, kept, config.seed)
+    return None

@@ -25,7 +25,8 @@ from gigamask.rng import make_rng
 from gigamask.types import DataCursor, SampleRef, SkippedSample, StepPlan
 
 AREA_WEIGHT, LENGTH_WEIGHT, OBJECTS_WEIGHT, RELATIONS_WEIGHT = 0.3, 0.2, 0.3, 0.2
-"""Weights of the difficulty ("Curriculum for Spatial Grounding", `compute_grounding_difficulty`)."""
+"""Weights of the difficulty ("Curriculum for Spatial Grounding", `compute_grounding_difficulty`).
+"""
 MAX_WORDS, MAX_OBJECTS, MAX_RELATIONS = 50, 20, 5
 """Counts at which each part of the difficulty saturates."""
 
@@ -79,15 +80,15 @@ def words(text: str) -> list[str]:
 
 
 def count_relations(text: str) -> int:
-    """Count the spatial relations of a text: non-overlapping phrases of `RELATIONS`, longest first."""
+    """Count the spatial relations of a text, phrases of `RELATIONS`, without overlap."""
     return len(_RELATION.findall(" ".join(words(text))))
 
 
 def complexity(text: str) -> int:
     """Return the index of a text's complexity in `COMPLEXITIES`.
 
-    A relational text has a spatial relation. A compound one has three words or more that are not stop
-    words ("the red striped disc"), or a conjunction ("dogs and cats"). All others are simple.
+    A relational text has a spatial relation. A compound one has three words or more that are not
+    stop words ("the red striped disc"), or a conjunction ("dogs and cats"). All others are simple.
     """
     if count_relations(text):
         return 2
@@ -148,10 +149,10 @@ class QueryDataset:
 def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> QueryDataset:
     """Make a dataset of queries, whose columns are computed on first use.
 
-    The columns: `tar`, number in the index; `masks`, masks of the image; `area_share`, mean share of
-    the image that target masks cover; `granularity` in `GRANULARITIES`; `length` in words; `relations`;
-    `complexity` in `COMPLEXITIES`; `domain`, by default the name of the tar's folder; `kind`;
-    `difficulty`.
+    The columns: `tar`, number in the index; `masks`, masks of the image; `area_share`, mean share
+    of the image that target masks cover; `granularity` in `GRANULARITIES`; `length` in words;
+    `relations`; `complexity` in `COMPLEXITIES`; `domain`, by default the name of the tar's folder;
+    `kind`; `difficulty`.
 
     Args:
         index: Index of the images.

@@ -48,7 +48,10 @@ class Protocol:
 
     candidates: str = "all masks of the image's json"
     none: str = '"no mask fits" is one more candidate with a learned score'
-    confidence: str = 'sigmoid of a mask\'s score minus that of "no mask fits", scaled and shifted as fitted on the queries of every other image'
+    confidence: str = (
+        'sigmoid of a mask\'s score minus that of "no mask fits", scaled and shifted as fitted on '
+        "the queries of every other image"
+    )
     iou: str = "best-scoring mask with the target mask of the greatest IoU"
     mean: str = "over queries"
 
@@ -184,7 +187,9 @@ def evaluate(
         areas = image.masks.areas().astype(np.float64)
         metrics["network"].append(query_metrics(result.scores, query.mask_indices, image))
         metrics["chance"].append(chance_metrics(query.mask_indices, image))
-        metrics["largest"].append(query_metrics(np.append(areas, -np.inf), query.mask_indices, image))
+        metrics["largest"].append(
+            query_metrics(np.append(areas, -np.inf), query.mask_indices, image)
+        )
         if prior:
             scores = prior.scores(query.text, index, row)
             metrics["prior"].append(query_metrics(scores, query.mask_indices, image))
@@ -267,7 +272,9 @@ class GroundingEvaluator:
     @profile_range("evaluation")
     def run(self, model: GroundingModel) -> EvaluationResult:
         """Return the scores in [0, 1], with a warning if images cannot be read."""
-        verdict = self.world.each(lambda: self._evaluate(model) if self.world.is_main else None)
+        verdict = self.world.run_on_all(
+            lambda: self._evaluate(model) if self.world.is_main else None
+        )
         return next(part for part in self.world.gather(verdict) if part is not None)
 
     def _evaluate(self, model: GroundingModel) -> EvaluationResult:

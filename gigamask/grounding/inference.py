@@ -59,7 +59,8 @@ def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
         folder = Path(path)
         if not (folder / checkpoint.MODEL).is_file():
             raise GigamaskError(
-                f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out {path}"
+                f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out "
+                f"{path}"
             )
         manifest.verify(folder)
     model = config.build()

@@ -1,9 +1,10 @@
-"""Features of an image's masks, computed once per image, and the frozen backbones of a grounding run.
+"""Features of an image's masks, computed once per image, and the frozen backbones of a grounding
+run.
 
-The features of a mask are, in the order of `GroundingModelConfig.parts`: the mean of the segmenter's
-embedding under the mask, cells weighted by the share that the mask covers; mean and deviation of the
-colours under it; its geometry; the mask itself, resized from its box to a small square.
-"""
+The features of a mask are, in the order of `GroundingModelConfig.parts`: the mean of the
+segmenter's embedding under the mask, cells weighted by the share that the mask covers; mean and
+deviation of the colours under it; its geometry; the mask itself, resized from its box to a small
+square."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -69,7 +70,8 @@ class MaskFeatureExtractor:
         """
         if model.config.embedding_dim != config.embedding_dim:
             raise GigamaskError(
-                f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding has "
+                f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding "
+                f"has "
                 f"{model.config.embedding_dim} channels; pass {model.config.embedding_dim}"
             )
         self.model, self.config, self.encoded, self.width = model, config, 0, sum(config.parts)
@@ -209,8 +211,8 @@ def geometry(masks: RLEMasks) -> Float32[np.ndarray, "n P"]:
         masks: Masks of one image, n.
 
     Returns:
-        Centre x and y from the image's centre, width, height, square root and scaled logarithm of the
-        area share, share of the box that is covered, log aspect ratio; [n, 8].
+        Centre x and y from the image's centre, width, height, square root and scaled logarithm of
+        the area share, share of the box that is covered, log aspect ratio; [n, 8].
     """
     height, width = masks.size
     boxes, areas = masks.boxes().astype(np.float64), np.maximum(masks.areas(), 1)
@@ -300,7 +302,8 @@ class Backbones:
         text = self.text.build(device, self.seed)
         if text.dim != self.config.text_dim:
             raise GigamaskError(
-                f"--model.text-dim is {self.config.text_dim}, but the text model's features have {text.dim} channels; pass {text.dim}"
+                f"--model.text-dim is {self.config.text_dim}, but the text model's features have "
+                f"{text.dim} channels; pass {text.dim}"
             )
         return text
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gigamask.distributed.precision import HALVES
+from gigamask.distributed.precision import HALF_DTYPES
 from gigamask.errors import GigamaskError
 from gigamask.grounding import text_models
 from gigamask.grounding.text_encoders import HuggingFace, require
@@ -106,7 +106,8 @@ class GroundingSetup:
         )
         if self.head.dim < HEAD_CHANNELS or self.head.dim % HEAD_CHANNELS or self.head.layers < 0:
             raise GigamaskError(
-                f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, got {self.head.dim} and {self.head.layers}"
+                f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, "
+                f"got {self.head.dim} and {self.head.layers}"
             )
 
 
@@ -128,7 +129,7 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
     prepare(base, text)
     head = setup.head.build(base.config.hidden_size)
     adapters, head_parameters = trained(base), trained(head)
-    half = HALVES.get(text.precision, torch.float32)
+    half = HALF_DTYPES.get(text.precision, torch.float32)
     image_bytes, image_peak = dry_run_images(vision, half, setup.images) if vision else (0, 0)
     side = vision.image_size if vision else 1024
     held = {
@@ -183,8 +184,10 @@ def table(found: Mapping[str, Any]) -> str:
     bits = "4-bit" if found["four_bit"] else found["precision"]
     lines = [
         f"language model of {parameters['language model'] / 1e6:,.1f} M parameters without its "
-        f"head, {bits}; adapters of rank {found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} M",
-        f"{found['images']} images, {found['queries']} queries each, {found['tokens']} tokens, {found['masks']} masks an image; {found['precision']}",
+        f"head, {bits}; adapters of rank {found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} "
+        f"M",
+        f"{found['images']} images, {found['queries']} queries each, {found['tokens']} tokens, "
+        f"{found['masks']} masks an image; {found['precision']}",
         "",
     ]
     lines += [f"{part:18}{held / 1e9:9.2f} GB" for part, held in found["bytes"].items()]
@@ -246,7 +249,7 @@ def text_model(encoder: HuggingFace) -> Any:
             config = found.get_text_config()
     config.use_cache = False
     with text_models.quiet():
-        half = HALVES.get(encoder.precision, torch.float32)
+        half = HALF_DTYPES.get(encoder.precision, torch.float32)
         return text_models.meta_model(config, half).eval()
 
 

@@ -1,10 +1,10 @@
 """Metrics of a grounding query, and baselines that do not look at the image.
 
-With target masks: `top_1`, the best mask is right, whatever "no mask fits" scores; `top_3`, one of the
-best three is; `iou` of the best mask with its best target; `pointing`, the centre of the best mask is in
-a target; `refused`, "no mask fits" scores best; `set_f1` of the masks above "no mask fits".
-Without targets: `absent`, "no mask fits" scores best. For all: `answered`, the best score is right.
-"""
+With target masks: `top_1`, the best mask is right, whatever "no mask fits" scores; `top_3`, one of
+the best three is; `iou` of the best mask with its best target; `pointing`, the centre of the best
+mask is in a target; `refused`, "no mask fits" scores best; `set_f1` of the masks above "no mask
+fits". Without targets: `absent`, "no mask fits" scores best. For all: `answered`, the best score is
+right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class ImageMasks:
     Attributes:
         masks: The masks, m.
         iou: Pairwise IoU.
-        contains_point: At [i, j], whether the pixel of mask i farthest from its border is in mask j.
+        contains_point: At [i, j], whether the pixel of mask i farthest from its border is in mask
+            j.
     """
 
     masks: RLEMasks

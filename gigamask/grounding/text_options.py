@@ -18,9 +18,11 @@ class HuggingFaceOptions:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype of the weights and of the computation; auto is bf16 on a GPU and fp32 on a CPU"""
     four_bit: bool = False
-    """load linear layers as double-quantised 4-bit NormalFloat (QLoRA) with bitsandbytes; needs a GPU"""
+    """load linear layers as double-quantised 4-bit NormalFloat (QLoRA) with bitsandbytes; needs a
+    GPU"""
     layer: int = -1
-    """layer whose output is used: 0 is the embeddings, 1 the first block, -1 the last with its final norm"""
+    """layer whose output is used: 0 is the embeddings, 1 the first block, -1 the last with its
+    final norm"""
     max_tokens: int = 64
     """longer texts are truncated to this many tokens, special tokens included"""
     lora_rank: int = 0
@@ -28,7 +30,8 @@ class HuggingFaceOptions:
     lora_alpha: int = 16
     """LoRA adapters are scaled by lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = ()
-    """last names of the linear layers with adapters; empty uses peft's choice for the architecture, mostly queries and values"""
+    """last names of the linear layers with adapters; empty uses peft's choice for the architecture,
+    mostly queries and values"""
     recompute: bool = False
     """with adapters: recompute every block in the backward pass (activation checkpointing)"""
 

@@ -149,8 +149,10 @@ class Session:
                 predictor = SamPredictor(self.model, cache=self._cache)
                 self._images[key] = OpenImage(name, pixels, predictor, masks)
             self._images.move_to_end(key)
-            while len(self._images) > MIN_CACHED_IMAGES and self._cached_bytes() > MAX_CACHED_BYTES:
-                self._images.popitem(last=False)
+            cached_bytes = sum(opened.pixels.nbytes for opened in self._images.values())
+            while len(self._images) > MIN_CACHED_IMAGES and cached_bytes > MAX_CACHED_BYTES:
+                _, dropped = self._images.popitem(last=False)
+                cached_bytes -= dropped.pixels.nbytes
         return {
             "id": key,
             "name": name,
@@ -229,9 +231,6 @@ class Session:
         scores = {"confidence": found.confidence[: len(best)].tolist()}
         answers = masks_to_json(masks[best], scores)
         return {"fitting": found.fitting, "candidates": len(masks), "answers": answers}
-
-    def _cached_bytes(self) -> int:
-        return sum(opened.pixels.nbytes for opened in self._images.values())
 
     def _image(self, key: str) -> OpenImage:
         with self._images_lock:

@@ -1,4 +1,4 @@
-"""`gigamask ground`: train a grounding model (`ground train`) and evaluate it (`ground evaluate`)."""
+"""`gigamask ground`: train a grounding model (`ground train`), evaluate it (`ground evaluate`)."""
 
 from __future__ import annotations
 
@@ -14,40 +14,44 @@ from gigamask.errors import GigamaskError
 if TYPE_CHECKING:
     from gigamask.grounding.config import GroundingTrainConfig
 
-USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN [--section.leaf value ...]
+USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE...
+                             --out RUN [--section.field value ...]
        gigamask ground train --resume RUN
        gigamask ground evaluate RUN [--data PATH... --queries FILE...] [--calibrate]"""
 
 
 @dataclass(frozen=True)
 class GroundCommand:
-    """train a model that finds masks by text (ground train), or evaluate one against baselines (ground evaluate)"""
+    """train a model that finds masks by text (ground train), or evaluate it (ground evaluate)"""
 
     weights: Positional[Annotated[str, arg(metavar="RUN")]]
-    """the folder of a 'ground train', or one of its checkpoints"""
+    """run folder of a 'ground train', or one of its checkpoints"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; default: the held-out or evaluation images of the training"""
+    """tars, folders of tars, globs, or an index; default: the evaluation or held-out images of the
+    training"""
     queries: tuple[str, ...] = ()
-    """JSONL files of queries about them"""
+    """JSONL files of queries about the images of --data"""
     calibrate: bool = False
     """save the confidence fitted to these queries to the run folder, for 'gigamask ask'"""
     segmenter: str | None = None
-    """where the segmenter's weights are now, if they have moved"""
+    """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
-    """auto is cuda when there is one"""
+    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
     json: str | None = None
-    """write the metrics to this JSON file"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands.progress import bar
-        from gigamask.grounding.config import GroundingEvalConfig
+        """Evaluate, print the metrics beside those of baselines, and return them."""
+        from gigamask.cli.commands.output import progress_bar
+        from gigamask.grounding.config import GroundingEvalConfig, evaluation_set, training_set
         from gigamask.grounding.evaluation import evaluate, format_table, score_queries
         from gigamask.grounding.inference import load_model
         from gigamask.grounding.metrics import PositionPrior
 
         if bool(self.data) != bool(self.queries):
             raise GigamaskError(
-                "--data and --queries need each other; pass both, or neither for the held-out images"
+                "--data and --queries must be passed together; "
+                "pass both, or neither for the held-out images"
             )
         config = load_config(self.weights, self.segmenter, self.device)
         if not isinstance(config.evaluation, GroundingEvalConfig):  # an evaluator of the user's own
@@ -57,14 +61,15 @@ class GroundCommand:
             config = replace(config, evaluation=evaluation)
         elif not config.evaluation.data and not config.val_split:
             raise GigamaskError(
-                f"{config.out}: the training held out no images; pass --data PATH... --queries FILE..."
+                f"{config.out}: the training held out no images; "
+                "pass --data PATH... --queries FILE..."
             )
         model = load_model(config, self.weights)
-        index, dataset = config.evaluation_set()
+        index, dataset = evaluation_set(config)
         loader = config.query_loader(dataset, index)
-        with bar("score queries") as progress:
+        with progress_bar("score queries") as progress:
             results, rejected = score_queries(model, loader, progress)
-        training = config.training_set()
+        training = training_set(config)
         prior = PositionPrior.fit(training[1], training[0]) if training else None
         report = evaluate(results, dataset, index, prior, rejected)
         source = config.evaluation if config.evaluation.data else config
@@ -78,7 +83,7 @@ class GroundCommand:
         }
         print(format_table(summary))
         for reason in rejected:
-            print(f"  not read: {reason}")
+            print(f"  skipped {reason}")
         if self.calibrate:
             print(report.confidence.save(config.out))
         return summary
@@ -96,7 +101,7 @@ def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrain
         The config, whose `out` is the run folder.
 
     Raises:
-        Fault: The folder is not that of a grounding run.
+        GigamaskError: The folder is not that of a grounding run.
     """
     from pathlib import Path
 
@@ -114,15 +119,18 @@ def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrain
     return replace(config, out=folder, segmenter=segmenter or config.segmenter, device=device)
 
 
-def parse(words: Sequence[str]) -> GroundCommand:
-    """Parse `gigamask ground evaluate`; `gigamask.workflows.train` handles `ground train`."""
-    if not words or words[0] in ("-h", "--help"):
+def parse(arguments: Sequence[str]) -> GroundCommand:
+    """Parse the flags of `gigamask ground evaluate`; `cli.commands.train` parses `ground train`."""
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(
-            f"{USAGE}\n\n{GroundCommand.__doc__}\n\n'gigamask ground train --help' lists recipes, 'gigamask ground evaluate --help' flags."
+            f"{USAGE}\n\n{GroundCommand.__doc__}\n\n"
+            "'gigamask ground train --help' lists recipes, "
+            "'gigamask ground evaluate --help' lists flags."
         )
         raise SystemExit(0)
-    if words[0] != "evaluate":
+    if arguments[0] != "evaluate":
         raise GigamaskError(
-            f"ground {words[0]!r} is not a command, choose train or evaluate; see 'gigamask ground --help'"
+            f"unknown command 'ground {arguments[0]}'; choose train or evaluate; "
+            "see 'gigamask ground --help'"
         )
-    return parser.parse(GroundCommand, words[1:], "gigamask ground evaluate")
+    return parser.parse(GroundCommand, arguments[1:], "gigamask ground evaluate")

@@ -68,7 +68,7 @@ def test_confidence_of_far_logits_does_not_overflow():
 
 
 def random_queries(seed=0, queries=72, images=6):
-    """Logits of masks, which are right, and the image of each query; right masks score higher by 1."""
+    """Logits of masks, which are right, and the image of each query; right masks score higher."""
     generator = np.random.default_rng(seed)
     counts = generator.integers(2, 9, queries)
     is_target = [

@@ -12,7 +12,12 @@ from gigamask.data import index as indexes
 from gigamask.data import queries
 from gigamask.errors import GigamaskError
 from gigamask.grounding import mask_features
-from gigamask.grounding.config import GroundingEvalConfig
+from gigamask.grounding.config import (
+    GroundingEvalConfig,
+    evaluation_set,
+    split_queries,
+    training_set,
+)
 from gigamask.grounding.model import GroundingTask
 from gigamask.grounding.text_encoders import MiniLm
 from gigamask.losses.ohem import OHEM
@@ -64,18 +69,18 @@ def test_numbers_that_cannot_be_trained_with(run, change, flag):
 
 
 def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
-    run.look_ahead()
+    run.check_inputs()
     with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
-        replace(run, queries=(str(tmp_path / "nothing.jsonl"),)).look_ahead()
+        replace(run, queries=(str(tmp_path / "nothing.jsonl"),)).check_inputs()
     with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
         replace(
             run,
             evaluation=GroundingEvalConfig(
                 data=run.data, queries=(str(tmp_path / "nothing.jsonl"),)
             ),
-        ).look_ahead()
+        ).check_inputs()
     with pytest.raises(GigamaskError, match=r"^--segmenter \S+nothing.pth: "):
-        replace(run, segmenter=str(tmp_path / "nothing.pth")).look_ahead()
+        replace(run, segmenter=str(tmp_path / "nothing.pth")).check_inputs()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,10 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
 def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, name):
     with pytest.raises(
         GigamaskError,
-        match=rf"^--{name}(\.[\w-]+)? was .* now, which changes the data or its order; give --allow-data-change, or another --out$",
+        match=(
+            rf"^--{name}(\.[\w-]+)? was .* now, which changes the data or its order; give "
+            rf"--allow-data-change, or another --out$"
+        ),
     ):
         check_resume(run, replace(run, **change), False)
     assert name in {
@@ -129,8 +137,8 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
     assert run.backbones.cache_folder == Path(run.cache)
     assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
     assert run.tables == run.queries
-    assert not run.strata
-    assert replace(run, mining=OHEM(within="sampler")).strata
+    assert not run.uses_strata
+    assert replace(run, mining=OHEM(within="sampler")).uses_strata
 
 
 def test_the_task_is_of_the_runs_numbers(run):
@@ -148,19 +156,19 @@ def images(asked):
 
 def test_whole_images_are_held_out_by_name(run, index):
     asked = queries.read(run.queries)
-    assert run.split_queries(asked, index) == (asked, [])
+    assert split_queries(run, asked, index) == (asked, [])
     half = replace(run, val_split=0.5)
-    kept, out = half.split_queries(asked, index)
+    kept, out = split_queries(half, asked, index)
     assert kept
     assert out
     assert sorted([*kept, *out], key=asked.index) == asked
     assert not images(kept) & images(out)
-    assert half.split_queries(asked[::-1], index) == (kept[::-1], out[::-1])
-    assert images(replace(run, val_split=0.25).split_queries(asked, index)[1]) <= images(out), (
+    assert split_queries(half, asked[::-1], index) == (kept[::-1], out[::-1])
+    assert images(split_queries(replace(run, val_split=0.25), asked, index)[1]) <= images(out), (
         "a larger share holds out more, not others"
     )
     splits = {
-        frozenset(images(replace(half, seed=seed).split_queries(asked, index)[1]))
+        frozenset(images(split_queries(replace(half, seed=seed), asked, index)[1]))
         for seed in (0, 1, 3, 4)
     }
     assert len(splits) > 1
@@ -172,27 +180,27 @@ def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(run, index, tm
     both = indexes.open_or_build([str(tmp_path / "more"), *run.data], str(tmp_path / "index"))
     asked, half = queries.read(run.queries), replace(run, val_split=0.5)
     assert len(both) == len(index) + 2
-    assert half.split_queries(asked, both) == half.split_queries(asked, index)
+    assert split_queries(half, asked, both) == split_queries(half, asked, index)
     more = [*queries.read(tmp_path / "more" / "queries.jsonl"), *asked]
     assert [
-        query for query in half.split_queries(more, both)[1] if query in asked
-    ] == half.split_queries(asked, index)[1]
+        query for query in split_queries(half, more, both)[1] if query in asked
+    ] == split_queries(half, asked, index)[1]
 
 
 def test_holding_out_everything_is_named(run, index):
     with pytest.raises(GigamaskError, match=r"^--val-split 0.999999 "):
-        replace(run, val_split=0.999999).split_queries(queries.read(run.queries), index)
+        split_queries(replace(run, val_split=0.999999), queries.read(run.queries), index)
 
 
 def test_what_is_supplied_is_what_is_not_held_out(run, index):
     half = replace(run, val_split=0.5)
     supply = half.supply(index)
-    kept = half.split_queries(queries.read(run.queries), index)[0]
-    made = supply.loader(False)
+    kept = split_queries(half, queries.read(run.queries), index)[0]
+    made = supply.make_loader(False)
     assert supply.items.count == len(kept)
     assert list(made.dataset.queries) == kept
     assert (made.max_masks, made.seed) == (6, 0)
-    assert supply.told == "queries 6"
+    assert supply.description == "queries 6"
 
 
 def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
@@ -212,9 +220,9 @@ def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch)
     )
     monkeypatch.setattr(queries, "read", lambda paths: read.append(paths) or begin(paths))
     run = replace(run, val_split=0.5, evaluation=GroundingEvalConfig(count=10))
-    run.look_ahead()
+    run.check_inputs()
     evaluated = run.evaluator().loader
-    trained = run.data_source(evaluated.index).loader(False)
+    trained = run.data_source(evaluated.index).make_loader(False)
     assert trained.mask_features is evaluated.mask_features
     assert trained.text_features.__self__ is evaluated.text_features.__self__, "of one text model"
     assert (len(loaded), read) == (1, [run.queries])
@@ -231,11 +239,11 @@ def test_other_data_may_be_evaluated_on(run, tmp_path):
     watching = GroundingEvalConfig(
         data=(str(tmp_path / "more"),), queries=(str(tmp_path / "more" / "queries.jsonl"),)
     )
-    index, dataset = replace(run, evaluation=watching).evaluation_set()
+    index, dataset = evaluation_set(replace(run, evaluation=watching))
     assert (len(index), list(dataset.queries)) == (1, asked)
     run = replace(run, val_split=0.5)
-    trained = run.training_set()
+    trained = training_set(run)
     assert len(trained[0]) == 6
-    assert list(trained[1].queries) == run.split_queries(queries.read(run.queries), trained[0])[0]
-    assert replace(run, data=(str(tmp_path / "gone"),)).training_set() is None
-    assert replace(run, queries=(str(tmp_path / "gone"),)).training_set() is None
+    assert list(trained[1].queries) == split_queries(run, queries.read(run.queries), trained[0])[0]
+    assert training_set(replace(run, data=(str(tmp_path / "gone"),))) is None
+    assert training_set(replace(run, queries=(str(tmp_path / "gone"),))) is None

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from gigamask.samplers.uniform import Uniform
 
 from gigamask.data import index as indexes
 from gigamask.data import queries, tar
@@ -28,7 +27,8 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.curriculum import Curriculum
-from gigamask.samplers.stratified import MultiAttribute
+from gigamask.samplers.random import Random
+from gigamask.samplers.stratified import Stratified
 from gigamask.types import DataCursor, SampleRef, StepPlan
 from tests import little
 from tests.asked import SPEC
@@ -333,7 +333,12 @@ def test_an_unknown_column_is_told_with_those_there_are(tiny_index):
 
 
 @pytest.mark.parametrize(
-    "sampler", [Uniform(), Curriculum(), MultiAttribute(("granularity", "complexity", "domain"))]
+    "sampler",
+    [
+        Random(),
+        Curriculum(),
+        Stratified(("granularity", "complexity", "domain"), epoch_length="data"),
+    ],
 )
 def test_samplers_order_queries(tiny_index, sampler):
     found = open_queries(tiny_index, ASKED)
@@ -341,7 +346,7 @@ def test_samplers_order_queries(tiny_index, sampler):
     visits = sequence.visits(np.arange(sequence.per_epoch), 0)
     assert {visit.mask for visit in visits} == {-1}
     assert {visit.row for visit in visits} <= set(range(5))
-    if isinstance(sampler, Uniform):
+    if isinstance(sampler, Random):
         assert sorted(visit.row for visit in visits) == list(range(5))
 
 

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.grounding.test_data import pair
 
 from gigamask.data import index as indexes
 from gigamask.data import queries, tar
 from gigamask.data.queries import Query
 from gigamask.data.shards import ShardReader
 from gigamask.errors import GigamaskError
-from gigamask.grounding.config import GroundingEvalConfig
+from gigamask.grounding.config import (
+    GroundingEvalConfig,
+    evaluation_set,
+    split_queries,
+)
 from gigamask.grounding.data import open_queries
 from gigamask.grounding.evaluation import (
     QueryScores,
@@ -26,6 +29,7 @@ from gigamask.grounding.metrics import METRICS, PositionPrior, chance_metrics
 from gigamask.grounding.model import score_batch
 from gigamask.types import DataCursor, SampleRef
 from tests.asked import run_in
+from tests.unit.grounding.test_data import pair
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,8 @@ def judged(described, tmp_path_factory):
 
 
 def results_of(judged, sure, seed=0):
-    """Answers to all queries: right masks and, where there are none, none itself score `sure` higher than noise."""
+    """Answers to all queries: right masks and, where there are none, none itself score `sure`
+    higher than noise."""
     (index, dataset), generator, found = judged, np.random.default_rng(seed), []
     for number, query in enumerate(dataset.queries):
         told = generator.normal(size=int(index.images["masks"][dataset.rows[number]]) + 1)
@@ -189,14 +194,14 @@ def run(tmp_path, described):
 
 def test_a_fixed_few_of_the_held_out_queries_are_asked(run):
     found = run.evaluator()
-    index, dataset = run.evaluation_set()
+    index, dataset = evaluation_set(run)
     assert found.every == 3
     asked = found.loader.dataset.queries
     assert len(asked) == 10
     assert set(asked) < set(dataset.queries)
     assert asked == replace(run, seed=run.seed, steps=99).evaluator().loader.dataset.queries
     assert not {query.image for query in dataset.queries} & {
-        query.image for query in run.split_queries(queries.read(run.queries), index)[0]
+        query.image for query in split_queries(run, queries.read(run.queries), index)[0]
     }
     assert found.loader.max_masks == index.images["masks"].max()
     everything = (
@@ -249,7 +254,7 @@ def spoilt(run, folder, rows):
 
 
 def test_images_that_cannot_be_read_are_a_worry(run, tmp_path):
-    index, dataset = run.evaluation_set()
+    index, dataset = evaluation_set(run)
     rows = sorted(set(dataset.rows.tolist()))
     (tmp_path / "one").mkdir()
     (tmp_path / "all").mkdir()

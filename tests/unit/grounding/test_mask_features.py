@@ -53,7 +53,8 @@ def random_masks(height, width, seed=0):
 
 
 def shares(masks, size, grid):
-    """The share of each cell of the input square that masks cover, by the overlaps of pixels and cells written out."""
+    """The share of each cell of the input square that masks cover, by the overlaps of pixels and
+    cells written out."""
     height, width = size
     h, w = ImageTransform.resize_longest_side(size, SIDE).resized
 

@@ -8,7 +8,7 @@ import torch
 
 from gigamask import parser
 from gigamask.cli.commands.memory import MemoryCommand
-from gigamask.distributed.precision import HALVES
+from gigamask.distributed.precision import HALF_DTYPES
 from gigamask.errors import GigamaskError
 from gigamask.grounding import memory
 from gigamask.grounding.memory import GroundingSetup, HeadShape
@@ -39,7 +39,8 @@ def prepared(encoder):
 
 
 def held(base):
-    """Returns the bytes of a model, of bitsandbytes' scales and tables too, which are no parameters of it."""
+    """Returns the bytes of a model, of bitsandbytes' scales and tables too, which are no parameters
+    of it."""
     states = [
         state
         for module in base.modules()
@@ -59,7 +60,7 @@ def test_planned_weights_equal_loaded_ones(folders, kind, precision, four_bit):
     """In 4 bits: those that bitsandbytes makes."""
     with quiet():
         real, _ = load_weights(
-            folders[kind], torch.device("cpu"), HALVES.get(precision, torch.float32), four_bit
+            folders[kind], torch.device("cpu"), HALF_DTYPES.get(precision, torch.float32), four_bit
         )
     assert memory.model_bytes(
         prepared(HuggingFace(str(folders[kind]), precision, four_bit))
@@ -152,7 +153,8 @@ def test_llama_2_has_the_published_number_of_parameters():
 
 
 def test_seven_billion_parameters_in_four_bits_with_adapters():
-    """3.60 GB of weights (6.61e9 x 0.516 bytes, embeddings and norms in bf16), and 8.4 M parameters of adapters in float32."""
+    """3.60 GB of weights (6.61e9 x 0.516 bytes, embeddings and norms in bf16), and 8.4 M parameters
+    of adapters in float32."""
     encoder = HuggingFace("7b", "bf16", four_bit=True, lora_rank=16, recompute=True)
     base = prepared(encoder)
     adapters = sum(each.numel() for each in memory.trained(base))
@@ -230,7 +232,8 @@ def test_the_command(setup, capsys):
         ({"head": HeadShape(65, 1)}, r"^--head-dim must be a multiple of 64 .*, got 65 and 1$"),
         (
             {"text": HuggingFace("some/model")},
-            r"^text model 'some/model': no such folder, and Hugging Face's cache does not hold it; ",
+            r"^text model 'some/model': no such folder, and Hugging Face's cache does not hold "
+            r"it; ",
         ),
     ],
 )
@@ -243,6 +246,9 @@ def test_without_transformers(setup, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         GigamaskError,
-        match=r"^the plan of a language model wants transformers, which is not installed; run pip install 'gigamask\[grounding\]'$",
+        match=(
+            r"^the plan of a language model wants transformers, which is not installed; run pip "
+            r"install 'gigamask\[grounding\]'$"
+        ),
     ):
         memory.plan(setup)

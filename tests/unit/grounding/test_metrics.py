@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.grounding.test_data import pair
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
@@ -19,6 +18,7 @@ from gigamask.grounding.metrics import (
     query_metrics,
 )
 from gigamask.masks.rle import RLEMasks
+from tests.unit.grounding.test_data import pair
 
 
 def masks_of(seed, count=6):
@@ -30,7 +30,8 @@ def masks_of(seed, count=6):
 
 
 def deepest(mask):
-    """The pixel farthest from all that is not in the mask, the image's border included; every one of equals."""
+    """The pixel farthest from all that is not in the mask, the image's border included; every one
+    of equals."""
     outside = np.argwhere(~np.pad(mask, 1)) - 1
     inside = np.argwhere(mask)
     far = np.hypot(*(inside[:, None] - outside).transpose(2, 0, 1)).min(1)

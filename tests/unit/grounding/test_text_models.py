@@ -1,4 +1,6 @@
-"""Text models: what they make of texts, whatever else is in a batch; adapters; and what is said of those that are not there."""
+"""Text models: what they make of texts, whatever else is in a batch; adapters; and what is said of
+those that are not there.
+"""
 
 import importlib.util
 import pickle
@@ -354,7 +356,8 @@ def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):
 
 
 def test_four_bits_with_adapters(folders, monkeypatch):
-    """`build` makes them on a GPU alone; on a CPU bitsandbytes' numbers are the same, by its general way: that of some CPUs wants wider layers."""
+    """`build` makes them on a GPU alone; on a CPU bitsandbytes' numbers are the same, by its
+    general way: that of some CPUs wants wider layers."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     encoder = HuggingFace(str(folders["llama"]), max_tokens=20, four_bit=True, lora_rank=2)
     base, missing = load_weights(
