@@ -20,7 +20,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from gigamask.evaluation.boundary import boundary_f, boundary_iou
-from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_ap
+from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_metrics
 from gigamask.masks.boundary import outline
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
@@ -135,14 +135,14 @@ def main() -> None:
                 lambda protocol=protocol: by_pycocotools(images, protocol), told.rounds
             )
         ours, answer = best(
-            lambda protocol=protocol: coco_ap(images, protocol)[f"AR@{protocol.max_found[-1]}"],
+            lambda protocol=protocol: coco_metrics(images, protocol)[f"AR@{protocol.max_found[-1]}"],
             told.rounds,
         )
         print(
             f"{name:40}{theirs:9.2f}s{ours:9.2f}s{theirs / ours:7.1f}x{abs(expected - answer):12.1e}"
         )
     tracemalloc.start()
-    coco_ap(images, PROPOSALS)
+    coco_metrics(images, PROPOSALS)
     masks = sum(len(image.truth) + len(image.found) for image in images)
     print(
         f"memory of AR@1000: {tracemalloc.get_traced_memory()[1] / masks:.0f} bytes of Python objects a mask, {masks:,} masks"

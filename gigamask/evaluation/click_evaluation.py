@@ -1,7 +1,4 @@
-"""The settings of SAM's evaluation during training; importable without torch, as recipes hold them.
-
-Not here: the evaluation itself (`evaluate.progress`).
-"""
+"""Settings of the evaluation during training; importable without torch, as recipes need them."""
 
 from __future__ import annotations
 
@@ -23,28 +20,33 @@ class ClickEvaluation(Evaluator):
     """Score clicks and boxes on a fixed subset of held-out images."""
 
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; none: no evaluation"""
+    """tars, folders of tars, globs, or an index; none disables the evaluation"""
     images: int = 50
-    """images that are looked at, always the same"""
+    """number of images, always the same ones"""
     min_predicted_iou: float | None = None
-    """only masks whose annotation has at least this predicted_iou"""
+    """only masks with at least this predicted_iou in their annotation"""
     best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
-    """the score of which the best checkpoint is kept, too"""
+    """score that chooses the best checkpoint"""
 
     def check(self) -> None:
         super().check()
         check_at_least(1, **{"evaluation.images": self.images})
 
-    def look_ahead(self) -> None:
-        """Raise `GigamaskError` where the data are not tars."""
+    def check_inputs(self) -> None:
+        """Raise `GigamaskError` if the data are not tars."""
         from gigamask.data.index import find_tars
 
         if self.data:
             find_tars(self.data)
 
     def open(self, run: TrainConfig, world: World) -> Callable[[Any], EvaluationResult] | None:
-        """Return the evaluation of a run, None where it has no data to evaluate on."""
+        """Return the function that evaluates a model; None if there is no data.
+
+        Args:
+            run: Configuration of the training.
+            world: Processes that evaluate together.
+        """
         from gigamask.evaluation.in_training import ClickScorer
 
-        progress = ClickScorer.of(self, run.out, world)
-        return None if progress is None else progress.run
+        scorer = ClickScorer.from_config(self, run.out, world)
+        return None if scorer is None else scorer.run

@@ -1,11 +1,9 @@
-"""Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, with the best of three masks, and for a box.
+"""Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, of three masks, and for a box.
 
-Enters a model and an index; leaves one record for each mask and their means, over all masks and by granularity. Protocol (SAM paper, section 7.1
-and appendix D.1; details it leaves open are in `Protocol`): the first click is the point of the mask farthest from its boundary, each further one
-the point of the error region farthest from that region's boundary; the answer is the mask of the highest predicted IoU, thresholded at 0, at the size
-of the stored image.
-
-Not here: the clicks (`prompts.policy.CenterClicks`), reading and embedding (`scenes`), pictures (`pictures`).
+The protocol is that of the SAM paper, section 7.1 and appendix D.1; what it leaves open is a field
+of `ClickProtocol`. The first click is the point of the mask farthest from its boundary, each
+further one the point of the error region farthest from that region's boundary. The predicted mask
+is that of the highest predicted IoU, thresholded at 0, at the size of the stored image.
 """
 
 import math
@@ -21,7 +19,12 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import granularity
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation import boundary, calibration
-from gigamask.evaluation.embedded_images import AT_ONCE, EmbeddedImage, embed_images, scored_masks
+from gigamask.evaluation.embedded_images import (
+    BATCH_SIZE,
+    EmbeddedImage,
+    embed_images,
+    scored_masks,
+)
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import actual_iou
 from gigamask.models.sam.sam import Sam
@@ -29,66 +32,76 @@ from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
 from gigamask.types import PromptRound
 
-OnImage = Callable[[Sam, EmbeddedImage, np.ndarray], None]
-"""What else is done with an image and the numbers of its masks."""
+ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
+"""Called with the model, an image, and the numbers of its masks that are evaluated."""
 
 
 @dataclass(frozen=True)
 class ClickProtocol:
-    """What a score depends on besides the weights; written beside every result."""
+    """What scores depend on besides the weights; written next to every result."""
 
     clicks: tuple[int, ...] = (1, 2, 3, 5, 9)
-    """numbers of clicks at which the mean IoU is taken"""
+    """numbers of clicks after which the mean IoU is taken"""
     feed_mask: bool = True
-    """feed the previous answer's logits back with each further click (the paper does not say)"""
+    """pass the logits of the last prediction with each further click (the paper does not say)"""
     first_click: str = "point farthest from the mask's boundary"
-    next_click: str = "point farthest from the boundary of the error region; misses and false alarms apart, the deeper one wins; none twice"
+    next_click: str = (
+        "point farthest from the boundary of the error region; misses and false alarms apart, "
+        "the deeper one wins; none twice"
+    )
     answer: str = (
         "the mask of the highest predicted IoU; the single-mask output from the second prompt on"
     )
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
     boundaries: bool = False
-    """score the answers' boundaries, too, as `boundary_scores` does"""
+    """also score boundaries, with `evaluation.boundary`"""
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
     mean: str = "over all masks of all images"
 
 
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
-"""COCO's sizes, and the most pixels that a mask of each has."""
+"""COCO's sizes, and the largest area in pixels of each."""
 
 
 @dataclass(frozen=True)
 class MaskScore:
-    """One mask's scores: its image's row in the index, its number among that image's annotations, its share of the image's area, IoU by number of
-    clicks, oracle and box IoU; its pixels, by number of clicks the IoU that the model gave its answer, and, where asked, what its boundary scores.
-    """
+    """Scores of one mask."""
 
     row: int
+    """row of its image in the index"""
     number: int
+    """its number among the masks of the image"""
     area_share: float
+    """its area as a share of the image's"""
     clicks: dict[int, float]
+    """IoU by number of clicks"""
     oracle: float
+    """highest IoU of the three masks after one click"""
     box: float
+    """IoU for the box"""
     area_px: int = 0
     predicted: dict[int, float] = field(default_factory=dict)
+    """predicted IoU by number of clicks"""
     boundary_iou: dict[int, float] = field(default_factory=dict)
+    """by number of clicks, if boundaries are scored"""
     boundary_f: dict[int, float] = field(default_factory=dict)
+    """by number of clicks, if boundaries are scored"""
 
     @property
     def granularity(self) -> str:
-        """Which of `GRANULARITIES` the mask is."""
+        """Name of the mask's granularity, one of `GRANULARITIES`."""
         return GRANULARITIES[granularity(np.array([self.area_share]))[0]]
 
     @property
     def size(self) -> str:
-        """Which of `SIZES` the mask is."""
+        """Name of the mask's size, one of `SIZES`."""
         return next(name for name, most in SIZES.items() if self.area_px <= most)
 
 
 @dataclass(frozen=True)
 class ClickResult:
-    """All masks' scores, and the images that could not be read."""
+    """Scores of all masks, and the reasons of images that could not be read."""
 
     protocol: ClickProtocol
     images: int
@@ -96,19 +109,25 @@ class ClickResult:
     rejected: list[str] = field(default_factory=list)
 
     @staticmethod
-    def joined(parts: "Sequence[ClickResult]") -> "ClickResult":
-        """Returns all parts' in order."""
-        scores, rejected = (
-            [each for part in parts for each in getattr(part, name)]
-            for name in ("scores", "rejected")
+    def concatenate(parts: "Sequence[ClickResult]") -> "ClickResult":
+        """Return the scores of all parts in order."""
+        return ClickResult(
+            parts[0].protocol,
+            sum(part.images for part in parts),
+            [score for part in parts for score in part.scores],
+            [reason for part in parts for reason in part.rejected],
         )
-        return ClickResult(parts[0].protocol, sum(part.images for part in parts), scores, rejected)
 
     def summary(self) -> dict:
-        """Returns the means, as `gigamask evaluate --json` writes them; those of a granularity without masks are None."""
+        """Return the means, as `gigamask evaluate --json` writes them; None where none is scored.
+
+        Raises:
+            GigamaskError: There is no mask at all.
+        """
         if not self.scores:
             raise GigamaskError(
-                "no mask to evaluate: no image has one that passes the filters; loosen --min-predicted-iou"
+                "no mask to evaluate: no image has a mask that passes the filters; "
+                "loosen --min-predicted-iou"
             )
         return {
             "images": self.images,
@@ -149,12 +168,10 @@ class ClickResult:
         }
 
     def _calibration(self) -> dict:
-        """Returns how far the IoU predicted for the answer to the first click can be taken at its word."""
-        first = [score for score in self.scores if 1 in score.predicted]
-        predicted, actual = (
-            np.array([each[1] for each in column])
-            for column in ([s.predicted for s in first], [s.clicks for s in first])
-        )
+        """Return the calibration of the IoU predicted after the first click."""
+        scores = [score for score in self.scores if 1 in score.predicted]
+        predicted = np.array([score.predicted[1] for score in scores])
+        actual = np.array([score.clicks[1] for score in scores])
         return calibration.calibrate(predicted, actual).summary()
 
 
@@ -164,86 +181,103 @@ def evaluate_clicks(
     filters: MaskFilters,
     protocol: ClickProtocol | None = None,
     rows: Iterable[int] | None = None,
-    at_once: int = AT_ONCE,
-    also: Sequence[OnImage] = (),
+    batch_size: int = BATCH_SIZE,
+    callbacks: Sequence[ImageCallback] = (),
 ) -> ClickResult:
-    """Scores every mask that passes the filters on the images `rows` of the index, all by default; `also` are shown each image that has such a mask.
+    """Score clicks and boxes for every mask that passes the filters.
 
-    How many images are embedded `at_once` changes scores by rounding alone.
+    Args:
+        model: Model to evaluate; its training mode is restored.
+        index: Index of the images.
+        filters: Filters that masks must pass.
+        protocol: How the masks are scored.
+        rows: Rows of the images in the index; None means all.
+        batch_size: Images per pass of the encoder; changes scores by rounding only.
+        callbacks: Called for each image that has a mask to evaluate.
+
+    Returns:
+        The scores of all masks, by image.
     """
     protocol = protocol or ClickProtocol()
     was_training = model.training
     model.eval()
-    found = ClickResult(protocol, 0, [], [])
-    asked = (
-        row
-        for row in (range(len(index)) if rows is None else rows)
-        if len(scored_masks(index, row, filters))
-    )
+    result = ClickResult(protocol, 0, [], [])
+    candidates = range(len(index)) if rows is None else rows
+    annotated = (row for row in candidates if len(scored_masks(index, row, filters)))
     with torch.inference_mode():
-        for row, scene in embed_images(model, index, asked, at_once):
-            if isinstance(scene, CorruptSampleError):
-                found.rejected.append(str(scene))
+        for row, image in embed_images(model, index, annotated, batch_size):
+            if isinstance(image, CorruptSampleError):
+                result.rejected.append(str(image))
                 continue
             numbers = scored_masks(index, row, filters)
-            found.scores.extend(
+            result.scores.extend(
                 score
-                for group in scene.groups(numbers)
-                for score in score_group(model, scene, row, group, protocol)
+                for group in image.groups(numbers)
+                for score in score_group(model, image, row, group, protocol)
             )
-            for each in also:
-                each(model, scene, numbers)
-            found = replace(found, images=found.images + 1)
+            for callback in callbacks:
+                callback(model, image, numbers)
+            result = replace(result, images=result.images + 1)
     model.train(was_training)
-    return found
+    return result
 
 
 def score_group(
-    model: Sam, scene: EmbeddedImage, row: int, numbers: np.ndarray, protocol: ClickProtocol
+    model: Sam, image: EmbeddedImage, row: int, numbers: np.ndarray, protocol: ClickProtocol
 ) -> list[MaskScore]:
-    """Plays the clicks and the box for some masks of one image."""
-    truth, decode = scene.truth(numbers), scene.decoder(model)
-    height, width = scene.transform.original
-    by_clicks: dict[int, list[float]] = {}
+    """Score the clicks and the box for some masks of one image.
+
+    Args:
+        model: Model to evaluate.
+        image: The image.
+        row: The image's row in the index.
+        numbers: Numbers of the masks among those of the image.
+        protocol: How the masks are scored.
+    """
+    targets, decode = image.targets(numbers), image.decoder(model)
+    height, width = image.transform.original
+    clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
     predicted: dict[int, list[float]] = {}
-    edges: dict[int, tuple[list[float], list[float]]] = {}
-    for played in run_rounds(
-        decode, truth, CenterClicks(max(protocol.clicks), protocol.feed_mask), None, 0.0
-    ):
-        every = actual_iou(played.prediction.logits, truth.masks, truth.valid)
-        if played.index == 0:
-            oracle = every.amax(1).tolist()
-        by_clicks[played.index + 1] = _of_chosen(every, played)
-        predicted[played.index + 1] = _of_chosen(played.prediction.iou_predictions, played)
-        if protocol.boundaries and played.index + 1 in protocol.clicks:
-            masks = played.pred_mask.cpu().numpy(), truth.masks.cpu().numpy()
-            edges[played.index + 1] = (
+    boundaries: dict[int, tuple[list[float], list[float]]] = {}
+    schedule = CenterClicks(max(protocol.clicks), protocol.feed_mask)
+    for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
+        count = prompt_round.index + 1
+        ious = actual_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
+        if count == 1:
+            oracle = ious.amax(1).tolist()
+        clicks[count] = _of_best(ious, prompt_round)
+        predicted[count] = _of_best(prompt_round.prediction.iou_predictions, prompt_round)
+        if protocol.boundaries and count in protocol.clicks:
+            masks = prompt_round.pred_mask.cpu().numpy(), targets.masks.cpu().numpy()
+            boundaries[count] = (
                 boundary.boundary_iou(*masks).tolist(),
                 boundary.boundary_f(*masks).tolist(),
             )
-    (boxed,) = run_rounds(scene.decoder(model, best_only=True), truth, BoxPrompt(), None, 0.0)
-    box = actual_iou(boxed.prediction.logits, truth.masks, truth.valid)[:, 0].tolist()
-    areas = scene.entry.masks[numbers].areas().tolist()
+    best_of_box = image.decoder(model, best_only=True)
+    (box_round,) = run_rounds(best_of_box, targets, BoxPrompt(), None, 0.0)
+    box = actual_iou(box_round.prediction.logits, targets.masks, targets.valid)[:, 0].tolist()
+    areas = image.annotation.masks[numbers].areas().tolist()
     return [
         MaskScore(
             row,
             int(number),
             areas[i] / (height * width),
-            {n: by_clicks[n][i] for n in protocol.clicks},
+            {count: clicks[count][i] for count in protocol.clicks},
             oracle[i],
             box[i],
             areas[i],
-            {n: predicted[n][i] for n in protocol.clicks},
-            {n: ious[i] for n, (ious, _) in edges.items()},
-            {n: scores[i] for n, (_, scores) in edges.items()},
+            {count: predicted[count][i] for count in protocol.clicks},
+            {count: ious[i] for count, (ious, _) in boundaries.items()},
+            {count: scores[i] for count, (_, scores) in boundaries.items()},
         )
         for i, number in enumerate(numbers)
     ]
 
 
-def _of_chosen(every: Tensor, played: PromptRound) -> list[float]:
-    return every.gather(1, played.best_index[:, None])[:, 0].tolist()
+def _of_best(values: Tensor, prompt_round: PromptRound) -> list[float]:
+    """Return the value of each prediction's best mask."""
+    return values.gather(1, prompt_round.best_index[:, None])[:, 0].tolist()
 
 
 def _mean(values: list[float]) -> float | None:
@@ -251,46 +285,33 @@ def _mean(values: list[float]) -> float | None:
 
 
 def table(summary: dict) -> str:
-    """Returns a summary as a table in per cent: a row for all masks, and one for each granularity and size that has any; then boundaries."""
+    """Return a summary as a table in per cent: all masks, each granularity and size, boundaries."""
+    size_names = {"small": "to 32 px", "medium": "to 96 px", "large": "above"}
     rows = {"all": summary}
-    for breakdown, words in (
-        ("granularity", {}),
-        ("size", {"small": "to 32 px", "medium": "to 96 px", "large": "above"}),
-    ):
-        rows |= {
-            words.get(name, name): each
-            for name, each in summary[breakdown].items()
-            if each["masks"]
-        }
-    names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]] + [
-        "oracle",
-        "box",
-        "masks",
-    ]
+    for breakdown in ("granularity", "size"):
+        for name, means in summary[breakdown].items():
+            if means["masks"]:
+                rows[size_names[name] if breakdown == "size" else name] = means
+    names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]]
     lines = [
         f"mIoU, % of {summary['masks']} masks on {summary['images']} images",
-        " " * 9 + "".join(f"{name:>10}" for name in names),
+        " " * 9 + "".join(f"{name:>10}" for name in (*names, "oracle", "box", "masks")),
     ]
-    for name, each in rows.items():
-        values = [*each["clicks"].values(), each["oracle"], each["box"]]
-        lines.append(
-            f"{name:9}"
-            + "".join(f"{100 * value:10.1f}" for value in values)
-            + f"{each['masks']:10,}"
-        )
+    for name, means in rows.items():
+        values = [*means["clicks"].values(), means["oracle"], means["box"]]
+        cells = "".join(f"{100 * value:10.1f}" for value in values)
+        lines.append(f"{name:9}{cells}{means['masks']:10,}")
     for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):
         if name in summary:
-            lines.append(
-                f"{title}, %:"
-                + "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items())
-                + "  (clicks)"
-            )
+            values = "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items())
+            lines.append(f"{title}, %:{values}  (clicks)")
     error, correlation = (
         summary["calibration"][name] for name in ("expected_error", "correlation")
     )
     if error is not None:
-        told = "" if correlation is None else f", correlation {correlation:.2f}"
+        suffix = "" if correlation is None else f", correlation {correlation:.2f}"
         lines.append(
-            f"predicted IoU after one click: {100 * error:.1f} % off in the mean of ten bins{told}"
+            f"predicted IoU after one click: off by {100 * error:.1f} % on average over ten bins"
+            f"{suffix}"
         )
     return "\n".join(lines)

@@ -1,9 +1,4 @@
-"""Picture sheets of predictions beside the truth: one row for each mask, one column for each question.
-
-Enters what `evaluate.interactive` scored; the same rounds are played again for the few masks that are drawn.
-
-Not here: scores (`evaluate.interactive`).
-"""
+"""Figures of predicted masks: a row per mask with the annotation and the answers to prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,28 +15,45 @@ from gigamask.evaluation.embedded_images import EmbeddedImage, embed_image
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
-from gigamask.types import Prompts
+from gigamask.types import PromptRound, Prompts
 
 PANEL_PX, LABEL_PX, GAP_PX = 200, 20, 4
-# RGB, chosen to be told apart by people with any colour vision (Okabe and Ito).
-TRUTH, ANSWER, HIT, MISS = (240, 228, 66), (0, 114, 178), (0, 158, 115), (213, 94, 0)
+WHITE = (255, 255, 255)
+# RGB colors that people with any color vision can tell apart (Okabe and Ito).
+TRUTH, PREDICTED, FOREGROUND, BACKGROUND = (
+    (240, 228, 66),
+    (0, 114, 178),
+    (0, 158, 115),
+    (213, 94, 0),
+)
 
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """One picture of a row: an image with a filled mask, an outline and the prompts that were given."""
+    """A filled mask and prompts to draw on an image, with a label below."""
 
     label: str
-    filled: np.ndarray
+    mask: np.ndarray
     fill_rgb: tuple[int, int, int]
     points_xy: np.ndarray
-    labels: np.ndarray
+    point_labels: np.ndarray
 
 
 def write_sheets(
     model: Sam, index: Index, result: ClickResult, folder: Path, count: int = 10
 ) -> list[Path]:
-    """Writes `best.png`, `worst.png` (by the mean IoU over clicks) and `typical.png` (evenly over that order) and returns their paths."""
+    """Write figures of the best, the worst and typical masks by the mean IoU over clicks.
+
+    Args:
+        model: Model that predicts the masks again.
+        index: Index of the images.
+        result: Scores of the masks.
+        folder: Folder for `best.png`, `worst.png` and `typical.png`.
+        count: Masks per file.
+
+    Returns:
+        The files.
+    """
     order = sorted(result.scores, key=lambda score: -float(np.mean(list(score.clicks.values()))))
     evenly = np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))
     chosen = {
@@ -60,7 +72,15 @@ def write_sheets(
 def write_sheet(
     model: Sam, index: Index, scores: list[MaskScore], protocol: ClickProtocol, path: Path
 ) -> None:
-    """Draws one row for each score: the truth, the answers after some clicks, and the answer to the box."""
+    """Write a figure with one row per mask.
+
+    Args:
+        model: Model that predicts the masks again.
+        index: Index of the images.
+        scores: Scores of the masks.
+        protocol: How they were scored.
+        path: PNG file.
+    """
     dataset = Sa1bDataset(index)
     was_training = model.training
     model.eval()
@@ -70,100 +90,105 @@ def write_sheet(
             for score in scores
         ]
     model.train(was_training)
-    cv2.imwrite(str(path), cv2.cvtColor(sheet(rows), cv2.COLOR_RGB2BGR))
+    cv2.imwrite(str(path), cv2.cvtColor(stack_rows(rows), cv2.COLOR_RGB2BGR))
 
 
-def sheet(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns rows below each other as RGB pixels."""
+def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return rows of any widths below each other as RGB pixels."""
     width = max(row.shape[1] for row in rows)
-    padded = [
-        cv2.copyMakeBorder(
-            row, 0, GAP_PX, 0, width - row.shape[1], cv2.BORDER_CONSTANT, value=(255, 255, 255)
-        )
-        for row in rows
-    ]
-    return np.concatenate(padded)
+    return np.concatenate([_pad(row, GAP_PX, width - row.shape[1]) for row in rows])
 
 
 def draw_row(
-    model: Sam, scene: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
+    model: Sam, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
 ) -> np.ndarray:
-    """Returns one row of panels as RGB pixels."""
-    truth, decode = scene.truth(np.array([score.number])), scene.decoder(model)
-    truth_mask = truth.foreground[0].cpu().numpy()
-    nothing = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
-    panels = [FigurePanel(f"truth ({score.number})", truth_mask, TRUTH, *nothing)]
-    shown = [n for n in protocol.clicks if n in (1, 3, 9)] or [protocol.clicks[0]]
-    for played in run_rounds(
-        decode, truth, CenterClicks(max(shown), protocol.feed_mask), None, 0.0
-    ):
-        if played.index + 1 in shown:
-            label = f"{played.index + 1} click{'s' if played.index else ''}: {score.clicks[played.index + 1]:.2f}"
-            panels.append(
-                FigurePanel(
-                    label, played.pred_mask[0].cpu().numpy(), ANSWER, *given(scene, played.prompts)
-                )
-            )
-    (boxed,) = run_rounds(decode, truth, BoxPrompt(), None, 0.0)
-    panels.append(
-        FigurePanel(
-            f"box: {score.box:.2f}",
-            boxed.pred_mask[0].cpu().numpy(),
-            ANSWER,
-            *given(scene, boxed.prompts),
-        )
-    )
-    drawn = [draw_panel(scene.pixels, truth_mask, panel) for panel in panels]
-    return np.concatenate(
-        [
-            cv2.copyMakeBorder(each, 0, 0, 0, GAP_PX, cv2.BORDER_CONSTANT, value=(255, 255, 255))
-            for each in drawn
-        ],
-        axis=1,
-    )
+    """Return one mask's row: the annotation, and the answers to 1, 3 and 9 clicks and to the box.
+
+    Args:
+        model: Model that predicts the mask again.
+        image: Image of the mask.
+        score: Scores of the mask.
+        protocol: How it was scored; of its numbers of clicks, 1, 3 and 9 are drawn.
+
+    Returns:
+        RGB pixels.
+    """
+    targets, decode = image.targets(np.array([score.number])), image.decoder(model)
+    truth = targets.foreground[0].cpu().numpy()
+    no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
+    panels = [FigurePanel(f"truth ({score.number})", truth, TRUTH, *no_points)]
+    drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9)] or [protocol.clicks[0]]
+    schedule = CenterClicks(max(drawn_clicks), protocol.feed_mask)
+    for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
+        count = prompt_round.index + 1
+        if count in drawn_clicks:
+            label = f"{count} click{'s' if count > 1 else ''}: {score.clicks[count]:.2f}"
+            panels.append(_round_panel(image, prompt_round, label))
+    (box_round,) = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
+    panels.append(_round_panel(image, box_round, f"box: {score.box:.2f}"))
+    drawn = [draw_panel(image.pixels, truth, panel) for panel in panels]
+    return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in drawn], axis=1)
 
 
-def given(scene: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prompts of the only mask in original pixels, with their labels; padding is left out."""
+def _round_panel(image: EmbeddedImage, prompt_round: PromptRound, label: str) -> FigurePanel:
+    mask = prompt_round.pred_mask[0].cpu().numpy()
+    return FigurePanel(label, mask, PREDICTED, *original_points(image, prompt_round.prompts))
+
+
+def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points and box corners of a single mask's prompts, without padding.
+
+    Args:
+        image: Image that the prompts are about.
+        prompts: Prompts of one mask.
+
+    Returns:
+        x and y in pixels of the stored image, and the labels.
+    """
     labels = prompts.labels[0].cpu().numpy()
-    points = scene.transform.points_to_original(prompts.points_xy_input[0].cpu().numpy())
+    points = image.transform.points_to_original(prompts.points_xy_input[0].cpu().numpy())
     return points[labels >= 0], labels[labels >= 0]
 
 
 def draw_panel(pixels: np.ndarray, truth: np.ndarray, panel: FigurePanel) -> np.ndarray:
-    """Returns the image with the panel's mask laid over it, the truth's outline, the prompts and a label below; `PANEL_PX` high."""
+    """Return an image with a mask, the annotation's outline, the prompts, and a label below.
+
+    Args:
+        pixels: `(H, W, 3)` RGB pixels of the stored image.
+        truth: `(H, W)` annotated mask.
+        panel: What is drawn on the image.
+
+    Returns:
+        RGB pixels, `PANEL_PX` + `LABEL_PX` high.
+    """
     scale = PANEL_PX / pixels.shape[0]
     size = (max(1, round(pixels.shape[1] * scale)), PANEL_PX)
     canvas = cv2.resize(
         pixels, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
     )
-    filled = cv2.resize(
-        panel.filled.astype(np.uint8), size, interpolation=cv2.INTER_NEAREST
-    ).astype(bool)
-    canvas[filled] = (0.45 * canvas[filled] + 0.55 * np.array(panel.fill_rgb)).astype(np.uint8)
-    outline, _ = cv2.findContours(
-        cv2.resize(truth.astype(np.uint8), size, interpolation=cv2.INTER_NEAREST),
-        cv2.RETR_LIST,
-        cv2.CHAIN_APPROX_NONE,
-    )
+    mask = _resize_mask(panel.mask, size).astype(bool)
+    canvas[mask] = (0.45 * canvas[mask] + 0.55 * np.array(panel.fill_rgb)).astype(np.uint8)
+    outline, _ = cv2.findContours(_resize_mask(truth, size), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(canvas, outline, -1, TRUTH, 1)
-    spots = np.round((panel.points_xy + 0.5) * scale).astype(int)
-    if (panel.labels >= 2).any():
-        top_left, bottom_right = spots[panel.labels == 2][0], spots[panel.labels == 3][0]
-        cv2.rectangle(canvas, top_left.tolist(), bottom_right.tolist(), (255, 255, 255), 2)
-    for (x, y), label in zip(spots.tolist(), panel.labels.tolist(), strict=True):
+    points = np.round((panel.points_xy + 0.5) * scale).astype(int)
+    labels = panel.point_labels
+    if (labels >= 2).any():
+        top_left, bottom_right = points[labels == 2][0], points[labels == 3][0]
+        cv2.rectangle(canvas, top_left.tolist(), bottom_right.tolist(), WHITE, 2)
+    for (x, y), label in zip(points.tolist(), labels.tolist(), strict=True):
         if label < 2:
-            cv2.circle(canvas, (x, y), 5, (255, 255, 255), -1, cv2.LINE_AA)
-            cv2.circle(canvas, (x, y), 4, HIT if label == 1 else MISS, -1, cv2.LINE_AA)
+            color = FOREGROUND if label == 1 else BACKGROUND
+            cv2.circle(canvas, (x, y), 5, WHITE, -1, cv2.LINE_AA)
+            cv2.circle(canvas, (x, y), 4, color, -1, cv2.LINE_AA)
     strip = np.full((LABEL_PX, size[0], 3), 255, np.uint8)
-    cv2.putText(
-        strip,
-        panel.label,
-        (2, LABEL_PX - 6),
-        cv2.FONT_HERSHEY_SIMPLEX,
-        0.45,
-        (0, 0, 0),
-        1,
-        cv2.LINE_AA,
-    )
+    origin, font = (2, LABEL_PX - 6), cv2.FONT_HERSHEY_SIMPLEX
+    cv2.putText(strip, panel.label, origin, font, 0.45, (0, 0, 0), 1, cv2.LINE_AA)
     return np.concatenate([canvas, strip])
+
+
+def _resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cv2.resize(mask.astype(np.uint8), size, interpolation=cv2.INTER_NEAREST)
+
+
+def _pad(pixels: np.ndarray, bottom: int, right: int) -> np.ndarray:
+    return cv2.copyMakeBorder(pixels, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=WHITE)

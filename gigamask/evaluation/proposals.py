@@ -1,13 +1,11 @@
-"""Automatic masks held against the truth: how many there are, how many would pass SAM's thresholds, and how much of the truth is among them.
+"""Automatic masks scored against annotated masks: recall, share that passes, best IoU.
 
-Enters images, one by one; leaves numbers by name. Proposals are made and ranked as the SAM paper does for AR@1000 (section 7.3, appendix D.3): no
-filter, boxes thinned out at 0.9, and by the mean of predicted IoU and stability.
-
-Not here: the masks themselves (`predict.automatic`), the statistics (`average_precision`).
+Proposals are made and ranked as the SAM paper does for AR@1000 (section 7.3, appendix D.3): no
+filters, boxes suppressed above an IoU of 0.9, ranked by the mean of predicted IoU and stability.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -20,8 +18,8 @@ from gigamask.models.sam.sam import Sam
 DEFAULTS = AutomaticMaskConfig()
 
 
-def proposals(points_per_side: int) -> AutomaticMaskConfig:
-    """Returns the paper's settings for proposals, which took 64 points a side."""
+def proposal_config(points_per_side: int) -> AutomaticMaskConfig:
+    """Return the paper's settings for proposals; it took 64 points per side."""
     return AutomaticMaskConfig(
         points_per_side=points_per_side,
         pred_iou_thresh=0.0,
@@ -32,55 +30,68 @@ def proposals(points_per_side: int) -> AutomaticMaskConfig:
 
 @dataclass(frozen=True)
 class ProposalRecall:
-    """Everything that is found in the images it is shown, held against their truth: what is found, the IoU of the best mask found with each of the
-    truth, and which masks pass SAM's default thresholds.
-    """
+    """Recall of automatic masks, image by image."""
 
     settings: AutomaticMaskConfig
-    found: list[coco_ap.ImageDetections] = field(default_factory=list)
-    best: list[float] = field(default_factory=list)
+    detections: list[coco_ap.ImageDetections] = field(default_factory=list)
+    """annotated and generated masks of each image"""
+    best_ious: list[float] = field(default_factory=list)
+    """highest IoU of a generated mask with each annotated mask"""
     passing: list[np.ndarray] = field(default_factory=list)
+    """whether each generated mask passes SAM's default thresholds"""
 
-    def look(self, model: Sam, scene: EmbeddedImage, numbers: np.ndarray) -> None:
-        """Segments everything in one image."""
-        masks = SamAutomaticMaskGenerator(model=model, **self.settings.told()).find(scene.pixels)
-        truth = scene.entry.masks[numbers]
+    def update(self, model: Sam, image: EmbeddedImage, numbers: np.ndarray) -> None:
+        """Generate the masks of one image and add their scores.
+
+        Args:
+            model: Model that generates the masks.
+            image: The image.
+            numbers: Numbers of the annotated masks to find.
+        """
+        generator = SamAutomaticMaskGenerator(model, **vars(self.settings))
+        proposals = generator.generate_proposals(image.pixels)
+        truth = image.annotation.masks[numbers]
         self.passing.append(
-            (masks.predicted_iou > DEFAULTS.pred_iou_thresh)
-            & (masks.stability_score >= DEFAULTS.stability_score_thresh)
+            (proposals.predicted_iou > DEFAULTS.pred_iou_thresh)
+            & (proposals.stability_score >= DEFAULTS.stability_score_thresh)
         )
-        self.best.extend(truth.iou(masks.masks).max(1, initial=0).tolist())
-        rank = (masks.predicted_iou.astype(np.float64) + np.nan_to_num(masks.stability_score)) / 2
-        self.found.append(coco_ap.ImageDetections(truth, masks.masks, rank))
+        self.best_ious.extend(truth.iou(proposals.masks).max(1, initial=0).tolist())
+        stability = np.nan_to_num(proposals.stability_score)
+        scores = (proposals.predicted_iou.astype(np.float64) + stability) / 2
+        self.detections.append(coco_ap.ImageDetections(truth, proposals.masks, scores))
 
     @staticmethod
-    def joined(parts: "Sequence[ProposalRecall]") -> "ProposalRecall":
-        """Returns all parts' in order."""
+    def concatenate(parts: "Sequence[ProposalRecall]") -> "ProposalRecall":
+        """Return the images of all parts in order."""
         return ProposalRecall(
             parts[0].settings,
-            *(
-                [each for part in parts for each in getattr(part, name)]
-                for name in ("found", "best", "passing")
-            ),
+            [image for part in parts for image in part.detections],
+            [iou for part in parts for iou in part.best_ious],
+            [image for part in parts for image in part.passing],
         )
 
     def summary(self) -> dict:
-        """Returns recall and precision of everything found, masks an image, the share that passes, and the mean of the best IoUs."""
-        statistics = coco_ap.coco_ap(self.found, coco_ap.PROPOSALS)
-        everything = np.concatenate(self.passing) if self.passing else np.zeros(0, bool)
+        """Return recall, masks per image, the share that passes and the mean best IoU, for JSON."""
+        statistics = coco_ap.coco_metrics(self.detections, coco_ap.PROPOSALS)
+        passing = np.concatenate(self.passing) if self.passing else np.zeros(0, bool)
         return statistics | {
-            "masks_an_image": len(everything) / len(self.found) if self.found else None,
-            "passing": float(everything.mean()) if len(everything) else None,
-            "best_iou": float(np.mean(self.best)) if self.best else None,
-            "settings": self.settings.told(),
+            "masks_an_image": len(passing) / len(self.detections) if self.detections else None,
+            "passing": float(passing.mean()) if len(passing) else None,
+            "best_iou": float(np.mean(self.best_ious)) if self.best_ious else None,
+            "settings": asdict(self.settings),
         }
 
 
-def table(result: dict) -> str:
-    """Returns the numbers as lines."""
-    if not result["images"]:
-        return "automatic masks: no image to look at"
-    passing, best = (f"{100 * (result[name] or 0.0):.1f} %" for name in ("passing", "best_iou"))
-    asked = f"{result['settings']['points_per_side']} points a side"
-    head = f"automatic masks: {result['masks_an_image']:.1f} an image from {asked}, {passing} pass SAM's thresholds"
-    return f"{head}; the best one has a mean IoU of {best} with each mask of the truth\n{coco_ap.table(result)}"
+def table(summary: dict) -> str:
+    """Return a summary as lines of text."""
+    if not summary["images"]:
+        return "automatic masks: no image to evaluate"
+    passing, best = (f"{100 * (summary[name] or 0.0):.1f} %" for name in ("passing", "best_iou"))
+    points = summary["settings"]["points_per_side"]
+    return "\n".join(
+        [
+            f"automatic masks: {summary['masks_an_image']:.1f} per image from {points} points per "
+            f"side, {passing} pass SAM's thresholds; mean best IoU {best} per annotated mask",
+            coco_ap.table(summary),
+        ]
+    )

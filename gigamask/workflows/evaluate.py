@@ -109,7 +109,7 @@ def score(
     from gigamask.evaluation import clicks, proposals
 
     def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
-        recall = proposals.ProposalRecall(proposals.proposals(options.points_per_side))
+        recall = proposals.ProposalRecall(proposals.proposal_config(options.points_per_side))
         return load_model(weights, options.device), stack.enter_context(opened(data)), recall
 
     model, index, recall = world.in_turn(begin)
@@ -117,15 +117,15 @@ def score(
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
     protocol = clicks.ClickProtocol(feed_mask=options.feed_mask, boundaries=options.boundaries)
     rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
-    on_image = [recall.look] if options.automatic else []
+    on_image = [recall.update] if options.automatic else []
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size
         return clicks.evaluate_clicks(model, index, filters, protocol, rows, size, on_image)
 
     part = world.each(evaluate_part)
-    result = clicks.ClickResult.joined(world.gather(part))
-    recall = proposals.ProposalRecall.joined(world.gather(recall))
+    result = clicks.ClickResult.concatenate(world.gather(part))
+    recall = proposals.ProposalRecall.concatenate(world.gather(recall))
     if not world.is_main:
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)

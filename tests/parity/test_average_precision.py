@@ -1,4 +1,4 @@
-"""Average precision and recall against pycocotools, on random masks and on what such code gets wrong."""
+"""Average precision and recall against pycocotools, on random masks and edge cases."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from gigamask.evaluation import boundary
-from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_ap
+from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_metrics
 from gigamask.masks.boundary import inner_band
 from gigamask.masks.rle import RLEMasks
 
@@ -72,7 +72,7 @@ def as_coco(images: list[ImageDetections], found: bool, by_class: bool) -> COCO:
 def by_pycocotools(
     images: list[ImageDetections], protocol: CocoProtocol
 ) -> dict[str, float | None]:
-    """The same numbers by pycocotools; those its `summarize` does not know are read from its curves."""
+    """Return pycocotools' numbers; those its `summarize` lacks are read from its curves."""
     with contextlib.redirect_stdout(io.StringIO()):
         judge = COCOeval(
             as_coco(images, False, protocol.by_class),
@@ -112,7 +112,7 @@ def by_pycocotools(
 
 def compare(images: list[ImageDetections], protocol: CocoProtocol | None = None) -> dict:
     protocol = protocol or CocoProtocol()
-    result, expected = coco_ap(images, protocol), by_pycocotools(images, protocol)
+    result, expected = coco_metrics(images, protocol), by_pycocotools(images, protocol)
     assert [name for name in result if name[:2] in ("AP", "AR")] == list(expected)
     for name, value in expected.items():
         if value is None:
@@ -145,7 +145,10 @@ def jitter(random: np.random.Generator, masks: np.ndarray) -> np.ndarray:
 def scene(
     random: np.random.Generator, truths: int, founds: int, levels: int = 20
 ) -> ImageDetections:
-    """An image whose found masks are the truth moved, copied and made up, with `levels` different scores, so that ties abound."""
+    """Return an image whose predicted masks are the truth moved, copied and made up.
+
+    They have `levels` different scores, so that ties abound.
+    """
     size = tuple(map(int, random.integers(40, 160, 2)))
     truth = shapes(random, truths, size)
     made = [jitter(random, truth[random.integers(0, truths, founds)])] if truths else []
@@ -184,7 +187,7 @@ def test_random_images(seed, protocol):
 
 
 def test_more_masks_than_count():
-    """1,100 masks in an image, of which those beyond 100 or 1,000 must not count, whatever their scores tie with."""
+    """Of 1,100 masks those beyond 100 or 1,000 do not count, whatever their scores tie with."""
     random = np.random.default_rng(1)
     images = [scene(random, 5, 1100, levels) for levels in (1, 2, 10_000)]
     result = compare(images, CocoProtocol((100, 1000), by_class=False))
@@ -207,12 +210,12 @@ def test_images_without_truth_or_masks():
         for protocol in (CocoProtocol(), PROPOSALS):
             result = compare(images, protocol)
             assert result["images"] == len(images)
-    assert coco_ap([only_truth])["AP"] == 0
-    assert coco_ap([only_found])["AP"] is None
+    assert coco_metrics([only_truth])["AP"] == 0
+    assert coco_metrics([only_found])["AP"] is None
 
 
 def test_identical_masks():
-    """Copies of one mask in the truth, in what was found, and in both: each truth is matched once."""
+    """Each annotated mask is matched once if there are copies of it, of the predicted, or both."""
     random = np.random.default_rng(3)
     one = shapes(random, 1, (80, 90))
     for truths, founds in ((1, 7), (7, 1), (4, 4)):
@@ -296,7 +299,10 @@ def test_images_of_many_sizes_and_their_order():
 
 
 class ByBoundaries(COCOeval):
-    """pycocotools' evaluation with min(mask IoU, Boundary IoU) in the place of mask IoU, of the bands of `boundary_scores`; crowds as they were."""
+    """pycocotools' evaluation with min(mask IoU, Boundary IoU) in place of mask IoU.
+
+    The bands are those of `evaluation.boundary`; crowds are as before.
+    """
 
     def computeIoU(self, image, category):  # noqa: N802
         ious = super().computeIoU(image, category)
@@ -337,6 +343,6 @@ def test_boundary_average_precision(seed, by_class, monkeypatch):
         scene(random, int(random.integers(0, 9)), int(random.integers(0, 25)), levels=1000)
         for _ in range(12)
     ]
-    by_masks = coco_ap(images, CocoProtocol(by_class=by_class))["AP"]
+    by_masks = coco_metrics(images, CocoProtocol(by_class=by_class))["AP"]
     monkeypatch.setitem(globals(), "COCOeval", ByBoundaries)
     assert compare(images, CocoProtocol(by_class=by_class, boundaries=True))["AP"] < by_masks

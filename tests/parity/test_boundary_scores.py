@@ -1,4 +1,4 @@
-"""Boundary F and Boundary IoU against the definitions written out pixel by pixel, and against other people's code."""
+"""Boundary F and Boundary IoU against the definitions pixel by pixel, and published code."""
 
 import cv2
 import numpy as np
@@ -70,7 +70,7 @@ def seg2bmap(mask: np.ndarray) -> np.ndarray:
 
 
 def f_by_distances(guess: np.ndarray, truth: np.ndarray) -> float:
-    """DAVIS's F, where a pixel counts when its distance to the nearest of the other boundary is at most the radius."""
+    """Return DAVIS's F: pixels match up to the radius from the other boundary."""
     found, wanted = np.argwhere(seg2bmap(guess)), np.argwhere(seg2bmap(truth))
     if not len(found) or not len(wanted):
         precision, recall = float(not len(found)), float(not len(wanted))
@@ -101,7 +101,7 @@ def f_by_transform(guess: np.ndarray, truth: np.ndarray) -> float:
 
 
 def band(mask: np.ndarray) -> np.ndarray:
-    """The mask's pixels that have a pixel of the outside within d steps of a king, by taking the least over the square around each."""
+    """Return the mask's pixels with an outside pixel within d king's moves, by square minima."""
     height, width = mask.shape
     d = max(1, round(0.02 * np.sqrt(height**2 + width**2)))
     padded = np.pad(mask, d)
@@ -135,7 +135,7 @@ def test_random_blobs(seed):
 
 @pytest.mark.parametrize("size", [(9, 13), (40, 31), (1, 1), (1, 7), (6, 1), (2, 2)])
 def test_every_pair_of_odd_masks(size):
-    """Empty, full, one pixel, lines, corners, the border: also in pictures of one pixel, one row, one column."""
+    """Empty, full, one pixel, lines, corners, border; in images of one pixel, row or column."""
     random = np.random.default_rng(0)
     masks = [*odd_masks(size).values(), random.random(size) < 0.5, random.random(size) < 0.1]
     pairs = [(one, other) for one in masks for other in masks]

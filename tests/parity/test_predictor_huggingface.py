@@ -1,4 +1,4 @@
-"""The predictor against Hugging Face's processor and `SamModel` with the same weights: from pixels and prompts to masks at the image's own size."""
+"""The predictor against Hugging Face's processor and `SamModel`, from pixels to masks."""
 
 import warnings
 

@@ -29,8 +29,7 @@ class AskCommand:
     texts: Positional[Annotated[tuple[str, ...], arg(metavar="TEXT ...")]]
     """texts to find, each in quotes"""
     annotation: str | None = None
-    """JSON file in SA-1B's format with the masks to choose from, such as one that 'gigamask segment'
-    wrote"""
+    """JSON file in SA-1B's format with the masks to choose from, as 'gigamask segment' writes it"""
     top: int = 3
     """largest number of masks to print per text"""
     pictures: str | None = None
@@ -99,8 +98,7 @@ class AskCommand:
             print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
 
     def _load_image(self) -> tuple[np.ndarray, RLEMasks | None]:
-        """Return the image and its masks from --annotation or the tar; None without an annotation.
-        """
+        """Return the image, and its masks from --annotation or the tar, None if it has none."""
         from pathlib import Path
 
         from gigamask.data.dataset import RawSample, Sa1bDataset

@@ -26,7 +26,7 @@ def test_f_within_the_tolerance_is_one_and_beyond_it_falls():
 
 
 def test_bands_are_counted():
-    """Bands 3 wide of squares 40 and 36 wide share nothing but what the smaller's has within the larger's: 38 - 34 wide."""
+    """Bands 3 wide of squares 40 and 36 wide share a ring from 36 to 34 wide."""
     assert BoundaryProtocol().band_px((100, 100)) == 3
     outer, inner = 40**2 - 34**2, 36**2 - 30**2
     shared = 36**2 - 34**2

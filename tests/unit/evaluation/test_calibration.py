@@ -100,5 +100,5 @@ def test_what_is_no_number_is_refused():
         calibrate(np.array([0.5, np.nan]), np.zeros(2))
     with pytest.raises(GigamaskError, match=r"actual IoU.*mask 0.*inf"):
         calibrate(np.zeros(2), np.array([np.inf, 0]))
-    with pytest.raises(GigamaskError, match=r"^0 bins"):
+    with pytest.raises(GigamaskError, match=r"bins.*0"):
         calibrate(np.zeros(2), np.zeros(2), bins=0)

@@ -22,7 +22,7 @@ class Answering(Sam):
 
     def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(input_side=64, grid=32)
+        self.config = SimpleNamespace(image_size=64, mask_size=32)
         self.pixel_mean = torch.zeros(3, 1, 1)
         self.encoded: list[int] = []
         self.answers, self.iou, self.asked = answers, torch.tensor(iou), []
@@ -232,9 +232,9 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
         return read(self, row)._replace(jpg=b"no jpg") if row == 1 else read(self, row)
 
     monkeypatch.setattr(Sa1bDataset, "read", read_broken)
-    for at_once in (1, 3, 8):
+    for batch_size in (1, 3, 8):
         model.encoded.clear()
-        result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1, 2, 3], at_once=at_once)
+        result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1, 2, 3], batch_size=batch_size)
         assert result.images == sum(model.encoded) == 3
         assert result.scores == sound
         assert len(result.rejected) == 1

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.evaluation.coco_ap import PROPOSALS, CocoProtocol, ImageDetections, coco_ap, table
+from gigamask.evaluation.coco_ap import (
+    PROPOSALS,
+    CocoProtocol,
+    ImageDetections,
+    coco_metrics,
+    table,
+)
 from gigamask.masks.rle import RLEMasks
 
 
@@ -24,7 +30,7 @@ A, B, WRONG = (0, 10, 0, 10), (20, 30, 20, 30), (40, 50, 40, 50)
 
 
 def test_all_found_is_one():
-    result = coco_ap([ImageDetections(boxes(A, B), boxes(B, A), np.array([0.2, 0.9]))])
+    result = coco_metrics([ImageDetections(boxes(A, B), boxes(B, A), np.array([0.2, 0.9]))])
     assert (result["AP"], result["AP75"], result["AR@1"], result["AR@10"], result["AP small"]) == (
         pytest.approx(1),
         pytest.approx(1),
@@ -37,7 +43,7 @@ def test_all_found_is_one():
 
 
 def test_a_false_mask_before_the_right_one_halves_precision():
-    result = coco_ap([ImageDetections(boxes(A), boxes(WRONG, A), np.array([0.9, 0.8]))])
+    result = coco_metrics([ImageDetections(boxes(A), boxes(WRONG, A), np.array([0.9, 0.8]))])
     assert result["AP"] == pytest.approx(0.5)
     assert result["AR@1"] == 0
     assert result["AR@10"] == 1
@@ -45,7 +51,7 @@ def test_a_false_mask_before_the_right_one_halves_precision():
 
 def test_iou_counts_by_how_many_thresholds_it_reaches():
     half = (0, 10, 0, 6)  # IoU 0.6: three of ten thresholds
-    result = coco_ap([ImageDetections(boxes(A), boxes(half), np.ones(1))], PROPOSALS)
+    result = coco_metrics([ImageDetections(boxes(A), boxes(half), np.ones(1))], PROPOSALS)
     assert result["AR@1000"] == pytest.approx(0.3)
     assert result["AP50"] == pytest.approx(1)
     assert result["AP75"] == 0
@@ -55,30 +61,33 @@ def test_classes_are_told_apart_only_where_the_protocol_says_so():
     image = ImageDetections(
         boxes(A), boxes(A), np.ones(1), truth_classes=np.array([3]), found_classes=np.array([4])
     )
-    assert coco_ap([image])["AP"] == 0
-    assert coco_ap([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
+    assert coco_metrics([image])["AP"] == 0
+    assert coco_metrics([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
 
 
 def test_the_table_names_what_has_no_truth():
-    result = coco_ap([ImageDetections(boxes(A), boxes(A), np.ones(1))])
+    result = coco_metrics([ImageDetections(boxes(A), boxes(A), np.ones(1))])
     text = table(result)
     assert text.startswith("1 masks found, 1 to find, on 1 images; %\nAP               100.0\n")
     assert "AP large             -" in text
 
 
 def test_the_protocol_stands_beside_the_numbers():
-    assert coco_ap([], PROPOSALS)["protocol"]["max_found"] == (1000,)
+    assert coco_metrics([], PROPOSALS)["protocol"]["max_found"] == (1000,)
 
 
 def test_nothing_is_printed(capfd, caplog):
     with caplog.at_level(logging.WARNING):
-        coco_ap([ImageDetections(boxes(A), boxes(A), np.ones(1))])
+        coco_metrics([ImageDetections(boxes(A), boxes(A), np.ones(1))])
     assert capfd.readouterr() == ("", "")
     assert caplog.text == ""
 
 
 def test_pycocotools_is_not_loaded():
-    code = "import sys; import gigamask.evaluation.coco_ap; assert not any(name.startswith('pycocotools') for name in sys.modules)"
+    code = (
+        "import sys; import gigamask.evaluation.coco_ap; "
+        "assert not any(name.startswith('pycocotools') for name in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -5,16 +5,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.unit.evaluation.test_clicks import index
 
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
-from gigamask.evaluation import clicks
-from gigamask.evaluation import embedded_images as looked_at
+from gigamask.evaluation import clicks, embedded_images
 from gigamask.evaluation.embedded_images import embed_image, embed_images
 from gigamask.models.init import build_model
 from tests.little import SPEC
+from tests.unit.evaluation.test_clicks import index
 
 __all__ = ["index"]
 EVERYTHING = MaskFilters(max_area=None)
@@ -25,15 +24,15 @@ def model():
     return build_model(SPEC, 0).eval()
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
-def test_images_come_in_order_as_they_are_alone(index, model, at_once):
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5])
+def test_images_come_in_order_as_they_are_alone(index, model, batch_size):
     rows = [4, 0, 7, 2, 1]
     with torch.inference_mode():
-        found = list(embed_images(model, index, rows, at_once))
+        found = list(embed_images(model, index, rows, batch_size))
         alone = [embed_image(model, Sa1bDataset(index), row) for row in rows]
     assert [row for row, _ in found] == rows
     for (_, scene), other in zip(found, alone, strict=True):
-        assert scene.transform == other.frame
+        assert scene.transform == other.transform
         assert np.array_equal(scene.pixels, other.pixels)
         torch.testing.assert_close(scene.embedding, other.embedding)
 
@@ -65,7 +64,7 @@ def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, m
     )
     before = threading.active_count()
     with torch.inference_mode():
-        found = embed_images(model, index, range(12), at_once=2)
+        found = embed_images(model, index, range(12), batch_size=2)
         next(found)
         assert len(told) <= 2 + 2
         found.close()
@@ -76,10 +75,8 @@ def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, m
 
 
 def test_none_at_once_is_refused(index, model):
-    with pytest.raises(
-        GigamaskError, match=r"^0 images at once, there must be 1 at least; give another number$"
-    ):
-        next(looked_at.embed_images(model, index, [0], at_once=0))
+    with pytest.raises(GigamaskError, match=r"batch_size.*0"):
+        next(embedded_images.embed_images(model, index, [0], batch_size=0))
 
 
 def test_an_image_without_a_json_is_named(index, model, monkeypatch):

@@ -16,8 +16,7 @@ from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
-from gigamask.evaluation import embedded_images as looked_at
-from gigamask.evaluation import in_training
+from gigamask.evaluation import embedded_images, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.in_training import ClickScorer, score_warnings
@@ -34,7 +33,7 @@ class Stub(Sam):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(input_side=4 * GRID, grid=GRID)
+        self.config = SimpleNamespace(image_size=4 * GRID, mask_size=GRID)
         self.pixel_mean = torch.zeros(3, 1, 1)
 
 
@@ -90,7 +89,7 @@ def evaluator(index, rows, best_by="1 click") -> ClickScorer:
 
 
 def opened(run) -> ClickScorer | None:
-    return ClickScorer.of(run.evaluation, run.out)
+    return ClickScorer.from_config(run.evaluation, run.out)
 
 
 def settled(data, out, **asked):
@@ -110,10 +109,7 @@ def test_a_model_that_looks_scores_less_on_another_picture(index):
 def test_a_model_that_does_not_look_is_told_of(index):
     verdict = evaluator(index, range(4)).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
     assert verdict.scores["blind"] == pytest.approx(verdict.scores["1 click"])
-    assert any(
-        worry.startswith("blind: one click scores as well on another picture")
-        for worry in verdict.warnings
-    )
+    assert any(worry.startswith("blind: one click scores as well") for worry in verdict.warnings)
 
 
 def test_each_picture_is_held_against_the_one_before_and_the_first_against_the_last(
@@ -152,7 +148,7 @@ def test_several_processes_find_what_one_finds(index, size):
     """Four images by two, three, or more processes than there are images."""
     whole = evaluator(index, range(4)).run(Likeness())
     ours = [replace(evaluator(index, range(4)), world=World(rank, size)) for rank in range(size)]
-    parts = [each._part(Likeness()) for each in ours]
+    parts = [each._evaluate_part(Likeness()) for each in ours]
     for rank, each in enumerate(ours):
         verdict = replace(each, world=Told(rank, size, parts=parts)).run(Likeness())
         assert verdict.scores == pytest.approx(whole.scores, abs=1e-9)
@@ -160,7 +156,7 @@ def test_several_processes_find_what_one_finds(index, size):
 
 
 def test_scores_are_those_of_evaluate(index):
-    """E1's own code at 1, 3 and 5 clicks: rounds before the last are the same whatever is asked for."""
+    """Those of `evaluate` at 1, 3 and 5 clicks: later rounds do not change earlier ones."""
     model, rows = Likeness(), [0, 2, 5, 9]
     scores = evaluator(index, rows).run(model).scores
     summary = evaluate_clicks(
@@ -212,7 +208,7 @@ def test_of_a_single_image_nothing_is_said_about_blindness(index):
     ],
 )
 def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, share):
-    """Logits of 0.5 lie between the two cuts: nothing above 1, everything above -1. Empty masks are not stable."""
+    """Logits of 0.5 lie between the two cuts, -1 and 1. Empty masks are not stable."""
     verdict = evaluator(index, [0, 1]).run(Constant(answers(logit), iou))
     assert verdict.scores["automatic"] == share
     assert any("IoU 0.88 and stability 0.95" in worry for worry in verdict.warnings) == (share == 0)
@@ -220,7 +216,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
 
 def test_small_groups_give_the_same(index, monkeypatch):
     whole = evaluator(index, [0, 1]).run(Likeness())
-    monkeypatch.setattr(looked_at, "GROUP_BYTES", 1)
+    monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)
     assert evaluator(index, [0, 1]).run(Likeness()) == whole
 
 
@@ -230,7 +226,7 @@ def test_small_groups_give_the_same(index, monkeypatch):
         ({}, []),
         ({"5 clicks": 0.6}, ["more clicks do not help: 5 score no better than 3"]),
         ({"5 clicks": 0.5}, ["more clicks do not help: 5 score no better than 3"]),
-        ({"blind": 0.476}, ["blind: one click scores as well on another picture"]),
+        ({"blind": 0.476}, ["blind: one click scores as well"]),
         ({"blind": 0.474}, []),
         ({"automatic": 0.0}, ["no automatic mask passes"]),
         (
@@ -309,7 +305,7 @@ def test_images_are_chosen_once_and_for_all(index, tmp_path):
     )
 
 
-def test_scores_are_of_a_subject_which_changes_with_what_is_looked_at(index, scenes, tmp_path):
+def test_scores_are_of_a_subject_which_changes_with_what_is_evaluated(index, scenes, tmp_path):
     model, run = Likeness(), settled(index.folder, tmp_path, images=3)
     subjects = [
         opened(each).run(model).subject
@@ -356,9 +352,9 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
     index, monkeypatch
 ):
     drawn = []
-    draw_row = in_training.pictures.draw_row
+    draw_row = in_training.figures.draw_row
     monkeypatch.setattr(
-        in_training.pictures,
+        in_training.figures,
         "draw_row",
         lambda model, scene, score, protocol: (
             drawn.append(score) or draw_row(model, scene, score, protocol)
@@ -370,19 +366,19 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
     evaluator(index, range(8)).run(Constant(answers(-5.0), [0.1] * 3))
     assert [(score.row, score.number) for score in drawn[4:]] == chosen
     parts = [
-        replace(evaluator(index, range(8)), world=World(rank, 3))._part(Likeness())
+        replace(evaluator(index, range(8)), world=World(rank, 3))._evaluate_part(Likeness())
         for rank in range(3)
     ]
     several = replace(evaluator(index, range(8)), world=Told(0, 3, parts=parts)).run(Likeness())
     assert (several.picture == whole.picture).all()
     assert whole.picture.shape[0] == 4 * (
-        in_training.pictures.PANEL_PX + in_training.pictures.LABEL_PX + in_training.pictures.GAP_PX
+        in_training.figures.PANEL_PX + in_training.figures.LABEL_PX + in_training.figures.GAP_PX
     )
 
 
 def test_of_few_images_each_is_drawn_once(index):
     height = (
-        in_training.pictures.PANEL_PX + in_training.pictures.LABEL_PX + in_training.pictures.GAP_PX
+        in_training.figures.PANEL_PX + in_training.figures.LABEL_PX + in_training.figures.GAP_PX
     )
     assert evaluator(index, [3]).run(Likeness()).picture.shape[0] == height
     assert evaluator(index, [1, 5]).run(Likeness()).picture.shape[0] == 2 * height

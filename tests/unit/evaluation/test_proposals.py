@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.evaluation.test_clicks import index
 
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks
 from gigamask.evaluation.embedded_images import scored_masks
-from gigamask.evaluation.proposals import ProposalRecall, proposals, table
+from gigamask.evaluation.proposals import ProposalRecall, proposal_config, table
 from gigamask.models.init import build_model
 from tests.little import SPEC
+from tests.unit.evaluation.test_clicks import index
 
 __all__ = ["index"]
 EVERYTHING = MaskFilters(max_area=None)
@@ -20,14 +20,14 @@ def measure(model, index, filters, settings, rows) -> dict:
     """Returns what is found in some images."""
     search = ProposalRecall(settings)
     clicks.evaluate_clicks(
-        model, index, filters, clicks.ClickProtocol(clicks=(1,)), rows, also=[search.look]
+        model, index, filters, clicks.ClickProtocol(clicks=(1,)), rows, callbacks=[search.update]
     )
     return search.summary()
 
 
 def test_everything_found_is_held_against_everything_there(index):
     model = build_model(SPEC, 0).train()
-    found = measure(model, index, EVERYTHING, proposals(3), [0, 1])
+    found = measure(model, index, EVERYTHING, proposal_config(3), [0, 1])
     assert model.training
     assert found["images"] == 2
     assert found["truth"] == sum(len(scored_masks(index, row, EVERYTHING)) for row in (0, 1))
@@ -35,7 +35,7 @@ def test_everything_found_is_held_against_everything_there(index):
     assert 0 < found["best_iou"] < 1
     assert found["AR@1000"] is not None
     assert found["settings"]["points_per_side"] == 3
-    assert f"{found['masks_an_image']:.1f} an image from 3 points a side" in table(found)
+    assert f"{found['masks_an_image']:.1f} per image from 3 points per side" in table(found)
 
 
 def test_a_model_that_finds_the_truth_recalls_it(index, monkeypatch):
@@ -50,7 +50,7 @@ def test_a_model_that_finds_the_truth_recalls_it(index, monkeypatch):
             torch.full((len(image), 3), 0.99),
         ),
     )
-    found = measure(model, index, EVERYTHING, proposals(2), [0])
+    found = measure(model, index, EVERYTHING, proposal_config(2), [0])
     shares = index.masks["area"][index.mask_rows(0)] / (
         int(index.images["height"][0]) * int(index.images["width"][0])
     )
@@ -61,11 +61,11 @@ def test_a_model_that_finds_the_truth_recalls_it(index, monkeypatch):
 
 def test_nothing_to_look_at_has_no_numbers(index, monkeypatch):
     model = build_model(SPEC, 0)
-    found = measure(model, index, MaskFilters(min_predicted_iou=2.0), proposals(2), [0])
+    found = measure(model, index, MaskFilters(min_predicted_iou=2.0), proposal_config(2), [0])
     assert (found["images"], found["masks_an_image"], found["best_iou"]) == (0, None, None)
-    assert table(found) == "automatic masks: no image to look at"
+    assert table(found) == "automatic masks: no image to evaluate"
     monkeypatch.setattr("gigamask.data.dataset.image.decode", broken)
-    assert measure(model, index, EVERYTHING, proposals(2), [0])["images"] == 0
+    assert measure(model, index, EVERYTHING, proposal_config(2), [0])["images"] == 0
 
 
 def broken(*_):

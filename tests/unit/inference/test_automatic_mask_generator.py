@@ -92,10 +92,11 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
 
 def test_what_is_poor_or_unstable_or_twice_there_goes(discs, image):
     settings = {"points_per_side": 4} | NOTHING_FILTERED
-    everything = SamAutomaticMaskGenerator(discs, **settings).generate_proposals(image)
-    good = SamAutomaticMaskGenerator(
-        discs, **settings | {"pred_iou_thresh": 0.6}
-    ).generate_proposals(image)
+
+    def generate(**changed):
+        return SamAutomaticMaskGenerator(discs, **settings | changed).generate_proposals(image)
+
+    everything, good = generate(), generate(pred_iou_thresh=0.6)
     assert len(everything) == 48
     assert (good.predicted_iou > 0.6).all()
     assert len(good) == (everything.predicted_iou > 0.6).sum() > 10

@@ -39,10 +39,10 @@ def test_how_far_trainings_own_conventions_are():
     """What the module says: (1 - k) / 2 input pixels at scale k, and one level of 255 in uint8."""
     transform, size = ResizeLongestSide(64), (32, 128)
     points = np.array([[10.0, 20.0]])
-    moved = transform.apply_coords(points, size) - transform.image_transform(size).points_to_input(
-        points
-    )
+    input_points = transform.image_transform(size).points_to_input(points)
+    moved = transform.apply_coords(points, size) - input_points
     assert np.allclose(moved, (1 - 0.5) / 2)
     picture = np.random.default_rng(0).integers(0, 256, (100, 150, 3), dtype=np.uint8)
-    training = transform.image_transform((100, 150)).image(picture).permute(1, 2, 0).numpy()
+    training = transform.image_transform((100, 150)).apply_image(picture)
+    training = training.permute(1, 2, 0).numpy()
     assert np.abs(transform.apply_image(picture).astype(int) - training).max() <= 1

@@ -37,8 +37,8 @@ def test_everything_is_on_one_page(index, tmp_path):
         (each["predicted"], each["actual"], each["count"]) for each in bins
     ]
     assert "Automatic masks" not in words
-    search = proposals.ProposalRecall(proposals.proposals(2))
-    clicks.evaluate_clicks(model, index, everything, rows=[0], also=[search.look])
+    search = proposals.ProposalRecall(proposals.proposal_config(2))
+    clicks.evaluate_clicks(model, index, everything, rows=[0], callbacks=[search.update])
     summary["automatic"] = search.summary()
     whole = page(summary, write_sheets(model, index, result, tmp_path, count=1))
     assert {"Automatic masks", "Best", "Worst", "Typical"} <= set(read(whole))
