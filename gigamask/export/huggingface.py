@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare
-from gigamask.models import state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.configs import SamConfig as SamSpec
 from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam, preprocess
 
@@ -33,8 +33,8 @@ def write_folder(model: Sam, out: Path) -> dict:
 
     with torch.device("meta"):
         theirs = SamModel(config_of(model.config))
-    theirs.load_state_dict(state_dict.to_huggingface(state_dict.to_official(model)), assign=True)
-    with state_dict.writing(out):
+    theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)), assign=True)
+    with state_dict.report_write_errors(out):
         theirs.save_pretrained(out)
     (out / "preprocessor_config.json").write_text(json.dumps(processor_of(model.config), indent=2))
     loaded, probe = SamModel.from_pretrained(out).eval(), Probe.of(model.config)

@@ -144,7 +144,7 @@ def _export(
     sizes: dict,
 ) -> None:
     """Traces a module with these inputs; axes of `sizes` may be any."""
-    with warnings.catch_warnings(), state_dict.writing(path):
+    with warnings.catch_warnings(), state_dict.report_write_errors(path):
         # The newer exporter wants sizes that are known, where those of the image are not.
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -1,9 +1,8 @@
-"""Checkpoints: a training's whole state as safetensors files beside a manifest with the size and crc32 of each.
+"""Checkpoints: the state of a training as safetensors files, with a manifest of checksums.
 
-A checkpoint is written into a hidden folder, flushed to disk, and renamed; so a folder under its final name is complete. Reading checks every
-byte before anything is used, since no weight format notices a flipped bit by itself; a damaged checkpoint is named and the one before it taken.
-
-Not here: what the state is (`train.state`), weight files of other origins (`model.weights`).
+A checkpoint is written to a hidden folder, flushed to disk and renamed, so a folder under its final
+name is complete. Loading verifies every byte first, since no weight format notices a flipped bit; a
+damaged checkpoint is named, and the one before it is used.
 """
 
 import json
@@ -26,7 +25,7 @@ from torch import Tensor
 from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.errors import GigamaskError
-from gigamask.models import state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.configs import GroundingModelConfig, MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
@@ -37,86 +36,108 @@ from gigamask.training.manifest import (
     FORMAT,
     MANIFEST,
     checksum,
-    complete,
+    list_checkpoints,
     verify,
     with_checksum,
 )
 from gigamask.training.state import TrainState
 from gigamask.types import DataCursor
 
-MODEL, OPTIMIZER, LEDGER = "model.safetensors", "optimizer.safetensors", "ledger.safetensors"
+MODEL, OPTIMIZER, LOSS_HISTORY = "model.safetensors", "optimizer.safetensors", "ledger.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All that a checkpoint holds, on the CPU: a copy that training does not change any more."""
+    """A copy on the CPU of all that a checkpoint holds.
+
+    Attributes:
+        step: number of finished steps.
+        samples: number of samples consumed.
+        config: configuration of the model.
+        model: weights by name.
+        optimizer: optimizer state, as `TrainState.optimizer_tensors` returns it.
+        loss_history: arrays of the loss history; None where the sampler does not use one.
+        loss_subject: digest of the sampler and the data that the losses belong to.
+        scale: state of the loss scale of fp16.
+    """
 
     step: int
     samples: int
     config: state_dict.ModelConfig
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    ledger: dict[str, np.ndarray] | None
-    ledger_of: str | None
+    loss_history: dict[str, np.ndarray] | None
+    loss_subject: str | None
     scale: dict[str, float] | None
 
     @classmethod
     def of(cls, state: TrainState) -> "Snapshot":
-        """Copies a state; each process must where they have parts of it."""
-        copies = [
+        """Copy a state; all processes must do so together where it is sharded."""
+        model, optimizer = (
             {
                 name: full_tensor(tensor.detach()).to("cpu", copy=True).contiguous()
                 for name, tensor in tensors.items()
             }
             for tensors in (state.model.state_dict(), state.optimizer_tensors())
-        ]
-        ledger = (
-            {name: array.copy() for name, array in state.loss_history.arrays().items()}
-            if state.loss_history
-            else None
         )
-        ledger_of = state.loss_history.subject if state.loss_history else None
+        history = state.loss_history
         return cls(
             state.step,
             state.cursor.samples,
             cast(state_dict.ModelConfig, state.model.config),
-            copies[0],
-            copies[1],
-            ledger,
-            ledger_of,
+            model,
+            optimizer,
+            {name: array.copy() for name, array in history.arrays().items()} if history else None,
+            history.subject if history else None,
             asdict(state.scale) if state.scale else None,
         )
 
 
-def save(state: TrainState, run: TrainConfig) -> Path:
-    """Writes the state as it is now; see `write`."""
-    return write(Snapshot.of(state), run)
+def save(state: TrainState, config: TrainConfig) -> Path:
+    """Save a state to the run folder.
+
+    Args:
+        state: the state.
+        config: the configuration.
+
+    Returns:
+        The folder of the checkpoint.
+    """
+    return write(Snapshot.of(state), config)
 
 
-def write(snapshot: Snapshot, run: TrainConfig) -> Path:
-    """Writes a snapshot under `run.out/checkpoints`, removes all but the newest `run.keep` and the best, and returns the new folder."""
-    folder = Path(run.out) / "checkpoints"
+def write(snapshot: Snapshot, config: TrainConfig) -> Path:
+    """Write a checkpoint to the run folder, and remove all but the newest `keep` and the best.
+
+    Args:
+        snapshot: its content.
+        config: the configuration.
+
+    Returns:
+        The folder of the checkpoint.
+    """
+    folder = Path(config.out) / "checkpoints"
     final, part = folder / f"step_{snapshot.step:08d}", folder / f".step_{snapshot.step:08d}.part"
-    sweep(folder)
+    remove_partial(folder)
     part.mkdir(parents=True)
     state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
-    with state_dict.writing(part / OPTIMIZER):
+    with state_dict.report_write_errors(part / OPTIMIZER):
         save_file(snapshot.optimizer, part / OPTIMIZER)
-    if snapshot.ledger:
-        with state_dict.writing(part / LEDGER):
-            save_arrays(snapshot.ledger, part / LEDGER)
+    if snapshot.loss_history:
+        with state_dict.report_write_errors(part / LOSS_HISTORY):
+            save_arrays(snapshot.loss_history, part / LOSS_HISTORY)
     written = sorted(path.name for path in part.iterdir())
     files = {
         name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)}
         for name in written
     }
-    told = {"ledger": snapshot.ledger_of, "scale": snapshot.scale}
     manifest = {
         "format": FORMAT,
         "step": snapshot.step,
         "samples": snapshot.samples,
         "files": files,
-        **told,
+        "ledger": snapshot.loss_subject,
+        "scale": snapshot.scale,
     }
     (part / MANIFEST).write_bytes(with_checksum(manifest))
     for name in (*written, MANIFEST, "."):
@@ -125,14 +146,18 @@ def write(snapshot: Snapshot, run: TrainConfig) -> Path:
         shutil.rmtree(final)
     part.rename(final)
     _flush(folder)
-    _tidy(folder, run.keep)
+    _prune(folder, config.keep)
     return final
 
 
 def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
-    """Notes a checkpoint's score in its manifest, and makes `best` beside it the link to the best there is.
+    """Write a checkpoint's score to its manifest, and link `best` to the best checkpoint.
 
-    `scored_by` says what the score means: only equal ones are compared.
+    Args:
+        checkpoint: folder of the checkpoint.
+        score: higher is better.
+        scored_by: what was evaluated; only scores of the same are compared.
+        keep: number of newest checkpoints to keep besides the best.
     """
     manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {
         "score": score,
@@ -143,28 +168,33 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
     _flush(part)
     part.replace(checkpoint / MANIFEST)
     _flush(checkpoint)
-    _tidy(checkpoint.parent, keep)
+    _prune(checkpoint.parent, keep)
 
 
-def _tidy(folder: Path, keep: int) -> None:
-    """Links `best`, and removes all checkpoints but it and the newest `keep`."""
+def _prune(folder: Path, keep: int) -> None:
+    """Link `best`, and remove all checkpoints but it and the newest `keep`."""
     best = _best(folder)
     _link(folder / BEST, best)
-    for old in complete(folder)[:-keep]:
-        if old != best:
-            shutil.rmtree(old)
+    for path in list_checkpoints(folder)[:-keep]:
+        if path != best:
+            shutil.rmtree(path)
 
 
 def _best(folder: Path) -> Path | None:
-    """Returns, of those whose score means what the newest score means, the checkpoint of the highest, of equal ones the newest; None without any."""
-    scores = {each: told for each in complete(folder) if (told := _score(each)) is not None}
+    """Return the checkpoint with the highest score, the newest of equal ones.
+
+    Only scores comparable with the newest score count.
+    """
+    scores = {
+        path: score for path in list_checkpoints(folder) if (score := _score(path)) is not None
+    }
     newest_by = next((by for _, by in reversed(scores.values())), None)
-    same = {each: score for each, (score, by) in scores.items() if by == newest_by}
-    return max(same, key=lambda each: (same[each], each.name), default=None)
+    comparable = {path: score for path, (score, by) in scores.items() if by == newest_by}
+    return max(comparable, key=lambda path: (comparable[path], path.name), default=None)
 
 
 def _score(folder: Path) -> tuple[float, str] | None:
-    """Returns a checkpoint's score and what it means; None where it has none that is a number, or its manifest is damaged."""
+    """Return a checkpoint's score and what was evaluated; None if it has no valid score."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         score, by = manifest["score"], manifest["scored_by"]
@@ -174,88 +204,117 @@ def _score(folder: Path) -> tuple[float, str] | None:
 
 
 def _link(path: Path, target: Path | None) -> None:
-    """Makes a link that appears whole and replaces the one before, or removes it where there is nothing to link to."""
+    """Replace a symbolic link atomically, or remove it if there is no target."""
     if target is None:
         path.unlink(missing_ok=True)
         return
-    beside = path.with_name(f".{path.name}.link")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target.name)
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.link")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    temporary.replace(path)
 
 
-def resume(run: TrainConfig, device: torch.device) -> TrainState | None:
-    """Returns the state of the newest sound checkpoint of a run, or None when it has none yet."""
-    folder = newest(Path(run.out))
+def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
+    """Load the newest sound checkpoint of a run.
+
+    Args:
+        config: the configuration.
+        device: device to train on.
+
+    Returns:
+        Its state; None if the run has no checkpoint yet.
+    """
+    folder = newest(Path(config.out))
     if folder is None:
         return None
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    model = run.build()
+    model = config.build()
     state_dict.load_weights(model, load_file(folder / MODEL), str(folder))
-    state = TrainState.from_model(model.to(device), run)
+    state = TrainState.from_model(model.to(device), config)
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
         state.scale = LossScaler(**manifest["scale"])
-    if run.sampler.decay is not None and LEDGER in manifest["files"]:
+    if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
         state.loss_history = LossHistory.from_arrays(
-            load_arrays(folder / LEDGER), manifest["ledger"], run.sampler.decay, str(folder)
+            load_arrays(folder / LOSS_HISTORY),
+            manifest["ledger"],
+            config.sampler.decay,
+            str(folder),
         )
     return state
 
 
 def newest(out: Path) -> Path | None:
-    """Returns the newest sound checkpoint of a run folder, or None when it has none.
+    """Return the newest sound checkpoint of a run folder; None if it has no checkpoint.
 
-    A damaged one is reported by a warning and the one before it is taken; when all are damaged this is a `GigamaskError`.
+    A damaged checkpoint raises a warning, and the one before it is used.
+
+    Raises:
+        GigamaskError: All checkpoints are damaged.
     """
-    found = complete(out / "checkpoints")
-    for folder in reversed(found):
+    folders = list_checkpoints(out / "checkpoints")
+    for folder in reversed(folders):
         try:
             verify(folder)
-        except GigamaskError as fault:
-            warnings.warn(f"{fault}; going back to the checkpoint before it", stacklevel=2)
+        except GigamaskError as error:
+            warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
         else:
             return folder
-    if found:
+    if folders:
         raise GigamaskError(
-            f"{out}: none of its {len(found)} checkpoints is sound; train anew with another --out"
+            f"{out}: all {len(folders)} checkpoints are damaged; train again with another --out"
         )
     return None
 
 
 def locate(path: str) -> str:
-    """Returns where the weights of `path` lie, or of `mae:path`: the newest sound checkpoint when it is a run folder, else the path itself."""
+    """Return the newest sound checkpoint if a path is a run folder, else the path itself.
+
+    A prefix `mae:` is kept.
+    """
     prefix = state_dict.MAE_PREFIX if path.startswith(state_dict.MAE_PREFIX) else ""
-    bare = path.removeprefix(prefix)
-    return prefix + str(newest(Path(bare)) or bare)
+    bare_path = path.removeprefix(prefix)
+    return prefix + str(newest(Path(bare_path)) or bare_path)
 
 
 def load_model(
-    path: str, device: str = "auto", run_of: Callable[[str], TrainConfig | None] = lambda path: None
+    path: str,
+    device: str = "auto",
+    config_of: Callable[[str], TrainConfig | None] = lambda path: None,
 ) -> Sam:
-    """Returns the model whose weights lie at `path`: a run folder, a checkpoint, or any file or folder that `model.weights` reads.
+    """Load a SAM for inference.
 
-    Weights of an image encoder of the user's own are not what their spec says; `run_of(path)` returns the run that builds it, or None.
+    Args:
+        path: a run folder, a checkpoint, or weights of any format that `models.state_dict` reads.
+        device: device to load it to; auto is cuda if there is a GPU, else cpu.
+        config_of: returns the training configuration that builds the model of a path, or None. It
+            is only called for weights that their own description does not fit, as those of a custom
+            image encoder.
+
+    Raises:
+        GigamaskError: The weights are damaged or not those of a SAM.
     """
     tensors, config = state_dict.read_weights(locate(path))
     if isinstance(config, GroundingModelConfig):
         raise GigamaskError(
-            f"{path}: scores masks by words and makes none; name the segmenter it was trained over, or ask it: gigamask ask {path}"
+            f"{path}: a grounding model, which predicts no masks; use the segmenter it was trained "
+            f"on, or run: gigamask ask {path}"
         )
     if isinstance(config, MAEConfig):
         raise GigamaskError(
-            f"{path}: holds an encoder's pre-training alone; train on with --init mae:{path}, then name that run"
+            f"{path}: a pre-trained encoder without a mask decoder; train a SAM with "
+            f"--init mae:{path}, then use that run"
         )
-    model = build_model(config or state_dict.infer_config(tensors), seed=0)
-    if model.state_dict().keys() != tensors.keys() and (run := run_of(path)) is not None:
-        model = cast(Sam, run.build())
+    model = build_model(config or convert.infer_config(tensors), seed=0)
+    if model.state_dict().keys() != tensors.keys() and (train_config := config_of(path)):
+        model = cast(Sam, train_config.build())
     state_dict.load_weights(model, tensors, path)
     return model.to(choose_device(device)).eval()
 
 
-def sweep(folder: Path) -> None:
-    """Removes what an interrupted save left behind."""
+def remove_partial(folder: Path) -> None:
+    """Remove what interrupted saves left in a folder of checkpoints."""
     for part in folder.glob(".step_*.part"):
         shutil.rmtree(part)
 

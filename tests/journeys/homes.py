@@ -15,7 +15,7 @@ import yaml
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
-from gigamask.models import state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.synthetic import described_scenes, scenes
@@ -185,7 +185,7 @@ def _weights(home: Path) -> None:
     torch.save(official, home / "sam_vit_b_01ec64.pth")
     state_dict.save_weights(official, MODEL, home / "model.safetensors")
     theirs = SamModel(config_of(MODEL))
-    theirs.load_state_dict(state_dict.to_huggingface(official))
+    theirs.load_state_dict(convert.to_huggingface(official))
     theirs.save_pretrained(home / "sam-vit-base")
     torch.save({"model": build_model(MAE, seed=4).state_dict()}, home / "mae_pretrain_vit_base.pth")
     texts.write("qwen3", home / "language")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.export.huggingface import config_of
-from gigamask.models import state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
 from gigamask.synthetic.scenes import compose_scene
@@ -86,7 +86,7 @@ def own(tmp_path_factory) -> Path:
     model = build_model(OFFICIAL, seed=3)
     torch.save(state_dict.to_official(model), folder / "sam_vit_b_01ec64.pth")
     theirs = SamModel(config_of(OFFICIAL))
-    theirs.load_state_dict(state_dict.to_huggingface(state_dict.to_official(model)))
+    theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
     state_dict.save_weights(
         state_dict.to_official(model), model.config, folder / "photos.safetensors"
@@ -191,7 +191,7 @@ def test_another_input_side_interpolates_positions_and_nothing_else(
     }
     assert torch.equal(
         after["image_encoder.pos_embed"],
-        state_dict.resize_positions(before["image_encoder.pos_embed"], 16),
+        convert.resample_abs_pos_embed(before["image_encoder.pos_embed"], 16),
     )
     assert all(torch.equal(after[key], before[key]) for key in after.keys() - other)
     assert main(["evaluate", str(run), "--data", str(held_out), "--images", "1"]) == 0
@@ -240,7 +240,7 @@ REFUSED = [
     ),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze encoder",
-        "--freeze names 'encoder', which is no part of the model; name image_encoder",
+        "--freeze encoder: the model has no such module or parameter; choose among image_encoder",
     ),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder mask_decoder",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from gigamask.cli.main import INTERRUPTED, main
 from gigamask.data import tar
-from gigamask.models.state_dict import MAE_PARTS, MAE_PATCHES
+from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
 from tests.journeys.runs import records
 
@@ -304,15 +304,15 @@ REFUSED = [
     ("pretrain mae_tiny --data {scenes} --sampler nope", "--sampler is 'nope', known are random, "),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
-        "mask_share is 1.5; it is a share and must lie in (0, 1)",
+        "MAEConfig.mask_ratio must be in (0, 1) (got 1.5)",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 0.999",
-        "mask_share 0.999 of 256 patches leaves 0 visible",
+        "MAEConfig.mask_ratio 0.999 of 256 patches",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.image-size 100",
-        "input_side 100 is not a multiple of patch 8; the nearest that is: 96",
+        "MAEConfig.image_size must be a multiple of patch_size 8 (got 100); the nearest is 96",
     ),
     (
         "pretrain mae_tiny --data {scenes} --freeze image_encoder",
@@ -324,13 +324,13 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
-        "mae: starts a SAM from a masked autoencoder; to go on with the masked autoencoder itself",
+        "mae: starts a SAM from a MAE",
     ),
     (
         "pretrain mae_tiny --data {scenes} --json nowhere/x.json",
         "--json nowhere/x.json: cannot be written",
     ),
-    ("train {little} --data {scenes} --init {mae}", "holds a masked autoencoder; give mae:"),
+    ("train {little} --data {scenes} --init {mae}", "holds a MAE; give mae:"),
     (
         "train {little} --data {scenes} --init mae:nowhere",
         "--init mae:nowhere: no such file or folder",
@@ -341,11 +341,11 @@ REFUSED = [
     ),
     (
         "train {little} --data {scenes} --model.depth 3 --init mae:{mae}",
-        "has 2 blocks of width 16, the model 3 of 16; build the model with depth=2",
+        "has 2 blocks of width 16, the model has 3 of 16; use --model.depth 2",
     ),
     (
         "train {little} --data {scenes} --model.num-heads 4 --init mae:{mae}",
-        "has 2 attention heads, the model 4; build the model with heads=2",
+        "has 2 attention heads, the model has 4; use --model.num-heads 2",
     ),
     (
         "evaluate {mae} --data {scenes}",

@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli.main import STOPPED, main
-from gigamask.models.state_dict import MAE_PARTS, MAE_PATCHES
+from gigamask.cli.main import INTERRUPTED, main
+from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
 from gigamask.training.logging import MetricsLogger
 from tests.journeys.runs import same
@@ -140,11 +140,11 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     whole, scenes, tmp_path, monkeypatch, capsys, stage, step
 ):
     """Told between updates, the next one is the last; when that is the stage's last, the stage after it does not begin."""
-    waiting, updates = MetricsLogger.waiting, []
+    waiting, updates = MetricsLogger.time_data, []
 
     def told_to_stop(watch, batches):
         for batch in waiting(watch, batches):
-            if Path(watch._run.out).name == stage:
+            if Path(watch._config.out).name == stage:
                 updates.append(batch)
                 if len(updates) == step + 1:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -153,8 +153,8 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     out, told = tmp_path / "out", tmp_path / "told.json"
     words = ["--stages", "mae,decoder,joint", *STEPS, "--data", scenes, "--out", out]
     with monkeypatch.context() as patched:
-        patched.setattr(MetricsLogger, "waiting", told_to_stop)
-        assert train(*words, "--json", told) == STOPPED
+        patched.setattr(MetricsLogger, "time_data", told_to_stop)
+        assert train(*words, "--json", told) == INTERRUPTED
     finished = step + 1 == LENGTHS[stage]
     there = STAGES[STAGES.index(stage) + finished]
     before = {"run": str(out / there), "steps": LENGTHS[there], "step": 0 if finished else step + 1}
@@ -306,7 +306,7 @@ REFUSED = [
     ("--stages decoder,joint --init mae:nowhere", "--init mae:nowhere: no such file or folder"),
     (
         "--stages mae,decoder,joint --freeze nope",
-        "--freeze names 'nope', which is no part of the model",
+        "--freeze nope: the model has no such",
     ),
     ("--stages mae,decoder,joint --evaluation.data nowhere", "nowhere: no such path"),
     ("--stages mae,decoder,joint --data {images}", "is a folder of images where tars are wanted"),

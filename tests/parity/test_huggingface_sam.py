@@ -10,7 +10,8 @@ from gigamask.export.huggingface import config_of
 from gigamask.models.configs import SamConfig as SamSpec
 from gigamask.models.configs import tiny, vit_b
 from gigamask.models.init import build_model
-from gigamask.models.state_dict import infer_config, load_weights, to_huggingface, to_official
+from gigamask.models.convert import infer_config, to_huggingface
+from gigamask.models.state_dict import load_weights, to_official
 from gigamask.types import Prompts
 
 with warnings.catch_warnings():

@@ -189,5 +189,5 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most,
 
 
 def test_what_is_no_matter_of_the_disk_stays_what_it_is(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^no such operator$"), state_dict.writing(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^no such operator$"), state_dict.report_write_errors(tmp_path):
         raise RuntimeError("no such operator")

@@ -8,21 +8,23 @@ from safetensors.torch import save_file
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import MAEConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
+from gigamask.models.convert import (
+    from_huggingface,
+    from_mae,
+    infer_config,
+    resample_abs_pos_embed,
+    resample_patch_embed,
+    resample_rel_pos,
+    to_huggingface,
+)
 from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import (
-    from_huggingface,
-    from_mae,
-    infer_config,
     load_init_weights,
     load_weights,
     read_weights,
-    resize_kernel,
-    resize_positions,
-    resize_table,
     save_weights,
-    to_huggingface,
     to_official,
 )
 
@@ -114,21 +116,22 @@ def test_positions_are_interpolated_to_another_side(model):
     larger = build_model(replace(tiny(), image_size=192), 0)
     load_weights(larger, to_official(model), "weights")
     own, other = model.image_encoder, larger.image_encoder
-    assert torch.equal(other.pos_embed, resize_positions(own.pos_embed, 24))
+    assert torch.equal(other.pos_embed, resample_abs_pos_embed(own.pos_embed, 24))
     assert torch.equal(other.blocks[0].attn.rel_pos_h, own.blocks[0].attn.rel_pos_h)
     assert torch.equal(
-        other.blocks[1].attn.rel_pos_h, resize_table(own.blocks[1].attn.rel_pos_h, 47)
+        other.blocks[1].attn.rel_pos_h, resample_rel_pos(own.blocks[1].attn.rel_pos_h, 47)
     )
 
 
 def test_interpolation_keeps_what_is_even_and_the_middle():
     assert torch.allclose(
-        resize_positions(torch.full((1, 14, 14, 3), 2.5), 64), torch.full((1, 64, 64, 3), 2.5)
+        resample_abs_pos_embed(torch.full((1, 14, 14, 3), 2.5), 64), torch.full((1, 64, 64, 3), 2.5)
     )
     table = torch.arange(27.0)[:, None].repeat(1, 2)
-    assert resize_table(table, 127)[63].tolist() == pytest.approx([13, 13])
+    assert resample_rel_pos(table, 127)[63].tolist() == pytest.approx([13, 13])
     assert (
-        resize_positions(torch.zeros(1, 4, 4, 2, dtype=torch.bfloat16), 8).dtype == torch.bfloat16
+        resample_abs_pos_embed(torch.zeros(1, 4, 4, 2, dtype=torch.bfloat16), 8).dtype
+        == torch.bfloat16
     )
 
 
@@ -185,7 +188,7 @@ def test_specs_that_cannot_be_used_are_named(model, tmp_path):
     save_file(
         to_official(model),
         tmp_path / "odd.safetensors",
-        metadata={"spec": '{"global_blocks": [1], "colour": "red"}'},
+        metadata={"spec": '{"global_attn_indexes": [1], "colour": "red"}'},
     )
     with pytest.raises(GigamaskError, match=r"odd\.safetensors.*colour"):
         read_weights(tmp_path / "odd.safetensors")
@@ -224,13 +227,13 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
 
 def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
     fields = {
-        "input_side": 128,
-        "patch": 8,
-        "dim": 96,
+        "image_size": 128,
+        "patch_size": 8,
+        "embed_dim": 96,
         "depth": 4,
-        "heads": 3,
-        "window": 8,
-        "global_blocks": [1, 3],
+        "num_heads": 3,
+        "window_size": 8,
+        "global_attn_indexes": [1, 3],
     }
     save_file(
         to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)}
@@ -324,9 +327,10 @@ def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
     found = from_mae(mae.state_dict(), sam.config, "w")
     load_weights(sam, {**sam.state_dict(), **found}, "w")
     positions = mae.pos_embed[:, 1:].unflatten(1, (5, 5))
-    assert torch.equal(sam.image_encoder.pos_embed, resize_positions(positions, 12))
+    assert torch.equal(sam.image_encoder.pos_embed, resample_abs_pos_embed(positions, 12))
     assert torch.equal(
-        sam.image_encoder.patch_embed.proj.weight, resize_kernel(mae.patch_embed.proj.weight, 16)
+        sam.image_encoder.patch_embed.proj.weight,
+        resample_patch_embed(mae.patch_embed.proj.weight, 16),
     )
 
 
@@ -335,7 +339,7 @@ def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
     generator = torch.Generator().manual_seed(0)
     kernel = torch.randn(5, 3, 14, 14, generator=generator, dtype=torch.float64)
     picture = torch.rand(4, 3, 14, 14, generator=generator, dtype=torch.float64)
-    larger = resize_kernel(kernel, 16)
+    larger = resample_patch_embed(kernel, 16)
     enlarged = torch.nn.functional.interpolate(
         picture, size=(16, 16), mode="bicubic", antialias=True
     )
@@ -345,14 +349,16 @@ def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
     )
     assert torch.allclose(answers, expected, rtol=1e-10, atol=1e-10)
     assert torch.allclose(larger.sum((2, 3)), kernel.sum((2, 3)), rtol=1e-10, atol=1e-10)
-    assert resize_kernel(kernel, 14) is kernel
-    assert resize_kernel(kernel.float(), 16).dtype == torch.float32
+    assert resample_patch_embed(kernel, 14) is kernel
+    assert resample_patch_embed(kernel.float(), 16).dtype == torch.float32
 
 
 def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     state = to_official(mae)
     deeper, wider = replace(tiny(), depth=6), replace(tiny(), embed_dim=48)
-    with pytest.raises(GigamaskError, match=r"4.*96.*6.*96.*depth=4.*dim=96"):
+    with pytest.raises(
+        GigamaskError, match=r"4.*96.*6.*96.*--model\.depth 4 --model\.embed-dim 96"
+    ):
         from_mae(state, deeper, "w")
     with pytest.raises(GigamaskError, match=r"4.*blocks.*96.*4.*48"):
         from_mae(state, wider, "w")
@@ -366,7 +372,7 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
         from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
     fewer = build_model(replace(mae_tiny(), num_heads=2), 0)
     save_weights(to_official(fewer), fewer.config, tmp_path / "heads.safetensors")
-    with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*heads=2"):
+    with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*--model\.num-heads 2"):
         load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 

@@ -56,7 +56,7 @@ def test_no_checkpoint_is_none(run):
 def test_only_the_last_k_stay(run):
     for step in (1, 2, 3, 4):
         folder = checkpoint.save(state_at(run, step), run)
-    assert [path.name for path in checkpoint.complete(folder.parent)] == [
+    assert [path.name for path in checkpoint.list_checkpoints(folder.parent)] == [
         "step_00000003",
         "step_00000004",
     ]
@@ -219,7 +219,7 @@ def test_a_disk_that_is_full_says_so(run):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with (
         pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "),
-        state_dict.writing(pathlib.Path("x")),
+        state_dict.report_write_errors(pathlib.Path("x")),
     ):
         raise SafetensorError("something else")
 
@@ -248,7 +248,7 @@ def kept(run) -> tuple[list[int], int | None]:
     if best.is_symlink():
         assert not best.readlink().is_absolute(), "the run folder may be moved"
         assert checkpoint.verify(best) == checkpoint.verify(best.resolve())
-    return [int(path.name[-8:]) for path in checkpoint.complete(folder)], int(
+    return [int(path.name[-8:]) for path in checkpoint.list_checkpoints(folder)], int(
         best.resolve().name[-8:]
     ) if best.is_symlink() else None
 
@@ -345,7 +345,7 @@ def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, mon
     assert kept(run) == ([2, 4, 5], 2)
     assert not (folder / ".best.link").is_symlink()
     (folder / ".step_00000009.part").mkdir()
-    checkpoint.sweep(folder)
+    checkpoint.remove_partial(folder)
     assert kept(run) == ([2, 4, 5], 2)
     assert not (folder / ".step_00000009.part").exists()
 

@@ -1,0 +1,278 @@
+"""Conversion of weights between Meta's, Hugging Face's and MAE's parameter names and sizes."""
+
+import math
+import re
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import SamConfig
+
+State = dict[str, Tensor]
+"""A state dict."""
+
+GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
+
+NAMES = (
+    ("image_encoder.patch_embed.proj.", "vision_encoder.patch_embed.projection."),
+    ("image_encoder.pos_embed", "vision_encoder.pos_embed"),
+    ("image_encoder.blocks.{i}.norm1.", "vision_encoder.layers.{i}.layer_norm1."),
+    ("image_encoder.blocks.{i}.norm2.", "vision_encoder.layers.{i}.layer_norm2."),
+    ("image_encoder.blocks.{i}.", "vision_encoder.layers.{i}."),
+    ("image_encoder.neck.0.", "vision_encoder.neck.conv1."),
+    ("image_encoder.neck.1.", "vision_encoder.neck.layer_norm1."),
+    ("image_encoder.neck.2.", "vision_encoder.neck.conv2."),
+    ("image_encoder.neck.3.", "vision_encoder.neck.layer_norm2."),
+    (GAUSSIAN, "prompt_encoder.shared_embedding.positional_embedding"),
+    ("prompt_encoder.point_embeddings.{i}.", "prompt_encoder.point_embed.{i}."),
+    ("prompt_encoder.mask_downscaling.0.", "prompt_encoder.mask_embed.conv1."),
+    ("prompt_encoder.mask_downscaling.1.", "prompt_encoder.mask_embed.layer_norm1."),
+    ("prompt_encoder.mask_downscaling.3.", "prompt_encoder.mask_embed.conv2."),
+    ("prompt_encoder.mask_downscaling.4.", "prompt_encoder.mask_embed.layer_norm2."),
+    ("prompt_encoder.mask_downscaling.6.", "prompt_encoder.mask_embed.conv3."),
+    ("prompt_encoder.not_a_point_embed.", "prompt_encoder.not_a_point_embed."),
+    ("prompt_encoder.no_mask_embed.", "prompt_encoder.no_mask_embed."),
+    (
+        "mask_decoder.transformer.layers.{i}.norm1.",
+        "mask_decoder.transformer.layers.{i}.layer_norm1.",
+    ),
+    (
+        "mask_decoder.transformer.layers.{i}.norm2.",
+        "mask_decoder.transformer.layers.{i}.layer_norm2.",
+    ),
+    (
+        "mask_decoder.transformer.layers.{i}.norm3.",
+        "mask_decoder.transformer.layers.{i}.layer_norm3.",
+    ),
+    (
+        "mask_decoder.transformer.layers.{i}.norm4.",
+        "mask_decoder.transformer.layers.{i}.layer_norm4.",
+    ),
+    (
+        "mask_decoder.transformer.norm_final_attn.",
+        "mask_decoder.transformer.layer_norm_final_attn.",
+    ),
+    ("mask_decoder.transformer.", "mask_decoder.transformer."),
+    ("mask_decoder.iou_token.", "mask_decoder.iou_token."),
+    ("mask_decoder.mask_tokens.", "mask_decoder.mask_tokens."),
+    ("mask_decoder.output_upscaling.0.", "mask_decoder.upscale_conv1."),
+    ("mask_decoder.output_upscaling.1.", "mask_decoder.upscale_layer_norm."),
+    ("mask_decoder.output_upscaling.3.", "mask_decoder.upscale_conv2."),
+    (
+        "mask_decoder.output_hypernetworks_mlps.{i}.layers.0.",
+        "mask_decoder.output_hypernetworks_mlps.{i}.proj_in.",
+    ),
+    (
+        "mask_decoder.output_hypernetworks_mlps.{i}.layers.1.",
+        "mask_decoder.output_hypernetworks_mlps.{i}.layers.0.",
+    ),
+    (
+        "mask_decoder.output_hypernetworks_mlps.{i}.layers.2.",
+        "mask_decoder.output_hypernetworks_mlps.{i}.proj_out.",
+    ),
+    ("mask_decoder.iou_prediction_head.layers.0.", "mask_decoder.iou_prediction_head.proj_in."),
+    ("mask_decoder.iou_prediction_head.layers.1.", "mask_decoder.iou_prediction_head.layers.0."),
+    ("mask_decoder.iou_prediction_head.layers.2.", "mask_decoder.iou_prediction_head.proj_out."),
+)
+"""Prefixes of parameter names, Meta's and Hugging Face's: the first that matches applies, {i} is a
+number. From transformers/models/sam/convert_sam_to_hf.py."""
+
+SHARED = "shared_image_embedding.positional_embedding"
+"""Hugging Face's name for its second copy of `GAUSSIAN`."""
+
+MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
+MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+"""What SAM's image encoder takes from a MAE: the patch embedding, these parts of each block, and
+the positions."""
+
+
+def infer_config(state: State, decoder_heads: int = 8) -> SamConfig:
+    """Return the configuration that the shapes of a SAM's weights imply.
+
+    Args:
+        state: State dict with Meta's names.
+        decoder_heads: Attention heads of the decoder, which shapes do not show; Meta's models have
+            8.
+
+    Raises:
+        GigamaskError: A tensor is missing.
+    """
+    try:
+        _, side, _, dim = state["image_encoder.pos_embed"].shape
+        patch = state["image_encoder.patch_embed.proj.weight"].shape[-1]
+        depth = 1 + max(_block_indices(state, r"image_encoder\.blocks\."), default=0)
+        tables = [
+            state[f"image_encoder.blocks.{index}.attn.rel_pos_h"].shape for index in range(depth)
+        ]
+        hidden, embedding_dim = state["mask_decoder.iou_prediction_head.layers.0.weight"].shape
+        decoder_mlp = state["mask_decoder.transformer.layers.0.mlp.lin1.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        fix = (
+            "put mae: before the path"
+            if "cls_token" in state
+            else "use weights from Meta, Hugging Face or gigamask"
+        )
+        raise GigamaskError(
+            f"these are not the weights of a SAM: {error} is missing; {fix}"
+        ) from None
+    global_length = 2 * side - 1
+    windows = [(length + 1) // 2 for length, _ in tables if length != global_length]
+    return SamConfig(
+        image_size=side * patch,
+        patch_size=patch,
+        embed_dim=dim,
+        depth=depth,
+        num_heads=dim // tables[0][1],
+        window_size=windows[0] if windows else side,
+        global_attn_indexes=tuple(
+            index for index, (length, _) in enumerate(tables) if length == global_length
+        ),
+        embedding_dim=embedding_dim,
+        decoder_num_heads=decoder_heads,
+        decoder_mlp=decoder_mlp,
+        iou_hidden=hidden,
+    )
+
+
+def _block_indices(state: State, prefix: str) -> set[int]:
+    return {int(match[1]) for name in state if (match := re.match(rf"{prefix}(\d+)\.", name))}
+
+
+def from_mae(state: State, config: SamConfig, source: str) -> State:
+    """Return the encoder of a MAE under the names of SAM's image encoder.
+
+    The MAE's tokens, last norm and decoder are dropped. SAM's relative positions, neck, prompt
+    encoder and mask decoder are not in the result.
+
+    Args:
+        state: State dict of a MAE: Meta's files with or without a decoder, or gigamask's.
+        config: SAM that positions and patch embedding are resampled for.
+        source: Where the weights come from, for error messages.
+
+    Raises:
+        GigamaskError: Depth or width differ, or a tensor is missing.
+    """
+    depth = len(_block_indices(state, r"blocks\."))
+    names = [
+        f"blocks.{index}.{part}.{kind}"
+        for index in range(depth)
+        for part in MAE_PARTS
+        for kind in ("weight", "bias")
+    ]
+    if missing := [name for name in ("pos_embed", *MAE_PATCHES, *names) if name not in state]:
+        raise GigamaskError(
+            f"{source}: these are not the weights of a MAE, {abbreviate(missing)} missing; "
+            "use MAE's .pth or what gigamask pretrain wrote"
+        )
+    count, dim = state["pos_embed"].shape[1] - 1, state["pos_embed"].shape[-1]
+    if (depth, dim) != (config.depth, config.embed_dim):
+        raise GigamaskError(
+            f"{source}: has {depth} blocks of width {dim}, the model has {config.depth} of "
+            f"{config.embed_dim}; use --model.depth {depth} --model.embed-dim {dim}, "
+            "or other weights"
+        )
+    side = math.isqrt(count)
+    if side**2 != count:
+        raise GigamaskError(
+            f"{source}: has positions for {count} patches, which is not a square number; "
+            "use weights trained on square images"
+        )
+    positions = state["pos_embed"][:, 1:].unflatten(1, (side, -1))
+    encoder = {name: state[name] for name in (*MAE_PATCHES, *names)}
+    encoder["patch_embed.proj.weight"] = resample_patch_embed(
+        encoder["patch_embed.proj.weight"], config.patch_size
+    )
+    encoder["pos_embed"] = resample_abs_pos_embed(positions, config.embedding_size)
+    return {
+        f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}": value
+        for name, value in encoder.items()
+    }
+
+
+def to_huggingface(state: State) -> State:
+    """Return weights with the names of Hugging Face's `SamModel`.
+
+    Raises GigamaskError for a tensor that is not SAM's.
+    """
+    renamed = {_rename(name, 0, 1): value for name, value in state.items()}
+    if GAUSSIAN in state:
+        renamed[SHARED] = state[GAUSSIAN].clone()
+    return renamed
+
+
+def from_huggingface(state: State) -> State:
+    """Return the weights of a `SamModel` with Meta's names; one copy of `GAUSSIAN` is enough."""
+    renamed = {_rename(name, 1, 0): value for name, value in state.items() if name != SHARED}
+    if SHARED in state:
+        renamed.setdefault(GAUSSIAN, state[SHARED])
+    return renamed
+
+
+def _rename(name: str, source: int, target: int) -> str:
+    """Return a tensor's other name; 0 is Meta's and 1 Hugging Face's."""
+    for names in NAMES:
+        pattern = re.escape(names[source]).replace(r"\{i\}", r"(\d+)")
+        if match := re.match(pattern + ("" if names[source].endswith(".") else "$"), name):
+            index = match[1] if match.groups() else ""
+            return names[target].replace("{i}", index) + name[match.end() :]
+    raise GigamaskError(
+        f"{name}: not a tensor of {('SAM', 'SamModel')[source]}; remove it, or use other weights"
+    )
+
+
+def resample_abs_pos_embed(
+    positions: Float[Tensor, "1 e e C"], side: int
+) -> Float[Tensor, "1 E E C"]:
+    """Resample absolute positions by bicubic interpolation.
+
+    As ViTDet, `modeling/backbone/utils.py`.
+
+    Args:
+        positions: Position embedding of e x e tokens.
+        side: New number of tokens along a side, E.
+    """
+    if positions.shape[1] == side:
+        return positions
+    return (
+        F.interpolate(positions.permute(0, 3, 1, 2).float(), size=(side, side), mode="bicubic")
+        .permute(0, 2, 3, 1)
+        .to(positions.dtype)
+    )
+
+
+def resample_rel_pos(table: Float[Tensor, "l d"], length: int) -> Float[Tensor, "L d"]:
+    """Resample relative positions by linear interpolation, as `get_rel_pos` of Segment Anything.
+
+    Args:
+        table: One vector for each of 2 * side - 1 offsets.
+        length: New number of offsets, L.
+    """
+    return F.interpolate(table.T[None].float(), size=length, mode="linear")[0].T.to(table.dtype)
+
+
+def resample_patch_embed(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[Tensor, "C 3 P P"]:
+    """Resample a patch embedding for patches of another size.
+
+    Uses the pseudo-inverse of bicubic resizing (Beyer et al. 2022, FlexiViT, section 3.4): an
+    enlarged patch gives exactly the output that the patch gave before. Interpolating the kernel
+    from 14 x 14 to 16 x 16 would scale outputs by 1.3 instead.
+
+    Args:
+        kernel: Weight of the patch embedding.
+        patch: New side of a patch in pixels, P.
+    """
+    old = kernel.shape[-1]
+    if old == patch:
+        return kernel
+    basis = torch.eye(old, dtype=torch.float64)[:, None, None, :].expand(-1, 1, 1, -1)
+    resizing = F.interpolate(basis, size=(1, patch), mode="bicubic", antialias=True)[:, 0, 0]
+    inverse = torch.linalg.pinv(resizing)
+    return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
+
+
+def abbreviate(names: list[str]) -> str:
+    """Return the number of names and the first three of them."""
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
