@@ -1,10 +1,8 @@
-"""COCO's instances json: the file enters, one `CocoImage` for each image leaves, which reads its masks when asked.
+"""Reading of COCO's instances json; the masks of an image are decoded when it is converted.
 
-Polygons are rasterised exactly as pycocotools does, by faster-coco-eval, once they are known to be sound: the time and memory that takes are
-those of their outlines, not of the image. Run lengths are read and checked by `geometry.runs`.
-An annotation is decoded when its image's turn comes, so a file of gigabytes takes little more memory than its bytes.
-
-Not here: pictures (`prepare.pictures`), shards (`prepare.convert`).
+Valid polygons are rasterized by faster-coco-eval exactly as in pycocotools; time and memory grow
+with their outlines, not with the image. Annotations are decoded image by image, so a file of
+gigabytes takes little more memory than its bytes.
 """
 
 from collections import defaultdict
@@ -20,28 +18,35 @@ from jaxtyping import Float64
 
 from gigamask.data.annotation import MAX_SIDE, RleSegmentation
 from gigamask.data.image import MAX_PIXELS
-from gigamask.datatools.objects import EMPTY, Annotated, Objects, SourceListing, numbers, unite
+from gigamask.datatools.objects import (
+    EMPTY,
+    Objects,
+    SourceImage,
+    SourceListing,
+    image_ids,
+    union_masks,
+)
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.types import SkippedSample
 
 MAX_COORDINATE = 2 * MAX_SIDE
-"""Pixels that a corner may lie from the image's; the time to draw an outline is that of its length."""
+"""Largest coordinate of a corner in pixels; the time to draw an outline grows with its length."""
 MAX_OUTLINE = 2**22
-"""Pixels of one annotation's outlines together: hundreds of times those of anything drawn by hand."""
+"""Largest length of one annotation's outlines in pixels, hundreds of times a hand drawing's."""
 
 Id = int | str
 
 
 class Instances(msgspec.Struct):
-    """The whole file; what it lists is decoded one by one, so that one that is broken spoils no other."""
+    """The whole file; its entries are decoded one by one, so that a broken one affects no other."""
 
     images: list[msgspec.Raw]
     annotations: list[msgspec.Raw]
 
 
 class ImageRow(msgspec.Struct, frozen=True):
-    """What the file says of one image."""
+    """An entry of `images`."""
 
     id: Id
     file_name: str
@@ -49,14 +54,14 @@ class ImageRow(msgspec.Struct, frozen=True):
     height: int
 
 
-class Belongs(msgspec.Struct, frozen=True):
-    """The one thing that sorting annotations needs to know."""
+class AnnotationImage(msgspec.Struct, frozen=True):
+    """The field of an annotation that assigns it to an image."""
 
     image_id: Id
 
 
 class AnnotationRow(msgspec.Struct, frozen=True):
-    """What the file says of one object."""
+    """An entry of `annotations`."""
 
     segmentation: list[list[float]] | RleSegmentation
     id: Id | None = None
@@ -65,27 +70,27 @@ class AnnotationRow(msgspec.Struct, frozen=True):
 
 
 _ANNOTATION = msgspec.json.Decoder(AnnotationRow)
-_BELONGS = msgspec.json.Decoder(Belongs)
+_ANNOTATION_IMAGE = msgspec.json.Decoder(AnnotationImage)
 _IMAGE = msgspec.json.Decoder(ImageRow)
 
 
 @dataclass(frozen=True)
-class CocoImage(Annotated):
-    """One image and its annotations as they stand in the file."""
+class CocoImage(SourceImage):
+    """One image and its undecoded annotations."""
 
     size: tuple[int, int]
     annotations: list[msgspec.Raw]
     keep_crowds: bool
 
     def objects(self) -> Objects:
-        """Reads the masks; a broken annotation is left out and named."""
+        """Decode the masks; broken annotations are left out and listed with their reasons."""
         rows: dict[int, AnnotationRow] = {}
         rings: list[list[float]] = []
-        of_ring: list[int] = []
-        coded: dict[int, RLEMasks] = {}
+        ring_rows: list[int] = []
+        rle_masks: dict[int, RLEMasks] = {}
         rejected: dict[int, SkippedSample] = {}
         crowds = 0
-        for place, raw in enumerate(self.annotations):
+        for i, raw in enumerate(self.annotations):
             row = None
             try:
                 row = _ANNOTATION.decode(raw)
@@ -93,79 +98,91 @@ class CocoImage(Annotated):
                     crowds += 1
                     continue
                 if isinstance(row.segmentation, RleSegmentation):
-                    coded[place] = _run_lengths(row.segmentation, self.size)
+                    rle_masks[i] = _decode_rle(row.segmentation, self.size)
                 else:
-                    new = _rings(row.segmentation)
+                    new = _check_polygons(row.segmentation)
                     rings += new
-                    of_ring += [place] * len(new)
-                rows[place] = row
+                    ring_rows += [i] * len(new)
+                rows[i] = row
             except (msgspec.DecodeError, UnicodeDecodeError, GigamaskError) as error:
-                rejected[place] = _reject(self.source, place, row, error)
+                rejected[i] = _reject(self.source, i, row, error)
         drawn = (
-            [each["counts"] for each in mask_api_new_cpp.frPoly(rings, *self.size)] if rings else []
+            [rle["counts"] for rle in mask_api_new_cpp.frPoly(rings, *self.size)] if rings else []
         )
-        pieces = RLEMasks.concatenate([RLEMasks.from_coco(drawn, self.size), *coded.values()])
-        places = np.array(list(rows), np.int64)
-        masks = unite(
-            pieces, np.searchsorted(places, np.array([*of_ring, *coded], np.int64)), len(rows)
-        )
+        parts = RLEMasks.concatenate([RLEMasks.from_coco(drawn, self.size), *rle_masks.values()])
+        indices = np.array(list(rows), np.int64)
+        owners = np.searchsorted(indices, np.array([*ring_rows, *rle_masks], np.int64))
+        masks = union_masks(parts, owners, len(rows))
         filled = masks.areas() > 0
-        for place in places[~filled].tolist():
-            rejected[place] = _reject(self.source, place, rows[place], CorruptSampleError(EMPTY))
-        extras = [_extras(rows[place]) for place in places[filled].tolist()]
-        return Objects(
-            masks[filled], extras, [rejected[place] for place in sorted(rejected)], crowds
-        )
+        for i in indices[~filled].tolist():
+            rejected[i] = _reject(self.source, i, rows[i], CorruptSampleError(EMPTY))
+        extras = [_extras(rows[i]) for i in indices[filled].tolist()]
+        return Objects(masks[filled], extras, [rejected[i] for i in sorted(rejected)], crowds)
 
 
 def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing:
-    """Lists the images of an instances json, whose pictures lie in the folder `pictures`."""
+    """List the images of an instances json.
+
+    Args:
+        path: The instances json.
+        pictures: The folder that `file_name` is relative to.
+        keep_crowds: Keep annotations with `iscrowd`.
+
+    Returns:
+        The images, and the entries that were left out with their reasons.
+
+    Raises:
+        GigamaskError: The file cannot be read as an instances json.
+    """
     try:
-        held = msgspec.json.decode(path.read_bytes(), type=Instances)
+        instances = msgspec.json.decode(path.read_bytes(), type=Instances)
     except OSError as error:
         raise GigamaskError(
-            f"{path}: cannot be read ({error.strerror}); give COCO's instances json, or a folder of label images"
+            f"{path}: cannot be read ({error.strerror}); give COCO's instances json, or a folder of"
+            " label images"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GigamaskError(
-            f"{path}: is no COCO instances json ({error}); it needs the lists 'images' and 'annotations'"
+            f"{path}: is not a COCO instances json ({error}); it needs the lists 'images' and"
+            " 'annotations'"
         ) from error
-    rows, rejected = _images(held.images)
-    of_image: dict[str, list[msgspec.Raw]] = defaultdict(list)
-    strays = []
-    for place, raw in enumerate(held.annotations):
-        name = f"annotation {place} of {path.name}"
+    rows, rejected = _image_rows(instances.images)
+    image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
+    rejected_masks = []
+    for i, raw in enumerate(instances.annotations):
+        name = f"annotation {i} of {path.name}"
         try:
-            image_id = str(_BELONGS.decode(raw).image_id)
+            image_id = str(_ANNOTATION_IMAGE.decode(raw).image_id)
             if image_id not in rows:
                 raise CorruptSampleError(
-                    f"its image_id {image_id} is that of no image, or of one that was left out; list the image, or leave it out"
+                    f"its image_id {image_id} belongs to no image, or to one that was left out;"
+                    " add the image, or remove the annotation"
                 )
-            of_image[image_id].append(raw)
+            image_annotations[image_id].append(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
-            strays.append(SkippedSample(name, f"{name}: {error}"))
-    given, renumbered = numbers(list(rows))
+            rejected_masks.append(SkippedSample(name, f"{name}: {error}"))
+    ids, renumbered = image_ids(list(rows))
     images = [
         CocoImage(
             number,
             row.file_name,
             pictures / row.file_name,
             (row.height, row.width),
-            of_image[key],
+            image_annotations[key],
             keep_crowds,
         )
-        for number, (key, row) in zip(given, rows.items(), strict=True)
+        for number, (key, row) in zip(ids, rows.items(), strict=True)
     ]
-    return SourceListing(images, rejected, renumbered, strays)
+    return SourceListing(images, rejected, renumbered, rejected_masks)
 
 
-def _images(listed: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
-    """Returns the images by id, and those left out: broken ones, repetitions, and all that share an id but differ."""
+def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
+    """Return images by id, and those left out: broken, repeated, or different with the same id."""
     rows: dict[str, ImageRow] = {}
     clashing: set[str] = set()
     rejected = []
-    for place, raw in enumerate(listed):
-        name = f"image {place}"
+    for i, raw in enumerate(entries):
+        name = f"image {i}"
         try:
             row = _IMAGE.decode(raw)
             key, name = str(row.id), f"{row.file_name} (id {row.id})"
@@ -175,16 +192,17 @@ def _images(listed: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[Sk
                 and row.height * row.width <= MAX_PIXELS
             ):
                 raise CorruptSampleError(
-                    f"it is said to have {row.height} x {row.width} pixels, sides are 1 to {MAX_SIDE} and pixels at most {MAX_PIXELS}"
+                    f"its stated size is {row.height} x {row.width} pixels, sides must be 1 to"
+                    f" {MAX_SIDE} and pixels at most {MAX_PIXELS}"
                 )
             if PurePath(row.file_name).is_absolute() or ".." in PurePath(row.file_name).parts:
                 raise CorruptSampleError(
-                    "its file_name leads out of the folder of pictures; give names within it"
+                    "its file_name is outside the folder of pictures; give names within it"
                 )
             if key in rows:
                 clashing |= {key} if rows[key] != row else set()
                 raise CorruptSampleError(
-                    f"id {key} was given before; give each image an id of its own"
+                    f"id {key} is used by an earlier image; give each image its own id"
                 )
             rows[key] = row
         except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
@@ -194,61 +212,66 @@ def _images(listed: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[Sk
         rejected.append(
             SkippedSample(
                 name,
-                f"{name}: another image has this id too, and no one can tell whose its masks are; give each an id of its own",
+                f"{name}: another image has the same id, so its masks are ambiguous; give each"
+                " image its own id",
             )
         )
         del rows[key]
     return rows, rejected
 
 
-def _reject(source: str, place: int, row: AnnotationRow | None, error: Exception) -> SkippedSample:
-    name = f"{source}: its annotation {place}" + (f" (id {row.id})" if row is not None else "")
+def _reject(source: str, i: int, row: AnnotationRow | None, error: Exception) -> SkippedSample:
+    name = f"{source}: its annotation {i}" + (f" (id {row.id})" if row is not None else "")
     return SkippedSample(name, f"{name}: {error}")
 
 
-def _run_lengths(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMasks:
-    """Returns one mask that is given as run lengths; raises Fault for what is not sound."""
+def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMasks:
+    """Return one mask given as run lengths; raise an error where they are invalid."""
     if segmentation.size != size:
         stated = " x ".join(map(str, segmentation.size))
         raise CorruptSampleError(
-            f"it lies on {stated} pixels, its image has {size[0]} x {size[1]}; leave it out or write it again"
+            f"its size is {stated} pixels, its image has {size[0]} x {size[1]}; remove it or write"
+            " it again"
         )
     return RLEMasks.from_coco([segmentation.counts], size)
 
 
-def _rings(polygons: list[list[float]]) -> list[list[float]]:
-    """Returns one object's polygons once they are safe to draw."""
+def _check_polygons(polygons: list[list[float]]) -> list[list[float]]:
+    """Return one object's polygons if they are safe to draw."""
     if not polygons:
-        raise CorruptSampleError("it has no polygon; a box alone is no mask")
-    rings = [_ring(place, corners) for place, corners in enumerate(polygons)]
+        raise CorruptSampleError("it has no polygon; a box alone is not a mask")
+    rings = [_corners(i, numbers) for i, numbers in enumerate(polygons)]
     outline = sum(float(np.abs(ring - np.roll(ring, 1, 0)).max(1).sum()) for ring in rings)
     if outline > MAX_OUTLINE:
         raise CorruptSampleError(
-            f"its outline is {outline:.0f} px long, at most {MAX_OUTLINE} are drawn; leave it out or write it again"
+            f"its outline is {outline:.0f} px long, at most {MAX_OUTLINE} are drawn; remove it or"
+            " write it again"
         )
     return polygons
 
 
-def _ring(place: int, corners: list[float]) -> Float64[np.ndarray, "k 2"]:
-    """Returns a polygon's corners once they are safe to draw."""
-    if len(corners) < 6 or len(corners) % 2:
+def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
+    """Return a polygon's corners if they are safe to draw."""
+    if len(numbers) < 6 or len(numbers) % 2:
         raise CorruptSampleError(
-            f"polygon {place} has {len(corners)} numbers, three corners or more are needed, two numbers each; leave it out or write it again"
+            f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
+            " corners); remove it or write it again"
         )
-    ring = np.array(corners, np.float64).reshape(-1, 2)
+    ring = np.array(numbers, np.float64).reshape(-1, 2)
     wrong = ~(np.abs(ring) <= MAX_COORDINATE)  # NaN too
     if wrong.any():
         raise CorruptSampleError(
-            f"polygon {place} has a corner at {ring[wrong][0]:g}, at most {MAX_COORDINATE} px lie between it and 0; leave it out"
+            f"polygon {i} has a corner at {ring[wrong][0]:g}, at most {MAX_COORDINATE} px from 0"
+            " are allowed; remove it"
         )
     return ring
 
 
 def _extras(row: AnnotationRow) -> dict[str, Any]:
-    """Returns what is kept of an annotation beside its mask."""
-    kept: dict[str, Any] = {"id": row.id} if isinstance(row.id, int) else {}
+    """Return the fields of an annotation that are kept beside its mask."""
+    extras: dict[str, Any] = {"id": row.id} if isinstance(row.id, int) else {}
     if row.category_id is not None:
-        kept["category_id"] = row.category_id
+        extras["category_id"] = row.category_id
     if row.iscrowd:
-        kept["iscrowd"] = 1
-    return kept
+        extras["iscrowd"] = 1
+    return extras

@@ -1,9 +1,7 @@
-"""Label images: a folder of PNGs enters whose pixels name their instance, one `LabelImage` each leaves, which reads its masks when asked.
+"""Reading of label images: PNGs whose pixel values are instance numbers.
 
-Values: grey of 8 or 16 bits, the index of a palette, or R + 256 G + 65536 B as COCO's panoptic images have them. 0 is background.
-A picture is the file of the same name, and in the same subfolder, in the folder of pictures.
-
-Not here: pictures (`prepare.pictures`), shards (`prepare.convert`).
+A value is gray of 8 or 16 bits, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
+images; 0 is background. The picture has the same name and subfolder in the folder of pictures.
 """
 
 from collections import defaultdict
@@ -15,26 +13,26 @@ import numpy as np
 from jaxtyping import Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
-from gigamask.datatools.objects import Annotated, Objects, SourceListing, numbers
-from gigamask.datatools.pictures import FORMATS, opened
+from gigamask.datatools.objects import Objects, SourceImage, SourceListing, image_ids
+from gigamask.datatools.pictures import FORMATS, open_picture
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
 
-GREY = ("1", "L", "P", "I", "I;16", "I;16B")
-"""Pillow's names of pixels that are one number each."""
+GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
+"""Pillow's modes with one number per pixel."""
 
 
 @dataclass(frozen=True)
-class LabelImage(Annotated):
-    """One picture and the label image that belongs to it."""
+class LabelImage(SourceImage):
+    """One picture and its label image."""
 
     label: Path
     split: bool
     ignore: tuple[int, ...]
 
     def objects(self) -> Objects:
-        """Reads the masks: one for each value, or for each connected component of it."""
+        """Read one mask per value, or per connected component of a value."""
         labels = _read(self.label, self.source)
         labels[np.isin(labels, self.ignore)] = 0
         masks, values = _masks(labels, self.source)
@@ -48,60 +46,77 @@ class LabelImage(Annotated):
 def read(
     labels: Path, pictures: Path, split: bool = False, ignore: tuple[int, ...] = ()
 ) -> SourceListing:
-    """Lists the label images of a folder and its subfolders, and the pictures that belong to them."""
+    """List the label images of a folder and its subfolders with their pictures.
+
+    Args:
+        labels: The folder of label images.
+        pictures: The folder of pictures.
+        split: Make one mask per connected component instead of one per value.
+        ignore: Values that are not objects, such as 255 around VOC's.
+
+    Returns:
+        The images, and the label images that were left out with their reasons.
+
+    Raises:
+        GigamaskError: The folder holds no PNG.
+    """
     files = sorted(path for path in labels.rglob("*") if path.suffix.lower() == ".png")
     if not files:
         raise GigamaskError(
-            f"{labels}: the folder holds no .png; give a folder of label images, or COCO's instances json"
+            f"{labels}: the folder holds no .png; give a folder of label images, or COCO's"
+            " instances json"
         )
-    known = set(files)
-    found: dict[Path, list[Path]] = defaultdict(list)
+    label_files = set(files)
+    by_stem: dict[Path, list[Path]] = defaultdict(list)
     for path in sorted(pictures.rglob("*")):
-        if path.suffix.lower() in FORMATS and path not in known:
-            found[path.relative_to(pictures).with_suffix("")].append(path)
-    given, renumbered = numbers([path.stem for path in files])
+        if path.suffix.lower() in FORMATS and path not in label_files:
+            by_stem[path.relative_to(pictures).with_suffix("")].append(path)
+    ids, renumbered = image_ids([path.stem for path in files])
     images, rejected = [], []
-    for number, path in zip(given, files, strict=True):
-        name = (
-            str(path.relative_to(labels)).encode("utf-8", "replace").decode()
-        )  # a name may hold bytes that no text can
-        held = found.pop(path.relative_to(labels).with_suffix(""), [])
-        if len(held) == 1:
-            images.append(LabelImage(number, name, held[0], path, split, ignore))
+    for number, path in zip(ids, files, strict=True):
+        # A file name may hold bytes that are not valid text.
+        name = str(path.relative_to(labels)).encode("utf-8", "replace").decode()
+        matches = by_stem.pop(path.relative_to(labels).with_suffix(""), [])
+        if len(matches) == 1:
+            images.append(LabelImage(number, name, matches[0], path, split, ignore))
             continue
-        what = (
-            f"{len(held)} pictures have its name"
-            if held
-            else f"no picture is called {Path(name).stem} with {', '.join(FORMATS)}"
+        problem = (
+            f"{len(matches)} pictures have its name"
+            if matches
+            else f"there is no picture {Path(name).stem} with {', '.join(FORMATS)}"
         )
         rejected.append(
             SkippedSample(
                 name,
-                f"{name}: {what} in {(pictures / name).parent}; put one picture there under the label image's name",
+                f"{name}: {problem} in {(pictures / name).parent}; put one picture of the label"
+                " image's name there",
             )
         )
-    return SourceListing(images, rejected, renumbered, unlabelled=sum(map(len, found.values())))
+    return SourceListing(images, rejected, renumbered, unlabeled=sum(map(len, by_stem.values())))
 
 
 def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
-    """Returns each pixel's value."""
+    """Return the value of each pixel."""
     try:
-        with opened(path.read_bytes(), ("PNG",), name) as label:
+        with open_picture(path.read_bytes(), ("PNG",), name) as label:
             height, width = label.height, label.width
             if max(height, width) > MAX_SIDE:
                 raise CorruptSampleError(
-                    f"{name}: the label image has {height} x {width} pixels, sides are {MAX_SIDE} at most; leave it out"
+                    f"{name}: the label image has {height} x {width} pixels, sides may be"
+                    f" {MAX_SIDE} at most; leave it out"
                 )
-            if label.mode not in (*GREY, "RGB"):
+            if label.mode not in (*GRAY, "RGB"):
                 raise CorruptSampleError(
-                    f"{name}: the label image's pixels are {label.mode}, known are grey, palette and RGB; save it as one of these"
+                    f"{name}: the label image's pixels are {label.mode}, they must be gray, palette"
+                    " or RGB; save it as one of these"
                 )
             pixels = np.array(label)
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptSampleError):
             raise
         raise CorruptSampleError(
-            f"{name}: the label image {path} cannot be decoded ({error}); save it again or leave it out"
+            f"{name}: the label image {path} cannot be decoded ({error}); save it again or leave it"
+            " out"
         ) from error
     if pixels.ndim == 3:
         return pixels.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
@@ -109,7 +124,7 @@ def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
 
 
 def _masks(labels: Int32[np.ndarray, "H W"], name: str) -> tuple[RLEMasks, Int32[np.ndarray, "n"]]:
-    """Returns one mask for each value but 0, and the values, ascending."""
+    """Return one mask for each value except 0, and the values in ascending order."""
     flat = labels.T.ravel()
     pixels = len(flat)
     edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [pixels]])
@@ -118,7 +133,8 @@ def _masks(labels: Int32[np.ndarray, "H W"], name: str) -> tuple[RLEMasks, Int32
     values, rank = np.unique(runs[filled], return_inverse=True)
     if len(values) > MAX_MASKS:
         raise CorruptSampleError(
-            f"{name}: the label image has {len(values)} instances, at most {MAX_MASKS} are read; is it a picture? leave it out"
+            f"{name}: the label image has {len(values)} instances, at most {MAX_MASKS} are read;"
+            " leave it out if it is a picture"
         )
     keys = np.concatenate(
         [rank * (pixels + 1) + edges[:-1][filled], rank * (pixels + 1) + edges[1:][filled]]
@@ -129,14 +145,14 @@ def _masks(labels: Int32[np.ndarray, "H W"], name: str) -> tuple[RLEMasks, Int32
 def _components(
     labels: Int32[np.ndarray, "H W"], masks: RLEMasks, values: Int32[np.ndarray, "n"]
 ) -> tuple[Int32[np.ndarray, "H W"], Int32[np.ndarray, "k"]]:
-    """Returns labels that number the connected components (by edge or corner) from 1 on, and the value each had."""
+    """Number the connected components (by edge or corner) from 1; also return their values."""
     parts = np.zeros_like(labels)
     counts, total = np.zeros(len(values), np.int64), 0
     for i, (x0, y0, x1, y1) in enumerate(masks.boxes().tolist()):
-        place = (slice(y0, y1 + 1), slice(x0, x1 + 1))
-        inside = labels[place] == values[i]
-        found, numbered = cv2.connectedComponents(inside.astype(np.uint8), connectivity=8)
-        parts[place][inside] = numbered[inside] + total
-        counts[i] = found - 1
-        total += found - 1
+        box = (slice(y0, y1 + 1), slice(x0, x1 + 1))
+        inside = labels[box] == values[i]
+        count, numbered = cv2.connectedComponents(inside.astype(np.uint8), connectivity=8)
+        parts[box][inside] = numbered[inside] + total
+        counts[i] = count - 1
+        total += count - 1
     return parts, np.repeat(values, counts)

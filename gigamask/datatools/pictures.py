@@ -1,8 +1,7 @@
-"""Picture files of any usual format become the JPEGs that shards hold: a path and the size its masks have enter, bytes leave.
+"""Encoding of picture files of common formats as the JPEGs in shards.
 
-A JPEG is kept byte for byte. Masks that lie on the picture as its EXIF orientation turns it, which their size tells, get the turned picture.
-
-Not here: decoding what shards hold (`data.image`).
+JPEGs are kept byte for byte. Where the masks' size matches the picture only as its EXIF
+orientation turns it, the picture is turned.
 """
 
 import io
@@ -18,13 +17,25 @@ from gigamask.errors import CorruptSampleError
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}
 QUALITY = 95
-"""With full colour resolution, 42.5 dB on photographs: what is encoded anew loses next to nothing."""
+"""42.5 dB on photographs with full color resolution, a negligible loss."""
 _DEEP = ("I", "F")
 _TURNED = (5, 6, 7, 8)
 
 
-def as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
-    """Returns the picture as a JPEG of `size`, (H, W); raises CorruptSampleError, with `name` in front, where it cannot be one."""
+def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
+    """Read a picture file as a JPEG.
+
+    Args:
+        path: The file.
+        size: Height and width of its masks in pixels.
+        name: The image's name in error messages.
+
+    Returns:
+        The bytes of the JPEG.
+
+    Raises:
+        CorruptSampleError: The file is not a picture of this size.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -35,44 +46,67 @@ def as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
 
 
 def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
-    """Returns a picture file's bytes as those of a JPEG of `size`, (H, W); raises CorruptSampleError where they cannot be."""
+    """Convert the bytes of a picture file to a JPEG.
+
+    Args:
+        raw: The bytes of the file.
+        size: Height and width of its masks in pixels.
+        name: The image's name in error messages.
+
+    Returns:
+        The bytes of the JPEG; a JPEG of this size is returned unchanged.
+
+    Raises:
+        CorruptSampleError: The bytes are not a picture of this size.
+    """
     if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
         image.decode(raw, name)
         return raw
     with (
         warnings.catch_warnings(),
-        opened(raw, tuple(dict.fromkeys(FORMATS.values())), name) as picture,
+        open_picture(raw, tuple(dict.fromkeys(FORMATS.values())), name) as picture,
     ):
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # Pillow's, of broken EXIF and transparent palettes
+        # Pillow warns about broken EXIF and transparent palettes.
+        warnings.simplefilter("ignore", UserWarning)
         return image.encode_jpeg(_pixels(picture, size, name), QUALITY, "444")
 
 
-def opened(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
-    """Opens a picture without decoding it; raises CorruptSampleError for what is none, or one that is too large."""
+def open_picture(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
+    """Open a picture without decoding it.
+
+    Args:
+        raw: The bytes of the file.
+        formats: Pillow's names of the formats that are allowed.
+        name: The image's name in error messages.
+
+    Raises:
+        CorruptSampleError: The bytes are not such a picture, or it has too many pixels.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bombs, the limit below is lower; of broken EXIF
+            warnings.simplefilter("ignore")  # broken EXIF, and bombs: the limit below is lower
             picture = Image.open(io.BytesIO(raw), formats=formats)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorruptSampleError(
-            f"{name}: its {len(raw)} bytes are no picture that can be read ({', '.join(formats)}); convert it or leave it out"
+            f"{name}: its {len(raw)} bytes are not a readable picture ({', '.join(formats)});"
+            " convert it or leave it out"
         ) from error
     width, height = picture.size
     if height * width > image.MAX_PIXELS:
         raise CorruptSampleError(
-            f"{name}: the picture has {height} x {width} pixels, at most {image.MAX_PIXELS} are decoded; leave it out or scale it down"
+            f"{name}: the picture has {height} x {width} pixels, at most {image.MAX_PIXELS} are"
+            " decoded; leave it out or scale it down"
         )
     return picture
 
 
 def _pixels(picture: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
-    """Returns the picture's pixels as RGB, turned as its EXIF orientation says where only that gives it `size`."""
+    """Return the RGB pixels, turned by the EXIF orientation where only that gives `size`."""
     height, width = size
     if picture.mode.startswith(_DEEP):
         raise CorruptSampleError(
-            f"{name}: the picture has {picture.mode} pixels, known are those of 8 bits; convert it to 8 bits a channel"
+            f"{name}: the picture has {picture.mode} pixels, 8 bits a channel are supported;"
+            " convert it"
         )
     try:
         if (
@@ -83,7 +117,8 @@ def _pixels(picture: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.
         if picture.size != (width, height):
             stored = f"{picture.height} x {picture.width}"
             raise CorruptSampleError(
-                f"{name}: the picture has {stored} pixels, its masks lie on {height} x {width}; give the picture they were made for"
+                f"{name}: the picture has {stored} pixels, its masks {height} x {width}; give the"
+                " picture they were made for"
             )
         return np.array(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:

@@ -42,7 +42,7 @@ HISTOGRAMS = {
 
 
 def require_matplotlib() -> None:
-    """Raises `GigamaskError` unless matplotlib is installed."""
+    """Raise `GigamaskError` unless matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -52,7 +52,7 @@ def require_matplotlib() -> None:
 
 
 def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
-    """Draws the statistics of an index.
+    """Draw the statistics of an index.
 
     Args:
         stats: What `stats.describe` returned.
@@ -60,7 +60,7 @@ def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
         title: Heading of the picture.
 
     Raises:
-        Fault: matplotlib is not installed, or the file cannot be written.
+        GigamaskError: matplotlib is not installed, or the file cannot be written.
     """
     rows = stats["sampled_rows"]
     subtitle = f"{stats['images']:,} images, {stats['masks']:,} masks, {stats['tars']:,} tars"
@@ -73,12 +73,12 @@ def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
     for panel, (name, (x_label, y_label, columns)) in zip(panels, HISTOGRAMS.items(), strict=True):
         panel.set_title(name, loc="left", fontweight="bold")
         panel.set(xlabel=x_label, ylabel=y_label)
-        _histograms(panel, stats, [each for each in columns if each in stats["histograms"]])
+        _histograms(panel, stats, [column for column in columns if column in stats["histograms"]])
     _save(figure, path)
 
 
 def plot_sampler_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
-    """Draws what a sampler visits over its epochs.
+    """Draw what a sampler visits over its epochs.
 
     Args:
         stats: What `sampler_stats.describe` returned.
@@ -86,10 +86,13 @@ def plot_sampler_stats(stats: dict[str, Any], path: str | Path, title: str) -> N
         title: Heading of the picture.
 
     Raises:
-        Fault: matplotlib is not installed, or the file cannot be written.
+        GigamaskError: matplotlib is not installed, or the file cannot be written.
     """
     pieces, data, visits = stats["pieces"], stats["data"], stats["visits"]
-    subtitle = f"{epochs_text(stats)} of {stats['positions']:,} samples from {stats['items']:,} items; each step of a curve is {pieces[0]['end']:,} samples"
+    subtitle = (
+        f"{epochs_text(stats)} of {stats['positions']:,} samples from {stats['items']:,} items;"
+        f" each step of a curve is {pieces[0]['end']:,} samples"
+    )
     epoch_lines = range(1, stats["epochs"]) if stats["epochs"] <= MAX_EPOCH_LINES else ()
     if epoch_lines:
         subtitle += "; vertical lines end epochs"
@@ -135,7 +138,7 @@ def plot_sampler_stats(stats: dict[str, Any], path: str | Path, title: str) -> N
 
 
 def _figure(rows: int, title: str, subtitle: str) -> "tuple[Figure, list[Axes]]":
-    """Returns an empty figure with two columns of panels."""
+    """Return an empty figure with two columns of panels."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -148,13 +151,13 @@ def _figure(rows: int, title: str, subtitle: str) -> "tuple[Figure, list[Axes]]"
     panels = figure.subplots(rows, 2).ravel().tolist()
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
-        panel.mask_size(axis="y", color="0.9")
+        panel.grid(axis="y", color="0.9")
         panel.set_axisbelow(True)
     return figure, panels
 
 
 def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
-    """Draws columns of an index over each other, with their medians and means."""
+    """Draw columns of an index over each other, with their medians and means."""
     if not names:
         panel.text(0.5, 0.5, "none", ha="center", transform=panel.transAxes, color="0.5")
         panel.set(xticks=[], yticks=[])
@@ -164,10 +167,10 @@ def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
         middle = stats["distributions"][name]
         scale, unit = (100, " %") if logarithmic else (1, "")
         median, mean = (f"{short(scale * middle[key])}{unit}" for key in ("median", "mean"))
-        held = stats["histograms"][name]
+        histogram = stats["histograms"][name]
         panel.stairs(
-            held["counts"],
-            held["edges"],
+            histogram["counts"],
+            histogram["edges"],
             fill=True,
             color=color,
             alpha=0.6 if len(names) > 1 else 0.85,
@@ -178,7 +181,7 @@ def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
     else:
         panel.set_title(f"median {median}, mean {mean}", loc="right", fontsize="medium")
     edges = [stats["histograms"][name]["edges"] for name in names]
-    low, high = min(each[0] for each in edges), max(each[-1] for each in edges)
+    low, high = min(bins[0] for bins in edges), max(bins[-1] for bins in edges)
     if logarithmic:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -196,7 +199,7 @@ def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
 
 
 def _bars(panel: "Axes", name: str, counts: dict[str, int], total: int, y_label: str) -> None:
-    """Draws one bar per name, labelled with its share of the total."""
+    """Draw one bar per name, labelled with its share of the total."""
     panel.set_title(name, loc="left", fontweight="bold")
     panel.set_ylabel(y_label)
     bars = panel.bar(list(counts), list(counts.values()), color=BLUE, width=0.6)
@@ -205,7 +208,7 @@ def _bars(panel: "Axes", name: str, counts: dict[str, int], total: int, y_label:
 
 
 def _save(figure: "Figure", path: str | Path) -> None:
-    """Writes a figure in the format that the file's suffix selects."""
+    """Write a figure in the format that the file's suffix selects."""
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -328,12 +328,12 @@ def _resize_record(
     )
     scale = np.array([width / frame.original[1], height / frame.original[0]] * 2)
     annotations = []
-    for old, shape, each in zip(kept, records.mask_fields(masks), pixels, strict=True):
+    for old, shape, coords in zip(entries, records.mask_fields(masks), pixels, strict=True):
         new = old | shape
         if "point_coords" in old:
-            new["point_coords"] = list(islice(points, len(each.point_coords)))
-        if each.crop_box is not None:
-            new["crop_box"] = (scale * each.crop_box).round(DECIMALS).tolist()
+            new["point_coords"] = list(islice(points, len(coords.point_coords)))
+        if coords.crop_box is not None:
+            new["crop_box"] = (scale * coords.crop_box).round(DECIMALS).tolist()
         annotations.append(new)
     return record | {
         "image": record["image"] | {"width": width, "height": height},

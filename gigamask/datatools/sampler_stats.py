@@ -1,8 +1,8 @@
-"""What a sampler visits over its epochs: granularity, difficulty and tars, as data and as a table.
+"""Statistics of what a sampler visits over its epochs, as data and as a table.
 
 The sequence of visited items is cut into pieces of equal length, and each piece is described
-beside the data. A sampler that learns from losses is asked as at the start of training, when no
-loss is known. See `prepare.plots` for the same as a picture.
+beside the data. A sampler that learns from losses is run as at the start of training, when no
+loss is known. `datatools.plots` draws the same as a picture.
 """
 
 import time
@@ -21,7 +21,7 @@ QUANTILES = {"10%": 0.1, "median": 0.5, "90%": 0.9}
 def describe(
     items: SampleTable, sampler: Sampler, epochs: int = 1, pieces: int = 50
 ) -> dict[str, Any]:
-    """Describes what a sampler visits, beside what the data hold.
+    """Describe what a sampler visits, beside what the data hold.
 
     Args:
         items: Everything that can be sampled, with the columns granularity, difficulty and tar.
@@ -33,7 +33,7 @@ def describe(
         Numbers of the whole sequence, of the data, and of each piece, ready for JSON.
 
     Raises:
-        Fault: There is nothing to visit.
+        GigamaskError: There is nothing to visit.
     """
     if epochs < 1:
         raise GigamaskError(f"--epochs is {epochs}, it must be at least 1")
@@ -46,14 +46,14 @@ def describe(
     all_tars = _present(tar, int(tar.max()) + 1)
     order_seconds: list[float] = []
     visits, tars_seen = np.zeros(items.count, np.int64), np.zeros(len(all_tars), bool)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     end = 0
     for visited in _pieces(items, sampler, epochs, pieces, order_seconds):
         np.add.at(visits, visited, 1)
         end += len(visited)
         tars_here = _present(tar[visited], len(all_tars))
         tars_seen |= tars_here
-        found.append(
+        rows.append(
             {
                 "end": end,
                 "granularity": _shares(granularity[visited]),
@@ -78,19 +78,19 @@ def describe(
             "difficulty": _quantiles(difficulty),
             "tars": int(all_tars.sum()),
         },
-        "pieces": found,
+        "pieces": rows,
     }
 
 
 def _pieces(
     items: SampleTable, sampler: Sampler, epochs: int, pieces: int, order_seconds: list[float]
 ) -> Iterator[Int64[np.ndarray, "n"]]:
-    """Yields the items of each piece; appends the seconds that each epoch's order took.
+    """Yield the items of each piece; appends the seconds that each epoch's order took.
 
     One epoch's order is held at a time, and a piece may extend over several epochs.
     """
     history = LossSnapshot.empty(items.count) if sampler.decay is not None else None
-    begun: list[np.ndarray] = []
+    rest: list[np.ndarray] = []
     ends: list[int] = []
     length = 0
     for epoch in range(epochs):
@@ -108,15 +108,15 @@ def _pieces(
         at = 0
         while ends and ends[0] <= (epoch + 1) * length:
             stop = ends.pop(0) - epoch * length
-            yield np.concatenate([*begun, sequence[at:stop]])
-            begun, at = [], stop
-        begun.append(sequence[at:])
+            yield np.concatenate([*rest, sequence[at:stop]])
+            rest, at = [], stop
+        rest.append(sequence[at:])
 
 
 def _present(numbers: Int[np.ndarray, "n"], count: int) -> Bool[np.ndarray, "count"]:
-    found = np.zeros(count, bool)
-    found[numbers] = True
-    return found
+    present = np.zeros(count, bool)
+    present[numbers] = True
+    return present
 
 
 def _shares(granularity: Int[np.ndarray, "n"]) -> dict[str, float]:
@@ -130,7 +130,7 @@ def _quantiles(difficulty: Float[np.ndarray, "n"]) -> dict[str, float]:
 
 
 def table(stats: dict[str, Any]) -> str:
-    """Returns what `describe` found as text: the data and the first, middle and last piece."""
+    """Format the result of `describe`: the data and the first, middle and last piece."""
     visits, pieces, data = stats["visits"], stats["pieces"], stats["data"]
     rows = {
         "data": data,
@@ -141,7 +141,8 @@ def table(stats: dict[str, Any]) -> str:
     lines = [
         f"{stats['items']:,} items, {stats['positions']:,} positions an epoch;"
         f" {epochs_text(stats)}; an order is made in {stats['order_seconds']:.2g} s",
-        f"items visited: {visits['never']:,} never, {visits['once']:,} once, {visits['more']:,} more often, the most visited {visits['most']:,} x",
+        f"items visited: {visits['never']:,} never, {visits['once']:,} once,"
+        f" {visits['more']:,} more often, the most visited {visits['most']:,} x",
         f"tars visited: {pieces[-1]['tars_seen']:,} of {data['tars']:,},"
         f" at most {max(piece['tars_here'] for piece in pieces):,}"
         f" in one of {len(pieces)} pieces of about {pieces[0]['end']:,}",
@@ -156,5 +157,5 @@ def table(stats: dict[str, Any]) -> str:
 
 
 def epochs_text(stats: dict[str, Any]) -> str:
-    """Returns the number of epochs in words."""
+    """Return the number of epochs in words."""
     return "one epoch" if stats["epochs"] == 1 else f"{stats['epochs']:,} epochs"

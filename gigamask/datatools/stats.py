@@ -1,7 +1,7 @@
 """Statistics of an index: counts, distributions and histograms, as data and as a table.
 
 Counts, sums and shares are exact. Quantiles, means and histograms of very long columns are taken
-from rows at an even stride (`sampled_rows`). See `prepare.plots` for the same as a picture.
+from rows at an even stride (`sampled_rows`). `datatools.plots` draws the same.
 """
 
 import math
@@ -35,7 +35,7 @@ _IMAGE_BLOCK = 2**16
 
 
 def describe(index: Index) -> dict[str, Any]:
-    """Returns counts, bytes, granularities, distributions and histograms, ready for JSON."""
+    """Return counts, bytes, granularities, distributions and histograms, ready for JSON."""
     images, masks = index.images, index.masks
     pixels = images["width"].astype(np.int64) * images["height"]
     some_images, some_masks = (
@@ -76,7 +76,7 @@ def describe(index: Index) -> dict[str, Any]:
 
 
 def histogram(column: Shaped[np.ndarray, "n"], logarithmic: bool = False) -> dict[str, list]:
-    """Counts the values of a column in bins with round edges.
+    """Count the values of a column in bins with round edges.
 
     A bin holds the values from its left edge up to, but not including, its right edge. Bins of
     integers have an integer width.
@@ -108,7 +108,7 @@ def histogram(column: Shaped[np.ndarray, "n"], logarithmic: bool = False) -> dic
 
 
 def round_step(least: float) -> float:
-    """Returns the smallest 1, 2 or 5 times a power of ten that is at least `least`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `least`."""
     if least < 1e-9:
         return 0.01
     power = 10.0 ** math.floor(math.log10(least))
@@ -117,7 +117,7 @@ def round_step(least: float) -> float:
 
 
 def table(stats: dict[str, Any]) -> str:
-    """Returns what `describe` found as plain text."""
+    """Format the result of `describe` as plain text."""
     images, masks = stats["images"], stats["masks"]
     lines = [
         f"{images:,} images with {masks:,} masks in {stats['tars']:,} tars,"
@@ -141,18 +141,19 @@ def table(stats: dict[str, Any]) -> str:
     rows = stats["sampled_rows"]
     if rows["images"] < images or rows["masks"] < masks:
         lines.append(
-            f"(distributions from {rows['images']:,} images and {rows['masks']:,} masks at an even stride)"
+            f"(distributions from {rows['images']:,} images and {rows['masks']:,} masks at an even"
+            " stride)"
         )
     return "\n".join(lines)
 
 
 def short(value: float) -> str:
-    """Formats a number with three significant digits, or without decimals from 100 on."""
+    """Format a number with three significant digits, or without decimals from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _count_granularities(index: Index, pixels: Int64[np.ndarray, "n"]) -> dict[str, int]:
-    """Counts the masks of each granularity block by block, so that memory stays bounded."""
+    """Count the masks of each granularity block by block, so that memory stays bounded."""
     first = index.images["first_mask"]
     counts = np.zeros(len(GRANULARITIES), np.int64)
     for start in range(0, len(pixels), _IMAGE_BLOCK):

@@ -1,10 +1,8 @@
-"""Verification: tars enter, all that is in them is read, and whatever training could not use leaves, with its tar, member, offset and reason.
+"""Verification of tars: read everything and report what training cannot use.
 
-A sample is bad when its jpg or its json is; images without masks, without a json, and jsons without a jpg are none, they are counted. Of a tar that
-is broken itself, what lies before the break is read all the same. A stated `area` or `bbox` that the run lengths contradict is no fault either,
-since neither is used; it is reported apart.
-
-Not here: fetching tars again (`download`), what makes a tar, a jpg or a json unusable (`data.tar`, `data.image`, `data.annotation`).
+A sample is bad if its jpg or its json is. Images without masks or without a json, and jsons
+without a jpg, are only counted. The intact beginning of a broken tar is read too. A stated `area`
+or `bbox` that differs from the run lengths is reported separately, since neither is used.
 """
 
 import posixpath
@@ -33,12 +31,12 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import ImageAnnotation
 
 BOX_TOLERANCE = 1.0
-"""In pixels: SA-1B states widths and heights that are one less than COCO's, and other makers COCO's own."""
+"""In pixels: widths and heights in SA-1B are one less than in COCO and in data of others."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one member; `sample` is the name by which an index and its faults know the image, `TAR:IMAGE`."""
+    """A problem of one member; `sample` is the image's name `TAR:IMAGE`, as in an index."""
 
     tar: str
     member: str
@@ -49,7 +47,11 @@ class Finding:
 
 @dataclass
 class TarReport:
-    """What one tar holds: `faults` of the tar itself, `bad` members, and `odd` ones, whose stated areas or boxes differ from their run lengths."""
+    """Contents of one tar.
+
+    `faults` are problems of the tar itself, `bad` those of members, and `odd` are members whose
+    stated areas or boxes differ from their run lengths.
+    """
 
     path: str
     faults: list[str] = field(default_factory=list)
@@ -64,6 +66,7 @@ class TarReport:
 
     @property
     def bad_samples(self) -> list[str]:
+        """Names of the samples with a bad member."""
         return list(dict.fromkeys(finding.sample for finding in self.bad))
 
 
@@ -74,9 +77,17 @@ def verify(
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
 ) -> tuple[list[TarReport], list[str]]:
-    """Returns a report for each tar that `paths` means, and what is wrong with the indexes among them.
+    """Verify tars and indexes.
 
-    `sums` are checksums by name; without `decode` only the JPEGs' headers are read.
+    Args:
+        paths: Tars, folders of tars, globs and indexes.
+        sums: Checksums by file name.
+        decode: Decode the JPEGs; otherwise only their headers are read.
+        workers: Number of processes, each on one tar at a time.
+        progress: Called with the number of tars done and in total.
+
+    Returns:
+        A report for each tar, and the problems of the indexes.
     """
     faults = [fault for path in index.as_list(paths) for fault in check_index(path)]
     return worker_pool.parallel_map(
@@ -88,7 +99,7 @@ def verify(
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:
-    """Returns the sums over tars."""
+    """Return the sums over tars."""
     names = ("images", "masks", "without_masks", "without_json", "without_jpg", "other_members")
     reports = list(reports)
     counts = {"tars": len(reports), "broken_tars": sum(bool(report.faults) for report in reports)}
@@ -100,7 +111,10 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
 
 
 def check_index(folder: str | Path) -> list[str]:
-    """Returns what is wrong with an index: tars that are gone or changed since, columns that cannot be read. Of anything else, nothing."""
+    """Return the problems of an index: missing or changed tars, unreadable columns.
+
+    The list is empty for anything that is not an index.
+    """
     if not index_format.is_index(folder):
         return []
     with ThreadPoolExecutor(storage.MAX_CONCURRENT) as threads:
@@ -118,31 +132,40 @@ def check_index(folder: str | Path) -> list[str]:
 
 
 def _stale(stored: TarFile) -> str | None:
-    """Says how a tar differs from what it was when it was indexed."""
+    """Describe how a tar differs from what was indexed."""
     try:
         now = stat_shard(stored.path)
     except OSError as error:
-        return f"tar {stored.path} is gone ({error.strerror}); put it back or index again with 'gigamask index'"
+        return (
+            f"tar {stored.path} is missing ({error.strerror}); put it back or index again with"
+            " 'gigamask index'"
+        )
     except GigamaskError as fault:
         return f"tar {fault}"
     if now == stored:
         return None
-    what = (
-        f"had {stored.bytes} bytes, it has {now.bytes}"
+    change = (
+        f"had {stored.bytes} bytes, now it has {now.bytes}"
         if now.bytes != stored.bytes
-        else "was written since"
+        else "has been written since"
     )
-    return f"tar {stored.path} {what}; index again with 'gigamask index'"
+    return f"tar {stored.path} {change}; index again with 'gigamask index'"
 
 
 def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
-    """Reads one tar in full."""
+    """Verify one tar.
+
+    Args:
+        path: The tar; it may be remote.
+        sums: Checksums by file name.
+        decode: Decode the JPEGs; otherwise only their headers are read.
+    """
     report = TarReport(path)
     listed = sums.get(storage.basename(path))
     try:
-        if listed is not None and (found := checksums.digest(path, listed)) != listed:
+        if listed is not None and (actual := checksums.digest(path, listed)) != listed:
             report.faults.append(
-                f"{path}: its checksum is {found}, the list says {listed}; fetch it again"
+                f"{path}: its checksum is {actual}, the list says {listed}; fetch it again"
             )
         members = tar.scan(path, salvage=True)
         if members.broken:
@@ -151,18 +174,19 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
                 members.broken
                 + " (but its checksum is the listed one: it was published like this)" * published
             )
-        _Reading(report, members, decode).run()
+        _TarReader(report, members, decode).run()
     except GigamaskError as fault:
         report.faults.append(str(fault))
     except OSError as error:
         report.faults.append(
-            f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+            f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the"
+            " disk"
         )
     return report
 
 
 class _Stated(msgspec.Struct):
-    """What an annotation says of its mask that the run lengths say too."""
+    """The fields of an annotation that also follow from its run lengths."""
 
     area: float | None = None
     bbox: tuple[float, float, float, float] | None = None
@@ -176,15 +200,15 @@ _STATED = msgspec.json.Decoder(_StatedRecord)
 
 
 @dataclass
-class _Reading:
-    """The members of one tar, read sample by sample, a bounded group of them at a time."""
+class _TarReader:
+    """Reads the members of one tar sample by sample, a bounded group of them at a time."""
 
     report: TarReport
     members: tar.Members
     decode: bool
 
     def run(self) -> None:
-        """Reads every sample; raises Fault when a server does not give them."""
+        """Read every sample; raise `GigamaskError` if a server does not send them."""
         jpgs, jsons, self.report.other_members, twice = pair_members(self.members)
         for one, other in twice:
             stem = posixpath.splitext(posixpath.basename(self.members.names[other]))[0]
@@ -192,27 +216,26 @@ class _Reading:
                 self.report.bad,
                 other,
                 stem,
-                f"{self.members.names[one]} has its name; give each image a name of its own",
+                f"{self.members.names[one]} has the same name; give each image its own",
             )
         stems = dict.fromkeys([*jpgs, *jsons])
-        read = read_payloads(
-            [self._place(held[stem]) for stem in stems for held in (jsons, jpgs) if stem in held]
-        )
+        members = [kind[stem] for stem in stems for kind in (jsons, jpgs) if stem in kind]
+        read = read_payloads([self._byte_range(member) for member in members])
         for stem in stems:
             entry = None
             if stem in jsons:
-                entry = self._checked(jsons[stem], stem, next(read), self._check_json)
+                entry = self._run_check(jsons[stem], stem, next(read), self._check_json)
             if stem in jpgs:
                 annotated = entry.size if entry is not None else None
-                self._checked(
+                self._run_check(
                     jpgs[stem], stem, next(read), partial(self._check_jpg, annotated=annotated)
                 )
             self.report.images += stem in jpgs
             self.report.without_json += stem not in jsons
             self.report.without_jpg += stem not in jpgs
 
-    def _place(self, member: int) -> storage.ByteRange:
-        """Returns which of a member's bytes are read: of one that is too large, none."""
+    def _byte_range(self, member: int) -> storage.ByteRange:
+        """Return the bytes of a member to read: none if it is too large."""
         size, is_json = (
             int(self.members.sizes[member]),
             self.members.names[member].lower().endswith(".json"),
@@ -222,21 +245,21 @@ class _Reading:
             wanted = 0
         return storage.ByteRange(self.report.path, int(self.members.offsets[member]), wanted)
 
-    def _checked(
+    def _run_check(
         self,
         member: int,
         stem: str,
         data: bytes | CorruptSampleError,
         check: Callable[[int, bytes, str], Any],
     ) -> Any:
-        """Returns what the check returns, or None for a member that is bad, which is noted."""
+        """Return the check's result, or None for a bad member, which is added to the report."""
         name, size = f"{storage.basename(self.report.path)}:{stem}", int(self.members.sizes[member])
         try:
             if isinstance(data, CorruptSampleError):
                 raise data
             if size and not data:
                 raise CorruptSampleError(
-                    f"{name}: has {size} bytes, more than are read of one file; leave it out"
+                    f"{name}: has {size} bytes, which is too large; leave it out"
                 )
             return check(member, data, name)
         except CorruptSampleError as bad:
@@ -257,7 +280,7 @@ class _Reading:
         entry = check_record(annotation.read(raw, name), name)
         self.report.masks += len(entry.masks)
         self.report.without_masks += not len(entry.masks)
-        odd = contradiction(raw, entry)
+        odd = find_differences(raw, entry)
         if odd:
             self._note(self.report.odd, member, name.rpartition(":")[2], odd)
         return entry
@@ -279,29 +302,35 @@ class _Reading:
             image.check_annotated(found, annotated, name)
 
 
-def contradiction(raw: bytes, entry: ImageAnnotation) -> str | None:
-    """Returns how stated areas and boxes differ from the run lengths, or None when they agree; what is not stated agrees."""
+def find_differences(raw: bytes, entry: ImageAnnotation) -> str | None:
+    """Return how stated areas and boxes differ from the run lengths, or None if they agree.
+
+    Args:
+        raw: The json of an image.
+        entry: Its masks.
+    """
     try:
         stated = _STATED.decode(raw).annotations
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return f"an area or bbox is not as SA-1B writes them ({error})"
+        return f"an area or bbox is not in SA-1B's format ({error})"
     areas, boxes = entry.masks.areas(), entry.masks.boxes().astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
-    words = []
-    wrong = [i for i, each in enumerate(stated) if each.area is not None and each.area != areas[i]]
+    differences = []
+    wrong = [i for i, one in enumerate(stated) if one.area is not None and one.area != areas[i]]
     if wrong:
         example = (
             f"annotation {wrong[0]} states {stated[wrong[0]].area}, its mask has {areas[wrong[0]]}"
         )
-        words.append(f"{len(wrong)} of {len(stated)} areas differ, {example}")
+        differences.append(f"{len(wrong)} of {len(stated)} areas differ, {example}")
     wrong = [
         i
-        for i, each in enumerate(stated)
-        if each.bbox is not None
+        for i, one in enumerate(stated)
+        if one.bbox is not None
         and areas[i]
-        and not np.abs(boxes[i] - each.bbox).max() <= BOX_TOLERANCE
+        and not np.abs(boxes[i] - one.bbox).max() <= BOX_TOLERANCE
     ]
     if wrong:
-        example = f"annotation {wrong[0]} states {stated[wrong[0]].bbox}, its mask's is {tuple(boxes[wrong[0]].tolist())}"
-        words.append(f"{len(wrong)} of {len(stated)} boxes differ, {example}")
-    return "; ".join(words) or None
+        actual = tuple(boxes[wrong[0]].tolist())
+        example = f"annotation {wrong[0]} states {stated[wrong[0]].bbox}, its mask's is {actual}"
+        differences.append(f"{len(wrong)} of {len(stated)} boxes differ, {example}")
+    return "; ".join(differences) or None

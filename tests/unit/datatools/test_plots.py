@@ -137,7 +137,7 @@ def test_a_samplers_picture_shows_the_shares(tmp_path, drawn):
 def test_a_file_that_cannot_be_written_is_named(found, tmp_path, name, why):
     with pytest.raises(
         GigamaskError,
-        match=rf"^--picture .*{name}: cannot be written \({why}.*\); name a .png file in a folder that exists$",
+        match=rf"^--picture .*{name}: cannot be written \({why}.*\)",
     ):
         plots.plot_stats(found, tmp_path / name, "scenes")
     with pytest.raises(GigamaskError, match=rf"^--picture .*{name}: cannot be written"):
