@@ -95,7 +95,7 @@ def show_features(run: GroundingTrainConfig, index: Index) -> None:
     supply = run.data_source(index)
     for name in ("the first", "the next", "of another process"):
         supplied = replace(run).data_source(index) if name == "of another process" else supply
-        asked = supplied.loader(False)
+        asked = supplied.make_loader(False)
         before, wall_s, cpu_s = (
             asked.mask_features.encoded,
             time.perf_counter(),
@@ -150,7 +150,7 @@ def show_mining(run: GroundingTrainConfig, index: Index, steps: int) -> None:
     losses, kept = [], []
     hardest = OHEM(keep_ratio=0.25)
     for number, batches in enumerate(
-        supply.loader(False).batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps + 10))
+        supply.make_loader(False).batches(islice(iter_steps(sequence, 0, BATCH, BATCH), steps + 10))
     ):
         if number < steps:
             step(task, state, batches, BATCH, AdamW().lr, 1.0)

@@ -59,7 +59,7 @@ def profiled(folder: Path, steps: int) -> None:
         lambda done, over: look(done, over) if done >= BEFORE - WARM_UP else (),
         lambda done, over: begins.append(time.process_time()) or (),
     ]
-    train(run_in(folder, "run", steps), meters=lambda done, device: quiet)
+    train(run_in(folder, "run", steps), make_observers=lambda done, device: quiet)
     took = [1e3 * (end - begin) for begin, end in zip(begins, ends[1:], strict=False)]
     recorded, plain = (
         statistics.median(took[BEFORE : BEFORE + PROFILED]),
@@ -116,7 +116,7 @@ def tables(folder: Path, ours: bool) -> None:
     starts = {WARM_UP: recorder.start, WARM_UP + 3: recorder.stop}
     train(
         run_in(folder, f"tables_{ours}", WARM_UP + 4),
-        meters=lambda done, device: [
+        make_observers=lambda done, device: [
             lambda done, over: () if over else starts.get(done, tuple)() or ()
         ],
     )

@@ -77,7 +77,7 @@ def main(scenes: str, out: str) -> None:
         look = Leaks(run.log_every, run.steps, torch.device("cpu")).look
         train(
             run,
-            meters=lambda done, device, look=look, told=told: [
+            make_observers=lambda done, device, look=look, told=told: [
                 lambda done, over: told.extend(noted for _, noted in look(done, over)) or ()
             ],
         )

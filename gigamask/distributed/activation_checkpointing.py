@@ -1,8 +1,7 @@
-"""Activation checkpointing: blocks that keep only what enters them and compute the rest again in the backward pass (Chen et al. 2016).
+"""Activation checkpointing: recompute blocks in the backward pass (Chen et al. 2016).
 
-Drop path is drawn beforehand and the encoder has no other chance, so a block does the same both times.
-
-Not here: what it saves and costs (`docs/measurements.md`).
+A recomputed block repeats its first pass exactly, since drop path is drawn beforehand and the
+encoder has no other randomness.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 def checkpoint_blocks(blocks: Iterable[nn.Module], every: int) -> None:
-    """Makes every `every`-th block recompute, beginning with the first; 0 leaves all as they are."""
+    """Make every n-th block keep only its input and recompute the rest in the backward pass.
+
+    Args:
+        blocks: the blocks, from input to output.
+        every: n; counting starts with the first block, and 0 changes none.
+    """
     for index, block in enumerate(blocks):
         if every and index % every == 0:
             block.forward = partial(

@@ -1,13 +1,13 @@
-"""Sharded training (FSDP2): each process keeps a part of the encoder's blocks, their gradients and their optimizer state.
+"""Sharded training (FSDP2): each process keeps a part of the encoder blocks and of their state.
 
-A block's matrices are gathered before it runs, forward and backward, and let go of behind it; their gradient is added up and each process keeps its
-part. All else, 2 % of ViT-H, is whole everywhere, biases, norms and positions within the blocks as well, which half precision would round; its
-gradient is exchanged with the rest of a step (`train.step`). "fsdp" shares out over all processes, "hsdp" over those of a machine, with the same
-parts on every machine (Zhao et al. 2023, arXiv 2304.11277).
+The weight matrices of a block are gathered before it runs, forward and backward, and freed
+afterwards; their gradient is summed and each process keeps its shard. All other parameters (2 % of
+ViT-H) are replicated, also the biases, norms and position embeddings of the blocks, which half
+precision would round; the step sums their gradients. "fsdp" shards over all processes, "hsdp" over
+those of a machine, with the same shards on every machine (Zhao et al. 2023, arXiv 2304.11277).
 
-Processes meet at every block, so each must pass through the blocks equally often: see `pass_through`.
-
-Not here: which parameters are trained (`train.state`), checkpoints, which are whole whatever the sharding (`train.checkpoint`).
+Processes communicate at every block, so each must run the blocks equally often: see
+`dummy_forward`.
 """
 
 import math
@@ -31,49 +31,54 @@ Parallel = Literal["ddp", "fsdp", "hsdp"]
 def shard(
     encoder: nn.Module,
     world: World,
-    how: Parallel,
+    parallel: Parallel,
     half: torch.dtype | None,
     timeout_s: float,
     blocks: Sequence[nn.Module] | None = None,
 ) -> None:
-    """Share out the weights of the linear layers in an encoder's blocks. Alone or with "ddp", all stay whole.
+    """Shard the weights of the linear layers in an encoder's blocks.
+
+    With one process, or with "ddp", nothing is sharded.
 
     Args:
-        encoder: the encoder, its weights as they are to be already.
-        world: the processes that share.
-        how: over which of them.
-        half: the type to gather weights in, to which autocast rounds them anyway; gradients are added up in float32.
-        timeout_s: how long processes wait for each other.
-        blocks: the encoder's blocks; None: the children of `encoder.blocks`.
+        encoder: the encoder, with its final initial weights.
+        world: the processes of the training.
+        parallel: which of them share a model.
+        half: type to gather weights in, to which autocast would round them anyway; None keeps
+            float32. Gradients are summed in float32.
+        timeout_s: seconds to wait for another process.
+        blocks: the encoder's blocks; None takes the children of `encoder.blocks`.
     """
-    if world.size == 1 or how == "ddp":
+    if world.size == 1 or parallel == "ddp":
         return
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    check(how, world.nodes, world.size // world.nodes)
+    check_mesh(parallel, world.nodes, world.size // world.nodes)
     blocks = list(encoder.get_submodule("blocks").children()) if blocks is None else blocks
-    kind = next(encoder.parameters()).device.type
-    if how == "fsdp":
-        mesh = init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+    device_type = next(encoder.parameters()).device.type
+    if parallel == "fsdp":
+        mesh = init_device_mesh(device_type, (world.size,), mesh_dim_names=("shard",))
     else:
-        grid = torch.arange(world.size).view(world.nodes, -1)
-        timeout = timedelta(seconds=timeout_s)  # the mesh's own groups would have torch's
+        ranks = torch.arange(world.size).view(world.nodes, -1)
+        timeout = timedelta(seconds=timeout_s)  # groups that the mesh makes have torch's default
         groups = [
             cast(
                 distributed.ProcessGroup,
                 distributed.new_subgroups_by_enumeration(rows.tolist(), timeout)[0],
             )
-            for rows in (grid.T, grid)
+            for rows in (ranks.T, ranks)
         ]
-        mesh = DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh.from_group(
+            groups, device_type, ranks, mesh_dim_names=("replicate", "shard")
+        )
     policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
     for block in blocks:
         fully_shard(
             block,
             mesh=mesh,
             mp_policy=policy,
-            ignored_params=set(block.parameters()) - matrices(block),
+            ignored_params=set(block.parameters()) - shardable_parameters(block),
         )
     fully_shard(
         encoder,
@@ -84,56 +89,79 @@ def shard(
     )
     for block in blocks:
         assert isinstance(block, FSDPModule)
-        # Sums travel, only the step divides.
+        # Gradients are summed; only the step divides.
         block.set_gradient_divide_factor(1.0)
         block.set_force_sum_reduction_for_comms(True)
-    # Nobody writes into the embedding, which an encoder may return as a view.
+    # The embedding, which an encoder may return as a view, is never written to.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-def check(how: Parallel, nodes: int, each: int) -> None:
-    """Raises `GigamaskError` where so many machines with so many processes each leave "hsdp" nothing to copy or nothing to share."""
-    if how == "hsdp" and 1 in (nodes, each):
+def check_mesh(parallel: Parallel, nodes: int, processes_per_node: int) -> None:
+    """Check that "hsdp" has several machines with several processes each.
+
+    Args:
+        parallel: value of --parallel.
+        nodes: number of machines.
+        processes_per_node: number of processes on each.
+
+    Raises:
+        GigamaskError: It has not.
+    """
+    if parallel == "hsdp" and 1 in (nodes, processes_per_node):
         raise GigamaskError(
-            f"--parallel hsdp wants several machines with several processes each, here are {nodes} with {each}; give fsdp"
+            f"--parallel hsdp requires at least 2 machines with at least 2 processes each "
+            f"(got {nodes} with {processes_per_node}); use --parallel fsdp"
         )
 
 
-def matrices(block: nn.Module) -> set[Tensor]:
-    """Returns those parameters of a block that may be shared out."""
+def shardable_parameters(block: nn.Module) -> set[Tensor]:
+    """Return the parameters of a block that `shard` shards: weights of linear layers."""
     return {module.weight for module in block.modules() if isinstance(module, nn.Linear)}
 
 
 def is_sharded_tensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
-    """Tells whether this process has a part of a tensor only: a DTensor, whose module takes a second to import."""
+    """Return whether a tensor is a DTensor, without its module, which takes a second to import."""
     return hasattr(tensor, "placements")
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tells whether a part of the model is shared out."""
+    """Return whether a parameter of the model is sharded."""
     return any(map(is_sharded_tensor, model.parameters()))
 
 
-def pass_through(model: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Runs a sharded model for nothing: a process that has no data in turn still meets the others at every block. Gradients stay as they are."""
+def dummy_forward(model: nn.Module, forward: Callable[[], Tensor]) -> None:
+    """Run a sharded model without effect on a process that has no data.
+
+    The process takes part in the communication of the others at every block, forward and backward;
+    gradients do not change.
+
+    Args:
+        model: the model; nothing is run unless it is sharded.
+        forward: runs the model on some input and returns its output.
+    """
     if is_sharded(model):
-        idle = run()
-        if idle.requires_grad:
-            (idle * 0).sum().backward()
+        output = forward()
+        if output.requires_grad:
+            (output * 0).sum().backward()
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Returns this process's part of a tensor, itself where it is whole; both share their memory."""
+    """Return this process's shard of a tensor, which shares its memory; itself if not sharded."""
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor as it is over all processes, each of which must ask."""
+    """Gather a sharded tensor, which all processes must do together; return others as they are."""
     return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Returns a whole tensor in the parts and on the device of a parameter; one of another shape, such as a count of steps, stays whole."""
+    """Return a full tensor on the device and with the sharding of a parameter.
+
+    Args:
+        tensor: the full tensor; one of another shape, such as a step count, stays replicated.
+        parameter: the parameter it belongs to.
+    """
     tensor = tensor.to(parameter.device)
     if is_sharded_tensor(parameter) and tensor.shape == parameter.shape:
         from torch.distributed.tensor import distribute_tensor
@@ -145,14 +173,22 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def squared_norm(gradients: Iterable[Tensor], like: Tensor) -> Tensor:
-    """Returns the sum of squares of the shared-out ones among these, this process's part of the sum over all; zero where all are whole."""
+    """Return this process's part of the squared norm of the sharded gradients.
+
+    Args:
+        gradients: gradients, of which those that are not sharded are left out.
+        like: a tensor with the device and type of the result.
+
+    Returns:
+        A scalar whose sum over all processes is the squared norm; 0 without sharded gradients.
+    """
     total = like.new_zeros(())
     for gradient in gradients:
         if is_sharded_tensor(gradient):
             copies = math.prod(
                 gradient.device_mesh.size(axis)
-                for axis, kind in enumerate(gradient.placements)
-                if kind.is_replicate()
+                for axis, placement in enumerate(gradient.placements)
+                if placement.is_replicate()
             )
             total += gradient.to_local().square().sum() / copies
     return total

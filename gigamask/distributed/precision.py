@@ -1,7 +1,4 @@
-"""The number format the model computes in; weights, gradients and losses are always float32.
-
-Not here: the casts inside losses, which ask for float32 themselves (`losses.mask`).
-"""
+"""Device and number format of the forward pass; weights, gradients and losses are float32."""
 
 import contextlib
 from dataclasses import dataclass
@@ -12,22 +9,28 @@ import torch
 from gigamask.errors import GigamaskError
 
 Precision = Literal["fp32", "bf16", "fp16"]
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device a run asks for; "auto" is cuda when there is one. Raises `GigamaskError` for one that is not there."""
+    """Return the device of a name; "auto" is cuda if there is a GPU, else cpu.
+
+    Raises:
+        GigamaskError: There is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise GigamaskError(
-            f"--device is {name!r}, known are auto, cpu, cuda and cuda:N; leave it out to take a GPU when there is one"
+            f"--device must be auto, cpu, cuda or cuda:N (got {name!r}); "
+            "leave it out to use a GPU if there is one"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise GigamaskError(
-            f"--device is {name!r}, torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here; leave it out, or give cpu"
+            f"--device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs; "
+            "leave the flag out, or use --device cpu"
         )
     return device
 
@@ -35,34 +38,46 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(
     name: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device
 ) -> Precision:
-    """Returns the precision a run asks for; "auto" is bf16 on a GPU and fp32 on a CPU."""
+    """Return the precision to compute in.
+
+    Args:
+        name: value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU.
+        device: device to compute on.
+    """
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return name
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
-    """Returns the context in which the model runs: autocast to half the width, or nothing."""
-    if precision in HALVES:
-        return torch.autocast(device.type, dtype=HALVES[precision])
+    """Return the context for the forward pass: torch's autocast, or none in fp32.
+
+    Args:
+        precision: number format of the model.
+        device: device of the model.
+    """
+    if precision in HALF_DTYPES:
+        return torch.autocast(device.type, dtype=HALF_DTYPES[precision])
     return contextlib.nullcontext()
 
 
 @dataclass
 class LossScaler:
-    """What fp16's losses are multiplied by, so that small gradients do not vanish: halved where a gradient overflows, doubled when long none did.
+    """Scale of fp16 losses, so that small gradients do not underflow.
 
-    All processes hold the same, since they see the same sum of gradients. Numbers: `torch.amp.GradScaler`'s.
+    It is halved after an overflow and doubled after 2,000 steps without one, as in
+    `torch.amp.GradScaler`. All processes hold the same scale, since they see the same summed
+    gradients.
     """
 
     value: float = 2.0**16
     good: int = 0
-    """updates since it changed"""
+    """steps since the scale changed"""
 
     PATIENCE = 2000
 
-    def note(self, finite: bool) -> None:
-        """Takes whether an update's gradient was finite."""
+    def update(self, finite: bool) -> None:
+        """Update the scale after a step whose gradients were finite, or not."""
         self.good += 1
         if not finite:
             self.value, self.good = self.value / 2, 0

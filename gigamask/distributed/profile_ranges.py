@@ -1,7 +1,4 @@
-"""The parts of a step, by name, as ranges of a trace; nothing at all while nobody records one.
-
-Not here: what is made of them (`memory.profiler`).
-"""
+"""Named parts of a step as ranges of a profiler trace; they do nothing without a profiler."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,27 +7,32 @@ from typing import TypeVar
 import torch
 from torch.profiler import record_function
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 PREFIX = "gigamask: "
-"""Of the name of every range, so that they are told from operators."""
+"""Prefix of the name of every range, which distinguishes ranges from operators."""
 
 
 @contextmanager
 def profile_range(name: str) -> Iterator[None]:
-    """Marks what is done within, or by the function it is put before, as that part of a step."""
+    """Mark the code within, or the decorated function, as a named part of a step."""
     with record_function(PREFIX + name) if torch.autograd._profiler_enabled() else nullcontext():
         yield
 
 
-def profile_generator(name: str, makes: Iterable[Made]) -> Iterator[Made]:
-    """Yields what is made, and marks the making of each; not what is done with it, and none is held while the next one is made."""
-    iterator = iter(makes)
+def profile_generator(name: str, items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items and mark the computation of each, but not its use by the caller.
+
+    Args:
+        name: name of the range.
+        items: computed one by one; none is referenced while the next one is computed.
+    """
+    iterator = iter(items)
     while True:
         with profile_range(name):
             try:
-                made = next(iterator)
+                item = next(iterator)
             except StopIteration:
                 return
-        yield made
-        del made
+        yield item
+        del item

@@ -1,9 +1,4 @@
-"""The processes of a training: which one this is, and what they share in a step.
-
-In: the environment that torchrun sets. Out: a `World`. One process alone is a world, too.
-
-Not here: what is shared when (`train.step`), who does what (`train.loop`).
-"""
+"""The processes of a training, as torchrun describes them, and their collective operations."""
 
 import faulthandler
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,66 +17,97 @@ Result = TypeVar("Result")
 Value = TypeVar("Value")
 
 STDERR = 2
-PATIENCE = timedelta(days=7)
-"""How long processes wait for what one of them does alone; one that dies is noticed at once."""
+SLOW_TIMEOUT = timedelta(days=7)
+"""Longest wait for work that one process does alone; a process that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
 class World:
-    """`size` processes, of which this is number `rank`; they run on `nodes` machines, as many on each, this one on machine number `node`."""
+    """The processes that train together, as many on each machine; by default this one alone.
+
+    Attributes:
+        rank: number of this process.
+        size: number of processes.
+        node: number of this machine.
+        nodes: number of machines.
+        slow_group: process group for waits of any length; other operations time out.
+    """
 
     rank: int = 0
     size: int = 1
     node: int = 0
     nodes: int = 1
-    patient: distributed.ProcessGroup | None = None
-    """Where processes wait for one that does what takes long; the others' exchanges give up after a while."""
+    slow_group: distributed.ProcessGroup | None = None
 
     @property
-    def place(self) -> int:
-        """This process's number when the machines take turns: processes whose place is `node` modulo `nodes` are on one machine."""
+    def interleaved_rank(self) -> int:
+        """This process's number in an order that alternates between machines.
+
+        The processes of machine `node` have the numbers that equal `node` modulo `nodes`.
+        """
         return self.rank % (self.size // self.nodes) * self.nodes + self.node
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and speaks for all."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
-    def part(self, count: int) -> range:
-        """Returns which of so many things in a row are this process's; those of all processes, in the order of their ranks, are all of them."""
+    def local_range(self, count: int) -> range:
+        """Return this process's share of `range(count)`; the shares follow each other by rank."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor, which all processes have in the same shapes, by its sum over them, in one exchange."""
+        """Replace each tensor by its sum over all processes, in one operation.
+
+        Args:
+            tensors: of the same number and shapes in all processes.
+
+        Raises:
+            GigamaskError: Another process has ended or did not answer in time.
+        """
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
-        with self._together():
+        with self._explain_failure():
             distributed.all_reduce(flat)
         for tensor, summed in zip(
             tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
         ):
             tensor.copy_(summed.view_as(tensor))
 
-    def in_turn(self, act: Callable[[], Result]) -> Result:
-        """Returns what `act` returns, which the first process does before the others; all leave together.
+    def main_first(self, function: Callable[[], Result]) -> Result:
+        """Call a function in the main process and then in all others; return together.
 
-        Where one raises a `GigamaskError`, that is its line, and the others end in silence (exit code 2).
+        Where it raises `GigamaskError` in a process, that one prints it, and the others exit
+        silently with code 2.
+
+        Args:
+            function: takes no arguments.
+
+        Returns:
+            What the function returns in this process.
         """
         if not self.is_main:
             self.barrier()
-        result = self.each(act)
+        result = self.run_on_all(function)
         if self.is_main:
             self.barrier()
         return result
 
-    def each(self, act: Callable[[], Result]) -> Result:
-        """Returns what `act` returns, which all processes do at once.
+    def run_on_all(self, function: Callable[[], Result]) -> Result:
+        """Call a function in all processes at once.
 
-        Where it raises a `GigamaskError`, that of the first is the line, and the others end in silence (exit code 2).
+        Where it raises `GigamaskError`, the first process that failed prints it, and the others
+        exit silently with code 2.
+
+        Args:
+            function: takes no arguments.
+
+        Returns:
+            What the function returns in this process.
         """
         try:
-            result = act()
+            result = function()
         except GigamaskError:
             self.barrier(failed=True)
             raise
@@ -89,87 +115,112 @@ class World:
         return result
 
     def barrier(self, failed: bool = False) -> None:
-        """Waits until every process has come here, however long that takes; ends this one when another has failed, if it has, too, one before it."""
+        """Wait for all processes, without a timeout, and exit if another one has failed.
+
+        Args:
+            failed: whether this process has failed; then it only exits if one of lower rank has
+                failed, too.
+        """
         others = self.gather(failed)
         if any(others[: self.rank] if failed else others):
             raise SystemExit(2)
 
     def gather(self, value: Value) -> list[Value]:
-        """Returns what each process gives, in the order of their ranks, however long that takes."""
+        """Return the values of all processes, by rank, without a timeout."""
         if self.size == 1:
             return [value]
         values: list[Value] = [value] * self.size
-        with self._together():
-            distributed.all_gather_object(values, value, group=self.patient)
+        with self._explain_failure():
+            distributed.all_gather_object(values, value, group=self.slow_group)
         return values
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Turns what befalls an exchange into a `GigamaskError`; on GPUs the watchdog of NCCL ends the process instead."""
+    def _explain_failure(self) -> Iterator[None]:
+        """Turn a failure into a `GigamaskError`; on GPUs NCCL's watchdog ends the process."""
         try:
             yield
         except RuntimeError as error:
-            told = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise GigamaskError(
-                f"process {self.rank} of {self.size} has lost another, or waited in vain for it ({told}); "
-                "run the same command again, or under torchrun --max-restarts: training goes on from the last checkpoint"
+                f"process {self.rank} of {self.size}: another process ended or did not answer "
+                f"({reason}); run the same command again, or use torchrun --max-restarts: "
+                "training continues from the last checkpoint"
             ) from error
 
     @contextmanager
-    def watched(self, timeout_s: float) -> Iterator[Callable[[bool], None]]:
-        """Yields what starts and stops a clock: when it has run for `timeout_s`, this process writes where each of its threads stands to stderr."""
+    def dump_stacks_on_hang(self, timeout_s: float) -> Iterator[Callable[[bool], None]]:
+        """Print the stack of each thread when this process waits too long for the others.
 
-        def watch(on: bool) -> None:
-            if on and self.size > 1:
+        Args:
+            timeout_s: seconds after which to print to stderr.
+
+        Yields:
+            A function that (re)starts the clock (True) or stops it (False).
+        """
+
+        def set_clock(running: bool) -> None:
+            if running and self.size > 1:
                 faulthandler.dump_traceback_later(timeout_s, file=STDERR)
             else:
                 faulthandler.cancel_dump_traceback_later()
 
         try:
-            yield watch
+            yield set_clock
         finally:
-            watch(False)
+            set_clock(False)
 
 
 def init_world(
     environment: Mapping[str, str], device: torch.device, timeout_s: float = 600.0
 ) -> World:
-    """Returns the world that torchrun's variables describe, once all of its processes have met; alone where there are none.
+    """Initialize the process group that torchrun's environment variables describe.
 
-    On GPUs, each process takes the one of its number on its machine. An exchange in which one of them has not come after `timeout_s` fails in all
-    others, so that torchrun ends and restarts them all.
+    Args:
+        environment: environment variables; without those of torchrun this process is alone.
+        device: device to train on; "cuda" becomes the GPU of the process's local rank.
+        timeout_s: seconds to wait for another process in a collective operation; then all fail, and
+            torchrun restarts them.
+
+    Returns:
+        The processes, once all have joined.
+
+    Raises:
+        GigamaskError: The variables or the device cannot be used.
     """
     if environment.get("WORLD_SIZE", "1") == "1":
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    if odd := [name for name in names if not environment.get(name, "").isdigit()]:
+    if invalid := [name for name in names if not environment.get(name, "").isdigit()]:
         raise GigamaskError(
-            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but {odd[0]} is {environment.get(odd[0])}; start several processes by torchrun"
+            f"{invalid[0]} must be a number when WORLD_SIZE is {environment['WORLD_SIZE']} "
+            f"(got {environment.get(invalid[0])}); start several processes with torchrun"
         )
-    rank, size, number, local, node = (int(environment[name]) for name in names)
-    if size % local:
+    rank, size, local_rank, local_size, node = (int(environment[name]) for name in names)
+    if size % local_size:
         raise GigamaskError(
-            f"{size} processes do not make equally many on each machine, this one has {local}; start as many everywhere"
+            f"every machine must run as many processes: {size} in all, {local_size} on this one"
         )
     if device.type == "cuda":
         if device.index is not None:
             raise GigamaskError(
-                f"--device is {device}, one GPU for {size} processes; give cuda, and each takes one of its own"
+                f"--device {device} names one GPU for {size} processes; "
+                "use --device cuda, and each process takes a GPU of its own"
             )
-        torch.cuda.set_device(number)
-    # Its functions' default arguments keep the group there is when they are imported, which torch does at the first optimizer step: `leave` would not
-    # end the group's threads, and one that asks for the interpreter while that is ending aborts the process.
+        torch.cuda.set_device(local_rank)
+    # torch imports this module at the first optimizer step. Its functions keep the current process
+    # group as a default argument, which would keep the group's threads alive after
+    # `destroy_world`; a thread that needs the interpreter while that exits aborts the process.
     import_module("torch.distributed.nn")
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
     )
-    patient = cast(
-        distributed.ProcessGroup, distributed.new_group(backend="gloo", timeout=PATIENCE)
+    slow_group = cast(
+        distributed.ProcessGroup, distributed.new_group(backend="gloo", timeout=SLOW_TIMEOUT)
     )
-    return World(rank, size, node, size // local, patient)
+    return World(rank, size, node, size // local_size, slow_group)
 
 
 def destroy_world(world: World) -> None:
-    """Takes leave of the other processes."""
+    """Destroy the process group."""
     if world.size > 1:
         distributed.destroy_process_group()

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gigamask.data.sample_config import SampleConfig
-from gigamask.distributed.fsdp import matrices
+from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.interfaces import PromptSchedule, Task
 from gigamask.models.sam.attention import form_on
 from gigamask.models.sam.image_encoder import EncoderAttention
@@ -200,7 +200,7 @@ def use_gathered_weights(blocks: Iterable[nn.Module], dtype: torch.dtype) -> Non
     This is how FSDP computes in half precision: autocast makes no further copies of the weights.
     """
     for block in blocks:
-        sharded = matrices(block)
+        sharded = shardable_parameters(block)
         for module in block.modules():
             names = [name for name, each in module._parameters.items() if each in sharded]
             for name in names:

@@ -316,7 +316,7 @@ def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
     """Returns the checkpoints, oldest first; one that is removed meanwhile is left out."""
     best = os.path.realpath(folder / manifest.BEST)
     found = []
-    for path in manifest.complete(folder):
+    for path in manifest.list_checkpoints(folder):
         try:
             told, fault = manifest.verify(path, contents), None
         except GigamaskError as damaged:

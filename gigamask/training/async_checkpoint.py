@@ -1,9 +1,7 @@
-"""Checkpoints behind the training's back: the state is copied at once and written by a thread, one at a time.
+"""Asynchronous checkpoints: the state is copied at once and written by a thread, one at a time.
 
-A save that fails, of a full disk or a network folder that is away, costs the training nothing but that checkpoint: it is told, the old ones stay, and
-it is tried again. Whoever leaves the context waits for what is being written.
-
-Not here: what is written (`train.checkpoint`), when (`train.loop`).
+A save that fails, as on a full disk, costs only that checkpoint: the failure is logged, older
+checkpoints stay, and the save is tried again.
 """
 
 import time
@@ -20,24 +18,31 @@ from gigamask.training import checkpoint
 from gigamask.training.config import TrainConfig
 from gigamask.training.state import TrainState
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 RETRY_S = 60.0
-"""A save that failed is tried again with the state that there is so many seconds later."""
+"""Seconds after which a failed save is tried again, with the state of that time."""
 
 
 class AsyncCheckpointer:
-    """Saves a run's state; a context manager."""
+    """Saves the state of a training; a context manager, which waits for the last save on exit.
+
+    All processes call the same methods; the main one writes.
+
+    Args:
+        config: the configuration.
+        log: logs a failure, as a line and as an event.
+        world: the processes of the training; None is this one alone.
+    """
 
     def __init__(
         self,
-        run: TrainConfig,
-        tell: Callable[[str, dict[str, Any]], object],
+        config: TrainConfig,
+        log: Callable[[str, dict[str, Any]], object],
         world: World | None = None,
     ) -> None:
-        """`tell` is told what fails, as a line and as data. All processes ask for the same, the first one writes."""
-        self._run, self._tell, self._world = run, tell, world or World()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._config, self._log, self._world = config, log, world or World()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
         self._step = 0
         self._saved: Path | None = None
@@ -45,59 +50,69 @@ class AsyncCheckpointer:
 
     @property
     def overdue(self) -> bool:
-        """Whether the last save failed long enough ago to try again."""
+        """Whether the last save failed at least `RETRY_S` seconds ago."""
         if self._writing and self._writing.done():
             self.wait()
         return self._failed_s is not None and time.monotonic() - self._failed_s >= RETRY_S
 
     @profile_range("save")
     def save(self, state: TrainState) -> None:
-        """Copies the state and begins to write it, when what was being written is done."""
+        """Wait for the previous save, copy the state and start to write it."""
         self.wait()
         self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
         if snapshot:
-            self._writing = self._thread.submit(checkpoint.write, snapshot, self._run)
+            self._writing = self._executor.submit(checkpoint.write, snapshot, self._config)
 
     def record_score(self, score: float, scored_by: str) -> None:
-        """Notes the score of the state that was saved last; see `checkpoint.rate`."""
+        """Record the score of the state saved last, once it is written.
+
+        Args:
+            score: higher is better.
+            scored_by: what was evaluated; only scores of the same are compared.
+        """
         self.wait()
         if saved := self._saved:
-            self._attempt(
-                lambda: checkpoint.record_score(saved, score, scored_by, self._run.keep),
-                "is not rated",
+            self._try(
+                lambda: checkpoint.record_score(saved, score, scored_by, self._config.keep),
+                "score not recorded",
             )
 
     def finish(self, state: TrainState) -> None:
-        """Leaves when this state, the last there will be, is saved; raises the `OSError` that hinders it the second time."""
+        """Make sure that the final state is saved.
+
+        Raises:
+            OSError: It could not be written twice.
+        """
         self.wait()
         missing = self._world.is_main and not (self._saved and self._step == state.step)
         if any(self._world.gather(missing)) and (snapshot := self._snapshot(state)):
-            checkpoint.write(snapshot, self._run)
+            checkpoint.write(snapshot, self._config)
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
+        """Wait until nothing is being written."""
         writing, self._writing = self._writing, None
         if writing:
-            self._saved = self._attempt(
-                writing.result, f"is not saved, training goes on and tries again in {RETRY_S:.0f} s"
+            self._saved = self._try(
+                writing.result, f"not saved, training continues and retries in {RETRY_S:.0f} s"
             )
             self._failed_s = None if self._saved else time.monotonic()
 
     def _snapshot(self, state: TrainState) -> checkpoint.Snapshot | None:
-        """Returns a copy of the state where it is written; the others may have parts of it to give."""
-        copy = (
+        """Return a copy of the state in the main process; others only contribute their shards."""
+        snapshot = (
             checkpoint.Snapshot.of(state)
             if self._world.is_main or is_sharded(state.model)
             else None
         )
-        return copy if self._world.is_main else None
+        return snapshot if self._world.is_main else None
 
-    def _attempt(self, act: Callable[[], Done], otherwise: str) -> Done | None:
+    def _try(self, function: Callable[[], Result], failure: str) -> Result | None:
+        """Call a function; log an `OSError` and return None."""
         try:
-            return act()
+            return function()
         except OSError as error:
-            self._tell(
-                f"step {self._step} {otherwise}: {error}",
+            self._log(
+                f"step {self._step} {failure}: {error}",
                 {"step": self._step, "unsaved": str(error)},
             )
             return None
@@ -112,4 +127,4 @@ class AsyncCheckpointer:
         trace: TracebackType | None,
     ) -> None:
         self.wait()
-        self._thread.shutdown()
+        self._executor.shutdown()

@@ -1,7 +1,4 @@
-"""What a run trains on, as it hands it to the loop.
-
-Not here: how images become such (`train.feed`), queries (`grounding.data`).
-"""
+"""What a configuration trains on: its samples, and the loader that makes batches of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,23 +10,30 @@ from gigamask.types import BatchProtocol, StepPlan
 
 
 class BatchLoader(Protocol):
-    """Makes the micro-batches of steps, ahead of time if it likes."""
+    """Loads the micro-batches of steps, possibly ahead of time."""
 
-    def batches(self, groups: Iterable[StepPlan]) -> Iterator[tuple[BatchProtocol, ...]]:
-        """Yields each step's micro-batches in order; all of them must have been taken before more are asked for."""
+    def batches(self, plans: Iterable[StepPlan]) -> Iterator[tuple[BatchProtocol, ...]]:
+        """Yield each step's micro-batches in order; exhaust it before the next call."""
         ...
 
     def close(self) -> None:
-        """Ends what it has begun."""
+        """Stop worker processes and release buffers."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """What a run trains on: the items, where each lies, what else than data and sampler decides which they are, and what makes batches of them, in
-    page-locked memory if asked."""
+    """The samples of a training and their loader.
+
+    Attributes:
+        items: table of what can be sampled.
+        locate: maps items to images and masks.
+        description: what the samples depend on besides the data and the sampler; a history of
+            losses is only reused where it is the same.
+        make_loader: makes a loader of batches, in page-locked memory if its argument is true.
+    """
 
     items: SampleTable
     locate: Locate
-    told: str
-    loader: Callable[[bool], BatchLoader]
+    description: str
+    make_loader: Callable[[bool], BatchLoader]

@@ -1,7 +1,4 @@
-"""When a training must not go on as if nothing were wrong: samples that cannot be read, steps that change nothing.
-
-Not here: what makes a step be skipped (`train.step`), a sample be left out (`data.loader`).
-"""
+"""Checks that stop a training with too many unreadable samples or skipped steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,45 +9,65 @@ from gigamask.training.logging import MetricsLogger
 from gigamask.types import BatchProtocol
 
 MAX_SKIPPED_IN_A_ROW = 10
-# Of fewer samples than this, a share says little: one bad sample is always allowed.
-LEAST_SAMPLES = 100
+MIN_SAMPLES = 100
+"""Samples below which a share means little; one unreadable sample is always allowed."""
 
 
 @dataclass
 class HealthChecks:
-    """Says each bad sample and skipped step once, and raises `GigamaskError` when they are too many."""
+    """Logs each unreadable sample and skipped step once, and stops a training with too many.
 
-    run: TrainConfig
-    watch: MetricsLogger
+    Attributes:
+        config: the configuration.
+        logger: logs what is found.
+        seen: number of samples so far.
+        rejected: names of the unreadable ones.
+        skipped_in_a_row: number of steps skipped since the last update.
+    """
+
+    config: TrainConfig
+    logger: MetricsLogger
     seen: int = 0
     rejected: set[str] = field(default_factory=set)
     skipped_in_a_row: int = 0
 
     def check(self, step: int, batches: Sequence[BatchProtocol], skipped: bool) -> None:
-        """Takes what one step was made of and whether it was skipped."""
+        """Check a finished step.
+
+        Args:
+            step: its number.
+            batches: its micro-batches.
+            skipped: whether it updated nothing.
+
+        Raises:
+            GigamaskError: Too many samples are unreadable, or too many steps in a row are skipped.
+        """
         for batch in batches:
             self.seen += len(batch.names) + len(batch.rejected)
-            for each in batch.rejected:
-                if each.name not in self.rejected:
-                    self.rejected.add(each.name)
-                    self.watch.note({"step": step, "rejected": each.name, "reason": each.reason})
-                    self.watch.print(f"left out {each.reason}")
-        if len(self.rejected) > max(1, self.run.max_bad_share * max(self.seen, LEAST_SAMPLES)):
+            for sample in batch.rejected:
+                if sample.name not in self.rejected:
+                    self.rejected.add(sample.name)
+                    self.logger.write(
+                        {"step": step, "rejected": sample.name, "reason": sample.reason}
+                    )
+                    self.logger.print(f"skipped sample: {sample.reason}")
+        limit = self.config.max_bad_share
+        if len(self.rejected) > max(1, limit * max(self.seen, MIN_SAMPLES)):
             raise GigamaskError(
-                f"{len(self.rejected)} of {self.seen} samples could not be read, more than {self.run.max_bad_share:.1%}; "
-                "mend the data, or raise --max-bad-share"
+                f"{self.config.out}: {len(self.rejected)} of {self.seen} samples are unreadable, "
+                f"more than {limit:.1%}; repair the data, or raise --max-bad-share"
             )
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
             names = (
                 ", ".join(name for batch in batches for name in batch.names) or "no readable sample"
             )
-            self.watch.note({"step": step, "skipped": names})
-            self.watch.print(
-                f"step {step} skipped, its gradient is not finite or it has no mask: {names}"
+            self.logger.write({"step": step, "skipped": names})
+            self.logger.print(
+                f"step {step} skipped: its gradient is not finite, or it has no mask: {names}"
             )
             if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
                 raise GigamaskError(
-                    f"{self.run.out}: {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped, the last with {names}; "
-                    "lower --optimizer.lr, or look at the data"
+                    f"{self.config.out}: {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped, the "
+                    f"last one with {names}; lower --optimizer.lr, or check the data"
                 )

@@ -1,7 +1,4 @@
-"""The record of a training: events enter, each becomes a whole line of JSON at the end of a file, and a disk that is full stops nothing.
-
-Not here: what is recorded (`train.watch`), reading it (`report.history`).
-"""
+"""A file of JSON lines that survives a full disk."""
 
 import json
 import os
@@ -9,42 +6,48 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-KEPT_BYTES = 2**24
-"""Of lines that the disk does not take; beyond it the oldest go."""
+MAX_PENDING_BYTES = 2**24
+"""Size of the lines kept for later while the disk is full; beyond it the oldest are dropped."""
 
 
 class JsonlWriter:
-    """A file of lines, open to be appended to. Lines that it does not take are said once, kept, and written before the next that it does."""
+    """Appends JSON lines to a file; lines that cannot be written are kept and written later.
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._path, self._say = path, say
+    Args:
+        path: the file.
+        warn: called with a message when writing starts to fail.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path, self._warn = path, warn
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
-        self._left = b""
+        self._pending = b""
         self._failing = False
 
     def end_line(self) -> None:
-        """Ends the last line where a process that was killed left half of one."""
+        """End the last line if a killed process left it incomplete."""
         if self._file.tell():
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
-                self._left = b"\n"
+                self._pending = b"\n"
 
     def write(self, event: dict[str, Any]) -> None:
-        """Appends one line."""
-        self._left += f"{json.dumps(event)}\n".encode()
+        """Append one line."""
+        self._pending += f"{json.dumps(event)}\n".encode()
         try:
-            while self._left:
-                self._left = self._left[self._file.write(self._left) :]
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
             self._failing = False
         except OSError as error:
             if not self._failing:
-                self._say(
-                    f"{self._path}: not written ({error.strerror}), which keeps its lines for later and stops nothing; make room on the disk"
+                self._warn(
+                    f"{self._path}: cannot be written ({error.strerror}); its lines are kept for "
+                    "later and work continues; free some disk space"
                 )
             self._failing = True
-            if len(self._left) > KEPT_BYTES:
-                self._left = self._left[-KEPT_BYTES:].partition(b"\n")[2]
+            if len(self._pending) > MAX_PENDING_BYTES:
+                self._pending = self._pending[-MAX_PENDING_BYTES:].partition(b"\n")[2]
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()

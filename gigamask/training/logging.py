@@ -1,10 +1,9 @@
-"""What a training shows: a progress bar, lines in metrics.jsonl, pictures of predictions, and curves on boards.
+"""Logging of a training: progress bar, metrics.jsonl, pictures of predictions, and trackers.
 
-metrics.jsonl is the record: one JSON object a line, appended and flushed, so that a killed run keeps what it wrote. `memory_gb` in it is the peak of
-the GPU or of this process, `loader_mb` what the largest loader process has written, its imports with it. Each time training begins it says so there:
-what stands before that of later steps is trained again.
-
-Not here: which numbers (`train.step`), the record's lines (`train.journal`), the boards (`train.boards`).
+metrics.jsonl has one JSON object per line, appended and flushed, so that a killed run keeps what it
+wrote. `memory_gb` is the peak memory of the GPU or of this process, `loader_mb` the memory that the
+largest loader process has written, its imports included. Each start of a training adds a line;
+records before it of later steps are trained again.
 """
 
 import resource
@@ -33,30 +32,39 @@ from gigamask.training.trackers import Tracker, make_trackers
 
 Batches = TypeVar("Batches")
 Observer = Callable[[int, bool], Iterable[tuple[str, dict[str, Any]]]]
-"""Looks on from outside. Called with the number of updates done before each next one, and with True behind the last, however a training ends; returns
-lines to say, and what metrics.jsonl is told of each, nothing where that is empty."""
+"""Observes the training loop, such as a profiler. It is called with the number of finished steps
+before each step, and with True at the end, however a training ends. It returns lines to print, each
+with the event to add to metrics.jsonl (none if empty)."""
 PICTURES = "pictures"
-"""In the run folder: what the model answered, by step."""
-PICTURE_BYTES = 150_000
-"""Of a picture at most; it is compressed as much as that takes."""
+"""Subfolder of the run with pictures of predictions by step."""
+MAX_PICTURE_BYTES = 150_000
+"""Size above which a picture is compressed more."""
 
 
 class MetricsLogger:
-    """Shows and keeps the records of a run; a context manager. Of several processes one does, the others only note what is theirs alone."""
+    """Logger of a training, as a context manager.
+
+    Args:
+        config: the configuration.
+        first_step: number of steps finished before.
+        device: device to train on.
+        enabled: whether this process logs; other processes only run their observers.
+        observers: called before each step and at the end.
+    """
 
     def __init__(
         self,
-        run: TrainConfig,
+        config: TrainConfig,
         first_step: int,
         device: torch.device,
-        shown: bool = True,
-        meters: Sequence[Observer] = (),
+        enabled: bool = True,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        self._run = run
-        self._shown = shown
+        self._config = config
+        self._enabled = enabled
         self._device = device
-        self._first = self._done = first_step
-        self._meters = meters
+        self._first_step = self._step = first_step
+        self._observers = observers
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -65,149 +73,165 @@ class MetricsLogger:
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not (shown and self._console.is_terminal),
+            disable=not (enabled and self._console.is_terminal),
         )
         self._bar = self._progress.add_task(
-            "train", total=run.steps, completed=first_step, figures=""
+            "train", total=config.steps, completed=first_step, figures=""
         )
-        self._boards: list[Tracker] = make_trackers(run) if shown else []
-        self._journal = JsonlWriter(Path(run.out) / "metrics.jsonl", self.print)
-        if shown:
-            self._journal.end_line()
-        self._began_s = self._last_s = time.perf_counter()
-        self._waited_s = 0.0
+        self._trackers: list[Tracker] = make_trackers(config) if enabled else []
+        self._writer = JsonlWriter(Path(config.out) / "metrics.jsonl", self.print)
+        if enabled:
+            self._writer.end_line()
+        self._start_s = self._last_s = time.perf_counter()
+        self._data_time_s = 0.0
 
-    def begin(self, processes: int = 1) -> None:
-        """Notes that training begins, or goes on, behind update number `first_step`, and which checkpoints it passed over to do so."""
-        if not self._shown:
+    def log_start(self, processes: int = 1) -> None:
+        """Log that training starts or continues, and which damaged checkpoints it passed over."""
+        if not self._enabled:
             return
-        on = (
-            torch.cuda.get_device_name(self._device)
-            if self._device.type == "cuda"
-            else self._device.type
-        )
-        told = {
-            "step": self._first,
+        is_cuda = self._device.type == "cuda"
+        event = {
+            "step": self._first_step,
             "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": on,
+            "device": torch.cuda.get_device_name(self._device) if is_cuda else self._device.type,
             "processes": processes,
         }
         newer = [
-            each.name
-            for each in manifest.complete(Path(self._run.out) / "checkpoints")
-            if each.name > f"step_{self._first:08d}"
+            path.name
+            for path in manifest.list_checkpoints(Path(self._config.out) / "checkpoints")
+            if path.name > f"step_{self._first_step:08d}"
         ]
-        self.note(told | ({"damaged": newer} if newer else {}))
+        self.write(event | ({"damaged": newer} if newer else {}))
 
-    def waiting(self, batches: Iterable[Batches]) -> Iterator[Batches]:
-        """Yields the batches and notes how long each was waited for."""
+    def time_data(self, batches: Iterable[Batches]) -> Iterator[Batches]:
+        """Yield the batches, and measure how long each takes to arrive."""
         iterator = iter(batches)
         while True:
-            self._look()
-            asked_s = time.perf_counter()
+            self._observe()
+            start_s = time.perf_counter()
             with profile_range("load wait"):
                 batch = next(iterator)
-            self._waited_s = time.perf_counter() - asked_s
+            self._data_time_s = time.perf_counter() - start_s
             yield batch
 
-    def record(self, step: int, images: int, record: dict[str, float]) -> None:
-        """Takes the record of finished update number `step` (from 1), made of so many images."""
-        self._done = step
-        if not self._shown:
+    def log_step(self, step: int, images: int, record: dict[str, float]) -> None:
+        """Log a finished step, every `log_every` steps.
+
+        Args:
+            step: its number, from 1.
+            images: number of images it was computed from.
+            record: its metrics.
+        """
+        self._step = step
+        if not self._enabled:
             return
         now_s = time.perf_counter()
         record = record | {
             "images_per_s": images / (now_s - self._last_s),
-            "data_time_s": self._waited_s,
+            "data_time_s": self._data_time_s,
             "memory_gb": memory_gb(self._device),
         }
         self._last_s = now_s
         iou = f"IoU {record['iou']:.3f}  " if "iou" in record else ""
-        figures = f"loss {record.get('loss', float('nan')):.3f}  {iou}{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
+        figures = (
+            f"loss {record.get('loss', float('nan')):.3f}  {iou}"
+            f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
+        )
         self._progress.update(self._bar, completed=step, figures=figures)
-        if step % self._run.log_every and step != self._run.steps:
+        if step % self._config.log_every and step != self._config.steps:
             return
         if loaders := process_memory.workers_allocated_bytes():
             record["loader_mb"] = max(loaders.values()) / 1e6
-        self.note({"step": step, **{name: round(value, 6) for name, value in record.items()}})
-        self._show(lambda board: board.scalars(record, step))
+        self.write({"step": step, **{name: round(value, 6) for name, value in record.items()}})
+        self._track(lambda tracker: tracker.scalars(record, step))
         if self._progress.disable:
-            elapsed_s = time.perf_counter() - self._began_s
-            left_s = elapsed_s / max(1, step - self._first) * (self._run.steps - step)
+            elapsed_s = time.perf_counter() - self._start_s
+            left_s = elapsed_s / max(1, step - self._first_step) * (self._config.steps - step)
             self._console.print(
-                f"step {step}/{self._run.steps}  {figures}  {left_s:.0f} s left", highlight=False
+                f"step {step}/{self._config.steps}  {figures}  {left_s:.0f} s left", highlight=False
             )
 
-    def log_evaluation(self, step: int, verdict: EvaluationResult) -> float:
-        """Takes what an evaluation after update number `step` found, and returns the score that the best checkpoint is kept by."""
-        seconds = time.perf_counter() - self._last_s  # since the record of the same update
-        scores = {name: round(value, 6) for name, value in verdict.scores.items()}
-        self.note(
+    def log_evaluation(self, step: int, evaluation: EvaluationResult) -> float:
+        """Log an evaluation.
+
+        Args:
+            step: number of the step it followed.
+            evaluation: its result.
+
+        Returns:
+            The score that the best checkpoint is chosen by.
+        """
+        seconds = time.perf_counter() - self._last_s  # since the record of the same step
+        scores = evaluation.scores
+        self.write(
             {
                 "step": step,
-                "evaluation": scores,
-                "worries": verdict.warnings,
+                "evaluation": {name: round(value, 6) for name, value in scores.items()},
+                "worries": evaluation.warnings,
                 "seconds": round(seconds, 3),
             }
         )
-        self._show(
-            lambda board: board.scalars(
-                {f"evaluation/{name}": value for name, value in verdict.scores.items()}, step
-            )
-        )
+        tracked = {f"evaluation/{name}": value for name, value in scores.items()}
+        self._track(lambda tracker: tracker.scalars(tracked, step))
         self.print(
             f"evaluated at step {step}: "
-            + "  ".join(f"{name} {100 * value:.1f}" for name, value in verdict.scores.items())
+            + "  ".join(f"{name} {100 * value:.1f}" for name, value in scores.items())
         )
-        for worry in verdict.warnings:
-            self.print(f"  {worry}")
-        if verdict.picture is not None:
-            self._keep_picture(step, verdict.picture)
+        for warning in evaluation.warnings:
+            self.print(f"  {warning}")
+        if evaluation.picture is not None:
+            self._save_picture(step, evaluation.picture)
         self._last_s = time.perf_counter()
-        return verdict.scores[verdict.best_by]
+        return scores[evaluation.best_by]
 
-    def note(self, event: dict) -> None:
-        """Appends one line to metrics.jsonl."""
-        self._journal.write(event)
+    def write(self, event: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        self._writer.write(event)
 
     def print(self, message: str) -> None:
-        """Prints a line above the progress bar."""
+        """Print a line above the progress bar."""
         self._progress.console.print(message, highlight=False, soft_wrap=True, markup=False)
 
-    def log(self, message: str, noted: dict[str, Any]) -> None:
-        """Prints a line, and notes what stands for it in metrics.jsonl, if anything."""
-        if noted:
-            self.note({"step": self._done, **noted})
+    def log(self, message: str, event: dict[str, Any]) -> None:
+        """Print a line, and append its event to metrics.jsonl.
+
+        Args:
+            message: line to print.
+            event: its data, without the step; nothing is appended if it is empty.
+        """
+        if event:
+            self.write({"step": self._step, **event})
         self.print(message)
 
-    def _show(self, on: Callable[[Tracker], None]) -> None:
-        """Shows something on every board; one that can no longer be written, of a full disk, shows nothing from then on."""
-        for board in tuple(self._boards):
+    def _track(self, send: Callable[[Tracker], None]) -> None:
+        """Send to every tracker; one that fails to write, as on a full disk, is dropped."""
+        for tracker in tuple(self._trackers):
             try:
-                on(board)
+                send(tracker)
             except OSError as error:
-                self._boards.remove(board)
+                self._trackers.remove(tracker)
                 self.print(
-                    f"{type(board).__name__} shows nothing more, {error.strerror or error}; training and metrics.jsonl go on"
+                    f"{type(tracker).__name__} stopped: {error.strerror or error}; "
+                    "training and metrics.jsonl continue"
                 )
 
-    def _keep_picture(self, step: int, picture: UInt8[np.ndarray, "H W 3"]) -> None:
-        """Writes the picture that an evaluation made; one that cannot be written costs nothing but itself."""
-        self._show(lambda board: board.picture("predictions", picture, step))
+    def _save_picture(self, step: int, picture: UInt8[np.ndarray, "H W 3"]) -> None:
+        """Save and track the picture of an evaluation; training continues if that fails."""
+        self._track(lambda tracker: tracker.picture("predictions", picture, step))
         try:
-            path = Path(self._run.out) / PICTURES / f"step_{step:08d}.jpg"
+            path = Path(self._config.out) / PICTURES / f"step_{step:08d}.jpg"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(jpeg(picture))
         except OSError as error:
-            self.print(f"the picture of step {step} is not saved: {error}")
+            self.print(f"the picture of step {step} was not saved: {error}")
 
-    def _look(self, over: bool = False) -> None:
-        """Lets the meters look, and tells what they find; the time that takes is not that of a step."""
-        began_s = time.perf_counter()
-        for meter in self._meters:
-            for line, noted in meter(self._done, over):
-                self.log(line, noted)
-        self._last_s += time.perf_counter() - began_s
+    def _observe(self, is_end: bool = False) -> None:
+        """Run the observers and log what they return; their time does not count as a step's."""
+        start_s = time.perf_counter()
+        for observer in self._observers:
+            for line, event in observer(self._step, is_end):
+                self.log(line, event)
+        self._last_s += time.perf_counter() - start_s
 
     def __enter__(self) -> "MetricsLogger":
         self._progress.start()
@@ -220,25 +244,25 @@ class MetricsLogger:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._look(over=True)
+            self._observe(is_end=True)
         finally:
             self._progress.stop()
-            self._journal.close()
-            self._show(lambda board: board.close())
+            self._writer.close()
+            self._track(lambda tracker: tracker.close())
 
 
 def jpeg(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:
-    """Returns a picture as a JPEG of at most `PICTURE_BYTES`, if that can be."""
-    packed = b""
+    """Encode a picture as JPEG of at most `MAX_PICTURE_BYTES`, if quality 30 or more suffices."""
+    encoded = b""
     for quality in (85, 70, 50, 30):
-        packed = encode_jpeg(picture, quality)
-        if len(packed) <= PICTURE_BYTES:
+        encoded = encode_jpeg(picture, quality)
+        if len(encoded) <= MAX_PICTURE_BYTES:
             break
-    return packed
+    return encoded
 
 
 def memory_gb(device: torch.device) -> float:
-    """Returns the peak memory of the training so far in 1e9 bytes: the GPU's when training on one, else the process's."""
+    """Return the peak memory so far in 1e9 bytes: of a GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

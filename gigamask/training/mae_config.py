@@ -1,8 +1,6 @@
-"""The run that pre-trains an image encoder as a masked autoencoder: what it has beside every run's.
+"""Configuration of the pre-training of an image encoder as a masked autoencoder (MAE).
 
 Imports no torch, so that `--help` answers at once.
-
-Not here: what a step computes (`train.reconstruction`), the model (`model.mae`).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MAETrainConfig(ImageTrainConfig):
-    """Everything that decides what a masked pre-training does; its images need no masks."""
+    """Configuration of a masked-autoencoder pre-training; its images need no masks."""
 
     verb: ClassVar[str] = "pretrain"
     next_step: ClassVar[str] = "gigamask train RECIPE --data TARS --init mae:{out} --out OUT"
@@ -32,21 +30,21 @@ class MAETrainConfig(ImageTrainConfig):
     model: MAEConfig = field(default_factory=MAEConfig)
 
     def build(self, device: str = "cpu") -> MAE:
-        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
+        """Return the model as the seed initializes it; on the meta device without storage."""
         from gigamask.models.init import build_model
 
         return build_model(self.model, self.seed, device)
 
     def task(self, device: torch.device) -> Task:
-        """Returns what a step computes: the hidden patches of every image."""
+        """Return the task that reconstructs the hidden patches of each image."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.training.mae_task import MAETask
+        from gigamask.training.tasks import MAETask
 
         return MAETask(choose_precision(self.precision, device))
 
     @property
     def items(self) -> Literal["image"]:
-        """What is sampled."""
+        """Unit of sampling: images."""
         return "image"
 
     @property
@@ -58,13 +56,13 @@ class MAETrainConfig(ImageTrainConfig):
 
     @property
     def sample_config(self) -> SampleConfig:
-        """How the loader makes samples: images alone."""
-        loading = self.loader
+        """How the loader builds samples: images without masks."""
+        loader = self.loader
         return SampleConfig(
             image_size=self.model.image_size,
             mask_size=1,
             masks=False,
-            augment=loading.augment,
-            color_jitter=loading.color_jitter,
-            half_scale=loading.half_scale,
+            augment=loader.augment,
+            color_jitter=loader.color_jitter,
+            half_scale=loader.half_scale,
         )

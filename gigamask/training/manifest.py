@@ -1,8 +1,6 @@
-"""What a checkpoint says of itself: its manifest, with the size and crc32 of each of its files, and whether they hold.
+"""The manifest of a checkpoint: its format, progress, and the size and crc32 of each file.
 
-Imports no torch, so that what only looks at checkpoints answers at once.
-
-Not here: writing and loading one (`train.checkpoint`).
+Imports no torch, so that listing checkpoints is fast.
 """
 
 import json
@@ -17,50 +15,60 @@ MANIFEST, BEST = "manifest.json", "best"
 
 
 def with_checksum(manifest: dict[str, Any]) -> bytes:
-    """Returns a manifest as it stands in its file, behind it the crc32 of what it says."""
-    told = {name: value for name, value in manifest.items() if name != "crc32"}
+    """Return a manifest as written to its file, with the crc32 of its content."""
+    content = {name: value for name, value in manifest.items() if name != "crc32"}
     return json.dumps(
-        told | {"crc32": zlib.crc32(json.dumps(told, sort_keys=True).encode())}, indent=1
+        content | {"crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, indent=1
     ).encode()
 
 
 def verify(folder: Path, contents: bool = True) -> dict:
-    """Returns a checkpoint's manifest once every file has the size and crc32 it states; raises `GigamaskError` naming the first that has not.
+    """Verify the files of a checkpoint.
 
-    Without `contents` files have their size alone, for which none has to be read.
+    Args:
+        folder: folder of the checkpoint.
+        contents: whether to verify checksums, which reads every file, or sizes only.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        GigamaskError: The manifest or a file is missing, damaged, or of another format.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        known, files = (
+        is_known, files = (
             manifest["format"] == FORMAT,
             [(name, entry["bytes"], entry["crc32"]) for name, entry in manifest["files"].items()],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GigamaskError(f"{folder / MANIFEST}: not readable as a manifest ({error})") from None
-    if not known:
+        raise GigamaskError(f"{folder / MANIFEST}: not a readable manifest ({error})") from None
+    if not is_known:
         raise GigamaskError(
-            f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}; use the version that wrote it"
+            f"{folder}: checkpoint format must be {FORMAT} (got {manifest['format']}); "
+            "use the version that wrote it"
         )
     if json.loads(with_checksum(manifest)) != manifest:
-        raise GigamaskError(f"{folder / MANIFEST}: its crc32 is not that of what it says")
-    for name, wanted_bytes, wanted_crc in files:
+        raise GigamaskError(f"{folder / MANIFEST}: damaged, its crc32 does not match its content")
+    for name, expected_bytes, expected_crc in files:
         try:
-            found_bytes = (folder / name).stat().st_size
-            found_crc = checksum(folder / name) if contents else wanted_crc
+            actual_bytes = (folder / name).stat().st_size
+            actual_crc = checksum(folder / name) if contents else expected_crc
         except OSError:
             raise GigamaskError(
-                f"{folder / name}: the manifest lists it, but it cannot be read"
+                f"{folder / name}: listed in the manifest, but cannot be read"
             ) from None
-        if (found_bytes, found_crc) != (wanted_bytes, wanted_crc):
-            found = f"{found_bytes} bytes" + (f" with crc32 {found_crc}" if contents else "")
+        if (actual_bytes, actual_crc) != (expected_bytes, expected_crc):
+            actual = f"{actual_bytes} bytes" + (f" with crc32 {actual_crc}" if contents else "")
             raise GigamaskError(
-                f"{folder / name}: {found}, the manifest says {wanted_bytes} and {wanted_crc}"
+                f"{folder / name}: damaged, has {actual}; "
+                f"the manifest says {expected_bytes} bytes with crc32 {expected_crc}"
             )
     return manifest
 
 
 def checksum(path: Path) -> int:
-    """Returns the crc32 of a file."""
+    """Return the crc32 of a file."""
     crc = 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 24):
@@ -68,6 +76,6 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def complete(folder: Path) -> list[Path]:
-    """Returns the finished checkpoints of a folder, oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, oldest first."""
     return sorted(folder.glob("step_[0-9]*"))

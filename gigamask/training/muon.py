@@ -1,9 +1,8 @@
-"""Muon (Jordan et al. 2024): the momentum of each matrix, made orthogonal by five Newton-Schulz steps, is its update.
+"""Muon (Jordan et al. 2024): updates matrices by their orthogonalized momentum.
 
-The numbers are `torch.optim.Muon`'s. That one always computes in bf16, which a CPU without bf16 units emulates some fifteen times slower
-than float32; this one computes in the gradient's own precision, all matrices of one shape at once.
-
-Not here: which parameters it is given (`train.optim`).
+The results are those of `torch.optim.Muon`, which always computes in bf16. A CPU without bf16 units
+emulates that some fifteen times slower than float32, so this one computes in the gradient's own
+precision, all matrices of one shape at once.
 """
 
 from collections import defaultdict
@@ -13,19 +12,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Coefficients of the quintic iteration, and how often it is applied (Jordan et al. 2024).
+# Coefficients of the quintic iteration and number of iterations (Jordan et al. 2024).
 QUINTIC, ITERATIONS = (3.4445, -4.775, 2.0315), 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum over matrices; a group's `lr` is scaled by `sqrt(max(1, rows / columns))` for each matrix."""
+    """Muon with Nesterov momentum.
+
+    The learning rate of a matrix is that of its group times `sqrt(max(1, rows / columns))`.
+
+    Args:
+        groups: parameter groups of matrices.
+        lr: default learning rate of a group.
+        momentum: default momentum of a group.
+    """
 
     def __init__(self, groups: Iterable[dict], lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override] (no closure is ever needed here)
-        """Updates every matrix; each must have a gradient."""
+    def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override] (no closure)
+        """Update every matrix; each must have a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -38,9 +45,9 @@ class Muon(torch.optim.Optimizer):
                         if p.grad is not None
                     ]
                 )
-                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                lr = group["lr"] * max(1.0, rows / columns) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, list(orthogonalise(updates).unbind()), alpha=-rate)
+                torch._foreach_add_(parameters, list(newton_schulz(updates).unbind()), alpha=-lr)
 
     def _nesterov(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
         state = self.state[parameter]
@@ -50,13 +57,20 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(state["momentum_buffer"], momentum)
 
 
-def orthogonalise(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
-    """Returns matrices with nearly the same singular vectors, and singular values between about 0.7 and 1.2."""
+def newton_schulz(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
+    """Orthogonalize matrices approximately by Newton-Schulz iterations.
+
+    Args:
+        matrices: matrices of one shape.
+
+    Returns:
+        Matrices with nearly the same singular vectors and singular values of about 0.7 to 1.2.
+    """
     linear, cubic, quintic = QUINTIC
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = linear * x + torch.baddbmm(square, square, square, beta=cubic, alpha=quintic) @ x
-    return x.mT if tall else x
+    return x.mT if is_tall else x

@@ -1,11 +1,9 @@
-"""Mining of masks in two passes: all masks are answered without gradients, then the hardest of the global batch are trained on.
+"""Online hard example mining (OHEM): score all masks without gradients, train on the hardest.
 
-A mask's loss is the sum over its rounds. Which masks are kept is decided from all of the global batch, in the order of its samples, so it depends
-neither on micro-batches nor on how many processes share it: gradients are those of one process with the whole batch. What a kept mask is asked
-is the same in both passes, for all chance travels in the batch. (Shrivastava et al. 2016, section 4: a read-only pass over all examples.)
-A mask whose loss is no number is as hard as can be: left out, it would hide from the step, which skips what is not finite, that the model is broken.
-
-Not here: which are the hardest (`losses.mining`).
+The choice is made over the whole global batch in the order of its samples, so that it depends
+neither on micro-batches nor on the number of processes: gradients equal those of one process with
+the whole batch. All random numbers travel in the batch, so a mask gets the same prompts in both
+passes (Shrivastava et al. 2016, section 4: a read-only pass over all examples).
 """
 
 from collections.abc import Sequence
@@ -26,64 +24,78 @@ def mine_hard_masks(
     mining: Mining,
     model: nn.Module,
     batches: Sequence[BatchProtocol],
-    batch: int,
+    batch_size: int,
     world: World,
 ) -> tuple[list[BatchProtocol], Float[Tensor, "batch"]]:
-    """Returns this process's micro-batches with the masks that are kept, and each sample's mean loss by its place in the global batch.
+    """Reduce this process's micro-batches to the masks to train on.
 
-    That mean is over all masks and rounds, those that are not kept as well; NaN where a sample has none.
+    A mask's loss is the sum over its rounds. A NaN loss counts as the hardest: if such masks were
+    dropped, the step, which skips non-finite gradients, would not notice that the model is broken.
+
+    Args:
+        task: computes the losses.
+        mining: chooses the masks.
+        model: the model.
+        batches: this process's micro-batches of the step.
+        batch_size: samples of the global batch.
+        world: the processes of the training.
+
+    Returns:
+        The reduced micro-batches, and the mean loss of each sample of the global batch over all its
+        masks and rounds, chosen or not (NaN where a sample has no mask).
     """
-    found = [_losses(task, model, each) for each in batches]
-    most = _most(batches, world)
+    losses_and_counts = [_mask_losses(task, model, batch) for batch in batches]
+    max_masks = _max_masks_per_image(batches, world)
     device = batches[0].batch_index.device
-    # Of each place in the global batch: how many terms a mask's loss sums, the loss, the stratum.
-    table = torch.zeros(3, batch, most, dtype=torch.float64, device=device)
-    cells = [_cells(each) for each in batches]
-    for each, (losses, terms), (place, number) in zip(batches, found, cells, strict=True):
-        for row, values in enumerate((terms, losses, each.strata)):
-            table[row, place, number] = values.double()
+    # Rounds, loss and stratum of each mask, by sample of the global batch and mask of the image.
+    table = torch.zeros(3, batch_size, max_masks, dtype=torch.float64, device=device)
+    cells = [_cells(batch) for batch in batches]
+    for batch, (losses, counts), (sample, number) in zip(
+        batches, losses_and_counts, cells, strict=True
+    ):
+        for row, values in enumerate((counts, losses, batch.strata)):
+            table[row, sample, number] = values.double()
     world.all_reduce([table])
-    terms, losses, strata = table[0], table[1], table[2].long()
-    hardness = torch.where(terms > 0, torch.where(losses.isnan(), torch.inf, losses), torch.nan)
-    keep = mining.keep(hardness.flatten(), strata.flatten()).view(batch, most)
-    kept = [
-        each.select(torch.nonzero(keep[place, number])[:, 0])
-        for each, (place, number) in zip(batches, cells, strict=True)
+    counts, losses, strata = table[0], table[1], table[2].long()
+    hardness = torch.where(counts > 0, torch.where(losses.isnan(), torch.inf, losses), torch.nan)
+    keep = mining.keep(hardness.flatten(), strata.flatten()).view(batch_size, max_masks)
+    mined = [
+        batch.select(torch.nonzero(keep[sample, number])[:, 0])
+        for batch, (sample, number) in zip(batches, cells, strict=True)
     ]
-    return kept, losses.sum(1) / terms.sum(1)
+    return mined, losses.sum(1) / counts.sum(1)
 
 
 @torch.no_grad()
-def _losses(
+def _mask_losses(
     task: Task, model: nn.Module, batch: BatchProtocol
 ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
-    """Returns the sum of each mask's losses over its rounds, and how many there were."""
-    losses, terms = (
+    """Return the sum of each mask's losses over its rounds, and the number of rounds."""
+    losses, counts = (
         torch.zeros(len(batch.mask_image), dtype=torch.float64, device=batch.batch_index.device)
         for _ in range(2)
     )
-    for piece in task.compute_losses(model, batch, lambda whole: whole):
-        part = slice(piece.first, piece.first + len(piece.per_mask))
-        losses[part] += piece.per_mask
-        terms[part] += 1
-    return losses, terms
+    for sums in task.compute_losses(model, batch, lambda tensor: tensor):
+        part = slice(sums.first, sums.first + len(sums.per_mask))
+        losses[part] += sums.per_mask
+        counts[part] += 1
+    return losses, counts
 
 
-def _most(batches: Sequence[BatchProtocol], world: World) -> int:
-    """Returns how many masks the image of most has, in any process."""
-    own = max(
-        (int(torch.bincount(each.mask_image).max()) for each in batches if len(each.mask_image)),
+def _max_masks_per_image(batches: Sequence[BatchProtocol], world: World) -> int:
+    """Return the largest number of masks of an image over all processes."""
+    own_max = max(
+        (int(torch.bincount(batch.mask_image).max()) for batch in batches if len(batch.mask_image)),
         default=1,
     )
     counts = torch.zeros(world.size, device=batches[0].batch_index.device)
-    counts[world.rank] = own
+    counts[world.rank] = own_max
     world.all_reduce([counts])
     return int(counts.max())
 
 
 def _cells(batch: BatchProtocol) -> tuple[Tensor, Tensor]:
-    """Returns each mask's place in the global batch and its number within its image."""
+    """Return each mask's sample in the global batch and its number within its image."""
     firsts = torch.searchsorted(batch.mask_image, batch.mask_image)
-    return batch.batch_index[batch.mask_image], torch.arange(
-        len(firsts), device=firsts.device
-    ) - firsts
+    numbers = torch.arange(len(firsts), device=firsts.device) - firsts
+    return batch.batch_index[batch.mask_image], numbers

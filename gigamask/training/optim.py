@@ -1,8 +1,6 @@
-"""Optimizers: parameter groups (weight decay, layer-wise learning-rate decay), AdamW, 8-bit AdamW and Muon over them.
+"""Optimizers with weight decay and layer-wise learning-rate decay: AdamW, 8-bit AdamW and Muon.
 
-Imports torch only where an optimizer is built, so that recipes can hold the values.
-
-Not here: schedules (`train.schedule`), clipping and the update itself (`train.step`).
+Imports torch only to build an optimizer, so that recipes need no torch.
 """
 
 from __future__ import annotations
@@ -21,25 +19,29 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# Official names of what is a position or a token; biases and norms are the parameters of one dimension.
+# Position embeddings and tokens, by their official names; biases and norms have one dimension.
 _NO_DECAY = re.compile(
     r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed"
 )
 BELOW_ONE = 0.999999999
-"""The longest memory of a running mean: with 1 nothing would ever come into it."""
+"""Largest decay rate of a running mean; at 1 it would never change."""
 
 
 @dataclass(frozen=True)
 class AdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter 2019) with layer-wise learning-rate decay over the encoder (BEiT; ViTDet's numbering)."""
+    """AdamW (Loshchilov and Hutter 2019), with layer-wise decay of the encoder's learning rate.
+
+    The decay is BEiT's, with ViTDet's numbering of layers.
+    """
 
     lr: float = 8e-4
     """peak learning rate; also --lr"""
     betas: tuple[float, float] = (0.9, 0.999)
+    """decay rates of Adam's running means of the gradient and its square"""
     weight_decay: float = 0.1
-    """decoupled; not applied to biases, norms, positions and tokens"""
+    """decoupled weight decay; biases, norms, position embeddings and tokens have none"""
     layer_decay: float = 1.0
-    """factor from one encoder block to the one before it; 1 is off"""
+    """learning rate of an encoder block relative to that of the next block; 1 disables"""
     encoder_lr_scale: float = 1.0
     """factor of the image encoder's learning rate"""
     supports_sharding: ClassVar[bool] = True
@@ -47,13 +49,13 @@ class AdamW(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_positive("layer_decay", self.layer_decay)
-        check_range("encoder_factor", self.encoder_lr_scale, 0, None)
+        check_range("encoder_lr_scale", self.encoder_lr_scale, 0, None)
         check_range("weight_decay", self.weight_decay, 0, None)
         for beta in self.betas:
             check_range("betas", beta, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Returns a fused AdamW whose groups carry `lr_scale`, what the scheduled learning rate is multiplied by."""
+        """Return a fused AdamW; `lr_scale` of a group multiplies the scheduled learning rate."""
         import torch
 
         groups = self._groups(model, dict(model.named_parameters()))
@@ -62,20 +64,20 @@ class AdamW(Optimizer):
         )
 
     def _groups(
-        self, model: nn.Module, members: dict[str, nn.Parameter], factor: float = 1.0
+        self, model: nn.Module, parameters: dict[str, nn.Parameter], lr_scale: float = 1.0
     ) -> list[dict]:
-        """Returns the trainable ones of `members` in groups of equal learning rate and decay, those that are shared out apart."""
+        """Group trainable parameters by learning rate, weight decay and sharding."""
         from gigamask.distributed.fsdp import is_sharded_tensor
 
         groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
         blocks = getattr(model, "encoder_blocks", [])
-        depth, layers = 1 + len(blocks), layers_of(model, blocks)
-        for name, parameter in members.items():
+        depth, layers = 1 + len(blocks), layer_ids(model, blocks)
+        for name, parameter in parameters.items():
             if parameter.requires_grad:
-                scale = factor * self.layer_decay ** (depth - layers[name])
+                scale = lr_scale * self.layer_decay ** (depth - layers[name])
                 if name.startswith("image_encoder."):
                     scale *= self.encoder_lr_scale
-                decay = self.weight_decay if decays(name, parameter.ndim) else 0.0
+                decay = self.weight_decay if has_weight_decay(name, parameter.ndim) else 0.0
                 groups.setdefault((scale, decay, is_sharded_tensor(parameter)), []).append(
                     parameter
                 )
@@ -87,18 +89,20 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW8bit(AdamW):
-    """AdamW that keeps its two moments in 8 bits, in blocks with a scale of their own (Dettmers et al. 2022): 2 bytes a parameter instead of 8.
+    """AdamW with 8-bit state, 2 bytes per parameter instead of 8 (Dettmers et al. 2022).
 
-    Tensors of less than 4,096 elements keep theirs in float32. From bitsandbytes, the extra `quant`.
+    Its two moments are quantized in blocks with a scale each; tensors of less than 4,096 elements
+    keep them in float32. Requires bitsandbytes (extra `quant`).
     """
 
     supports_sharding: ClassVar[bool] = False
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Returns bitsandbytes' AdamW8bit over the same groups."""
+        """Return bitsandbytes' AdamW8bit with the parameter groups of `AdamW`."""
         if importlib.util.find_spec("bitsandbytes") is None:
             raise GigamaskError(
-                "--optimizer adamw8bit wants bitsandbytes, which is not installed; run pip install 'gigamask[quant]', or give adamw"
+                "--optimizer adamw8bit requires bitsandbytes, which is not installed: "
+                "run pip install 'gigamask[quant]', or use --optimizer adamw"
             )
         import bitsandbytes
 
@@ -108,66 +112,109 @@ class AdamW8bit(AdamW):
         )
 
     def state_bytes(self, numel: int) -> int:
-        """Returns the bytes kept of a parameter: with 8 bits a float32 scale for every 256 elements."""
+        """Return the state's bytes: the moments, and a float32 scale per 256 quantized elements."""
         return 8 * numel if numel < 4096 else 2 * (numel + 4 * math.ceil(numel / 256))
 
 
 @dataclass(frozen=True)
 class MuonAdamW(AdamW):
-    """Muon for the matrices of linear layers, AdamW for all else: the same score in about half the steps on small models (docs/measurements.md)."""
+    """Muon for the weight matrices of linear layers, AdamW for all other parameters.
+
+    Small models reach the same score in about half the steps (docs/measurements.md).
+    """
 
     muon_lr: float = 0.02
-    """peak learning rate of the matrices; the schedule and the layer decay apply to it as well"""
+    """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr"""
     momentum: float = 0.95
-    """Muon's momentum"""
+    """momentum of Muon"""
     supports_sharding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("lr", self.lr)  # the scale of Muon's rate is a ratio to it
+        _check_positive("lr", self.lr)  # Muon's lr_scale is relative to it
         _check_positive("muon_lr", self.muon_lr)
         check_range("momentum", self.momentum, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Returns Muon over the matrices that decay, and AdamW over the rest."""
+        """Return Muon for the matrices with weight decay, and AdamW for the rest."""
         import torch
 
         from gigamask.training.muon import Muon
 
         matrices = {
-            name: p for name, p in model.named_parameters() if p.ndim == 2 and decays(name, p.ndim)
+            name: p
+            for name, p in model.named_parameters()
+            if p.ndim == 2 and has_weight_decay(name, p.ndim)
         }
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
-        by_muon, by_adam = (
-            self._groups(model, matrices, self.muon_lr / self.lr),
-            self._groups(model, others),
-        )
-        return [
-            *([Muon(by_muon, self.muon_lr, self.momentum)] if by_muon else []),
-            *(
-                [torch.optim.AdamW(by_adam, lr=self.lr, betas=self.betas, fused=True)]
-                if by_adam
-                else []
-            ),
-        ]
+        muon_groups = self._groups(model, matrices, self.muon_lr / self.lr)
+        adamw_groups = self._groups(model, others)
+        optimizers: list[torch.optim.Optimizer] = []
+        if muon_groups:
+            optimizers.append(Muon(muon_groups, self.muon_lr, self.momentum))
+        if adamw_groups:
+            optimizers.append(
+                torch.optim.AdamW(adamw_groups, lr=self.lr, betas=self.betas, fused=True)
+            )
+        return optimizers
 
 
 def _check_positive(name: str, value: int | float) -> None:
-    """Raises `GigamaskError` unless a number is above 0."""
     if not 0 < value < math.inf:
-        raise GigamaskError(f"{name} is {value}, it must be above 0; give another value")
+        raise GigamaskError(f"{name} must be > 0 and finite (got {value})")
 
 
-def decays(name: str, ndim: int) -> bool:
-    """Tells whether weight decay applies: to matrices and kernels, not to biases, norms, positions, relative positions and tokens."""
+def has_weight_decay(name: str, ndim: int) -> bool:
+    """Return whether weight decay applies: to matrices and convolution kernels.
+
+    Args:
+        name: name of the parameter in the model.
+        ndim: number of its dimensions.
+
+    Returns:
+        False for biases, norms, absolute and relative position embeddings, and tokens.
+    """
     return ndim > 1 and not _NO_DECAY.search(name)
 
 
-def layers_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
-    """Return every parameter's depth: 0 for patch embedding and positions, i + 1 for encoder block i.
+def freeze(model: nn.Module, names: Sequence[str]) -> None:
+    """Exclude modules or single parameters from training.
 
-    All else, the neck included, is one deeper than the last block, as in detectron2's ViTDet, whose
-    numbers SAM's recipe matches.
+    Args:
+        model: the model.
+        names: names of modules or parameters.
+
+    Raises:
+        GigamaskError: A name is unknown, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    for part in names:
+        frozen = [
+            parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")
+        ]
+        if not frozen:
+            modules = ", ".join(name for name, _ in model.named_children())
+            raise GigamaskError(
+                f"--freeze {part}: the model has no such module or parameter; choose among "
+                f"{modules}, or a name within them such as {next(iter(parameters))}"
+            )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise GigamaskError(f"--freeze {' '.join(names)} leaves nothing to train; leave one out")
+
+
+def layer_ids(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
+    """Return the depth of each parameter for layer-wise learning-rate decay.
+
+    Args:
+        model: the model.
+        blocks: the blocks of its image encoder, from input to output.
+
+    Returns:
+        By parameter name: 0 for patch and position embeddings, i + 1 for encoder block i, and one
+        more than the last block's for all others, the neck included, as in detectron2's ViTDet,
+        whose numbers SAM's recipe matches.
     """
     of_block = {id(p): index + 1 for index, block in enumerate(blocks) for p in block.parameters()}
     stem = ("image_encoder.patch_embed", "image_encoder.pos_embed")

@@ -1,8 +1,6 @@
-"""The run that trains a promptable segmenter: what it has beside every run's.
+"""Configuration of the training of SAM.
 
 Imports no torch, so that `--help` answers at once.
-
-Not here: what a step computes (`train.tasks`).
 """
 
 from __future__ import annotations
@@ -30,28 +28,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamLoaderConfig(LoaderConfig):
-    """How images with their masks become samples."""
+    """Loading and augmentation of images with their masks."""
 
     items: Literal["image", "mask"] = "image"
-    """what is sampled: images, each with several masks, or single masks, each with its image"""
+    """unit of sampling: images, each with several masks, or single masks, each with its image"""
     max_masks: int = 64
-    """masks of an image that are trained on"""
+    """largest number of masks per image to train on"""
     filters: MaskFilters = field(default_factory=MaskFilters)
     mask_sampler: MaskSampler = field(default_factory=RandomMasks)
     target: Literal["hard", "area", "full"] = "hard"
-    """what loss and clicks see: on the low-resolution grid the mask at cell centres or each cell's covered share, or the mask in full on the input"""
+    """target masks of losses and clicks: hard samples the mask at the centers of the low-resolution
+    grid, area averages it over each cell, full keeps the resolution of the input image"""
     mask_store: str | None = None
-    """folder that 'gigamask masks' made: masks are read from it instead of each image's json"""
+    """folder made by 'gigamask masks' to read masks from instead of the JSON of each image"""
 
 
 @dataclass(frozen=True)
 class SamTrainConfig(ImageTrainConfig):
-    """Everything that decides what SAM's training does."""
+    """Configuration of a SAM training."""
 
     masks_per_chunk: int = 64
-    """masks that pass through the decoder at once; gradients do not depend on it, memory does"""
+    """masks per forward pass of the decoder; limits memory without changing gradients"""
     activation_checkpointing: int = 0
-    """every n-th block of the encoder forgets its activations and computes them again in the backward pass; 0 is off"""
+    """recompute every n-th encoder block in the backward pass to save memory; 0 disables"""
     model: SamConfig = field(default_factory=SamConfig)
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
@@ -59,20 +58,25 @@ class SamTrainConfig(ImageTrainConfig):
     mining: Mining = field(default_factory=NoMining)
 
     def check(self) -> SamTrainConfig:
-        """Returns the run itself when its numbers can be trained with; raises `GigamaskError` otherwise."""
+        """Return the configuration itself.
+
+        Raises:
+            GigamaskError: A value cannot be trained with.
+        """
         check_at_least(
             1,
             **{"masks_per_chunk": self.masks_per_chunk, "loader.max_masks": self.loader.max_masks},
         )
-        check_at_least(0, recompute=self.activation_checkpointing)
+        check_at_least(0, activation_checkpointing=self.activation_checkpointing)
         if "image_encoder" in self.freeze and not self.init and not self.model.encoder.pretrained:
             raise GigamaskError(
-                "--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from"
+                "--freeze image_encoder requires trained weights, but the encoder is untrained; "
+                "pass them with --init"
             )
         return super().check()
 
     def build(self, device: str = "cpu") -> Sam:
-        """Returns the model that the seed names, not yet trained; on the meta device one without numbers."""
+        """Return the model as the seed initializes it; on the meta device without storage."""
         from gigamask.distributed.activation_checkpointing import checkpoint_blocks
         from gigamask.models.init import build_model
 
@@ -80,13 +84,14 @@ class SamTrainConfig(ImageTrainConfig):
         blocks = model.encoder_blocks
         if self.activation_checkpointing and not blocks:
             raise GigamaskError(
-                f"--activation-checkpointing {self.activation_checkpointing}: {type(self.model.encoder).__name__} names no blocks of its encoder; leave it out"
+                f"--activation-checkpointing {self.activation_checkpointing}: "
+                f"{type(self.model.encoder).__name__} lists no encoder blocks; leave the flag out"
             )
         checkpoint_blocks(blocks, self.activation_checkpointing)
         return model
 
     def task(self, device: torch.device) -> Task:
-        """Returns what a step computes: rounds of prompts on every mask."""
+        """Return the task that computes the losses of all prompt rounds."""
         from gigamask.distributed.precision import choose_precision
         from gigamask.training.tasks import SamTask
 
@@ -96,17 +101,17 @@ class SamTrainConfig(ImageTrainConfig):
 
     @property
     def items(self) -> Literal["image", "mask"]:
-        """What is sampled: images, or single masks."""
+        """Unit of sampling: images, or single masks."""
         return self.loader.items
 
     @property
-    def strata(self) -> bool:
-        """Whether mining looks within the sampler's strata."""
+    def uses_strata(self) -> bool:
+        """Whether mining ranks masks within the sampler's strata."""
         return self.mining.by_sampler
 
     @property
     def planning(self) -> MaskPlanningView:
-        """What `plan` has to know of the run besides its step."""
+        """What `gigamask plan` needs to know about the training besides its step."""
         from gigamask.training.planning_view import MaskPlanningView
 
         return MaskPlanningView.of(self)
@@ -125,16 +130,16 @@ class SamTrainConfig(ImageTrainConfig):
 
     @property
     def sample_config(self) -> SampleConfig:
-        """How the loader makes samples for this model: what is not cut at cell centres is cut from masks at the input's resolution."""
-        side, loading = self.model.image_size, self.loader
+        """How the loader builds samples; area and full targets need masks at input resolution."""
+        image_size, loader = self.model.image_size, self.loader
         return SampleConfig(
-            image_size=side,
-            mask_size=self.model.mask_size if loading.target == "hard" else side,
-            max_masks=loading.max_masks,
-            filters=loading.filters,
-            mask_sampler=loading.mask_sampler,
-            augment=loading.augment,
-            color_jitter=loading.color_jitter,
-            half_scale=loading.half_scale,
-            mask_store=loading.mask_store,
+            image_size=image_size,
+            mask_size=self.model.mask_size if loader.target == "hard" else image_size,
+            max_masks=loader.max_masks,
+            filters=loader.filters,
+            mask_sampler=loader.mask_sampler,
+            augment=loader.augment,
+            color_jitter=loader.color_jitter,
+            half_scale=loader.half_scale,
+            mask_store=loader.mask_store,
         )

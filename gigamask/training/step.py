@@ -1,11 +1,11 @@
-"""One update: the only backward and the only division in the house.
+"""One training step: backward passes, reduction over processes, clipping and the update.
 
-Pieces of the loss arrive one at a time and are sums. Each is back-propagated at once, so its graph is gone before the next is computed;
-where pieces share something costly (the image embedding), their gradients meet on a leaf copy of it and go through it once at the end.
-The gradient of a sum of sums is divided by the sum of counts: accumulation over micro-batches is exact whatever their sizes, and so are processes,
-which add up gradients, sums, counts and each sample's loss in one exchange.
-
-Not here: what a piece is (`train.tasks`).
+A task yields its loss in terms, each a sum over masks. Each term is back-propagated at once, which
+frees its graph before the next is computed; where terms share an expensive tensor (the image
+embedding), their gradients accumulate on a detached copy and go through the encoder once, at the
+end. The gradient of the sums is divided by the sum of the counts, here and nowhere else: gradient
+accumulation is exact whatever the sizes of micro-batches, and so are several processes, which add
+gradients, sums, counts and the losses of the samples in one all-reduce.
 """
 
 import math
@@ -26,144 +26,198 @@ from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.state import TrainState
 from gigamask.types import BatchProtocol, LossSums
 
-MOST_PARTS = 16
-"""Processes exchange so many sums of the log, since one without a mask does not know how many there are."""
+MAX_SUMS = 16
+"""Number of logged sums that processes exchange; one without masks does not know their number."""
 
 
 @dataclass
 class StepMetrics:
-    """Sums and counts of a step so far, on the device; of each sample, by its place in the global batch, the sum and number of its masks' losses in
-    all rounds (its own loss where there are no masks), and its weight.
+    """Sums and counts of a step so far, on the device; samples are those of the global batch.
+
+    Attributes:
+        losses: sum of the losses of each sample over its masks and rounds.
+        counts: number of these losses.
+        weights: weight of each sample.
+        count: sum of the counts that the sums are divided by.
+        sums: sums to log by name, each over `count`.
     """
 
     losses: Float[Tensor, "batch"]
-    terms: Float[Tensor, "batch"]
+    counts: Float[Tensor, "batch"]
     weights: Float[Tensor, "batch"]
     count: Float[Tensor, ""]
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def zero(cls, batch: int, like: Tensor) -> "StepMetrics":
-        """Returns the totals of nothing, for a global batch of so many samples."""
-        return cls(
-            like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(batch), like.new_zeros(())
-        )
+    def zero(cls, batch_size: int, like: Tensor) -> "StepMetrics":
+        """Return zero sums.
 
-    def add(self, terms: LossSums, batch: BatchProtocol) -> None:
-        """Counts one piece of a batch's loss."""
-        for name, value in {"loss": terms.loss, **terms.parts}.items():
+        Args:
+            batch_size: samples of the global batch.
+            like: a tensor with the device and type of the sums.
+        """
+        losses, counts, weights = (like.new_zeros(batch_size) for _ in range(3))
+        return cls(losses, counts, weights, like.new_zeros(()))
+
+    def add(self, sums: LossSums, batch: BatchProtocol) -> None:
+        """Add one term of the loss.
+
+        Args:
+            sums: the term.
+            batch: the micro-batch that it belongs to.
+        """
+        for name, value in {"loss": sums.loss, **sums.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
-        self.count += terms.count
-        assert terms.image is not None, "the task says which image each of its terms is of"
-        # Row by row, which a GPU adds up in the same order every time; images are few.
-        of_image = (
-            terms.image == torch.arange(len(batch.names), device=terms.per_mask.device)[:, None]
+        self.count += sums.count
+        assert sums.image is not None, "a task sets the image of each loss"
+        # Summed row by row, in the same order every time also on a GPU; images are few.
+        is_of_image = (
+            sums.image == torch.arange(len(batch.names), device=sums.per_mask.device)[:, None]
         )
-        self.losses[batch.batch_index] += torch.where(of_image, terms.per_mask.detach(), 0.0).sum(
+        self.losses[batch.batch_index] += torch.where(is_of_image, sums.per_mask.detach(), 0.0).sum(
             1, dtype=self.losses.dtype
         )
-        self.terms[batch.batch_index] += of_image.sum(1, dtype=self.terms.dtype)
+        self.counts[batch.batch_index] += is_of_image.sum(1, dtype=self.counts.dtype)
 
     @profile_range("exchange")
     def all_reduce(self, world: World, *others: Tensor) -> None:
-        """Adds up what all processes have, `others` as well; the names of the sums are those that this process knows."""
-        if len(self.sums) > MOST_PARTS:
+        """Sum over all processes.
+
+        Args:
+            world: the processes of the training.
+            *others: further tensors to sum.
+
+        Raises:
+            GigamaskError: There are too many sums to log.
+        """
+        if len(self.sums) > MAX_SUMS:
             raise GigamaskError(
-                f"the loss has {len(self.sums)} parts, at most {MOST_PARTS} can be logged; let the objective name fewer"
+                f"a loss may log at most {MAX_SUMS} sums (got {len(self.sums)}); "
+                "return fewer LossSums.parts"
             )
-        sums, names = self.count.new_zeros(MOST_PARTS), sorted(self.sums)
-        for place, name in enumerate(names):
-            sums[place] = self.sums[name]
-        world.all_reduce([self.count, self.losses, self.terms, self.weights, sums, *others])
-        self.sums = {name: sums[place] for place, name in enumerate(names)}
+        values, names = self.count.new_zeros(MAX_SUMS), sorted(self.sums)
+        for index, name in enumerate(names):
+            values[index] = self.sums[name]
+        world.all_reduce([self.count, self.losses, self.counts, self.weights, values, *others])
+        self.sums = {name: values[index] for index, name in enumerate(names)}
 
     def divisor(self) -> float:
-        """Returns what the gradient of the weighted sum is divided by: the count, or with weights what the count of an ordinary batch would be.
+        """Return what the gradient of the weighted sum is divided by.
 
-        Samples that are drawn by their loss may have more masks than others. Their weighted mean is that of ordinary samples; it is the count itself
-        where all have equally many, whatever the weights, so that the estimate is unbiased then, and consistent else.
+        That is the count, or with weights the count of an average batch: samples drawn by their
+        loss may have more masks than others. The weighted mean is that of average samples. It is
+        the count itself where all samples have equally many masks, whatever the weights, so the
+        estimate is unbiased then, and consistent otherwise.
         """
-        held = (self.terms > 0).to(self.weights.dtype)
-        weights = (self.weights * held).sum()
-        ordinary = (
-            (self.weights * self.terms).sum() * held.sum() / torch.where(weights > 0, weights, 1.0)
+        has_loss = (self.counts > 0).to(self.weights.dtype)
+        weight = (self.weights * has_loss).sum()
+        average_count = (
+            (self.weights * self.counts).sum()
+            * has_loss.sum()
+            / torch.where(weight > 0, weight, 1.0)
         )
-        terms = self.terms.sum()
+        counts = self.counts.sum()
+        corrected = self.count * (average_count / counts)
         return max(
-            float(
-                torch.where(
-                    (terms > 0) & (weights > 0), self.count * (ordinary / terms), self.count
-                )
-            ),
+            float(torch.where((counts > 0) & (weight > 0), corrected, self.count)),
             1.0,
         )
 
     def means(self) -> dict[str, float]:
-        """Returns each sum over the count; empty when nothing was counted."""
+        """Return each sum divided by the count; nothing where the count is 0."""
         count = float(self.count)
         return {name: float(value) / count for name, value in self.sums.items()} if count else {}
 
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What an update did: its record for the log, whether it was skipped, whether that was for fp16's scale alone, the mean loss of each sample of
-    the global batch over its masks and rounds (NaN where it has none), and of each thing that processes may ask for, whether one did.
+    """Result of a step.
+
+    Attributes:
+        record: values to log.
+        skipped: whether nothing was updated.
+        overflow: whether that was because of fp16's loss scale alone.
+        losses: mean loss of each sample of the global batch over its masks and rounds, NaN where it
+            has none.
+        requests: for each kind of request, whether a process made it.
     """
 
     record: dict[str, float]
     skipped: bool
     overflow: bool
     losses: Float64[np.ndarray, "batch"]
-    asked: tuple[bool, ...]
+    requests: tuple[bool, ...]
 
 
 def accumulate(
     task: Task,
     model: torch.nn.Module,
     batch: BatchProtocol,
-    totals: StepMetrics,
+    metrics: StepMetrics,
     scale: float = 1.0,
 ) -> None:
-    """Adds the gradient of `scale` times a batch's loss sum to every parameter's, and its sums and counts to `totals`."""
-    totals.weights[batch.batch_index] = batch.weights.to(totals.weights.dtype)
-    cuts: list[tuple[Tensor, Tensor]] = []
+    """Add the gradients of a micro-batch's losses to the parameters, and its sums to the metrics.
 
-    def detach(whole: Tensor) -> Tensor:
-        leaf = whole.detach().requires_grad_(whole.requires_grad)
-        cuts.append((whole, leaf))
+    Args:
+        task: computes the losses.
+        model: the model.
+        batch: the micro-batch.
+        metrics: sums of the step.
+        scale: factor of the losses.
+    """
+    metrics.weights[batch.batch_index] = batch.weights.to(metrics.weights.dtype)
+    detached: list[tuple[Tensor, Tensor]] = []
+
+    def detach(tensor: Tensor) -> Tensor:
+        leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+        detached.append((tensor, leaf))
         return leaf
 
-    for terms in task.compute_losses(model, batch, detach):
-        if terms.loss.requires_grad:  # all that a piece depends on may be frozen
+    for sums in task.compute_losses(model, batch, detach):
+        if sums.loss.requires_grad:  # all that a term depends on may be frozen
             with profile_range("backward"):
-                (terms.loss if scale == 1 else terms.loss * scale).backward()
-        totals.add(terms, batch)
-        del terms
-    for whole, leaf in cuts:
+                (sums.loss if scale == 1 else sums.loss * scale).backward()
+        metrics.add(sums, batch)
+        del sums
+    for tensor, leaf in detached:
         if leaf.grad is not None:
             with profile_range("encoder backward"):
-                whole.backward(leaf.grad)
+                tensor.backward(leaf.grad)
 
 
 def step(
     task: Task,
     state: TrainState,
     batches: Sequence[BatchProtocol],
-    batch: int,
-    rate: float,
+    batch_size: int,
+    lr: float,
     grad_clip: float | None,
     world: World | None = None,
-    asked: tuple[bool, ...] = (),
+    requests: tuple[bool, ...] = (),
 ) -> StepResult:
-    """Makes one update from this process's micro-batches of a global batch of `batch` samples, together with those of the others.
+    """Make one update from the micro-batches of all processes.
 
-    `rate` is the learning rate before each layer's own factor; `asked` is what this process asks all others for. A step whose gradient is not finite
-    changes nothing and says that it was skipped; so does one without a mask. A task that mines is asked twice, and its update is made of the masks
-    that are kept.
+    A step is skipped if its gradient is not finite or it has no mask. A task with mining runs
+    twice, and the update is computed from the masks that were chosen.
+
+    Args:
+        task: computes the losses.
+        state: model and optimizers to update.
+        batches: this process's micro-batches.
+        batch_size: samples of the global batch.
+        lr: learning rate, which parameter groups multiply by their `lr_scale`.
+        grad_clip: largest global gradient norm; None disables clipping.
+        world: the processes of the training; None is this one alone.
+        requests: what this process requests of all processes, such as to stop.
+
+    Returns:
+        What happened, equal in all processes.
     """
-    world, mined = world or World(), None
+    world, mined_losses = world or World(), None
     if task.mining:
-        batches, mined = mine_hard_masks(task, task.mining, state.model, batches, batch, world)
+        batches, mined_losses = mine_hard_masks(
+            task, task.mining, state.model, batches, batch_size, world
+        )
     parameters = [
         p
         for optimizer in state.optimizers
@@ -171,41 +225,41 @@ def step(
         for p in group["params"]
     ]
     torch._foreach_zero_([fsdp.to_local(p.grad) for p in parameters])
-    totals = StepMetrics.zero(batch, fsdp.to_local(parameters[0].grad))
-    for micro in batches:
-        accumulate(task, state.model, micro, totals, state.scale.value if state.scale else 1.0)
+    metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0].grad))
+    loss_scale = state.scale.value if state.scale else 1.0
+    for batch in batches:
+        accumulate(task, state.model, batch, metrics, loss_scale)
     gradients = [fsdp.to_local(p.grad) for p in parameters]
-    # Gradients of what is shared out are sums over all processes already.
-    whole = [
+    # Gradients of sharded parameters are summed over all processes already.
+    replicated = [
         gradient
         for gradient, p in zip(gradients, parameters, strict=True)
         if not fsdp.is_sharded_tensor(p)
     ]
-    squares = fsdp.squared_norm((p.grad for p in parameters), totals.count)
-    wishes = torch.tensor(asked, dtype=totals.count.dtype, device=totals.count.device)
-    totals.all_reduce(world, *whole, squares, wishes)
-    divisor = totals.divisor() * (state.scale.value if state.scale else 1.0)
+    sharded_square = fsdp.squared_norm((p.grad for p in parameters), metrics.count)
+    requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
+    metrics.all_reduce(world, *replicated, sharded_square, requested)
+    divisor = metrics.divisor() * loss_scale
     torch._foreach_div_(gradients, divisor)
     norm = math.hypot(
-        float(torch.nn.utils.get_total_norm(whole)), math.sqrt(float(squares)) / divisor
+        float(torch.nn.utils.get_total_norm(replicated)), math.sqrt(float(sharded_square)) / divisor
     )
     if grad_clip is not None and norm > grad_clip:
         torch._foreach_mul_(gradients, grad_clip / norm)
-    skipped = not math.isfinite(norm) or not float(totals.count)
-    record = {**totals.means(), "lr": rate, "grad_norm": norm, "skipped": float(skipped)}
+    skipped = not math.isfinite(norm) or not float(metrics.count)
+    record = {**metrics.means(), "lr": lr, "grad_norm": norm, "skipped": float(skipped)}
     overflow = (
-        state.scale is not None
-        and state.scale.value > 1
-        and not math.isfinite(norm)
-        and math.isfinite(record.get("loss", math.nan))
+        loss_scale > 1 and not math.isfinite(norm) and math.isfinite(record.get("loss", math.nan))
     )
     if state.scale:
-        record["loss_scale"] = state.scale.value
-        state.scale.note(math.isfinite(norm))
+        record["loss_scale"] = loss_scale
+        state.scale.update(math.isfinite(norm))
     if not skipped:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group.get("lr_scale", 1.0)
+                group["lr"] = lr * group.get("lr_scale", 1.0)
             optimizer.step()
-    losses = (totals.losses / totals.terms if mined is None else mined).double().cpu().numpy()
-    return StepResult(record, skipped, overflow, losses, tuple(map(bool, wishes)))
+    losses = metrics.losses / metrics.counts if mined_losses is None else mined_losses
+    return StepResult(
+        record, skipped, overflow, losses.double().cpu().numpy(), tuple(map(bool, requested))
+    )

@@ -1,7 +1,4 @@
-"""What a step computes for SAM: encode the images once, then play the interactive rounds on a few masks at a time.
-
-Not here: the rounds (`prompts.rounds`), the loss (`losses.objective`), backward and update (`train.step`).
-"""
+"""Losses of a training step: rounds of prompts for SAM, reconstruction for the autoencoder."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,12 +9,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.distributed.fsdp import pass_through
-from gigamask.distributed.precision import Precision
-from gigamask.distributed.precision import autocast as casting
+from gigamask.distributed.fsdp import dummy_forward
+from gigamask.distributed.precision import Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
+from gigamask.losses.mae import mae_loss, patchify
+from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.sam.decoding import PromptDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
@@ -26,11 +24,20 @@ from gigamask.types import Batch, LossSums, RandomInputs, Targets
 
 @dataclass(frozen=True)
 class SamTask(Task):
-    """Promptable segmentation: every round of every mask is one term of the loss.
+    """Promptable segmentation: encode images once, then run rounds of prompts on chunks of masks.
 
-    The logits handed from round to round are cut from the graph, so rounds meet only at the image embedding, and the sum over rounds
-    can be back-propagated round by round (the paper does not say whether gradients flow through the mask prompt). With `full`, loss and clicks
-    live on the grid that the batch's masks are on, and the logits are enlarged to it; else on the model's low-resolution one.
+    Every round of a chunk is one term of the loss. The logits passed on as the next round's mask
+    prompt are detached, so that rounds share only the image embedding and can be back-propagated
+    one by one (the paper does not say whether gradients flow through the mask prompt).
+
+    Args:
+        schedule: the prompts of each round.
+        loss: the loss of a round.
+        masks_per_chunk: masks that pass through the decoder at once.
+        precision: number format of the model.
+        full: whether losses and clicks use the grid of the batch's masks, to which the logits are
+            upsampled, instead of the model's low-resolution grid.
+        mining: chooses the masks to train on; None trains on all.
     """
 
     schedule: PromptSchedule
@@ -38,50 +45,43 @@ class SamTask(Task):
     masks_per_chunk: int
     precision: Precision = "fp32"
     full: bool = False
-    mining: Mining | None = None  # pyrefly: ignore[bad-override] (a field, where other tasks have none)
+    mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
 
     def compute_losses(
         self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         if not len(batch.mask_image):
             side = model.config.image_size
-            blank, size = (
-                batch.images.new_zeros(1, 3, side, side),
-                batch.input_sizes.new_full((1, 2), side),
-            )
-            pass_through(model, lambda: self._encode(model, blank, size, None))
+            image = batch.images.new_zeros(1, 3, side, side)
+            size = batch.input_sizes.new_full((1, 2), side)
+            dummy_forward(model, lambda: self._encode(model, image, size, None))
             return
         encoded = self._encode(
             model, batch.images, batch.input_sizes, batch.random_inputs.drop_path
         )
-        embedding = detach(
-            encoded.to(torch.promote_types(encoded.dtype, torch.float32))
-        )  # eleven rounds of gradients meet here
+        # In float32, since the gradients of all rounds are summed here.
+        embedding = detach(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
 
     def _rounds(
         self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]
     ) -> Iterator[LossSums]:
-        """Yields the terms of one round after the other, a few masks at a time."""
+        """Yield the losses of each round of each chunk of masks."""
         masks = len(batch.mask_image)
         for start in range(0, masks, self.masks_per_chunk):
             part = slice(start, min(start + self.masks_per_chunk, masks))
-            image, (targets, random_inputs) = (
-                batch.mask_image[part],
-                self.make_targets(batch, part, model.config.mask_size),
-            )
-            decode, weights = (
-                make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1]),
-                batch.weights[image],
-            )
-            for played in run_rounds(
+            image = batch.mask_image[part]
+            targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
+            decode = make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1])
+            weights = batch.weights[image]
+            for prompt_round in run_rounds(
                 decode, targets, self.schedule, random_inputs, batch.mask_only_round_u
             ):
-                terms = self.loss(played, targets)
+                sums = self.loss(prompt_round, targets)
                 yield replace(
-                    terms,
-                    loss=(terms.per_mask * weights).sum(),
-                    per_mask=terms.per_mask.detach(),
+                    sums,
+                    loss=(sums.per_mask * weights).sum(),
+                    per_mask=sums.per_mask.detach(),
                     first=start,
                     image=image,
                 )
@@ -89,28 +89,31 @@ class SamTask(Task):
     def _encode(
         self, model: Sam, images: Tensor, input_sizes: Tensor, drop_path: Tensor | None
     ) -> Float[Tensor, "B C E E"]:
-        """Returns the embedding; what is frozen computes no gradient, and is not thinned either."""
-        learns = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+        """Return the embedding; a frozen encoder runs without gradients and without drop path."""
+        is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
         with (
             profile_range("encode"),
-            casting(self.precision, images.device),
-            torch.set_grad_enabled(learns and torch.is_grad_enabled()),
+            autocast(self.precision, images.device),
+            torch.set_grad_enabled(is_trained and torch.is_grad_enabled()),
         ):
-            return model.encode(images, input_sizes, drop_path if learns else None)
+            return model.encode(images, input_sizes, drop_path if is_trained else None)
 
     def make_targets(
         self, batch: Batch, part: slice, mask_prompt_size: int
     ) -> tuple[Targets, RandomInputs]:
-        """Returns what some masks of a batch are held against, and the numbers that their rounds spend."""
-        targets, random_inputs = (
-            targets_from_batch(batch, part, mask_prompt_size, self.full),
-            select_random_inputs(batch.random_inputs, part),
-        )
-        return (
-            replace(targets, shift=random_inputs.clicks[:, self.schedule.num_uniforms])
-            if self.loss.num_uniforms
-            else targets
-        ), random_inputs
+        """Return the targets of some masks of a batch, and the random numbers of their rounds.
+
+        Args:
+            batch: the batch.
+            part: which of its masks.
+            mask_prompt_size: side of the model's low-resolution grid.
+        """
+        targets = targets_from_batch(batch, part, mask_prompt_size, self.full)
+        random_inputs = select_random_inputs(batch.random_inputs, part)
+        if self.loss.num_uniforms:
+            shift = random_inputs.clicks[:, self.schedule.num_uniforms]
+            targets = replace(targets, shift=shift)
+        return targets, random_inputs
 
 
 def make_decoder(
@@ -118,20 +121,20 @@ def make_decoder(
     embedding: Float[Tensor, "B C E E"],
     mask_image: Int64[Tensor, "m"],
     precision: Precision,
-    grid: int | None = None,
+    mask_size: int | None = None,
 ) -> PromptDecoder:
-    """Return the decoder of prompts about some masks of a batch.
+    """Return the decoder of prompts for some masks of a batch.
 
     Args:
-        model: the model that made the embedding.
+        model: the model that computed the embedding.
         embedding: embeddings of the batch's images.
-        mask_image: the image of each mask.
-        precision: number format the model computes in.
-        grid: side of the logits that are compared with the masks; None is the model's own.
+        mask_image: index of each mask's image in the batch.
+        precision: number format of the model.
+        mask_size: side of the logits to compare with the masks; None keeps the model's own.
     """
-    resize = None if grid is None else partial(_resize_logits, side=grid)
-    autocast = partial(casting, precision, embedding.device)
-    return PromptDecoder(model, embedding, mask_image, resize, autocast)
+    resize = None if mask_size is None else partial(_resize_logits, side=mask_size)
+    context = partial(autocast, precision, embedding.device)
+    return PromptDecoder(model, embedding, mask_image, resize, context)
 
 
 def _resize_logits(logits: Float[Tensor, "m k g g"], side: int) -> Float[Tensor, "m k G G"]:
@@ -144,37 +147,86 @@ def _resize_logits(logits: Float[Tensor, "m k g g"], side: int) -> Float[Tensor,
 def targets_from_batch(
     batch: Batch, part: slice, mask_prompt_size: int, full: bool = False
 ) -> Targets:
-    """Returns some masks of a batch on the low-resolution grid, area-averaged where the batch holds them on a finer one, or in `full` as they are."""
+    """Return the targets of some masks of a batch.
+
+    Args:
+        batch: the batch.
+        part: which of its masks.
+        mask_prompt_size: side of the model's low-resolution grid.
+        full: whether to keep the grid of the batch's masks; else masks on a finer grid are averaged
+            over the cells of the low-resolution one.
+
+    Raises:
+        GigamaskError: The finer grid is not a multiple of the low-resolution one.
+    """
     dense = batch.dense(part.start, part.stop)
-    side, grid = batch.images.shape[-1], batch.mask_size if full else mask_prompt_size
-    masks = dense if batch.mask_size == grid else _average(dense, grid)
-    centres = (torch.arange(grid, device=dense.device) + 0.5) * (side / grid)
+    image_size, mask_size = batch.images.shape[-1], batch.mask_size if full else mask_prompt_size
+    scale = image_size / mask_size
+    masks = dense if batch.mask_size == mask_size else _average(dense, mask_size)
+    centers = (torch.arange(mask_size, device=dense.device) + 0.5) * scale
     heights, widths = batch.input_sizes[batch.mask_image[part]].unbind(1)
-    valid = (centres[None, :, None] < heights[:, None, None]) & (
-        centres[None, None, :] < widths[:, None, None]
+    valid = (centers[None, :, None] < heights[:, None, None]) & (
+        centers[None, None, :] < widths[:, None, None]
     )
     return Targets(
-        masks,
-        valid,
-        batch.boxes_input[part],
-        (side / grid, side / grid),
-        mask_prompt_size=mask_prompt_size,
+        masks, valid, batch.boxes_input[part], (scale, scale), mask_prompt_size=mask_prompt_size
     )
 
 
-def _average(dense: Tensor, grid: int) -> Float[Tensor, "m G G"]:
-    if dense.shape[-1] % grid:
+def _average(dense: Tensor, mask_size: int) -> Float[Tensor, "m G G"]:
+    if dense.shape[-1] % mask_size:
         raise GigamaskError(
-            f"masks on a grid of {dense.shape[-1]} cannot be averaged to {grid}: it must divide; set loader.target to hard"
+            f"the side of the masks' grid must be a multiple of {mask_size} to average them "
+            f"(got {dense.shape[-1]}); use --loader.target hard"
         )
-    return functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // grid)[:, 0]
+    return functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // mask_size)[:, 0]
 
 
 def select_random_inputs(random_inputs: RandomInputs, part: slice) -> RandomInputs:
-    """Returns the numbers that belong to some masks of a batch."""
+    """Return the random inputs of some masks of a batch.
+
+    Args:
+        random_inputs: those of the batch.
+        part: which of its masks.
+    """
     return replace(
         random_inputs,
         first=random_inputs.first[part],
         clicks=random_inputs.clicks[part],
         box_noise=random_inputs.box_noise[part],
     )
+
+
+@dataclass(frozen=True)
+class MAETask(Task):
+    """Masked autoencoding: reconstruct the hidden patches; the loss counts images, not masks."""
+
+    precision: Precision = "fp32"
+
+    def compute_losses(
+        self, model: MAE, batch: Batch, detach: Callable[[Tensor], Tensor]
+    ) -> Iterator[LossSums]:
+        images, config = batch.images, model.config
+        if not len(images):
+            image = images.new_zeros(1, 3, config.image_size, config.image_size)
+            size = batch.input_sizes.new_full((1, 2), config.image_size)
+            uniforms = torch.zeros(1, config.patches, device=images.device)
+            dummy_forward(model, lambda: self._forward(model, image, size, uniforms).patches)
+            return
+        output = self._forward(model, images, batch.input_sizes, batch.random_inputs.patches)
+        target = patchify(output.pixels, config.patch_size)
+        per_image = mae_loss(output.patches, target, output.scored, config.normalize_pixels)
+        yield LossSums(
+            loss=(per_image * batch.weights).sum(),
+            count=output.scored.any(1).sum().to(per_image.dtype),
+            parts={"mse": per_image.detach().sum()},
+            per_mask=per_image.detach(),
+            first=0,
+            image=torch.arange(len(images), device=images.device),
+        )
+
+    def _forward(
+        self, model: MAE, images: Tensor, input_sizes: Tensor, uniforms: Tensor
+    ) -> MAEOutput:
+        with profile_range("forward"), autocast(self.precision, images.device):
+            return model(images, input_sizes, uniforms)

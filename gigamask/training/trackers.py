@@ -1,7 +1,4 @@
-"""Where a training's numbers are shown as curves while it goes on: TensorBoardTracker when it is installed, Weights & Biases on request.
-
-Not here: metrics.jsonl, which is the record (`train.watch`), and the page made of it (`report`).
-"""
+"""Experiment trackers: TensorBoard if it is installed, and Weights & Biases on request."""
 
 import importlib.util
 import secrets
@@ -18,28 +15,39 @@ from gigamask.training.config import TrainConfig, flatten_config
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Shows numbers and pictures by name over steps."""
+    """Receives scalars and pictures by name and step."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Takes some numbers."""
+        """Add scalars.
+
+        Args:
+            values: by name.
+            step: number of the step.
+        """
         ...
 
     def picture(self, name: str, rgb: UInt8[np.ndarray, "H W 3"], step: int) -> None:
-        """Takes a picture."""
+        """Add a picture.
+
+        Args:
+            name: its name.
+            rgb: its pixels.
+            step: number of the step.
+        """
         ...
 
     def close(self) -> None:
-        """Writes what is left; takes nothing any more."""
+        """Write what is buffered and close."""
         ...
 
 
 class TensorBoardTracker:
-    """Event files in the folder `tensorboard` of the run."""
+    """TensorBoard event files in the subfolder `tensorboard` of the run."""
 
-    def __init__(self, run: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(Path(run.out) / "tensorboard"))
+        self._writer = SummaryWriter(str(Path(config.out) / "tensorboard"))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -53,30 +61,35 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A run of the project `run.wandb`, the same one whenever the training goes on: its name is kept in the file `wandb_id` of the run folder."""
+    """A Weights & Biases run in the project `config.wandb`.
 
-    def __init__(self, run: TrainConfig) -> None:
+    A resumed training continues the same run, whose id is in the file `wandb_id` of the run folder.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
         import wandb
 
         self._wandb: Any = wandb
-        known = Path(run.out) / "wandb_id"
-        if not known.exists():
-            known.write_text(secrets.token_hex(4))
-        told = {
-            "project": run.wandb,
-            "name": Path(run.out).name,
-            "id": known.read_text(),
-            "dir": run.out,
-            "config": flatten_config(run),
-        }
+        id_file = Path(config.out) / "wandb_id"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
         try:
-            self._run = wandb.init(resume="allow", settings=wandb.Settings(console="off"), **told)
+            self._run = wandb.init(
+                project=config.wandb,
+                name=Path(config.out).name,
+                id=id_file.read_text(),
+                dir=config.out,
+                config=flatten_config(config),
+                resume="allow",
+                settings=wandb.Settings(console="off"),
+            )
         except wandb.Error as error:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise GigamaskError(
-                f"--wandb {run.wandb}: {said}; log in with 'wandb login', set WANDB_MODE=offline, or leave it out"
+                f"--wandb {config.wandb}: {reason}; log in with 'wandb login', "
+                "set WANDB_MODE=offline, or leave the flag out"
             ) from None
-        # Steps that are trained again, behind a crash, come again: W&B's own count only goes up.
+        # Steps trained again after a crash are logged again; W&B's own step only increases.
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -89,11 +102,11 @@ class WandbTracker:
         self._run.finish()
 
 
-def make_trackers(run: TrainConfig) -> list[Tracker]:
-    """Returns what shows a run."""
-    found: list[Tracker] = []
+def make_trackers(config: TrainConfig) -> list[Tracker]:
+    """Return the trackers of a training."""
+    trackers: list[Tracker] = []
     if importlib.util.find_spec("tensorboard") is not None:
-        found.append(TensorBoardTracker(run))
-    if run.wandb:
-        found.append(WandbTracker(run))
-    return found
+        trackers.append(TensorBoardTracker(config))
+    if config.wandb:
+        trackers.append(WandbTracker(config))
+    return trackers

@@ -1,7 +1,4 @@
-"""Joins order and loading: from a run and where it stands to the endless sequence of steps' batches, and back from steps' losses to later orders.
-
-Not here: the order (`samplers`), the cut into steps, ranks and micro-batches (`samplers.batch_sampler`), the loading (`data.loader`).
-"""
+"""The batches of a training: joins the sampler's order and the loader, and records losses."""
 
 import json
 import warnings
@@ -24,117 +21,155 @@ from gigamask.training.data_source import DataSource
 from gigamask.types import BatchProtocol, DataCursor
 
 
-def open_index(run: TrainConfig) -> indexes.Index:
-    """Returns the index of the run's data; tars that have none are indexed once, into the run folder."""
-    return indexes.open_or_build(run.data, run.out)
+def open_index(config: TrainConfig) -> indexes.Index:
+    """Return the index of the training data; tars without one are indexed into the run folder."""
+    return indexes.open_or_build(config.data, config.out)
 
 
-def describe_data(run: TrainConfig, index: indexes.Index) -> dict[str, Any]:
-    """Returns what the order of a run's samples depends on besides its configuration."""
-    told = blake2b(digest_size=16)
-    for path in run.tables:
-        told.update(Path(path).read_bytes())
+def describe_data(config: TrainConfig, index: indexes.Index) -> dict[str, Any]:
+    """Return what the order of samples depends on besides the configuration.
+
+    Args:
+        config: the configuration.
+        index: index of its data.
+
+    Returns:
+        Digest of the index, numbers of images and tars, and digest of the other tables, if any.
+    """
+    digest = blake2b(digest_size=16)
+    for path in config.tables:
+        digest.update(Path(path).read_bytes())
     return {
         "digest": index.digest,
         "images": len(index),
         "tars": len(index.shard_paths),
-        "tables": told.hexdigest() if run.tables else None,
+        "tables": digest.hexdigest() if config.tables else None,
     }
 
 
-def check_same_data(run: TrainConfig, data: dict[str, Any]) -> None:
-    """Raises Fault when the run has trained on other data than those described: a tar more makes every sample that is left another one."""
-    path = Path(run.out) / DATA
-    if not path.exists() or not run.has_checkpoint:
+def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
+    """Check that a run continues on the data it was trained on: one more tar changes the order.
+
+    Args:
+        config: the configuration.
+        data: what `describe_data` returns.
+
+    Raises:
+        GigamaskError: The data have changed.
+    """
+    path = Path(config.out) / DATA
+    if not path.exists() or not config.has_checkpoint:
         return
-    before, act = (
-        json.loads(path.read_text()),
-        "put it back, give --allow-data-change, or another --out",
-    )
+    before = json.loads(path.read_text())
+    action = "restore them, add --allow-data-change, or use another --out"
     if before["digest"] != data["digest"]:
-        words = [f"{each['images']} images in {each['tars']} tars" for each in (before, data)]
+        old, new = (f"{each['images']} images in {each['tars']} tars" for each in (before, data))
         raise GigamaskError(
-            f"{run.out}: trained on {words[0]}, its data are {words[1]} now, so that the samples left would be others; {act}"
+            f"{config.out}: the data have changed, from {old} to {new}, "
+            f"which changes the samples that are left; {action}"
         )
     if before.get("tables") != data["tables"]:
-        told = " ".join(run.tables) or "no table of attributes"
+        tables = " ".join(config.tables) or "no attribute table"
         raise GigamaskError(
-            f"{told}: other than what {run.out} has trained with, so that its order would be another; {act}"
+            f"{tables}: not the tables that {config.out} was trained with, "
+            f"which changes the order of samples; {action}"
         )
 
 
-def save_data_record(run: TrainConfig, data: dict[str, Any]) -> None:
-    """Writes down what the run trains on."""
-    storage.write(Path(run.out) / DATA, json.dumps(data).encode())
+def save_data_record(config: TrainConfig, data: dict[str, Any]) -> None:
+    """Write the description of the data to the run folder.
+
+    Args:
+        config: the configuration.
+        data: what `describe_data` returns.
+    """
+    storage.write(Path(config.out) / DATA, json.dumps(data).encode())
 
 
 class TrainData:
-    """What a run trains on from a cursor on. `book` is what its sampler learns from, new unless given; None where it does not learn."""
+    """The batches of a training, from a cursor on.
+
+    Args:
+        config: the configuration.
+        index: index of its data.
+        cursor: where to start; None starts with the first sample.
+        loss_history: losses so far, for a sampler that learns from them; None starts a new history.
+        data: what `describe_data` returns; None computes it where it is needed.
+    """
 
     def __init__(
         self,
-        run: TrainConfig,
+        config: TrainConfig,
         index: indexes.Index,
         cursor: DataCursor | None = None,
         loss_history: LossHistory | None = None,
         data: dict[str, Any] | None = None,
     ) -> None:
-        """`data` is what `described` says of the index, which a sampler that learns holds its book against."""
-        self._run, self._supply, self._start = (
-            run,
-            run.data_source(index),
-            (cursor or DataCursor()).samples,
-        )
-        items = self._supply.items
-        self.loss_history = loss_history = (
-            None
-            if run.sampler.decay is None
-            else _loss_history(run, data or describe_data(run, index), self._supply, loss_history)
-        )
+        self._config, self._source = config, config.data_source(index)
+        self._start = (cursor or DataCursor()).samples
+        self.loss_history: LossHistory | None = None
+        if config.sampler.decay is not None:
+            data = data or describe_data(config, index)
+            self.loss_history = _loss_history(config, data, self._source, loss_history)
         self._sequence = SampleSequence(
-            run.sampler, items, loss_history, self._supply.locate, run.strata
+            config.sampler,
+            self._source.items,
+            self.loss_history,
+            self._source.locate,
+            config.uses_strata,
         )
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples that the sampler visits in one epoch."""
+        """Number of samples that the sampler visits in one epoch."""
         return self._sequence.epoch_length
 
     def batches(
         self, world: World | None = None, pin: bool = False
     ) -> Iterator[tuple[BatchProtocol, ...]]:
-        """Yields, for every step, this process's micro-batches."""
-        run, world = self._run, world or World()
-        made = self._supply.loader(pin)
+        """Yield this process's micro-batches of each step.
+
+        Args:
+            world: the processes of the training; None is this one alone.
+            pin: whether to load tensors into page-locked memory.
+        """
+        config, world = self._config, world or World()
+        loader = self._source.make_loader(pin)
         try:
-            for leg in iter_segments(
+            for segment in iter_segments(
                 self._sequence,
                 self._start,
-                run.batch_size,
-                run.micro_batch_size,
-                world.place,
+                config.batch_size,
+                config.micro_batch_size,
+                world.interleaved_rank,
                 world.size,
             ):
-                yield from made.batches(leg)
+                yield from loader.batches(segment)
         finally:
-            made.close()
+            loader.close()
 
-    def note(self, start: int, losses: Float64[np.ndarray, "batch"]) -> None:
-        """Takes the losses of the step that began behind `start` samples, before the next step's batches are asked for."""
+    def record_losses(self, start: int, losses: Float64[np.ndarray, "batch"]) -> None:
+        """Record the losses of a step before the batches of the next one are requested.
+
+        Args:
+            start: number of samples consumed before the step.
+            losses: loss of each sample of the global batch, NaN where there is none.
+        """
         self._sequence.record_losses(start, losses)
 
 
 def _loss_history(
-    run: TrainConfig, data: dict[str, Any], supply: DataSource, before: LossHistory | None
+    config: TrainConfig, data: dict[str, Any], source: DataSource, saved: LossHistory | None
 ) -> LossHistory:
-    """Returns the book of a sampler that learns: the one from before, if it is of the same sampler and items."""
-    told = f"{run.sampler!r} {supply.told} {json.dumps(data)}"
-    subject = blake2b(told.encode(), digest_size=16).hexdigest()
-    if before is not None and before.subject == subject:
-        return before
-    if before is not None:
+    """Return the saved history if it belongs to the same sampler and items, else an empty one."""
+    text = f"{config.sampler!r} {source.description} {json.dumps(data)}"
+    subject = blake2b(text.encode(), digest_size=16).hexdigest()
+    if saved is not None and saved.subject == subject:
+        return saved
+    if saved is not None:
         warnings.warn(
-            f"{run.out}: its ledger of losses is of another sampler or other data, a new one is begun",
+            f"{config.out}: its loss history belongs to another sampler or other data; "
+            "starting a new one",
             stacklevel=2,
         )
-    return LossHistory.empty(subject, supply.items.count, run.sampler.decay or 0.0)
+    return LossHistory.empty(subject, source.items.count, config.sampler.decay or 0.0)

@@ -1,7 +1,4 @@
-"""The loop: carries a run from wherever its folder says it stopped to its last step.
-
-Not here: what a step does (`train.step`), where batches come from (`train.feed`), what is saved (`train.checkpoint`).
-"""
+"""The training loop: continue a run from its last checkpoint to its last step."""
 
 import signal
 import threading
@@ -31,145 +28,163 @@ from gigamask.training.train_data import (
     save_data_record,
 )
 
-STACKS_AT = 0.9
-"""Processes write where they stand when so much of the time is over that they wait for one that hangs."""
+DUMP_STACKS_AT = 0.9
+"""Share of the timeout after which processes that wait for another one print their stacks."""
 
 
 def train(
-    run: TrainConfig,
+    config: TrainConfig,
     world: World | None = None,
-    other_order: bool = False,
-    begun: Callable[[], object] = lambda: None,
-    meters: Callable[[int, torch.device], Sequence[Observer]] = lambda done, device: (),
+    allow_data_change: bool = False,
+    on_start: Callable[[], object] = lambda: None,
+    make_observers: Callable[[int, torch.device], Sequence[Observer]] = lambda step, device: (),
 ) -> TrainState:
-    """Trains until `run.steps` or until some process is told to stop (SIGINT, SIGTERM), saves, and returns the state.
+    """Train until `config.steps`, or until a process gets SIGINT or SIGTERM, and save the state.
 
     Args:
-        run: the whole configuration.
-        world: the processes that train together; None: this one alone.
-        other_order: let a run go on whose data have changed.
-        begun: called by the first process when all is ready.
-        meters: called by each process with the updates done and the device, where updates are left.
+        config: the configuration.
+        world: the processes that train together; None is this one alone.
+        allow_data_change: continue although the data have changed.
+        on_start: called in the main process once everything is open.
+        make_observers: called in each process with the finished steps and the device, if steps are
+            left; returns observers of the loop.
+
+    Returns:
+        The final state.
     """
-    world, device = world or World(), choose_device(run.check().device)
-    run.sampler.check(run.batch_size, world.size, world.nodes)
-    with ExitStack() as kept:
-        told_to_stop = kept.enter_context(stop_signal())
-        state, feed, evaluate = world.in_turn(
-            lambda: prepare(run, world, device, other_order, kept if world.is_main else None)
+    world, device = world or World(), choose_device(config.check().device)
+    config.sampler.check(config.batch_size, world.size, world.nodes)
+    with ExitStack() as stack:
+        stop_requested = stack.enter_context(stop_signal())
+        state, data, evaluate = world.main_first(
+            lambda: prepare(
+                config, world, device, allow_data_change, stack if world.is_main else None
+            )
         )
         if world.is_main:
-            begun()
-        if feed is None:
+            on_start()
+        if data is None:
             return state
-        state.shard(run, world)
-        task = run.task(device)
+        state.shard(config, world)
+        task = config.task(device)
         state.model.train()
         with (
             MetricsLogger(
-                run, state.step, device, world.is_main, meters(state.step, device)
-            ) as watch,
-            AsyncCheckpointer(run, watch.log, world) as saver,
-            world.watched(STACKS_AT * run.timeout_s) as watched,
+                config, state.step, device, world.is_main, make_observers(state.step, device)
+            ) as logger,
+            AsyncCheckpointer(config, logger.log, world) as saver,
+            world.dump_stacks_on_hang(DUMP_STACKS_AT * config.timeout_s) as set_clock,
         ):
-            guard = HealthChecks(run, watch)
-            watch.begin(world.size)
-            watched(True)
-            for batches in watch.waiting(feed.batches(world, pin=device.type == "cuda")):
-                rate, start = (
-                    run.optimizer.lr * run.schedule.factor(state.step, run.steps),
-                    state.cursor.samples,
-                )
-                asked = told_to_stop(), saver.overdue
-                done = step(
+            checks = HealthChecks(config, logger)
+            logger.log_start(world.size)
+            set_clock(True)
+            for batches in logger.time_data(data.batches(world, pin=device.type == "cuda")):
+                start = state.cursor.samples
+                result = step(
                     task,
                     state,
                     [batch.to(device) for batch in batches],
-                    run.batch_size,
-                    rate,
-                    run.optimizer.grad_clip,
+                    config.batch_size,
+                    config.optimizer.lr * config.schedule.factor(state.step, config.steps),
+                    config.optimizer.grad_clip,
                     world,
-                    asked,
+                    requests=(stop_requested(), saver.overdue),
                 )
                 state.advance(batches[-1].cursor)
-                feed.note(start, done.losses)
-                watch.record(state.step, run.batch_size, done.record)
-                guard.check(state.step, batches, done.skipped and not done.overflow)
-                state.stopping, retry = done.asked
-                last = state.step == run.steps
-                due = evaluate is not None and (
-                    last or (state.step % run.evaluation.interval == 0 and not state.stopping)
+                data.record_losses(start, result.losses)
+                epoch = state.cursor.samples / data.samples_per_epoch
+                logger.log_step(state.step, config.batch_size, {"epoch": epoch} | result.record)
+                checks.check(state.step, batches, result.skipped and not result.overflow)
+                state.stopping, retry_save = result.requests
+                is_last = state.step == config.steps
+                is_evaluated = evaluate is not None and (
+                    is_last or (state.step % config.evaluation.interval == 0 and not state.stopping)
                 )
-                if last or state.stopping or due or state.step % run.save_every == 0 or retry:
+                is_saved = is_evaluated or state.step % config.save_every == 0 or retry_save
+                if is_last or state.stopping or is_saved:
                     saver.save(state)
-                if (
-                    evaluate and due
-                ):  # behind the save: nothing that befalls an evaluation costs a step
-                    watched(False)
-                    verdict = evaluate(state.full_model())
+                if evaluate and is_evaluated:  # after saving: its failure costs no step
+                    set_clock(False)
+                    evaluation = evaluate(state.full_model())
                     if world.is_main:
-                        saver.record_score(
-                            watch.log_evaluation(state.step, verdict), verdict.subject
-                        )
-                if last or state.stopping:
+                        score = logger.log_evaluation(state.step, evaluation)
+                        saver.record_score(score, evaluation.subject)
+                if is_last or state.stopping:
                     saver.finish(state)
                     break
-                watched(True)
-        world.barrier()  # whoever leaves first would let another training begin
+                set_clock(True)
+        world.barrier()  # before the lock is released, which lets another training start
     return state
 
 
 def prepare(
-    run: TrainConfig,
+    config: TrainConfig,
     world: World,
     device: torch.device,
-    other_order: bool,
-    holding: ExitStack | None,
+    allow_data_change: bool,
+    stack: ExitStack | None,
 ) -> tuple[TrainState, TrainData | None, Callable[[Any], EvaluationResult] | None]:
-    """Returns where a run stands, what is left to train on, and what evaluates it.
+    """Load the state of a run and open its data.
 
-    The first process goes ahead, so that tars without an index are indexed once.
+    The main process does so first, so that tars without an index are indexed once.
 
-    `holding`, which the first process has, is given the lock that keeps other trainings out of the run's folder.
+    Args:
+        config: the configuration.
+        world: the processes that train together.
+        device: device to train on.
+        allow_data_change: continue although the data have changed.
+        stack: in the main process, takes the lock of the run folder; None in others.
+
+    Returns:
+        The state, the data (None where no step is left), and the function that evaluates the model
+        during training (None where there is none).
+
+    Raises:
+        GigamaskError: The folder is in use, or the data have changed.
     """
-    if holding is not None:
-        busy = f"{run.out}: another process is training there; wait for it, or give another --out"
-        holding.enter_context(exclusive_lock(Path(run.out) / "lock", busy))
-    state = checkpoint.resume(run, device) or TrainState.initialize(
-        run, device, checkpoint.locate(run.init) if run.init else None
+    if stack is not None:
+        message = (
+            f"{config.out}: another process is training there; wait for it, or use another --out"
+        )
+        stack.enter_context(exclusive_lock(Path(config.out) / "lock", message))
+    state = checkpoint.resume(config, device) or TrainState.initialize(
+        config, device, checkpoint.locate(config.init) if config.init else None
     )
-    if state.step >= run.steps:
+    if state.step >= config.steps:
         return state, None, None
-    evaluate = run.evaluation.open(run, world)
-    index = open_index(run)
-    data = describe_data(run, index)
-    if not other_order:
-        check_same_data(run, data)
-    feed = TrainData(run, index, state.cursor, state.loss_history, data)
-    state.loss_history = feed.loss_history
-    if holding is not None:
-        save_data_record(run, data)
-    return state, feed, evaluate
+    evaluate = config.evaluation.open(config, world)
+    index = open_index(config)
+    description = describe_data(config, index)
+    if not allow_data_change:
+        check_same_data(config, description)
+    data = TrainData(config, index, state.cursor, state.loss_history, description)
+    state.loss_history = data.loss_history
+    if stack is not None:
+        save_data_record(config, description)
+    return state, data, evaluate
 
 
 @contextmanager
 def stop_signal():
-    """Turns SIGINT and SIGTERM into a question the loop asks after each step; a second SIGINT interrupts at once.
+    """Catch SIGINT and SIGTERM; a second SIGINT interrupts at once.
 
-    Outside the main thread, where Python cannot handle signals, nothing asks to stop.
+    Outside the main thread, where Python cannot handle signals, nothing is caught.
+
+    Yields:
+        A function that returns whether a signal has arrived.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked: list[int] = []
+    received: list[int] = []
 
-    def note(number: int, frame) -> None:
-        asked.append(number)
+    def handle(number: int, frame) -> None:
+        received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

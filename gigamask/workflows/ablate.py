@@ -241,7 +241,7 @@ def run(
         "test": _described(test.paths, test_on),
         **_protocol(test),
         **{name: metadata.version(name) for name in ("gigamask", "torch", "numpy")},
-        "git": config_files.revision(),
+        "git": config_files.git_revision(),
         "variants": {
             name: _gathered(name, flags, trainings, scored) for name, flags in variants.items()
         },
@@ -364,7 +364,7 @@ def score(training: AblationRun, data: str, test: HeldOut) -> dict[str, Any]:
     try:
         # Of trainings side by side, what they show while they go on is kept in a file of each.
         with contextlib.nullcontext() if training.threads is None else _into(Path(run.out) / LOG):
-            state = train(run, begun=lambda: config_files.save_config(run))
+            state = train(run, on_start=lambda: config_files.save_config(run))
     except GigamaskError as fault:
         print(f"{name}: failed: {fault}", flush=True)
         return {"fault": f"{name}: {fault}"}

@@ -47,7 +47,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         f"training {wanted.recipe} for {wanted.steps} steps on {torch.get_num_threads()} threads",
         flush=True,
     )
-    state = train(wanted, begun=lambda: config_files.save_config(wanted))
+    state = train(wanted, on_start=lambda: config_files.save_config(wanted))
     test = indexes.Index.open(str(folder / "test" / "index"))
     model = load_model(out)
     result = clicks.evaluate_clicks(

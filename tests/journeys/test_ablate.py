@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli.main import STOPPED, main
+from gigamask.cli.main import INTERRUPTED, main
 from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes as synthetic
 from gigamask.training import trainer
@@ -126,15 +126,15 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
     first = ["ablate", str(tmp_path / "one.json"), *command[2:], "--seeds", "1"]
     assert main([*first, "--out", str(tmp_path / "whole")]) == 0
 
-    class Stopping(trainer.Watch):
-        def record(self, step, images, record):
-            super().record(step, images, record)
+    class Stopping(trainer.MetricsLogger):
+        def log_step(self, step, images, record):
+            super().log_step(step, images, record)
             if step == 2:
                 trainer.signal.raise_signal(trainer.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "Watch", Stopping)
-        assert main([*first, "--out", str(tmp_path / "out")]) == STOPPED
+        patch.setattr(trainer, "MetricsLogger", Stopping)
+        assert main([*first, "--out", str(tmp_path / "out")]) == INTERRUPTED
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
         r"gigamask: .*/out/plain/seed_0: stopped and saved at step [23] of 4; the same command goes on from there",

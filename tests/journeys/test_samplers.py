@@ -224,7 +224,7 @@ def test_a_table_that_changed_is_refused_until_told(built, table, tmp_path, caps
     assert main([*command, "--steps", "4"]) == 0
 
 
-@pytest.mark.filterwarnings("always:.*its ledger of losses")
+@pytest.mark.filterwarnings("always:.*its loss history")
 def test_another_sampler_begins_a_ledger_of_its_own_and_says_so(built, tmp_path, capsys):
     command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run")]
     assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0

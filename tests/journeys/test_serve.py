@@ -113,7 +113,7 @@ def runs(tmp_path_factory, scenes):
     """A folder with a run that has ended, and two whose records are written by the test."""
     folder = tmp_path_factory.mktemp("runs")
     run = replace(little(), data=(str(scenes),), out=str(folder / "done"), steps=2)
-    train(run, begun=lambda: config_files.save_config(run))
+    train(run, on_start=lambda: config_files.save_config(run))
     for name, steps in (("a", 40), ("b", 50)):
         config_files.save_config(replace(run, out=str(folder / name), steps=steps))
         record(folder / name, range(1, 20))

@@ -156,7 +156,7 @@ def test_two_ranks_train_what_one_trains(tmp_path, described):
 def test_samplers_of_queries_order_them(tmp_path, described, sampler):
     run = run_in(tmp_path / "run", described, sampler=sampler, batch_size=8)
     feed = TrainData(run, open_index(run))
-    dataset = run.data_source(open_index(run)).loader(False).dataset
+    dataset = run.data_source(open_index(run)).make_loader(False).dataset
     texts = {query.text: number for number, query in enumerate(dataset.queries)}
     seen = [
         texts[text]
@@ -201,7 +201,7 @@ def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):
     more = replace(run, steps=3)
     with pytest.raises(GigamaskError, match=rf"^{path}.*{run.out}"):
         train(more)
-    assert train(more, other_order=True).step == 3
+    assert train(more, allow_data_change=True).step == 3
 
 
 def test_a_trained_network_starts_another(tmp_path, described):

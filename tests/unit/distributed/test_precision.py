@@ -21,12 +21,12 @@ CPU = torch.device("cpu")
 def test_the_scale_halves_at_an_overflow_and_doubles_when_long_none_came():
     scale = LossScaler()
     for _ in range(1999):
-        scale.note(True)
+        scale.update(True)
     assert (scale.value, scale.good) == (2.0**16, 1999)
-    scale.note(True)
+    scale.update(True)
     assert (scale.value, scale.good) == (2.0**17, 0)
-    scale.note(True)
-    scale.note(False)
+    scale.update(True)
+    scale.update(False)
     assert (scale.value, scale.good) == (2.0**16, 0)
 
 

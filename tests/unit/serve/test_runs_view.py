@@ -88,7 +88,7 @@ def test_pictures_are_found_by_their_names_alone(runs):
 
 def test_checkpoints_are_verified_to_the_last_byte(tmp_path, scenes):
     run = replace(little(), data=(str(scenes),), out=str(tmp_path / "a"), steps=2)
-    train(run, begun=lambda: config_files.save_config(run))
+    train(run, on_start=lambda: config_files.save_config(run))
     view = RunsView(tmp_path)
     assert [each["fault"] for each in view.run("a")["checkpoints"]] == [None]
     assert view.verify("a", 2)["fault"] is None

@@ -22,7 +22,7 @@ def run(tmp_path):
 
 
 def kept(run) -> list[str]:
-    return [path.name for path in checkpoint.complete(Path(run.out) / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(Path(run.out) / "checkpoints")]
 
 
 def test_what_is_written_is_the_state_when_it_was_asked(run, monkeypatch):
@@ -45,7 +45,7 @@ def test_one_at_a_time_and_all_of_them_are_written(run):
     with AsyncCheckpointer(run, pytest.fail) as kept_by:
         for step in (1, 2, 3):
             kept_by.save(state_at(run, step))
-        kept_by.rate(0.5, "box")
+        kept_by.record_score(0.5, "box")
         kept_by.finish(state_at(run, 3))
         assert checkpoint.verify(Path(run.out) / "checkpoints" / "best")["score"] == 0.5, (
             "what is saved is not saved again"
@@ -65,7 +65,7 @@ def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "write", full)
             kept_by.save(state_at(run, 1))
-            kept_by.rate(0.5, "box")
+            kept_by.record_score(0.5, "box")
             assert not kept_by.overdue
         time.sleep(0.06)
         assert kept_by.overdue
@@ -75,7 +75,7 @@ def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
     reason = "[Errno 28] No space left on device: 'weights'"
     assert told == [
         (
-            f"step 1 is not saved, training goes on and tries again in 0 s: {reason}",
+            f"step 1 not saved, training continues and retries in 0 s: {reason}",
             {"step": 1, "unsaved": reason},
         )
     ]
@@ -87,9 +87,9 @@ def test_a_rating_that_fails_is_told(run, monkeypatch):
     with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
         kept_by.save(state_at(run, 1))
         monkeypatch.setattr(checkpoint, "record_score", full)
-        kept_by.rate(0.5, "box")
+        kept_by.record_score(0.5, "box")
     assert [line for line, _ in told] == [
-        "step 1 is not rated: [Errno 28] No space left on device: 'weights'"
+        "step 1 score not recorded: [Errno 28] No space left on device: 'weights'"
     ]
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkey
     )
     assert same(whole, train(run))
     assert kept(run) == ["step_00000001", "step_00000004"]
-    assert "step 2 is not saved" in capsys.readouterr().err
+    assert "step 2 not saved" in capsys.readouterr().err
 
 
 def test_the_last_save_that_fails_twice_is_an_error(tmp_path, scenes, monkeypatch):

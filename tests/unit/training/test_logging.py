@@ -11,7 +11,7 @@ from PIL import Image
 
 from gigamask.data import process_memory
 from gigamask.interfaces import EvaluationResult
-from gigamask.training import logging as watching
+from gigamask.training import logging
 from gigamask.training.logging import MetricsLogger, jpeg
 from tests.little import little
 
@@ -22,7 +22,7 @@ def records(tmp_path, seen, monkeypatch):
         replace(little(), out=str(tmp_path), log_every=2), 0, torch.device("cpu")
     ) as watch:
         for step in range(1, 5):
-            watch.record(step, 3, {"loss": 0.5})
+            watch.log_step(step, 3, {"loss": 0.5})
     return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -75,10 +75,10 @@ def test_meters_look_before_each_step_and_once_at_the_end_and_what_they_find_is_
 
     def trains() -> None:
         with MetricsLogger(
-            replace(little(), out=str(tmp_path)), 5, torch.device("cpu"), meters=[meter]
+            replace(little(), out=str(tmp_path)), 5, torch.device("cpu"), observers=[meter]
         ) as watch:
-            for number in watch.waiting(range(10)):
-                watch.record(6 + number, 3, {"loss": 1 / (1 - number)})
+            for number in watch.time_data(range(10)):
+                watch.log_step(6 + number, 3, {"loss": 1 / (1 - number)})
 
     with pytest.raises(ZeroDivisionError):
         trains()
@@ -95,12 +95,12 @@ def test_what_is_open_is_closed_where_a_meter_fails(tmp_path):
         raise OSError(28, "No space left on device")
 
     watch = MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), meters=[meter]
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), observers=[meter]
     )
     with pytest.raises(OSError, match="No space left"), watch:
         pass
     with pytest.raises(ValueError, match="closed file"):
-        watch.note({"step": 1})
+        watch.write({"step": 1})
 
 
 def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
@@ -112,11 +112,11 @@ def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
 
     monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
     with MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), meters=[meter]
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), observers=[meter]
     ) as watch:
-        for number in watch.waiting(range(2)):
+        for number in watch.time_data(range(2)):
             clock[0] += 2.0
-            watch.record(number + 1, 6, {"loss": 0.5})
+            watch.log_step(number + 1, 6, {"loss": 0.5})
             if number:
                 break
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_the_time_of_an_evaluation_is_not_that_of_a_step(tmp_path, monkeypatch):
     with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
         for step in (1, 2):
             clock[0] += 2.0
-            watch.record(step, 6, {"loss": 0.5})
+            watch.log_step(step, 6, {"loss": 0.5})
             clock[0] += 100.0
             watch.log_evaluation(step, EvaluationResult({"box": 0.5}, "box"))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -163,7 +163,7 @@ def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
         with MetricsLogger(
             replace(little(), out=str(tmp_path)), first, torch.device("cpu")
         ) as watch:
-            watch.begin(processes=2)
+            watch.log_start(processes=2)
     one, two = lines_of(tmp_path)
     assert (
         one.items()
@@ -176,7 +176,7 @@ def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
 def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2, "lo')
     with MetricsLogger(replace(little(), out=str(tmp_path)), 2, torch.device("cpu")) as watch:
-        watch.note({"step": 3})
+        watch.write({"step": 3})
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
         '{"step": 1}',
         '{"step": 2, "lo',
@@ -186,22 +186,22 @@ def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
 
 def test_other_processes_write_no_beginning_and_show_nothing(tmp_path):
     with MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), shown=False
+        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), enabled=False
     ) as watch:
-        watch.begin()
-        watch.record(1, 3, {"loss": 0.5})
+        watch.log_start()
+        watch.log_step(1, 3, {"loss": 0.5})
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert lines_of(tmp_path) == []
 
 
 def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, capsys):
     board = Kept()
-    monkeypatch.setattr(watching, "boards", lambda run: [board])
+    monkeypatch.setattr(logging, "make_trackers", lambda config: [board])
     rgb = np.zeros((30, 50, 3), np.uint8)
     rgb[:, 25:, 0] = 255
     run = replace(little(), out=str(tmp_path))
     with MetricsLogger(run, 0, torch.device("cpu")) as watch:
-        watch.record(10, 3, {"loss": 0.5})
+        watch.log_step(10, 3, {"loss": 0.5})
         watch.log_evaluation(10, EvaluationResult({"box": 0.5}, "box", picture=rgb))
         watch.log_evaluation(20, EvaluationResult({"box": 0.5}, "box"))
         (tmp_path / "pictures").rename(tmp_path / "elsewhere")
@@ -212,7 +212,7 @@ def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, c
         assert kept.size == (50, 30)
         assert kept.getpixel((45, 15))[0] > 240
         assert max(kept.getpixel((5, 15))) < 15
-    assert "step 30 is not saved" in capsys.readouterr().err
+    assert "step 30 was not saved" in capsys.readouterr().err
     assert board.pictures == [("predictions", (30, 50, 3), 10), ("predictions", (30, 50, 3), 30)]
     assert [step for step, _ in board.numbers] == [10, 10, 20, 30]
     assert board.numbers[0][1].keys() >= {"loss", "images_per_s"}
@@ -223,7 +223,7 @@ def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, c
 def test_a_picture_is_small():
     noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
     packed = jpeg(noise)
-    assert len(packed) <= watching.PICTURE_BYTES
+    assert len(packed) <= logging.MAX_PICTURE_BYTES
     assert Image.open(BytesIO(packed)).size == (500, 500)
 
 
@@ -247,14 +247,14 @@ class Breaking:
 
 def test_a_board_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch, capsys):
     board = Breaking()
-    monkeypatch.setattr("gigamask.training.logging.boards", lambda run: [board])
+    monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda config: [board])
     with MetricsLogger(
         replace(little(), out=str(tmp_path), log_every=1), 0, torch.device("cpu")
     ) as watch:
         for step in range(1, 5):
-            watch.record(step, 3, {"loss": 0.5})
+            watch.log_step(step, 3, {"loss": 0.5})
     assert board.shown == [1]
     assert (
-        capsys.readouterr().err.count("Breaking shows nothing more, No space left on device") == 1
+        capsys.readouterr().err.count("Breaking stopped: No space left on device") == 1
     )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

@@ -7,9 +7,15 @@ import torch
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import vit_b
 from gigamask.models.init import build_model
-from gigamask.training.muon import Muon, orthogonalise
-from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW, decays, layers_of
-from gigamask.training.state import freeze
+from gigamask.training.muon import Muon, newton_schulz
+from gigamask.training.optim import (
+    AdamW,
+    AdamW8bit,
+    MuonAdamW,
+    freeze,
+    has_weight_decay,
+    layer_ids,
+)
 from gigamask.training.trainer import train
 from tests.laws.test_training import run_in, same
 from tests.little import SPEC
@@ -17,7 +23,7 @@ from tests.little import SPEC
 
 def test_what_decays():
     model = build_model(SPEC, 0)
-    decayed = {name for name, p in model.named_parameters() if decays(name, p.ndim)}
+    decayed = {name for name, p in model.named_parameters() if has_weight_decay(name, p.ndim)}
     assert "image_encoder.blocks.0.attn.qkv.weight" in decayed
     assert "mask_decoder.output_upscaling.0.weight" in decayed
     for name in model.state_dict():
@@ -35,7 +41,7 @@ def test_what_decays():
 def test_learning_rate_falls_with_depth_as_in_vitdet():
     model = build_model(vit_b(), 0, device="meta")
     optimizer_scale = {
-        name: 0.6 ** (13 - layer) for name, layer in layers_of(model, model.encoder_blocks).items()
+        name: 0.6 ** (13 - layer) for name, layer in layer_ids(model, model.encoder_blocks).items()
     }
     assert optimizer_scale["image_encoder.pos_embed"] == pytest.approx(0.6**13)
     assert optimizer_scale["image_encoder.patch_embed.proj.weight"] == pytest.approx(0.6**13)
@@ -98,7 +104,7 @@ def test_muon_is_torchs_in_float32(shape):
     moved = (theirs - start).abs().max()
     assert (ours - theirs).abs().max() < 0.05 * moved
     singular = torch.linalg.svdvals(
-        orthogonalise(torch.randn(1, *shape, generator=torch.Generator().manual_seed(9)))[0]
+        newton_schulz(torch.randn(1, *shape, generator=torch.Generator().manual_seed(9)))[0]
     )
     assert ((singular > 0.5) & (singular < 1.3)).all()
 
@@ -107,7 +113,7 @@ def test_muon_is_torchs_in_float32(shape):
 def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
     model = build_model(SPEC, 0)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_((parameter.ndim == 2 and decays(name, 2)) == matrices)
+        parameter.requires_grad_((parameter.ndim == 2 and has_weight_decay(name, 2)) == matrices)
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizers = MuonAdamW().build(model)

@@ -219,7 +219,7 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
     assert run.task(CPU).mining is None
     assert replace(run, mining=mining).task(CPU).mining == mining
     assert [
-        replace(run, mining=each).strata
+        replace(run, mining=each).uses_strata
         for each in (NoMining(), OHEM(), OHEM(within="granularity"), mining)
     ] == [False] * 3 + [True]
 
@@ -276,7 +276,7 @@ class Breaks(Evaluator):
 
 
 def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt())
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt())
     with pytest.raises(OSError, match="gone"):
         train(replace(run, evaluation=Breaks(3)))
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
@@ -284,8 +284,8 @@ def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
 
 def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
     run, waiting = (
-        run_in(tmp_path / "run", scenes, steps=5, save_every=5, policy=BoxPrompt()),
-        MetricsLogger.waiting,
+        run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt()),
+        MetricsLogger.time_data,
     )
 
     def told_to_stop(watch, batches):
@@ -294,7 +294,7 @@ def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(MetricsLogger, "waiting", told_to_stop)
+    monkeypatch.setattr(MetricsLogger, "time_data", told_to_stop)
     assert train(replace(run, evaluation=Breaks(3))).stopping
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
@@ -302,7 +302,7 @@ def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes
 def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(
     tmp_path, scenes
 ):
-    run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, policy=BoxPrompt())
+    run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, prompts=BoxPrompt())
     train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -311,8 +311,8 @@ def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_b
         (line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line
     ] == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
-    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000004", "step_00000005"]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_00000004", "step_00000005"]
     assert (folder / "best").readlink() == Path("step_00000004")
     train(replace(run, steps=6, evaluation=Told(2, [0.8])))
     assert (folder / "best").readlink() == Path("step_00000006")
-    assert [path.name for path in checkpoint.complete(folder)] == ["step_00000006"]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_00000006"]

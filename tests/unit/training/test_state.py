@@ -12,8 +12,8 @@ from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
 from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
-from gigamask.training.optim import MuonAdamW
-from gigamask.training.state import TrainState, freeze
+from gigamask.training.optim import MuonAdamW, freeze
+from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.train_data import TrainData
 from gigamask.training.trainer import train

@@ -47,7 +47,7 @@ def state():
 
 
 def test_sums_are_divided_once_and_the_cut_carries_gradients(state):
-    record = step(Pull(slope=3.0), state, [EMPTY, EMPTY], 1, rate=1e-3, grad_clip=None).record
+    record = step(Pull(slope=3.0), state, [EMPTY, EMPTY], 1, lr=1e-3, grad_clip=None).record
     gradient = state.model.mask_decoder.iou_token.weight.grad
     # Four pieces of slope 3 over the doubled token, divided by four times five masks.
     assert torch.allclose(gradient, torch.full_like(gradient, 4 * 3.0 * 2 / 20))
@@ -60,7 +60,7 @@ def test_sums_are_divided_once_and_the_cut_carries_gradients(state):
 
 
 def test_clipping_is_by_the_global_norm(state):
-    step(Pull(slope=300.0), state, [EMPTY], 1, rate=1e-3, grad_clip=0.5)
+    step(Pull(slope=300.0), state, [EMPTY], 1, lr=1e-3, grad_clip=0.5)
     norm = torch.stack([p.grad.norm() for p in state.model.parameters()]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
 
@@ -70,14 +70,14 @@ def test_clipping_is_by_the_global_norm(state):
 )
 def test_a_step_that_is_not_finite_or_has_no_mask_changes_nothing(state, task):
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
-    done = step(task, state, [EMPTY], 1, rate=1e-3, grad_clip=1.0)
+    done = step(task, state, [EMPTY], 1, lr=1e-3, grad_clip=1.0)
     assert done.skipped
     assert done.record["skipped"] == 1
     assert all(
         torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
     )
     assert not state.optimizer_tensors()
-    step(Pull(slope=1.0), state, [EMPTY], 1, rate=1e-3, grad_clip=1.0)
+    step(Pull(slope=1.0), state, [EMPTY], 1, lr=1e-3, grad_clip=1.0)
     assert not torch.equal(
         before["mask_decoder.iou_token.weight"], state.model.mask_decoder.iou_token.weight
     )
@@ -85,7 +85,7 @@ def test_a_step_that_is_not_finite_or_has_no_mask_changes_nothing(state, task):
 
 def totals(terms: list[float], weights: list[float]) -> StepMetrics:
     found = StepMetrics.zero(len(terms), torch.zeros(()))
-    found.terms, found.weights, found.count = (
+    found.counts, found.weights, found.count = (
         torch.tensor(terms),
         torch.tensor(weights),
         torch.tensor(sum(terms)),

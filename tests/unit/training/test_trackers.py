@@ -19,11 +19,11 @@ OFFLINE = """
 import sys
 from dataclasses import replace
 import numpy as np
-from gigamask.training import boards
+from gigamask.training import trackers
 from tests.little import little
 
 run = replace(little(), out=sys.argv[1], wandb="sam")
-board = boards.WandbTracker(run)
+board = trackers.WandbTracker(run)
 board.scalars({"loss": 0.25}, 3)
 board.scalars({"loss": 0.5}, 2)
 board.picture("predictions", np.zeros((4, 6, 3), np.uint8), 3)
