@@ -29,6 +29,7 @@ PURPOSES = {
     "urllib3": "resumable downloads, proxies",
     "psutil": "memory of processes",
     "faster-coco-eval": "COCO's average precision, compressed RLE",
+    "lazy-loader": "the Python API, imported when used",
     "filelock": "locks of run folders, indexes and outputs",
     "tensorboard": "event files of a run",
     "wandb": "log runs to Weights & Biases",
