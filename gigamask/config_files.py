@@ -1,8 +1,7 @@
-"""From words on the command line and files to runs, and to verbs that hold a part of one.
+"""Training configurations from flags and YAML files, and `config.yaml` in run folders.
 
-A configuration file is turned into the same flags and put in front of the user's own, so there is one parser and the last word wins.
-
-Not here: the parser itself (`parser`), the verbs (`verbs`), which word names which part (`names`), what a run is (`train.run`).
+A file becomes flags that precede the user's own, so that one parser handles both and the last value
+wins.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,333 +27,385 @@ from gigamask.errors import GigamaskError
 from gigamask.parser import parse
 from gigamask.training.config import TrainConfig, check_resume, flatten_config
 
-Verb = TypeVar("Verb")
+Command = TypeVar("Command")
 CONFIG = "config.yaml"
 ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loader.workers",)}
-"""Short names of flags, each with the flags that it may mean: the one that the run has."""
+"""Short names of flags; of the flags that one may stand for, the configuration has at most one."""
 
 
-def parse_verb(kind: Any, argv: Sequence[str], prog: str) -> Any:
-    """Returns the verb that `argv` describes; a part among its fields, such as a sampler, is chosen by name, and its own fields are flags, too."""
-    held = registry.COMPONENTS.keys() & {each.name for each in fields(kind)}
-    chosen, words = registry.split_component_flags(argv, held)
-    parts = {part: registry.make_component(part, name) for part, name in chosen.items()}
-    if parts:
-        narrowed = [(part, type(value), field(default=value)) for part, value in parts.items()]
+def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
+    """Parse a command whose components, such as a sampler, are chosen by name and have flags.
+
+    Args:
+        kind: The dataclass of the command; fields named as components hold them.
+        arguments: The arguments after the command.
+        prog: The command as typed, for help and errors.
+
+    Returns:
+        The command with its components.
+
+    Raises:
+        GigamaskError: An argument is wrong.
+    """
+    kinds = registry.COMPONENTS.keys() & {leaf.name for leaf in fields(kind)}
+    names, others = registry.split_component_flags(arguments, kinds)
+    components = {name: registry.make_component(name, value) for name, value in names.items()}
+    if components:
+        narrowed = [(name, type(value), field(default=value)) for name, value in components.items()]
+        namespace = {"__doc__": kind.__doc__}
         kind = make_dataclass(
-            kind.__name__, narrowed, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
+            kind.__name__, narrowed, bases=(kind,), frozen=True, namespace=namespace
         )
-    return parse(kind, words, prog)
+    return parse(kind, others, prog)
 
 
 @dataclass(frozen=True)
 class RunFlags:
-    """The flags of a training: those of the run, and how it is put together."""
+    """Flags of `pretrain` and `ground train`."""
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     epochs: float | None = None
-    """length of the training in epochs of its data instead of --steps; may be a fraction"""
+    """length of the training in epochs instead of --steps; may be a fraction"""
     config: tuple[str, ...] = ()
-    """YAML files of flags, taken before those on the command line"""
+    """YAML files of flags; the command line overrides them"""
     allow_data_change: bool = False
-    """resume although the data or its order have changed"""
+    """resume although the data or their order have changed"""
     print_config: bool = False
-    """print the whole configuration and leave"""
+    """print the whole configuration and exit"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
     profile: int | None = None
-    """updates to profile, behind the first three; what they took is written to the folder profile of --out (docs/profile.md)"""
+    """number of steps to profile after 3 warm-up steps; results go to OUT/profile
+    (docs/profile.md)"""
 
 
 @dataclass(frozen=True)
 class TrainFlags(RunFlags):
-    """The flags of a training: those of the run, how it is put together, and the stages it is split into."""
+    """Flags of `train`, which can be split into stages."""
 
     stages: str | None = None
-    """stages to train one after the other, each in its folder below --out: mae,decoder,joint or some of them"""
+    """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or
+    some of them"""
     mae_steps: int | None = None
-    """updates of the stage mae; by default those of the recipe that pre-trains such an encoder"""
+    """steps of the stage mae; default: those of the MAE recipe for this encoder"""
     decoder_steps: int | None = None
-    """updates of the stage decoder; by default 5/90 of --steps"""
-
-    @property
-    def stage_steps(self) -> dict[str, int]:
-        """The lengths that are given of stages, by stage."""
-        given = {"mae": self.mae_steps, "decoder": self.decoder_steps}
-        return {stage: steps for stage, steps in given.items() if steps is not None}
+    """steps of the stage decoder; default: 5/90 of --steps"""
 
 
-def parse_train(argv: Sequence[str], verb: str = "train") -> TrainFlags:
-    """Returns the flags of `train RECIPE ...`, or of `train --resume RUN ...`, whose run starts from what that folder holds; `pretrain` is alike."""
-    words = list(argv)
-    if words and words[0] == "--resume":
-        if len(words) < 2:
-            raise GigamaskError(f"--resume wants a run folder; see 'gigamask {verb} --help'")
-        saved, prog = load_config(words[1]), f"gigamask {verb} --resume {words[1]}"
-        if os.path.abspath(saved.out) != os.path.abspath(
-            words[1]
-        ):  # moved since, copied, or seen from another folder
-            saved = replace(saved, out=words[1])
-        words = words[2:]
-    elif words and not words[0].startswith("-"):
-        saved, prog = recipes.make(words[0]), f"gigamask {verb} {words[0]}"
-        saved, words = replace(saved, recipe=words[0]), words[1:]
+def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
+    """Parse the arguments of a command that trains.
+
+    Args:
+        arguments: `RECIPE` or `--resume RUN`, and flags.
+        command: "train", "pretrain" or "ground train".
+
+    Returns:
+        The flags; with `--resume`, values that are not given are those of the run folder.
+
+    Raises:
+        GigamaskError: An argument is wrong, or the folder is not that of a run.
+    """
+    rest = list(arguments)
+    resuming = rest[:1] == ["--resume"]
+    if resuming:
+        if len(rest) < 2:
+            raise GigamaskError(f"--resume needs a run folder; see 'gigamask {command} --help'")
+        folder = rest[1]
+        saved, prog = load_config(folder), f"gigamask {command} --resume {folder}"
+        if os.path.abspath(saved.out) != os.path.abspath(folder):  # moved or copied since
+            saved = replace(saved, out=folder)
+        rest = rest[2:]
+    elif rest and not rest[0].startswith("-"):
+        saved, prog = recipes.make(rest[0]), f"gigamask {command} {rest[0]}"
+        saved, rest = replace(saved, recipe=rest[0]), rest[1:]
     else:
-        names_known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[verb])
+        known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[command])
         raise GigamaskError(
-            f"{verb} wants a recipe first ({names_known}, or file.py:function), or --resume RUN; see 'gigamask {verb} --help'"
+            f"{command} needs a recipe ({known}, or file.py:function) or --resume RUN as its first "
+            f"argument; see 'gigamask {command} --help'"
         )
-    flags = _parse_words(words, saved, prog, TrainFlags if verb == "train" else RunFlags)
+    flags = _parse(rest, saved, prog, TrainFlags if command == "train" else RunFlags)
     if flags.epochs is not None:
-        if any(word.partition("=")[0] == "--steps" for word in words):
-            raise GigamaskError(
-                "--epochs and --steps both set the length of the training; give one of them"
-            )
+        if any(word.partition("=")[0] == "--steps" for word in rest):
+            raise GigamaskError("--epochs and --steps cannot be combined; give one of them")
         if not 0 < flags.epochs < math.inf:
-            raise GigamaskError(f"--epochs is {flags.epochs}, it must be above 0")
+            raise GigamaskError(f"--epochs must be > 0 and finite (got {flags.epochs})")
     if not isinstance(flags, TrainFlags):
-        return TrainFlags(**{each.name: getattr(flags, each.name) for each in fields(flags)})
-    if argv[0] == "--resume" and flags.stages is not None:
+        return TrainFlags(**{leaf.name: getattr(flags, leaf.name) for leaf in fields(flags)})
+    if resuming and flags.stages is not None:
         raise GigamaskError(
-            f"--stages with --resume: {argv[1]} is one run; give the command that began the stages again, or leave out --stages"
+            f"--stages cannot be combined with --resume {folder}, which is one run; run the "
+            "command that started the stages again, or leave out --stages"
         )
     return flags
 
 
-def parse_recipe(argv: Sequence[str], verb: str, kind: type[Verb]) -> Verb:
-    """Returns a verb about a run, of `VERB RECIPE ...` with the flags that `train` takes, too; its first field is the run."""
-    if not argv or argv[0].startswith("-"):
+def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) -> Command:
+    """Parse a command that takes a recipe and the flags of its training.
+
+    Args:
+        arguments: `RECIPE` and flags.
+        command: The command, such as "plan".
+        kind: The dataclass of the command; its first field holds the configuration.
+
+    Raises:
+        GigamaskError: An argument is wrong.
+    """
+    if not arguments or arguments[0].startswith("-"):
         known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
         raise GigamaskError(
-            f"{verb} wants a recipe first ({known}, or file.py:function); see 'gigamask {verb} --help'"
+            f"{command} needs a recipe ({known}, or file.py:function) as its first argument; "
+            f"see 'gigamask {command} --help'"
         )
-    return _parse_words(
-        argv[1:], replace(recipes.make(argv[0]), recipe=argv[0]), f"gigamask {verb} {argv[0]}", kind
-    )
+    config = replace(recipes.make(arguments[0]), recipe=arguments[0])
+    return _parse(arguments[1:], config, f"gigamask {command} {arguments[0]}", kind)
 
 
-def _parse_words(words: Sequence[str], default: TrainConfig, prog: str, kind: Any) -> Any:
-    """Returns what `_parse_run` does of the words, the files of flags that they name before them."""
-    chosen, left = registry.split_component_flags(words)
-    return _parse_run(
-        [read_config(path) for path in config_files(left)], chosen, left, default, prog, kind
-    )
+def _parse(arguments: Sequence[str], default: TrainConfig, prog: str, kind: Any) -> Any:
+    """Parse flags and the files that `--config` names among them."""
+    names, others = registry.split_component_flags(arguments)
+    files = [read_config(path) for path in config_paths(others)]
+    return _parse_with_files(files, names, others, default, prog, kind)
 
 
-def _parse_run(
+def _parse_with_files(
     files: Sequence[dict[str, Any]],
-    chosen: dict[str, str],
-    words: list[str],
+    names: dict[str, str],
+    arguments: list[str],
     default: TrainConfig,
     prog: str,
     kind: Any = RunFlags,
 ) -> Any:
-    """Returns the flags, or what else holds a run first, that files and then words make of `default`; first of all they choose its parts."""
+    """Parse files and then flags, after both have chosen the components of `default`."""
     in_files = {
-        part: name
+        name: value
         for content in files
-        for part, name in content.items()
-        if part in registry.COMPONENTS
+        for name, value in content.items()
+        if name in registry.COMPONENTS
     }
-    run = registry.select_components(registry.select_components(default, in_files), chosen)
+    config = registry.select_components(registry.select_components(default, in_files), names)
+    # The fields in a file belong to its component, not to another one chosen by a flag.
     replaced = tuple(
-        f"{part}." for part in chosen if part in in_files and in_files[part] != chosen[part]
+        f"{name}." for name in names if name in in_files and in_files[name] != names[name]
     )
     flags = [
         flag
         for content in files
         for flag in flags_of(
-            {name: content[name] for name in content if not name.startswith(replaced)}, run
+            {name: content[name] for name in content if not name.startswith(replaced)}, config
         )
     ]
-    aliases = aliases_of(run)
+    aliases = aliases_of(config)
     return parse(
         kind,
-        expand_aliases(flags + words, aliases),
+        expand_aliases(flags + arguments, aliases),
         prog,
-        kind(run),
-        extra_flags=[f"--{name}" for name in (*aliases, *registry.components_of(run))],
+        kind(config),
+        extra_flags=[f"--{name}" for name in (*aliases, *registry.components_of(config))],
     )
 
 
-def aliases_of(run: TrainConfig) -> dict[str, str]:
-    """Return the short names of the run's flags, each with its flag."""
-    known = flatten_config(run)
-    found = {alias: [flag for flag in flags if flag in known] for alias, flags in ALIASES.items()}
-    return {alias: flags[0] for alias, flags in found.items() if flags}
+def aliases_of(config: TrainConfig) -> dict[str, str]:
+    """Return the short names of a configuration's flags, each with its flag."""
+    known = flatten_config(config)
+    return {alias: flag for alias, flags in ALIASES.items() for flag in flags if flag in known}
 
 
-def expand_aliases(words: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
-    """Return the words with each short name of a flag replaced by the flag.
+def expand_aliases(arguments: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
+    """Replace short names of flags.
 
     Args:
-        words: flags and their values.
-        aliases: short names and the flags that they mean, without dashes.
+        arguments: Flags and their values.
+        aliases: Short names and the flags they stand for, without dashes.
     """
     expanded = []
-    for word in words:
-        name, equals, value = word.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         alias = name.removeprefix("--").replace("_", "-")
         known = name.startswith("--") and alias in aliases
-        expanded.append(f"--{aliases[alias]}{equals}{value}" if known else word)
+        expanded.append(f"--{aliases[alias]}{equals}{value}" if known else argument)
     return expanded
 
 
-def resolve_resume(
-    run: TrainConfig, other_order: bool
-) -> tuple[TrainConfig, dict[str, tuple[Any, Any]]]:
-    """Returns the run to train and how it differs from the one whose checkpoints are in its folder; raises `GigamaskError` where it cannot go on so."""
-    run.check()
-    if not run.has_checkpoint:
-        return run, {}
-    return run, check_resume(load_config(run.out), run, other_order)
+def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, tuple[Any, Any]]:
+    """Check a configuration, and whether it can continue the run in its folder.
+
+    Args:
+        config: The configuration.
+        allow_data_change: Accept changes of the data or their order.
+
+    Returns:
+        What differs from the configuration of the folder's checkpoints: before and now; empty
+        without a checkpoint.
+
+    Raises:
+        GigamaskError: A value is invalid, or the run cannot be continued.
+    """
+    config.check()
+    if not config.has_checkpoint:
+        return {}
+    return check_resume(load_config(config.out), config, allow_data_change)
 
 
-def config_files(words: Sequence[str]) -> list[str]:
-    """Returns the values of `--config` among the words."""
-    files = []
-    for i, word in enumerate(words):
-        if word.startswith("--config="):
-            files.append(word.split("=", 1)[1])
-        elif word == "--config":
-            for value in words[i + 1 :]:
-                if value.startswith("--"):
-                    break
-                files.append(value)
-    return files
+def config_paths(arguments: Sequence[str]) -> list[str]:
+    """Return the values of `--config` among the arguments."""
+    paths = []
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--config="):
+            paths.append(argument.split("=", 1)[1])
+        elif argument == "--config":
+            values = arguments[i + 1 :]
+            paths += takewhile(lambda value: not value.startswith("--"), values)
+    return paths
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Returns a YAML file's leaves as `{"section.leaf": value}`; sections may be nested or dotted."""
+    """Read a YAML file of flags.
+
+    Args:
+        path: The file; sections may be nested or dotted.
+
+    Returns:
+        Values as text, or lists of texts, by flag name without dashes.
+
+    Raises:
+        GigamaskError: The file cannot be read or is not a mapping.
+    """
     try:
-        # Numbers stay the text they are (BaseLoader), so 1e-4 is parsed by the same rule as on the command line.
+        # BaseLoader keeps numbers as text, so that 1e-4 is parsed as on the command line.
         content = yaml.load(Path(path).read_text(), Loader=yaml.BaseLoader)
     except OSError as error:
         raise GigamaskError(
-            f"{path}: cannot be read ({error.strerror}); name a YAML file of flags"
+            f"{path}: cannot be read ({error.strerror}); pass a YAML file of flags"
         ) from None
     except yaml.YAMLError as error:
         raise GigamaskError(
-            f"{path}: is no YAML ({' '.join(str(error).split())}); see docs for an example, or a run's config.yaml"
+            f"{path}: not valid YAML ({' '.join(str(error).split())}); "
+            "see a run's config.yaml for an example"
         ) from None
     if not isinstance(content, dict):
-        raise GigamaskError(f"{path}: holds no 'flag: value' lines; see a run's config.yaml")
-    return _flat(content)
+        raise GigamaskError(
+            f"{path}: has no 'flag: value' lines; see a run's config.yaml for an example"
+        )
+    return _flatten(content)
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}".replace("_", "-"): value}
-        )
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{name}.")
+        else:
+            flat[name.replace("_", "-")] = value
     return flat
 
 
 def flags_of(content: dict[str, Any], default: TrainConfig) -> list[str]:
-    """Returns leaves as flags; those that say what `default` says anyway are left out."""
+    """Return the contents of a file as flags.
+
+    Args:
+        content: Values by flag name, as `read_config` returns them.
+        default: Configuration whose values need no flag.
+    """
     known = flatten_config(default)
     flags: list[str] = []
     for name, value in content.items():
-        if (
-            name == "recipe"
-            or name in registry.COMPONENTS
-            or (name in known and to_yaml_text(known[name]) == value)
-        ):
+        if name == "recipe" or name in registry.COMPONENTS:
+            continue
+        if name in known and to_yaml_text(known[name]) == value:
             continue
         if isinstance(known.get(name), bool) and value in ("true", "false"):
-            flags.append(
-                f"--{name}" if value == "true" else "--" + re.sub(r"([^.]+)$", r"no-\1", name)
-            )
+            negated = re.sub(r"([^.]+)$", r"no-\1", name)
+            flags.append(f"--{name if value == 'true' else negated}")
         else:
-            flags += [
-                f"--{name}",
-                *(
-                    value
-                    if isinstance(value, list)
-                    else ["None" if value in ("null", "") else value]
-                ),
-            ]
+            text = "None" if value in ("null", "") else value
+            flags += [f"--{name}", *(value if isinstance(value, list) else [text])]
     return flags
 
 
 def to_yaml_text(value: Any) -> Any:
-    """Returns a leaf as the text that YAML gives back for it."""
+    """Return a value as the text, or list of texts, that YAML reads back for it."""
     if isinstance(value, (tuple, list)):
-        return [to_yaml_text(each) for each in value]
-    return (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+        return [to_yaml_text(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
 
 
-def config_yaml(run: TrainConfig) -> str:
-    """Returns the whole configuration as YAML, one flag a line."""
-    return yaml.safe_dump(config_as_text(run), sort_keys=False)
+def config_yaml(config: TrainConfig) -> str:
+    """Return the whole configuration as YAML, a flag per line."""
+    return yaml.safe_dump(config_as_text(config), sort_keys=False)
 
 
-def config_as_text(run: TrainConfig) -> dict[str, Any]:
-    """Returns the whole configuration, flags by name, as the text that stands in its file."""
-    return registry.component_names(run) | {
-        name: to_yaml_text(value) for name, value in flatten_config(run).items()
-    }
+def config_as_text(config: TrainConfig) -> dict[str, Any]:
+    """Return the values of the whole configuration by flag, as text."""
+    values = {name: to_yaml_text(value) for name, value in flatten_config(config).items()}
+    return registry.component_names(config) | values
 
 
 def recipe_config(name: str) -> dict[str, Any] | None:
-    """Returns the configuration that a recipe has by itself, flags by name, as text; None where it cannot be read here."""
+    """Return a recipe's configuration as text by flag; None if the recipe cannot be imported."""
     try:
         return config_as_text(recipes.make(name))
     except GigamaskError:
         return None
 
 
-def save_config(run: TrainConfig) -> None:
-    """Writes the resolved configuration to `run.out/config.yaml`, and who wrote it (arguments, versions, git revision) to `origin.jsonl`."""
-    Path(run.out).mkdir(parents=True, exist_ok=True)
-    (Path(run.out) / CONFIG).write_text(config_yaml(run))
+def save_config(config: TrainConfig) -> None:
+    """Write `config.yaml` to the run folder, and append argv, versions and git revision to
+    `origin.jsonl`.
+    """
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(config_yaml(config))
     versions = {name: metadata.version(name) for name in ("gigamask", "torch", "numpy")}
-    with open(Path(run.out) / "origin.jsonl", "a") as file:
-        file.write(json.dumps({"argv": sys.argv, **versions, "git": revision()}) + "\n")
+    with open(folder / "origin.jsonl", "a") as file:
+        file.write(json.dumps({"argv": sys.argv, **versions, "git": git_revision()}) + "\n")
 
 
-def revision() -> str | None:
-    """Returns the git revision of this source tree, or None outside one."""
+def git_revision() -> str | None:
+    """Return the git revision of this source tree, or None outside a repository."""
+    command = ["git", "rev-parse", "HEAD"]
+    folder = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def load_config(folder: str) -> TrainConfig:
-    """Returns the run whose configuration a folder holds; equal to the one that was saved."""
+    """Return the configuration saved in a run folder.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        GigamaskError: The folder has no `config.yaml`, or it cannot be read.
+    """
     path = Path(folder) / CONFIG
     if not path.exists():
-        stages = [
-            str(each.parent)
-            for each in sorted(Path(folder).glob(f"*/{CONFIG}"), key=os.path.getmtime)
-        ]
-        act = (
-            f"name one of those in it ({', '.join(stages)})"
-            if stages
-            else f"name a run folder, or begin one there with RECIPE --out {folder}"
-        )
-        raise GigamaskError(f"{folder}: holds no {CONFIG}, so there is no run to resume; {act}")
+        stages = sorted(Path(folder).glob(f"*/{CONFIG}"), key=os.path.getmtime)
+        act = f"pass a run folder, or start a run there with RECIPE --out {folder}"
+        if stages:
+            act = f"pass one of its runs: {', '.join(str(stage.parent) for stage in stages)}"
+        raise GigamaskError(f"{folder}: not a run folder (no {CONFIG}); {act}")
     content = read_config(str(path))
     default = replace(recipes.make(content.get("recipe", "")), recipe=content["recipe"])
-    return _parse_run([content], {}, [], default, str(path)).run
+    return _parse_with_files([content], {}, [], default, str(path)).run
 
 
 def config_of_weights(path: str) -> TrainConfig | None:
-    """Returns the run in whose folder weights lie: the folder itself, one of its checkpoints, or a file of one; None for other weights."""
-    above = [Path(path), *Path(path).parents][:4]
-    return next((load_config(str(folder)) for folder in above if (folder / CONFIG).is_file()), None)
+    """Return the configuration of the run that weights belong to.
+
+    Args:
+        path: A run folder, one of its checkpoints, or a file in one.
+
+    Returns:
+        The configuration; None for weights that are not in a run folder.
+    """
+    folders = [Path(path), *Path(path).parents][:4]
+    return next(
+        (load_config(str(folder)) for folder in folders if (folder / CONFIG).is_file()), None
+    )

@@ -1,8 +1,6 @@
 """Parse a command's arguments into a dataclass, with one-line errors, and write its JSON output.
 
 Imports neither numpy nor torch nor a recipe, so that `gigamask COMMAND --help` is fast.
-
-Not here: the flags of a training and YAML files of flags (`arguments`), the commands (`verbs`).
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ def parse(
     """Return the command that the arguments describe.
 
     Args:
-        kind: the dataclass of the command.
-        argv: the arguments, without the program's and the command's name.
-        prog: how the command is called, for help and errors.
-        default: values of the flags that are not given.
-        extra_flags: further flags to suggest, which are handled before this parser.
+        kind: The dataclass of the command.
+        argv: The arguments, without the program's and the command's name.
+        prog: The command as typed, for help and errors.
+        default: Values of the flags that are not given.
+        extra_flags: Further flags to suggest, which are handled before this parser.
 
     Raises:
-        Fault: where the arguments describe no such command; one line.
+        GigamaskError: An argument is wrong; one line.
     """
 
     def fail(event: tyro_errors.ParseErrorEvent) -> None:
@@ -76,20 +74,20 @@ def _message(
     if isinstance(event, tyro_errors.UnrecognizedArgs):
         return f"unexpected argument {event.tokens[0]!r}"
     if isinstance(event, tyro_errors.MissingArgs):
-        return f"missing {', '.join(_name(each.arg) for each in event.missing_arguments)}"
+        return f"missing {', '.join(_name(missing.arg) for missing in event.missing_arguments)}"
     if isinstance(event, tyro_errors.MissingSubcommand):
-        found = f", got {event.found_token!r}" if event.found_token else ""
-        return f"expected one of {', '.join(event.subcommand_spec.parser_from_name)}{found}"
+        got = f" (got {event.found_token!r})" if event.found_token else ""
+        return f"missing command: {' or '.join(event.subcommand_spec.parser_from_name)}{got}"
     if isinstance(event, tyro_errors.InvalidChoice):
         choices = ", ".join(event.choices)
-        return f"{_name(event.argument)} is {event.value!r}; choose one of {choices}"
+        return f"{_name(event.argument)} must be one of {choices} (got {event.value!r})"
     if isinstance(event, tyro_errors.BadValue):
         return f"{_name(event.argument)} needs a value"
     return None
 
 
 def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -> str:
-    """Return one line about a value that its flag, or the configuration it belongs to, refused."""
+    """Return one line about a value that its flag, or its section's own check, rejected."""
     if event.argument is None:
         section = str(getattr(sys.exc_info()[1], "arg", ""))
         for prefix in UNNAMED:
@@ -99,7 +97,7 @@ def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -
     metavar = str(event.argument.lowered.metavar).removeprefix("{None}|")
     given = _values(name, argv)
     wanted = METAVARS.get(metavar, metavar)
-    return f"{name} must be {wanted}, got {given!r}" if given else f"{name}: {event.message}"
+    return f"{name} must be {wanted} (got {given!r})" if given else f"{name}: {event.message}"
 
 
 def _name(argument: Any) -> str:
@@ -110,7 +108,7 @@ def _name(argument: Any) -> str:
 
 
 def _values(flag: str, argv: Sequence[str]) -> str:
-    """Return the values that a flag is given last, as they were typed."""
+    """Return the last values of a flag, as they were typed."""
     words = [word.partition("=")[0].replace("_", "-") for word in argv]
     if flag not in words:
         return ""
@@ -122,7 +120,7 @@ def _values(flag: str, argv: Sequence[str]) -> str:
 
 
 def _flags(kind: type[Command], default: Command | None) -> tuple[set[str], set[str]]:
-    """Return the flags of a command and of its subcommands, and its positional arguments' names."""
+    """Return all flags of a command and its subcommands, and its positional arguments' names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         parsers: list[Any] = [tyro.extras.get_parser(kind, default=default)]
@@ -139,19 +137,34 @@ def _flags(kind: type[Command], default: Command | None) -> tuple[set[str], set[
 
 
 def check_writable(flag: str, path: str | None) -> None:
-    """Raise `GigamaskError`, before any work is done, for a file that cannot be written at its end."""
+    """Check, before any work is done, that a file can be written at the end.
+
+    Args:
+        flag: The flag that named the file.
+        path: The file, if one was named.
+
+    Raises:
+        GigamaskError: It is a folder, or in a folder that does not exist.
+    """
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
-        raise GigamaskError(
-            f"{flag} {path}: cannot be written; name a file in a folder that exists"
-        )
+        raise GigamaskError(f"{flag} {path}: cannot be written; pass a file in an existing folder")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Write what a command printed as JSON, if a file was named."""
+    """Write the results of a command as JSON.
+
+    Args:
+        path: The file; None writes nothing.
+        content: The results.
+
+    Raises:
+        GigamaskError: The file cannot be written.
+    """
     if path:
         try:
             Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
         except OSError as error:
             raise GigamaskError(
-                f"--json {path}: cannot be written ({error.strerror}); name a file in a folder that exists"
+                f"--json {path}: cannot be written ({error.strerror}); "
+                "pass a file in an existing folder"
             ) from None

@@ -1,10 +1,6 @@
-"""Names for parts: how a word on the command line or in a file chooses a sampler, a mask choice, an augmentation.
+"""Names of components: the words that choose a sampler, a loss or an optimizer.
 
-In: a run and `{"sampler": "streamed"}`. Out: the run with that part, its fields at their defaults. A part of one's own is named `file.py:Class`,
-`package.module:Class`, or by the name of an entry point (`recipes.user_code`).
-Only the command line knows names; below it a part is a value.
-
-Not here: the parts' fields, which are flags like any other (`arguments`).
+Only the command line and files use names; below them a component is a value.
 """
 
 from __future__ import annotations
@@ -54,8 +50,8 @@ class Preset:
 
     Attributes:
         kind: The class.
-        fixed: Fields that tell this preset from others of the same class.
-        defaults: Other fields that start with a value of their own.
+        fixed: Fields that distinguish this preset from others of the same class.
+        defaults: Other fields whose default differs from the class's.
     """
 
     kind: type
@@ -67,7 +63,7 @@ class Preset:
         return self.kind(**self.fixed, **self.defaults)
 
     def matches(self, value: Any) -> bool:
-        """Return whether the preset with other flags can give this value."""
+        """Return whether a value is this preset, perhaps with other flags."""
         return type(value) is self.kind and all(
             getattr(value, name) == fixed for name, fixed in self.fixed.items()
         )
@@ -136,104 +132,154 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
         {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": GroundingEvalConfig},
     ),
 }
-"""What each part must be, and the names of ours."""
+"""Of each kind of component, its interface and the built-in classes by name."""
 
 
 def split_component_flags(
-    words: Sequence[str], parts: Collection[str] = COMPONENTS.keys()
+    arguments: Sequence[str], kinds: Collection[str] = COMPONENTS.keys()
 ) -> tuple[dict[str, str], list[str]]:
-    """Takes the words that name some parts, `--sampler streamed` or `--sampler=streamed`, out of the others."""
-    chosen, rest = {}, []
-    left = list(words)
-    while left:
-        flag, equals, value = left.pop(0).partition("=")
-        part = flag.removeprefix("--").replace("_", "-")
-        if not flag.startswith("--") or part not in parts:
-            rest.append(flag + equals + value)
+    """Separate the flags that choose components from the others.
+
+    Args:
+        arguments: Flags and values, such as `--sampler streamed` or `--sampler=streamed`.
+        kinds: Kinds of components, keys of `COMPONENTS`.
+
+    Returns:
+        The chosen names by kind, and the other arguments.
+
+    Raises:
+        GigamaskError: A flag has no value.
+    """
+    names, others = {}, []
+    remaining = list(arguments)
+    while remaining:
+        flag, equals, value = remaining.pop(0).partition("=")
+        kind = flag.removeprefix("--").replace("_", "-")
+        if not flag.startswith("--") or kind not in kinds:
+            others.append(flag + equals + value)
             continue
         if not equals:
-            if not left or left[0].startswith("--"):
-                raise GigamaskError(f"--{part} wants a name: {_known(part)}")
-            value = left.pop(0)
-        chosen[part] = value
-    return chosen, rest
+            if not remaining or remaining[0].startswith("--"):
+                raise GigamaskError(f"--{kind} needs a name: {_choices(kind)}")
+            value = remaining.pop(0)
+        names[kind] = value
+    return names, others
 
 
-def select_components(run: TrainConfig, chosen: Mapping[str, str]) -> TrainConfig:
-    """Returns the run with the parts that are named; one that it has already keeps its fields."""
-    for part, name in chosen.items():
-        if part not in components_of(run):
+def select_components(config: TrainConfig, names: Mapping[str, str]) -> TrainConfig:
+    """Return the configuration with other components.
+
+    Args:
+        config: The configuration; components that have these names already keep their fields.
+        names: Names by kind, such as `{"sampler": "streamed"}`.
+
+    Raises:
+        GigamaskError: The configuration has no such kind of component, or there is no such name.
+    """
+    for kind, name in names.items():
+        kinds = components_of(config)
+        if kind not in kinds:
             raise GigamaskError(
-                f"--{part} is {name!r}, but recipe {run.recipe} has no such part; it has {', '.join(components_of(run))}"
+                f"--{kind} {name}: recipe {config.recipe} has no {kind}; it has {', '.join(kinds)}"
             )
-        if name != name_of_component(part, get_component(run, part)):
-            run = _with(run, part.split("."), make_component(part, name))
-    return run
+        if name != name_of_component(kind, get_component(config, kind)):
+            config = _replace(config, kind.split("."), make_component(kind, name))
+    return config
 
 
-def component_names(run: TrainConfig) -> dict[str, str]:
-    """Returns the name of each part of the run."""
-    return {part: name_of_component(part, get_component(run, part)) for part in components_of(run)}
+def component_names(config: TrainConfig) -> dict[str, str]:
+    """Return the names of a configuration's components by kind."""
+    return {
+        kind: name_of_component(kind, get_component(config, kind)) for kind in components_of(config)
+    }
 
 
-def components_of(run: TrainConfig) -> list[str]:
-    """Returns which parts the run has; what trains an encoder alone has no prompts."""
-    return [part for part in COMPONENTS if part in component_types(run)]
+def components_of(config: TrainConfig) -> list[str]:
+    """Return the kinds of components that a configuration has; a pre-training has no prompts."""
+    return [kind for kind in COMPONENTS if kind in component_types(config)]
 
 
-def get_component(run: TrainConfig, part: str) -> Any:
-    """Returns the value at `section.leaf`."""
+def get_component(config: TrainConfig, kind: str) -> Any:
+    """Return a configuration's component.
+
+    Args:
+        config: The configuration.
+        kind: Kind of component, such as `loader.augment`.
+    """
     return reduce(
-        lambda value, field: getattr(value, field.replace("-", "_")), part.split("."), run
+        lambda value, name: getattr(value, name.replace("-", "_")), kind.split("."), config
     )
 
 
-def name_of_component(part: str, value: Any) -> str:
-    """Returns the name of a part; that of a user's own class is `package.module:Class`, or `file.py:Class` with the file's whole path."""
-    for name, kind in COMPONENTS[part][1].items():
-        if kind.matches(value) if isinstance(kind, Preset) else type(value) is kind:
+def name_of_component(kind: str, value: Any) -> str:
+    """Return the name that `make_component` would take.
+
+    Args:
+        kind: Kind of component, such as `loader.augment`.
+        value: The component.
+
+    Returns:
+        A built-in name, `package.module:Class`, or `file.py:Class` with the absolute path.
+    """
+    for name, known in COMPONENTS[kind][1].items():
+        if known.matches(value) if isinstance(known, Preset) else type(value) is known:
             return name
     return user_code.name_of_class(type(value))
 
 
-def make_component(part: str, name: str) -> Any:
-    """Returns the part of that name, its fields at their defaults."""
-    seam, known = COMPONENTS[part]
+def make_component(kind: str, name: str) -> Any:
+    """Return a component with default fields.
+
+    Args:
+        kind: Kind of component, such as `loader.augment`.
+        name: Built-in name, entry point, `file.py:Class`, or `package.module:Class`.
+
+    Raises:
+        GigamaskError: There is no such class, it does not implement the kind's interface, or a
+            field has no default.
+    """
+    interface, known = COMPONENTS[kind]
     if name in known:
         return known[name]()
     path, colon, attribute = name.rpartition(":")
-    installed = {} if colon else user_code.entry_points(part)
+    installed = {} if colon else user_code.entry_points(kind)
     if not colon and name not in installed:
         near = difflib.get_close_matches(name, [*known, *installed], 1)
-        raise GigamaskError(
-            f"--{part} is {name!r}, known are {_known(part)}"
-            + (f"; perhaps you meant {near[0]}" if near else "")
-        )
-    kind = user_code.find_object(name) if colon else user_code.load_entry_point(installed[name])
+        hint = f"; perhaps you meant {near[0]}" if near else ""
+        raise GigamaskError(f"--{kind} {name!r} is unknown; choose from {_choices(kind)}{hint}")
+    component = (
+        user_code.find_object(name) if colon else user_code.load_entry_point(installed[name])
+    )
     path, attribute = path or installed[name].value, attribute or name
-    if not (isinstance(kind, type) and issubclass(kind, seam) and is_dataclass(kind)):
+    if not (
+        isinstance(component, type) and issubclass(component, interface) and is_dataclass(component)
+    ):
         raise GigamaskError(
-            f"--{part}: {path} has no frozen dataclass {attribute!r} that is a {seam.__module__}.{seam.__name__}; write one there"
+            f"--{kind}: {path} has no frozen dataclass {attribute!r} that is a "
+            f"{interface.__module__}.{interface.__name__}; write one there"
         )
-    bare = [
+    required = [
         field.name
-        for field in fields(kind)
+        for field in fields(component)
         if field.default is MISSING and field.default_factory is MISSING
     ]
-    if bare:
+    if required:
         raise GigamaskError(
-            f"--{part}: {attribute}.{bare[0]} in {path} has no default; give every field one, flags change them"
+            f"--{kind}: {attribute}.{required[0]} in {path} has no default; every field needs one, "
+            "and flags change it"
         )
-    return kind()
+    return component()
 
 
-def _with(record: Any, path: list[str], value: Any) -> Any:
+def _replace(record: Any, path: list[str], value: Any) -> Any:
+    """Return a copy of a nested dataclass with the value at `path` replaced."""
     name = path[0].replace("-", "_")
-    return replace(
-        record, **{name: value if len(path) == 1 else _with(getattr(record, name), path[1:], value)}
-    )
+    if len(path) > 1:
+        value = _replace(getattr(record, name), path[1:], value)
+    return replace(record, **{name: value})
 
 
-def _known(part: str) -> str:
-    known = [*COMPONENTS[part][1], *user_code.entry_points(part)]
-    return f"{', '.join(known)}, and file.py:Class for your own"
+def _choices(kind: str) -> str:
+    """Return the names of a kind of component, for an error."""
+    names = [*COMPONENTS[kind][1], *user_code.entry_points(kind)]
+    return f"{', '.join(names)}, or file.py:Class for your own"

@@ -1,6 +1,6 @@
-"""What to suggest for a command or a flag that does not exist: its name in other projects, or a typo.
+"""Suggest a command or flag for one that does not exist: its name in other projects, or a typo.
 
-Imports nothing but the standard library, so that the command line stays fast.
+Imports only the standard library, so that the command line stays fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": ("quickstart", "example", "tutorial", "try"),
     "export": ("onnx", "save", "deploy", "to-onnx", "huggingface"),
 }
-"""Our commands, each with the names that people try for it."""
+"""Commands, each with other names that people try for it."""
 
 FLAGS = {
     "--lr": ("learning-rate", "base-lr", "blr", "lr0", "max-lr", "peak-lr"),
@@ -53,38 +53,16 @@ FLAGS = {
     ),
     "--evaluation.data": ("val-data", "val", "val-path", "eval-data", "test-data", "val-dataset"),
     "--evaluation.interval": (
-        "eval-every",
-        "eval-interval",
-        "eval-steps",
-        "val-interval",
-        "eval-period",
+        *("eval-every", "eval-interval", "eval-steps", "val-interval", "eval-period"),
     ),
     "--out": (
         *("output", "outputs", "output-dir", "output-path", "out-dir", "outdir", "save-dir", "dir"),
-        *(
-            "work-dir",
-            "workdir",
-            "log-dir",
-            "logdir",
-            "run-dir",
-            "name",
-            "exp-name",
-            "run-name",
-            "o",
-        ),
-        *("experiment", "project", "save-path"),
+        *("work-dir", "workdir", "log-dir", "logdir", "run-dir", "name", "exp-name", "run-name"),
+        *("experiment", "project", "save-path", "o"),
     ),
     "--init": (
-        *(
-            "weights",
-            "pretrained",
-            "checkpoint",
-            "ckpt",
-            "ckpt-path",
-            "checkpoint-path",
-            "load-from",
-        ),
-        *("init-from", "finetune", "model-path", "pretrained-model", "start-from"),
+        *("weights", "pretrained", "checkpoint", "ckpt", "ckpt-path", "checkpoint-path"),
+        *("init-from", "finetune", "model-path", "pretrained-model", "start-from", "load-from"),
     ),
     "--weights": ("checkpoint", "ckpt", "pretrained", "sam-checkpoint", "model-path", "model"),
     "--precision": ("dtype", "amp-dtype", "mixed-precision"),
@@ -105,16 +83,16 @@ FLAGS = {
         *("gradient-clipping", "max-norm"),
     ),
     "--activation-checkpointing": (
-        "gradient-checkpointing",
-        "activation-checkpointing",
-        "grad-checkpointing",
+        *("gradient-checkpointing", "grad-checkpointing", "recompute", "use-checkpoint"),
     ),
     "--parallel": ("strategy", "distributed", "fsdp", "ddp", "zero-stage"),
     "--model.image-size": ("imgsz", "img-size", "image-size", "input-size", "resolution"),
     "--loader.augment": ("augmentation", "augmentations", "aug", "transform", "transforms"),
     "--loader.max-masks": ("masks-per-image", "num-masks", "max-num-masks"),
-    "--prompts": ("prompts", "prompt", "prompt-schedule", "prompt-sampler"),
-    "--loss": ("loss", "losses", "criterion", "loss-fn"),
+    "--prompts": ("prompt", "prompt-schedule", "prompt-sampler", "policy"),
+    "--prompts.clicks": ("clicks", "num-clicks", "rounds", "num-points-per-mask"),
+    "--loss": ("losses", "criterion", "loss-fn", "objective"),
+    "--mining": ("hard-mining", "hard-example-mining", "ohem"),
     "--wandb": ("wandb-project", "use-wandb", "report-to"),
     "--evaluation.best-by": ("metric-for-best-model", "best-metric", "monitor"),
     "--config": ("cfg", "config-file", "yaml", "conf"),
@@ -122,53 +100,55 @@ FLAGS = {
     "--paths": ("data", "dataset", "data-dir", "input", "input-dir", "images", "tars"),
     "--images": ("image", "input", "input-dir", "source", "data", "pictures"),
     "RECIPE, the first argument": ("model", "arch", "model-type", "backbone", "model-name"),
-    "torchrun --nproc-per-node N -m gigamask ...": (
+    "torchrun --nproc-per-node N --no-python gigamask ...": (
         *("gpus", "num-gpus", "n-gpus", "ngpus", "devices", "nproc-per-node", "world-size"),
     ),
     "'gigamask train --resume RUN', before other flags": (
         *("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),
     ),
 }
-"""Our flags, each with the names that people try for it; of several that fit, the first one that
-the command has is suggested. What does not start with a dash is advice, and comes last."""
+"""Flags, each with other names that people try for it. The first match that the command has is
+suggested; keys without dashes are advice and come last."""
 
 
 def suggest_command(word: str, commands: Collection[str]) -> str | None:
     """Return the command that a word most likely means, or None.
 
     Args:
-        word: what was typed in place of a command.
-        commands: the commands there are.
+        word: The word typed in place of a command.
+        commands: The existing commands.
     """
-    tried = _normalized(word)
-    for command, names in COMMANDS.items():
-        if tried in names and command in commands:
+    name = _normalize(word)
+    for command, others in COMMANDS.items():
+        if name in others and command in commands:
             return command
-    return next(iter(difflib.get_close_matches(tried, commands, 1)), None)
+    return next(iter(difflib.get_close_matches(name, commands, 1)), None)
 
 
 def suggest_flag(flag: str, known: Collection[str], positional: Collection[str] = ()) -> str | None:
     """Return what a wrong flag most likely means, such as "--precision fp16", or None.
 
     Args:
-        flag: the flag as it was typed, with its dashes.
-        known: the flags that the command has, with their dashes.
-        positional: the names of the command's positional arguments, such as "weights".
+        flag: The flag as typed, with its dashes.
+        known: The command's flags, with their dashes.
+        positional: The names of the command's positional arguments, such as "weights".
     """
-    tried = _normalized(flag)
-    if f"--{tried}" in known:
-        return f"--{tried}"
-    arguments = {f"--{name}": f"{name.upper()}, an argument without a flag" for name in positional}
-    hints = [hint for hint, names in FLAGS.items() if tried in names]
+    name = _normalize(flag)
+    if f"--{name}" in known:
+        return f"--{name}"
+    arguments = {
+        f"--{other}": f"{other.upper()}, an argument without a flag" for other in positional
+    }
+    hints = [hint for hint, others in FLAGS.items() if name in others]
     candidates = [
         *(hint for hint in hints if hint.split()[0] in known),
-        *(arguments[hint] for hint in (f"--{tried}", *hints) if hint in arguments),
-        *sorted((each for each in known if each.endswith(f".{tried}")), key=len),
+        *(arguments[hint] for hint in (f"--{name}", *hints) if hint in arguments),
+        *sorted((other for other in known if other.endswith(f".{name}")), key=len),
         *(hint for hint in hints if not hint.startswith("--")),
-        *difflib.get_close_matches(f"--{tried}", known, 1, cutoff=0.8),
+        *difflib.get_close_matches(f"--{name}", known, 1, cutoff=0.8),
     ]
     return next(iter(candidates), None)
 
 
-def _normalized(word: str) -> str:
+def _normalize(word: str) -> str:
     return word.lower().lstrip("-").replace("_", "-").partition("=")[0]

@@ -26,7 +26,7 @@ COMMANDS = (
     *("report", "serve", "follow", "demo"),
 )
 """In the order in which they are used. Each is a module of `cli.commands` with a class
-`NAMECommand`; a function `parse` replaces the standard parsing. `train` and `pretrain` share one."""
+`NAMECommand` and perhaps a function `parse`; `train` and `pretrain` share one."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume that",
     "train": "train a recipe on images with masks, or resume a run",
@@ -165,7 +165,12 @@ def overview() -> str:
 
 
 def run_training(command: str, arguments: list[str]) -> int:
-    """Run `train`, `pretrain` or `ground train`, and return its exit code."""
+    """Run `train`, `pretrain` or `ground train`, and return its exit code.
+
+    Args:
+        command: The command.
+        arguments: Those after the command.
+    """
     from gigamask import parser
     from gigamask.cli.commands import train
 

@@ -89,7 +89,7 @@ def resolve(
     Raises:
         GigamaskError: A value is invalid, a file is missing, or the run cannot be continued so.
     """
-    _, changes = config_files.resolve_resume(config, allow_data_change)
+    changes = config_files.check_run_folder(config, allow_data_change)
     if not config.has_checkpoint:
         config.check_inputs(earlier)
     return changes

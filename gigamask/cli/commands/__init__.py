@@ -1,1 +1,1 @@
-"""What the command line can do: one verb a file, each a frozen dataclass `Verb` whose fields are its flags and whose `run` does and prints it."""
+"""The commands of the command line, a module each; they parse flags and print results."""

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DemoCommand:
-    """train the tiny model on synthetic scenes, evaluate it on new ones, and draw its predictions"""
+    """train the tiny model on synthetic scenes, evaluate it and draw its predictions"""
 
     out: str = "runs/demo"
     """output folder; run the same command again to resume"""

@@ -1,4 +1,4 @@
-"""`gigamask download`: SA-1B's tars from the list of links that Meta hands out."""
+"""`gigamask download`: fetch SA-1B's tars from Meta's list of links."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from tyro.conf import Positional, arg
 if TYPE_CHECKING:
     from gigamask.datatools.download import Progress, Warn
 
-NAMES_TOLD = 5
+MAX_NAMES = 5
+"""Failed files that are printed per reason."""
 
 
 @dataclass(frozen=True)
 class DownloadCommand:
-    """fetches tars from a list of links; the same command again goes on where it stopped"""
+    """download the tars of a list of links; run the same command again to resume"""
 
     links: Positional[Annotated[str, arg(metavar="LINKS")]]
-    """the text file with a name and an address in each line, as Meta hands it out"""
+    """text file with a name and a URL per line, such as Meta's list"""
     out: str
-    """the folder the tars go to"""
+    """output folder for the tars"""
     checksums: str | None = None
-    """list of checksums, as Meta hands it out or md5sum and sha256sum write it"""
+    """file of checksums: Meta's list, or the output of md5sum or sha256sum"""
     count: int | None = None
-    """only the first so many"""
+    """number of files, the first ones; default: all"""
     names: tuple[str, ...] = ()
-    """only these, such as sa_000020.tar or 'sa_0000*'"""
+    """names or patterns of the files to download, such as sa_000020.tar or 'sa_0000*'"""
     workers: int = 4
-    """how many files at a time"""
+    """files to download at the same time"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Download, and return the status of each file."""
         from rich.filesize import decimal
 
         from gigamask.datatools import checksums, download, links
 
         chosen = links.choose(links.read(self.links), self.names, self.count)
         sums = checksums.read(self.checksums) if self.checksums else {}
-        with _bar(len(chosen)) as (progress, say):
-            outcomes = download.download(
-                chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), warn=say
+        with _progress_bar(len(chosen)) as (progress, warn):
+            results = download.download(
+                chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), warn=warn
             )
-        counts = Counter(outcome.status for outcome in outcomes)
+        counts = Counter(result.status for result in results)
         for status in ("fetched", "resumed", "skipped", "failed"):
-            kept = [outcome for outcome in outcomes if outcome.status == status]
-            if kept:
-                print(
-                    f"  {status:8}{len(kept):6}  {decimal(sum(outcome.bytes for outcome in kept)):>10}"
-                )
+            if counts[status]:
+                size = decimal(sum(result.bytes for result in results if result.status == status))
+                print(f"  {status:8}{counts[status]:6}  {size:>10}")
         failed: dict[str, list[str]] = {}
-        for outcome in outcomes:
-            if outcome.status == "failed":
-                failed.setdefault(outcome.reason, []).append(outcome.name)
+        for result in results:
+            if result.status == "failed":
+                failed.setdefault(result.reason, []).append(result.name)
         for reason, names in failed.items():
-            more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
-            print(f"  failed {', '.join(names[:NAMES_TOLD])}{more}: {reason}")
-        unlisted = sum(outcome.name not in sums for outcome in outcomes)
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            print(f"  failed {', '.join(names[:MAX_NAMES])}{more}: {reason}")
+        unlisted = sum(result.name not in sums for result in results)
         if unlisted:
-            print(f"  {unlisted} without a checksum: what arrived was not compared with anything")
+            print(f"  {unlisted} without a checksum: their contents were not verified")
         report = {
             "out": self.out,
             **counts,
             "without_checksum": unlisted,
-            "files": [asdict(outcome) for outcome in outcomes],
+            "files": [asdict(result) for result in results],
         }
         if counts["failed"]:
-            act = "for the reasons above; the same command fetches only what is missing"
             report["fault"] = (
-                f"{self.out}: {counts['failed']} of {len(outcomes)} files failed, {act}"
+                f"{self.out}: {counts['failed']} of {len(results)} files failed (reasons above); "
+                "run the same command again to download the missing ones"
             )
         else:
             print(f"next: gigamask verify {quote(self.out)}")
@@ -82,37 +82,31 @@ class DownloadCommand:
 
 
 @contextmanager
-def _bar(count: int) -> Iterator[tuple[Progress, Warn]]:
-    """Shows bytes, speed and files on standard error, and gives the function that moves them, and one that prints a line above them."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+def _progress_bar(files: int) -> Iterator[tuple[Progress, Warn]]:
+    """Show bytes, speed and files, and yield functions to update them and to print a line."""
+    from rich import progress
 
-    from gigamask.cli.commands.progress import display
+    from gigamask.cli.commands.output import make_progress
 
     columns = (
-        TextColumn("{task.fields[files]} of " + f"{count} files"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[files]} of " + f"{files} files"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with display(*columns) as shown:
-        task = shown.add_task("download", total=None, files=0)
+    with make_progress(*columns) as bars:
+        task = bars.add_task("download", total=None, files=0)
         yield (
-            lambda done, total, files: shown.update(
+            lambda done, total, files: bars.update(
                 task, completed=done, total=total or None, files=files
             ),
-            lambda line: shown.console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda line: bars.console.print(line, markup=False, highlight=False, soft_wrap=True),
         )
 
 
 def _proxy(url: str) -> str | None:
-    """Returns the proxy that the environment names for an address."""
+    """Return the proxy that the environment sets for a URL."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)

@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class MasksCommand:
-    """precompute low-resolution masks (bit-packed, 8 KB each at 256), so that training skips JSON"""
+    """precompute low-resolution masks (bit-packed, 8 KB each), so that training reads no JSON"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """an index, or tars, which are indexed temporarily"""

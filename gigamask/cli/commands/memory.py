@@ -12,56 +12,53 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, 
 from gigamask import parser
 from gigamask.errors import GigamaskError
 
-PARTS = ("sample", "loader", "grounding")
+KINDS = ("sample", "loader", "grounding")
 
 
 @dataclass(frozen=True)
-class SampleVerb:
-    """bytes of one sample, decoded and in gigamask's form"""
+class SampleMemory:
+    """bytes of one sample, with dense masks and as gigamask keeps it"""
 
     sample: Positional[Annotated[str | None, arg(metavar="[SAMPLE]")]] = None
-    """TAR:IMAGE, by image name (sa_1) or image_id (1); default: a synthetic sample"""
+    """TAR:IMAGE, the image by its name (sa_1) or image_id (1); default: a synthetic sample"""
     height: int = 1500
-    """rows of the synthetic sample"""
+    """height of the synthetic sample (pixels)"""
     width: int = 2250
-    """columns of the synthetic sample"""
+    """width of the synthetic sample (pixels)"""
     masks: int = 100
     """masks of the synthetic sample"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Measure, print and return the bytes."""
         from gigamask.profiling import sample_memory
         from gigamask.synthetic import large_sample
 
         if self.sample is None:
-            name, (jpg, json) = (
-                "synthetic sample",
-                large_sample.make((self.height, self.width), self.masks),
-            )
+            name = "synthetic sample"
+            jpg, json = large_sample.make((self.height, self.width), self.masks)
         else:
             name, jpg, json = self._read(self.sample)
-        found = sample_memory.measure(jpg, json, name)
-        print(sample_memory.table(found))
-        return found
+        result = sample_memory.measure(jpg, json, name)
+        print(sample_memory.table(result))
+        return result
 
     @staticmethod
-    def _read(words: str) -> tuple[str, bytes, bytes]:
-        """Return name, jpg and json of the sample TAR:IMAGE."""
-        from gigamask.workflows.opening import opened_sample
+    def _read(name: str) -> tuple[str, bytes, bytes]:
+        """Return name, JPEG and JSON of the sample TAR:IMAGE."""
         from gigamask.data.dataset import Sa1bDataset
+        from gigamask.workflows.opening import opened_sample
 
-        with opened_sample(words) as (index, row):
+        with opened_sample(name) as (index, row):
             name, jpg, json = Sa1bDataset(index).read(row)
         if json is None:
-            raise GigamaskError(
-                f"{name} has no json and so no masks to measure; name another image"
-            )
+            raise GigamaskError(f"{name} has no JSON and so no masks; choose another image")
         return name, jpg, json
 
 
 @dataclass(frozen=True)
-class LoaderVerb:
+class LoaderMemory:
     """memory of each loader process while it makes batches, and whether it grows"""
 
     data: tuple[str, ...]
@@ -73,71 +70,68 @@ class LoaderVerb:
     batches: int = 50
     """batches to take"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Load batches, print the memory of each process, and return it."""
         from gigamask import recipes
-        from gigamask.cli.commands.progress import bar
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import loader
         from gigamask.profiling import loader_memory
         from gigamask.training import train_data
 
         if self.workers < 1:
-            raise GigamaskError(
-                f"--workers must be at least 1, got {self.workers}: loader processes are measured"
-            )
+            raise GigamaskError(f"--workers must be at least 1 (got {self.workers})")
         recipe = recipes.imaged(recipes.make(self.recipe))
-        with tempfile.TemporaryDirectory() as folder, bar("load") as progress:
-            wanted = replace(recipe.loader, workers=self.workers)
-            run = replace(recipe, data=self.data, out=folder, loader=wanted).check()
-            steps = train_data.TrainData(run, train_data.open_index(run)).batches()
-            found = loader_memory.measure(steps, self.batches, loader.PREFETCH, progress)
-        found = {
-            "recipe": self.recipe,
-            "side": run.sample_config.image_size,
-            "grid": run.sample_config.mask_size,
-        } | found
-        print(f"recipe {self.recipe}: input {found['side']}, masks on a grid of {found['grid']}")
-        print(loader_memory.table(found))
-        return found
+        with tempfile.TemporaryDirectory() as folder, progress_bar("load") as progress:
+            settings = replace(recipe.loader, workers=self.workers)
+            config = replace(recipe, data=self.data, out=folder, loader=settings).check()
+            steps = train_data.TrainData(config, train_data.open_index(config)).batches()
+            result = loader_memory.measure(steps, self.batches, loader.PREFETCH, progress)
+        side, grid = config.sample_config.image_size, config.sample_config.mask_size
+        print(f"recipe {self.recipe}: input {side}, masks on a grid of {grid}")
+        print(loader_memory.table(result))
+        return {"recipe": self.recipe, "side": side, "grid": grid} | result
 
 
 @dataclass(frozen=True)
-class GroundingVerb:
+class GroundingMemory:
     """memory of a grounding training with a language model, part by part"""
 
     vision: Literal["vit_b", "vit_l", "vit_h", "none"] = "vit_h"
     """frozen image encoder; none: embeddings are read from disk"""
     language: str = "7b"
-    """language model: 7b for Llama 2's shapes, or a folder or cached name of Hugging Face's (only config.json is read)"""
+    """language model: 7b (Llama 2's shapes), or a folder or cached name of a Hugging Face model, of
+    which only config.json is read"""
     rank: int = 16
-    """rank of the language model's adapters; 0: the language model is not trained"""
+    """LoRA rank of the language model's adapters; 0 freezes the language model"""
     four_bit: bool = True
     """store the language model's linear layers in 4 bits"""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """of the encoders; the head and the adapters are float32"""
+    """number format of the encoders; the head and the adapters are float32"""
     recompute: bool = True
-    """recompute the language model's blocks in the backward pass"""
+    """recompute the language model's blocks in the backward pass (activation checkpointing)"""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """8 or 2 bytes for each trained parameter"""
+    """optimizer: 8 (adamw) or 2 (adamw8bit) bytes of state per trained parameter"""
     images: int = 1
-    """images in the batch"""
+    """images per batch"""
     queries: int = 1
-    """texts of each image"""
+    """texts per image"""
     tokens: int = 64
-    """tokens of a text"""
+    """tokens per text"""
     masks: int = 16
-    """masks of an image, in float16 at the encoder's image side"""
+    """masks per image, in float16 at the encoder's image size"""
     head_dim: int = 256
     """width of the cross-modal head"""
     head_layers: int = 2
-    """blocks of the cross-modal head"""
+    """number of blocks of the cross-modal head"""
     spare_gib: float = 1.5
     """GiB of a GPU to keep free, as in 'gigamask plan'"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Compute, print and return the memory."""
         from gigamask.grounding import memory
         from gigamask.grounding.text_encoders import HuggingFace
         from gigamask.models import configs
@@ -160,36 +154,38 @@ class GroundingVerb:
             memory.HeadShape(self.head_dim, self.head_layers),
             AdamW() if self.optimizer == "adamw" else AdamW8bit(),
         )
-        found = memory.plan(setup, self.spare_gib)
-        print(memory.table(found))
-        return {"vision": self.vision, "language": self.language} | found
+        result = memory.plan(setup, self.spare_gib)
+        print(memory.table(result))
+        return {"vision": self.vision, "language": self.language} | result
 
 
 @dataclass(frozen=True)
 class MemoryCommand:
-    """measure a sample (memory sample) or loader processes (memory loader), or plan a grounding training (memory grounding)"""
+    """measure the memory of a sample or a loader, or plan the memory of a grounding training"""
 
-    part: OmitArgPrefixes[
+    kind: OmitArgPrefixes[
         OmitSubcommandPrefixes[
-            Annotated[SampleVerb, subcommand(PARTS[0])]
-            | Annotated[LoaderVerb, subcommand(PARTS[1])]
-            | Annotated[GroundingVerb, subcommand(PARTS[2])]
+            Annotated[SampleMemory, subcommand(KINDS[0])]
+            | Annotated[LoaderMemory, subcommand(KINDS[1])]
+            | Annotated[GroundingMemory, subcommand(KINDS[2])]
         ]
     ]
 
     @property
     def json(self) -> str | None:
-        return self.part.json
+        """File that the results are written to."""
+        return self.kind.json
 
     def run(self) -> dict[str, Any]:
-        """Run the subcommand."""
-        return self.part.run()
+        """Run the chosen kind."""
+        return self.kind.run()
 
 
-def parse(words: Sequence[str]) -> MemoryCommand:
-    """Parse the command line."""
-    if words and not words[0].startswith("-") and words[0] not in PARTS:
+def parse(arguments: Sequence[str]) -> MemoryCommand:
+    """Parse the kind of memory and its flags."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in KINDS:
         raise GigamaskError(
-            f"memory {words[0]!r} is not known, it is {', '.join(PARTS[:-1])} or {PARTS[-1]}; see 'gigamask memory --help'"
+            f"unknown command 'memory {arguments[0]}'; choose {', '.join(KINDS[:-1])} or "
+            f"{KINDS[-1]}; see 'gigamask memory --help'"
         )
-    return parser.parse(MemoryCommand, words, "gigamask memory")
+    return parser.parse(MemoryCommand, arguments, "gigamask memory")

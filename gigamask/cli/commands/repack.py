@@ -1,4 +1,4 @@
-"""`gigamask repack`: the same shards at a smaller size."""
+"""`gigamask repack`: downscale tars."""
 
 from __future__ import annotations
 
@@ -12,57 +12,53 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class RepackCommand:
-    """writes tars anew at a smaller size, images and masks, which load several times as fast; run again, it goes on where it stopped"""
+    """downscale the images and masks of tars, which then load several times as fast; resumable"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or an index; of one made with --salvage, broken tars as far as they go"""
+    """tars, folders of tars, globs, or an index; of an index made with --salvage, the readable
+    beginnings of truncated tars too"""
     out: str
-    """folder for the tars, which keep their names"""
+    """output folder for the tars, which keep their names"""
     size: int = 1024
-    """pixels on the long side; images that have no more are copied as they are"""
+    """length of an image's long side (pixels); smaller images are copied unchanged"""
     quality: int = 90
     """JPEG quality, 1 to 100"""
     workers: int = 1
     """processes, each on one tar at a time"""
     json: str | None = None
-    """file for what was printed, as data, with all that was left out"""
+    """write the results to this JSON file, with everything that was skipped"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands import omissions
-        from gigamask.cli.commands.progress import bar
+        """Repack, and return the counts."""
+        from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.datatools.repack import RepackConfig, repack
 
-        with bar("repack") as progress:
-            done = repack(
-                self.paths,
-                Path(self.out),
-                RepackConfig(self.size, self.quality),
-                self.workers,
-                progress,
-            )
-        print(
-            f"{self.out}: {done['images']} images with {done['masks']} masks in {done['tars']} tars ({done['kept']} were done before)"
-        )
-        if done["bytes"]:
-            ratio = done["source_bytes"] / done["bytes"]
-            print(
-                f"  {done['source_bytes'] / 1e9:.3g} GB became {done['bytes'] / 1e9:.3g} GB, {ratio:.2g} times less"
-            )
-        for what, means in (
+        config = RepackConfig(self.size, self.quality)
+        with progress_bar("repack") as progress:
+            result = repack(self.paths, Path(self.out), config, self.workers, progress)
+        count = f"{result['images']} images with {result['masks']} masks in {result['tars']} tars"
+        print(f"{self.out}: {count} ({result['kept']} were done before)")
+        if result["bytes"]:
+            before, after = result["source_bytes"], result["bytes"]
+            sizes = f"{before / 1e9:.3g} GB to {after / 1e9:.3g} GB"
+            print(f"  from {sizes}, {before / after:.2g} times smaller")
+        for name, meaning in (
             ("copied", "images were small already"),
             ("vanished", "masks have no pixel left"),
-            ("others", "other members left out"),
+            ("others", "other members skipped"),
         ):
-            if done[what]:
-                print(f"  {done[what]} {means}")
-        for each in done["broken_tars"]:
-            print(f"  broken, repacked as far as it goes: {each}")
-        omissions.tell("images", [each["reason"] for each in done["left_out"]])
-        omissions.tell("tars", done["failed"])
-        if done["failed"]:
-            done["fault"] = (
-                f"{len(done['failed'])} tars could not be repacked; mend them and run the same command again (the first: {done['failed'][0]})"
+            if result[name]:
+                print(f"  {result[name]} {meaning}")
+        for broken in result["broken_tars"]:
+            print(f"  truncated, its readable beginning was repacked: {broken}")
+        print_skipped("images", [skipped["reason"] for skipped in result["left_out"]])
+        failed = result["failed"]
+        print_skipped("tars", failed)
+        if failed:
+            result["fault"] = (
+                f"{len(failed)} tars could not be repacked; repair them and run the same command "
+                f"again (the first: {failed[0]})"
             )
         else:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out + '/index')}")
-        return done
+        return result

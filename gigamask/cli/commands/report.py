@@ -1,4 +1,4 @@
-"""`gigamask report`: one HTML file about a run, or about several side by side."""
+"""`gigamask report`: one HTML file about one or several runs."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from gigamask.errors import GigamaskError
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """writes one HTML file about a run, or several side by side: curves, evaluations, pictures, configuration, faults, checkpoints"""
+    """write one HTML file about runs: curves, evaluations, pictures, configuration, checkpoints"""
 
     runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]]
-    """run folders, or folders that hold some, such as stages"""
+    """run folders, or folders that contain some, such as those of stages"""
     out: str | None = None
-    """file to write; by default report.html in the run's folder, or here where there are several runs"""
+    """HTML file; default: report.html in the run folder, or in the current folder for several
+    runs"""
     verify: bool = False
-    """read all checkpoints and hold them against their crc32; else their manifests and sizes alone"""
+    """verify the checksums (crc32) of all checkpoints, not only their manifests and sizes"""
     json: str | None = None
-    """file for what the page shows, as data"""
+    """write the contents of the page to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Write the page, and return its contents."""
         from gigamask import config_files
         from gigamask.report import history, page
 
         if not self.runs:
-            raise GigamaskError("report wants a run folder; name one or several, such as runs/demo")
-        folders = [each for path in self.runs for each in history.find(Path(path))]
+            raise GigamaskError("RUN is required: one or several run folders, such as runs/demo")
+        folders = [folder for path in self.runs for folder in history.find(Path(path))]
         names = history.labels(folders)
-        out = (
-            Path(self.out)
-            if self.out
-            else (folders[0] / page.REPORT if len(folders) == 1 else Path(page.REPORT))
-        )
+        default = folders[0] / page.REPORT if len(folders) == 1 else Path(page.REPORT)
+        out = Path(self.out) if self.out else default
         if out.is_dir() or not out.parent.is_dir():
             raise GigamaskError(
-                f"--out {out}: cannot be written; name a file in a folder that exists"
+                f"--out {out}: cannot be written; pass a file in an existing folder"
             )
         runs = {
             name: history.read(folder, self.verify)
@@ -47,12 +46,12 @@ class ReportCommand:
         }
         if empty := [run.folder for run in runs.values() if run.empty]:
             raise GigamaskError(
-                f"{empty[0]}: has recorded nothing yet, there is nothing to report; train it first, or leave it out"
+                f"{empty[0]}: has no records yet; train the run first, or leave it out"
             )
-        known = {
+        recipes = {
             name: config_files.recipe_config(run.config.get("recipe", ""))
             for name, run in runs.items()
         }
-        told = page.write(runs, known, out)
+        contents = page.write(runs, recipes, out)
         print(out)
-        return told
+        return contents

@@ -1,4 +1,4 @@
-"""`gigamask segment`: everything in images, as SA-1B's annotations."""
+"""`gigamask segment`: generate all masks of images, as SA-1B annotations."""
 
 from __future__ import annotations
 
@@ -14,78 +14,68 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 
 @dataclass(frozen=True)
 class SegmentCommand:
-    """segments everything in images into SA-1B's jsons, or into tars to train on; the same command goes on where it was stopped"""
+    """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
     images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
-    """pictures, folders of them at any depth, globs, tars, or an index"""
+    """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str
-    """folder for the jsons, and for the tars"""
+    """output folder for the JSONs and tars"""
     to_shards: bool = False
-    """also write tars of images and jsons, which 'gigamask index' reads"""
+    """also write tars of images and JSONs, for 'gigamask index'"""
     shard_images: int = 500
-    """images a tar"""
+    """images per tar"""
     pictures: str | None = None
     """folder for a picture of each image with its masks"""
     cache: str | None = None
-    """folder that keeps the images' embeddings, for a later run with other numbers"""
+    """folder that keeps image embeddings, for another run with other thresholds"""
     cache_gb: float = 10.0
-    """how much it keeps, in 10^9 bytes; what was used longest ago goes first"""
+    """size of the cache in GB (10^9 bytes); the least recently used embeddings are removed"""
     device: str = "auto"
-    """auto is cuda when there is one"""
+    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """what the model computes in; scores and masks of bf16 differ a little"""
+    """number format of the model; scores and masks differ slightly in bf16 and fp16"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
-    """what is asked, and which masks stay; names and defaults are those of SamAutomaticMaskGenerator"""
+    """how masks are generated: the arguments of SamAutomaticMaskGenerator"""
     json: str | None = None
-    """file for what was printed, as data, with all that was left out"""
+    """write the results to this JSON file, with everything that was skipped"""
 
     def run(self) -> dict[str, Any]:
+        """Segment the images, and return the counts."""
         from pathlib import Path
 
         from gigamask import config_files
-        from gigamask.cli.commands import omissions
-        from gigamask.cli.commands.progress import bar
+        from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.distributed.precision import autocast
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
         from gigamask.inference.embedding_cache import EmbeddingCache
         from gigamask.training.checkpoint import load_model
-        from gigamask.workflows.segment import Output, find, segment_all
+        from gigamask.workflows.segment import Output, find_images, segment_all
 
-        output = Output(
-            Path(self.out),
-            self.to_shards,
-            self.shard_images,
-            None if self.pictures is None else Path(self.pictures),
-        )
-        cache = (
-            None
-            if self.cache is None
-            else EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9))
-        )
-        masks = SamAutomaticMaskGenerator(
-            load_model(self.weights, self.device, config_files.config_of_weights),
-            cache=cache,
-            **vars(self.masks),
-        )
+        pictures = Path(self.pictures) if self.pictures else None
+        output = Output(Path(self.out), self.to_shards, self.shard_images, pictures)
+        cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
+        model = load_model(self.weights, self.device, config_files.config_of_weights)
+        generator = SamAutomaticMaskGenerator(model, cache=cache, **vars(self.masks))
         with tempfile.TemporaryDirectory() as scratch:
-            pictures, rejected = find(self.images, scratch)
-            with bar("segment") as progress, autocast(self.precision, masks.predictor.device):
-                done = segment_all(pictures, masks, output, rejected, progress)
-        each = done["masks"] / done["images"]
-        print(
-            f"{self.out}: {done['images']} images with {done['masks']} masks, {each:.1f} each ({done['kept']} images were done before)"
-        )
-        if not done["masks"]:
+            images, skipped = find_images(self.images, scratch)
+            device = generator.predictor.device
+            with progress_bar("segment") as progress, autocast(self.precision, device):
+                result = segment_all(images, generator, output, skipped, progress)
+        mean = result["masks"] / result["images"]
+        count = f"{result['images']} images with {result['masks']} masks, {mean:.1f} per image"
+        print(f"{self.out}: {count} ({result['kept']} images were done before)")
+        if not result["masks"]:
             print(
-                "  no mask passed; lower --pred-iou-thresh and --stability-score-thresh, which are made for well-trained models"
+                "  no mask passed the thresholds, which are meant for fully trained models; "
+                "lower --pred-iou-thresh and --stability-score-thresh"
             )
         if self.to_shards:
-            print(f"  {len(done['tars'])} tars ({done['tars_kept']} were done before)")
-        omissions.tell("images", [each["reason"] for each in done["left_out"]])
+            print(f"  {len(result['tars'])} tars ({result['tars_kept']} were done before)")
+        print_skipped("images", [skipped["reason"] for skipped in result["left_out"]])
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
-        return done
+        return result

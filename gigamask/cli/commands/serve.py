@@ -1,4 +1,4 @@
-"""`gigamask serve`: serve a web page until it is stopped."""
+"""`gigamask serve`: a web page for models, data and runs."""
 
 from __future__ import annotations
 
@@ -16,41 +16,44 @@ if TYPE_CHECKING:
     from gigamask.serve.app import AppState
 
 MIN_TOKEN_LENGTH = 16
-"""Shorter ones could be guessed."""
+"""Letters and digits; shorter tokens could be guessed."""
 
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """serve a web page: try a model by clicks, boxes and text, browse data and samplers, watch runs"""
+    """serve a web page: try a model, browse data and samplers, watch runs"""
 
     weights: str | None = None
-    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face
+    folder"""
     data: tuple[str, ...] = ()
     """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
-    """folder of runs to watch, finished ones and those in training"""
+    """folder of runs to watch, finished or in training"""
     words: str | None = None
-    """folder of a 'ground train' run, which finds masks by text; without --weights its segmenter is tried"""
+    """run folder of a 'ground train', to find masks by text; without --weights, its segmenter is
+    the model to try"""
     host: str = "127.0.0.1"
-    """address to listen on; other addresses than this machine's own need a token"""
+    """address to listen on; any but localhost requires a token"""
     port: int = 8000
     """port to listen on; 0 takes a free one"""
     token: str | None = None
-    """secret that the browser must know; made up and printed if --host is not this machine's own"""
+    """secret in the page's URL; by default generated and printed if --host is not localhost"""
     allow_host: tuple[str, ...] = ()
-    """further host names of the page, such as that of a proxy in front of it"""
+    """further host names of the page, such as that of a reverse proxy"""
     cache: str | None = None
-    """folder that keeps image embeddings between restarts"""
+    """folder that keeps image embeddings across restarts"""
     device: str = "auto"
-    """auto is cuda when there is one"""
+    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
-    """how all masks of an image are generated; names and defaults are those of SamAutomaticMaskGenerator"""
+    """how all masks of an image are generated: the arguments of SamAutomaticMaskGenerator"""
     json: str | None = None
-    """file for what was printed, as data, written when the server stops"""
+    """write the results to this JSON file when the server stops"""
 
     def run(self) -> dict[str, Any]:
+        """Serve the page until Ctrl-C, and return its address."""
         self._check()
         from gigamask.serve import server
 
@@ -64,34 +67,35 @@ class ServeCommand:
         return {"address": address}
 
     def _check(self) -> None:
-        """Raise `GigamaskError` where there is nothing to show, or a flag or a package is wrong."""
+        """Raise `GigamaskError` if a flag is wrong, or a package is not installed."""
         from importlib.util import find_spec
 
         if not (self.weights or self.data or self.runs or self.words):
             raise GigamaskError(
-                "there is nothing to show; give --weights WEIGHTS, --data PATH..., --runs DIR or --words RUN, or several of them"
+                "nothing to show; give at least one of --weights WEIGHTS, --data PATH..., "
+                "--runs FOLDER and --words RUN"
             )
         if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
             raise GigamaskError(
-                f"the page needs {' and '.join(missing)}; install: pip install 'gigamask[web]'"
+                f"the page needs {' and '.join(missing)}; run pip install 'gigamask[web]'"
             )
         if not 0 <= self.port < 2**16:
             raise GigamaskError(
-                f"--port is {self.port}, it must lie in 0 to {2**16 - 1}; 0 takes a free one"
+                f"--port must be 0 to {2**16 - 1}, 0 for a free one (got {self.port})"
             )
         token = self.token
         short = token is not None and len(token) < MIN_TOKEN_LENGTH
         if token is not None and (short or not token.isascii() or not token.isalnum()):
             raise GigamaskError(
-                f"--token has {len(token)} letters, it must have {MIN_TOKEN_LENGTH} or more, all of A-Z, a-z and 0-9; leave it out to have one made"
+                f"--token must be at least {MIN_TOKEN_LENGTH} of A-Z, a-z and 0-9 "
+                f"(got {len(token)} characters); leave it out to generate one"
             )
 
     def _state(self, stack: ExitStack) -> AppState:
-        """Return what the page shows; the stack keeps a temporary index."""
+        """Return what the page shows; the stack keeps a temporary index open."""
         from pathlib import Path
 
         from gigamask import config_files
-        from gigamask.workflows.opening import opened
         from gigamask.inference.embedding_cache import EmbeddingCache
         from gigamask.serve.app import AppState
         from gigamask.serve.dataset_view import DatasetView
@@ -99,6 +103,7 @@ class ServeCommand:
         from gigamask.serve.sampler_view import SamplerView
         from gigamask.serve.session import Session
         from gigamask.training.checkpoint import load_model
+        from gigamask.workflows.opening import opened
 
         runs = RunsView(Path(self.runs)) if self.runs else None
         index = stack.enter_context(opened(self.data)) if self.data else None

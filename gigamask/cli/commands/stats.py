@@ -1,4 +1,4 @@
-"""`gigamask stats`: what some tars or an index hold, and what a sampler makes of it."""
+"""`gigamask stats`: statistics of tars, an index, or a sampler."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from gigamask.workflows.opening import opened
 from gigamask.errors import GigamaskError
+from gigamask.workflows.opening import opened
 
 
 @dataclass(frozen=True)
 class StatsCommand:
-    """describes tars or an index: masks per image, areas, scores, sizes; or what a sampler does to it"""
+    """describe tars or an index (masks per image, areas, scores, sizes), or what a sampler draws"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """an index, or tars to index in passing"""
+    """an index, or tars, which are indexed temporarily"""
     sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
-    """describe what this sampler visits instead: granularity, difficulty and tars over its epochs; its fields are flags, as --sampler.per-tar 10"""
+    """describe what this sampler draws instead: granularity, difficulty and tars over its epochs;
+    its fields are flags, such as --sampler.per-tar 10"""
     epochs: int = 1
-    """how many epochs of the sampler"""
+    """number of epochs of the sampler"""
     seed: int = 0
-    """names the orders, as the seed of a training does"""
+    """random seed of the sampler, as in training"""
     items: Literal["image", "mask"] = "image"
-    """what the sampler chooses from"""
+    """what the sampler draws: images, or single masks"""
     attributes: str | None = None
-    """CSV file of what else is known of images or tars, for the sampler"""
+    """CSV file with attributes of images or tars, for the sampler (docs/samplers.md)"""
     picture: str | None = None
-    """file for a picture of the same, such as stats.png; needs matplotlib (extra plots)"""
+    """image file for a plot, such as stats.png; needs matplotlib (pip install 'gigamask[plots]')"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
+        """Print and return the statistics."""
         if self.sampler is None and (self.attributes or self.items != "image" or self.epochs != 1):
-            raise GigamaskError(
-                "--epochs, --items and --attributes tell what a sampler visits, but none is named; give --sampler NAME, or leave them out"
-            )
+            raise GigamaskError("--epochs, --items and --attributes need --sampler NAME")
         from gigamask.datatools import plots, stats
 
         if self.picture:
@@ -45,34 +45,34 @@ class StatsCommand:
         with opened(self.paths) as index:
             if self.sampler is not None:
                 return self._describe_sampler(index)
-            found = stats.describe(index)
-        print(stats.table(found))
+            result = stats.describe(index)
+        print(stats.table(result))
         if self.picture:
-            plots.plot_stats(found, self.picture, " ".join(self.paths))
+            plots.plot_stats(result, self.picture, " ".join(self.paths))
             print(self.picture)
-        return found
+        return result
 
     def _describe_sampler(self, index: Any) -> dict[str, Any]:
-        """Prints and returns what the sampler visits."""
+        """Print and return what the sampler draws."""
         from gigamask.data import attributes
         from gigamask.data.mask_sampling import MaskFilters
         from gigamask.data.sample_table import open_sample_table
         from gigamask.datatools import plots, sampler_stats
 
-        sampler: Any = self.sampler  # the command line has put the part in the place of its name
-        known = attributes.read(self.attributes, index) if self.attributes else None
-        items = open_sample_table(index, MaskFilters(), self.items, known, self.seed).items
-        found = sampler_stats.describe(items, sampler, self.epochs)
-        print(sampler_stats.table(found))
+        sampler: Any = self.sampler  # `parse` has replaced the name by the sampler
+        table = attributes.read(self.attributes, index) if self.attributes else None
+        items = open_sample_table(index, MaskFilters(), self.items, table, self.seed).items
+        result = sampler_stats.describe(items, sampler, self.epochs)
+        print(sampler_stats.table(result))
         if self.picture:
             title = f"{type(sampler).__name__} over {' '.join(self.paths)}"
-            plots.plot_sampler_stats(found, self.picture, title)
+            plots.plot_sampler_stats(result, self.picture, title)
             print(self.picture)
-        return found
+        return result
 
 
-def parse(words: Sequence[str]) -> StatsCommand:
-    """Returns the verb that the words describe; its sampler is a part, whose fields are flags, too."""
+def parse(arguments: Sequence[str]) -> StatsCommand:
+    """Parse the flags, those of the sampler included."""
     from gigamask import config_files
 
-    return config_files.parse_verb(StatsCommand, words, "gigamask stats")
+    return config_files.parse_command(StatsCommand, arguments, "gigamask stats")

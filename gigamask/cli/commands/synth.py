@@ -1,4 +1,4 @@
-"""`gigamask synth`: shards of synthetic scenes."""
+"""`gigamask synth`: write synthetic scenes."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class SynthCommand:
-    """makes shards of synthetic scenes in SA-1B's format"""
+    """write tars of synthetic scenes in SA-1B's format, optionally with text queries"""
 
     folder: Positional[Annotated[str, arg(metavar="FOLDER")]]
-    """where the tars go"""
+    """output folder for the tars"""
     images: int = 256
-    """how many scenes"""
+    """number of scenes"""
     seed: int = 0
-    """names the scenes: the same seed and number give the same bytes"""
+    """random seed; a scene depends on the seed and its number only, byte for byte"""
     first: int = 0
-    """number of the first scene; scenes with other numbers are other scenes"""
+    """number of the first scene"""
     crowded: float = 0.0
-    """share of the scenes that hold many small objects, whose masks are mostly fine (< 1 % of the image)"""
+    """fraction of scenes with many small objects, whose masks mostly cover less than 1 % of the
+    image"""
     queries: bool = False
-    """scenes of things that words can tell apart, and FOLDER/queries.jsonl, which asks for them: some twelve queries a scene"""
+    """write scenes of objects that text can tell apart, and FOLDER/queries.jsonl with about twelve
+    queries per scene"""
     json: str | None = None
-    """file for what was printed, as data"""
+    """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands.progress import bar
+        """Write the scenes, and return their number and tars."""
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import GigamaskError
         from gigamask.synthetic import described_scenes, scenes
 
         if self.queries and self.crowded:
             raise GigamaskError(
-                f"--crowded is {self.crowded}, scenes with queries hold no crowds; leave out --crowded or --queries"
+                f"--crowded {self.crowded} cannot be combined with --queries; leave one of them out"
             )
-        asked = []
-        with bar("synth") as progress:
+        queries = []
+        with progress_bar("synth") as progress:
             if self.queries:
-                paths, asked = described_scenes.write(
+                paths, queries = described_scenes.write(
                     self.folder, self.images, seed=self.seed, first=self.first, progress=progress
                 )
             else:
@@ -52,8 +55,9 @@ class SynthCommand:
                     progress=progress,
                     crowded=self.crowded,
                 )
-        print(f"{self.images} scenes in {len(paths)} tars under {self.folder}")
-        if asked:
-            print(f"{len(asked)} queries of them in {self.folder}/{described_scenes.QUERIES}")
+        print(f"{self.images} scenes in {len(paths)} tars in {self.folder}")
+        if queries:
+            print(f"{len(queries)} queries in {self.folder}/{described_scenes.QUERIES}")
         print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")
-        return {"images": self.images, "tars": [str(path) for path in paths], "queries": len(asked)}
+        tars = [str(path) for path in paths]
+        return {"images": self.images, "tars": tars, "queries": len(queries)}

@@ -39,7 +39,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
     if flags.run.verb != command:
         raise GigamaskError(
-            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.verb}', not 'gigamask {command}'"
+            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.verb}', "
+            f"not 'gigamask {command}'"
         )
     configs = stages_of(flags)
     if flags.print_config and flags.epochs is None:
@@ -91,7 +92,15 @@ def stages_of(flags: TrainFlags) -> list[TrainConfig]:
 def resolve_all(
     configs: Sequence[TrainConfig], flags: TrainFlags
 ) -> list[dict[str, tuple[Any, Any]]]:
-    """Check all stages before the first one, since the last might fail days later."""
+    """Check all stages before the first one, since the last might fail days later.
+
+    Args:
+        configs: The stages.
+        flags: The flags.
+
+    Returns:
+        What differs from each saved configuration.
+    """
     folders = [config.out for config in configs]
     return [
         resolve(config, flags.allow_data_change, tuple(folders[:number]))

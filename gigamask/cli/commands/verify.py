@@ -1,4 +1,4 @@
-"""`gigamask verify`: everything in some tars, read."""
+"""`gigamask verify`: read everything in tars and report what is unusable."""
 
 from __future__ import annotations
 
@@ -7,76 +7,82 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-TOLD = 50
+MAX_LINES = 50
+"""Faults printed; `--json` has all."""
 
 
 @dataclass(frozen=True)
 class VerifyCommand:
-    """reads everything in tars and names each sample that training could not use"""
+    """read everything in tars, and list the samples that training cannot use"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or an index, which is then compared with its tars"""
+    """tars, folders of tars, globs, or an index, which is compared with its tars"""
     checksums: str | None = None
-    """list of checksums, as Meta hands it out or md5sum and sha256sum write it"""
+    """file of checksums: Meta's list, or the output of md5sum or sha256sum"""
     workers: int = 1
-    """processes that share the tars"""
+    """processes, each on one tar at a time"""
     decode: bool = True
-    """decode every JPEG; otherwise only its header is read"""
+    """decode every JPEG; with --no-decode only its header is read"""
     json: str | None = None
-    """file for what was printed, as data: each bad sample with its tar, member, offset and reason"""
+    """write the results to this JSON file: tar, member, offset and reason of each bad sample"""
 
     def run(self) -> dict[str, Any]:
-        from gigamask.cli.commands.progress import bar
+        """Verify the tars, and return the counts and faults."""
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.datatools import checksums, verify
 
         sums = checksums.read(self.checksums) if self.checksums else {}
-        with bar("verify") as progress:
+        with progress_bar("verify") as progress:
             reports, stale = verify.verify(self.paths, sums, self.decode, self.workers, progress)
         counts = verify.summary(reports)
         bad = [finding for report in reports for finding in report.bad]
         odd = [finding for report in reports for finding in report.odd]
-        print(
-            f"{counts['tars']} tar{'s' * (counts['tars'] != 1)}: {counts['images']} images with {counts['masks']} masks"
-        )
-        for what in ("without_json", "without_jpg", "without_masks", "other_members"):
-            if counts[what]:
-                print(f"  {what.replace('_', ' ')}: {counts[what]}")
+        tars = f"{counts['tars']} tar{'s' * (counts['tars'] != 1)}"
+        print(f"{tars}: {counts['images']} images with {counts['masks']} masks")
+        for name in ("without_json", "without_jpg", "without_masks", "other_members"):
+            if counts[name]:
+                print(f"  {name.replace('_', ' ')}: {counts[name]}")
         lines = [f"  index {fault}" for fault in stale]
         for report in reports:
             lines += [f"  tar {fault}" for fault in report.faults]
             if report.faults:
-                lines.append(
-                    f"    {report.images} of its images were found, {len(report.bad_samples)} of them bad"
-                )
-        lines += [f"  bad {each.tar} {each.member} at {each.offset}: {each.reason}" for each in bad]
-        lines += [
-            f"  disagrees {each.tar} {each.member} at {each.offset}: {each.reason}" for each in odd
-        ]
-        for line in lines[:TOLD]:
+                read = f"{report.images} of its images were read"
+                lines.append(f"    {read}, {len(report.bad_samples)} of them bad")
+        for label, findings in (("bad", bad), ("disagrees", odd)):
+            for finding in findings:
+                member = f"{finding.tar} {finding.member} at {finding.offset}"
+                lines.append(f"  {label} {member}: {finding.reason}")
+        for line in lines[:MAX_LINES]:
             print(line)
-        if len(lines) > TOLD:
-            print(f"  and {len(lines) - TOLD} more, all of them with --json FILE")
-        tars = [
-            {
-                "path": report.path,
-                "faults": report.faults,
-                "images": report.images,
-                "bad": len(report.bad_samples),
-            }
-            for report in reports
-        ]
-        done: dict[str, Any] = {**counts, "tars": tars, "index": stale}
-        done |= {"bad": [asdict(each) for each in bad], "disagrees": [asdict(each) for each in odd]}
+        if len(lines) > MAX_LINES:
+            print(f"  and {len(lines) - MAX_LINES} more; --json FILE writes all of them")
+        result: dict[str, Any] = {
+            **counts,
+            "tars": [
+                {
+                    "path": report.path,
+                    "faults": report.faults,
+                    "images": report.images,
+                    "bad": len(report.bad_samples),
+                }
+                for report in reports
+            ],
+            "index": stale,
+            "bad": [asdict(finding) for finding in bad],
+            "disagrees": [asdict(finding) for finding in odd],
+        }
+        samples = counts["images"] + counts["without_jpg"]
         faults = [
-            f"{counts['bad_samples']} of {counts['images'] + counts['without_jpg']} samples are bad"
-            * bool(bad),
-            f"{counts['broken_tars']} of {counts['tars']} tars are broken"
-            * bool(counts["broken_tars"]),
-            "the index does not fit its tars" * bool(stale),
+            f"{counts['bad_samples']} of {samples} samples are bad" if bad else "",
+            f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
+            "the index does not match its tars" if stale else "",
         ]
         if any(faults):
-            act = "training leaves out bad samples; fetch a broken tar again, move it away, or index it with --salvage"
-            done["fault"] = f"{', '.join(filter(None, faults))}; {act}"
+            act = (
+                "training skips bad samples; download a broken tar again, remove it, or index it "
+                "with --salvage"
+            )
+            result["fault"] = f"{', '.join(filter(None, faults))}; {act}"
         else:
-            print("all of it can be used")
-        return done
+            print("no errors")
+        return result
