@@ -1,5 +1,1 @@
-"""Data: tars, their index, annotations, samples, augmentation, batches."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""From tars and image folders to batches: index, storage, annotations, images and loader."""

@@ -1,8 +1,7 @@
-"""SA-1B's json, written: masks enter with what is said of them, the record of one image leaves, and its bytes.
+"""Write SA-1B annotations.
 
-Boxes are x, y, width, height with inclusive ends, so width and height are one less than COCO's; keys stand in SA-1B's order.
-
-Not here: reading it (`data.annotation`).
+Boxes are x, y, width, height with inclusive ends, so that width and height are one less than
+COCO's; the keys have SA-1B's order.
 """
 
 import json
@@ -24,9 +23,20 @@ def image_record(
     stability_score: Float[np.ndarray, "n"],
     crops: Int[np.ndarray, "n 4"] | None = None,
 ) -> dict[str, Any]:
-    """Returns the json of image `sa_<image_id>`: its masks, each with its id, the prompt it was made from, and its scores.
+    """Return the annotation of the image `sa_<image_id>`.
 
-    `crops` says which part of the image each was made from, as `xyxy` with half-open ends; None for all of it.
+    Args:
+        image_id: Number of the image.
+        masks: The masks.
+        ids: Id of each mask.
+        points_xy: Prompt point of each mask in pixels.
+        predicted_iou: Predicted IoU of each mask.
+        stability_score: Stability score of each mask.
+        crops: Crop of the image that each mask was made from, xyxy in pixels with exclusive ends;
+            None for the whole image.
+
+    Returns:
+        The json as a dict.
     """
     height, width = masks.size
     if crops is None:
@@ -40,14 +50,14 @@ def image_record(
         },
         "annotations": [
             {
-                **shape,
+                **fields,
                 "predicted_iou": float(predicted_iou[i]),
                 "point_coords": [[float(points_xy[i, 0]), float(points_xy[i, 1])]],
                 "crop_box": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
                 "id": ids[i],
                 "stability_score": float(stability_score[i]),
             }
-            for i, (shape, (x0, y0, x1, y1)) in enumerate(
+            for i, (fields, (x0, y0, x1, y1)) in enumerate(
                 zip(mask_fields(masks), crops.tolist(), strict=True)
             )
         ],
@@ -55,7 +65,7 @@ def image_record(
 
 
 def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
-    """Returns of each mask what follows from its pixels: `bbox`, `area` and `segmentation`."""
+    """Return the fields `bbox`, `area` and `segmentation` of each mask."""
     size, areas = list(masks.size), masks.areas().tolist()
     return [
         {
@@ -69,6 +79,6 @@ def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
     ]
 
 
-def encode(told: dict[str, Any]) -> bytes:
-    """Returns a record as the bytes of its file."""
-    return json.dumps(told).encode()
+def encode(record: dict[str, Any]) -> bytes:
+    """Encode an annotation as the bytes of its file."""
+    return json.dumps(record).encode()

@@ -20,12 +20,12 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
     live on (`filelock` closes the file in them).
 
     Args:
-        path: the lock file, created with its folder.
-        busy: the error message when another process holds the lock.
+        path: The lock file, created with its folder.
+        busy: The error message when another process holds the lock.
 
     Raises:
-        Fault: another process holds the lock.
-        OSError: the lock file cannot be created.
+        GigamaskError: Another process holds the lock.
+        OSError: The lock file cannot be created.
     """
     lock = FileLock(path, timeout=RETRY_S)
     while True:

@@ -1,10 +1,10 @@
-"""Queries: what is asked of an image in words, and which of its masks are the answer. JSONL enters, queries leave, with their rows of an index.
+"""Queries: texts that refer to masks of an image, read from JSONL and located in an index.
 
-A line is an object with `image` (`sa_9.jpg` or `sa_9`), `query` (the words), and `mask_index` (the right mask's number among the annotations of the
-image's json, from 0) or `mask_indices` (those of all right masks; none where nothing fits). It may have `tar` (as much of its path as tells it from
-others), `kind` (a word of the owner's, scores are told by it) and `domain`; other keys are not read. Empty lines are passed over.
-
-Not here: how hard a query is (`grounding.data`), made-up ones (`prepare.descriptions`).
+A line is an object with `image` (`sa_9.jpg` or `sa_9`), `query` (the text), and either `mask_index`
+(number of the target mask among the annotations of the image's json, from 0) or `mask_indices` (all
+target masks; empty if no mask matches the text). Optional keys are `tar` (the tar's name, with as
+much of its path as makes it unique), `kind` (any label; scores are reported for each kind) and
+`domain`; other keys are ignored, and so are empty lines.
 """
 
 import json
@@ -22,12 +22,16 @@ from gigamask.data.index import Index, as_list
 from gigamask.errors import GigamaskError
 
 MAX_TEXT_LENGTH = 1000
-"""Characters; text encoders read some hundred words at most."""
+"""Characters; text encoders read a few hundred words at most."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked of an image, and the numbers of the right masks among its annotations, none where nothing fits. `tar` and `image` as written."""
+    """A text about an image, and its target masks; `tar` and `image` are as in the file.
+
+    `mask_indices` are the numbers of the target masks among the image's annotations, empty if no
+    mask matches.
+    """
 
     tar: str | None
     image: str
@@ -37,33 +41,37 @@ class Query:
     domain: str = ""
 
     def __post_init__(self) -> None:
+        query = f"the query {self.text!r}"
         if not self.text.strip():
-            raise GigamaskError("the query has no words; write what is asked for")
+            raise GigamaskError("the query is empty; write the text")
         if len(self.text) > MAX_TEXT_LENGTH:
             raise GigamaskError(
-                f"the query has {len(self.text)} characters, at most {MAX_TEXT_LENGTH} are read; shorten it"
+                f"the query has {len(self.text)} characters, at most {MAX_TEXT_LENGTH} are read; "
+                "shorten it"
             )
-        if not self.image or self.tar == "":
-            raise GigamaskError(
-                f"the query {self.text!r} has an empty {'tar' if self.image else 'image'}; name it{', or leave it out' if self.image else ''}"
-            )
+        if not self.image:
+            raise GigamaskError(f"{query} has an empty image; name the image")
+        if self.tar == "":
+            raise GigamaskError(f"{query} has an empty tar; name it, or leave the key out")
         if min(self.mask_indices, default=0) < 0:
             raise GigamaskError(
-                f"the query {self.text!r} has the right mask {min(self.mask_indices)}, masks are numbered from 0 in their json's order; mend it"
+                f"{query} has the mask index {min(self.mask_indices)}, it must be >= 0: "
+                "masks are numbered from 0 in the order of their json"
             )
         if len(set(self.mask_indices)) < len(self.mask_indices):
             raise GigamaskError(
-                f"the query {self.text!r} has a right mask twice among {', '.join(map(str, self.mask_indices))}; name each once"
+                f"{query} has a duplicate among the mask indices "
+                f"{', '.join(map(str, self.mask_indices))}; remove it"
             )
 
     @property
     def name(self) -> str:
-        """Returns how errors call it: its words, and where it belongs."""
+        """The query's text and image, as in errors."""
         return f"the query {self.text!r} of {f'{self.tar}:' if self.tar else ''}{self.image}"
 
 
 class _Line(msgspec.Struct):
-    """One line as it stands, its types checked and nothing else."""
+    """One decoded line; only the types are checked."""
 
     image: str
     query: str
@@ -78,144 +86,160 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
-    """Returns the queries of these files, in order; raises Fault for a file that holds none, and for a line that is none."""
-    found: list[Query] = []
+    """Read the queries of JSONL files, in order.
+
+    Raises:
+        GigamaskError: A file cannot be read or has no query, or a line is not a query.
+    """
+    queries: list[Query] = []
     for path in as_list(paths):
-        before = len(found)
+        count = len(queries)
         try:
             with open(path, "rb") as file:
-                found += [
+                queries += [
                     _parse(line, f"{path}:{number}")
                     for number, line in enumerate(file, 1)
                     if line.strip()
                 ]
         except OSError as error:
             raise GigamaskError(
-                f"{path}: the queries cannot be read ({error.strerror}); give a JSONL file of queries"
+                f"{path}: the queries cannot be read ({error.strerror}); give a JSONL file"
             ) from error
-        if len(found) == before:
-            raise GigamaskError(f"{path}: holds no query; write one a line")
-    return found
+        if len(queries) == count:
+            raise GigamaskError(f"{path}: has no query; write one per line")
+    return queries
 
 
-def _parse(raw: bytes, place: str) -> Query:
+def _parse(raw: bytes, where: str) -> Query:
     try:
         line = _DECODER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        act = (
-            'write an object such as {"image": "sa_1.jpg", "query": "the red box", "mask_index": 0}'
-        )
-        raise GigamaskError(f"{place}: is no query ({error}); {act}") from error
-    one, several = line.mask_index, line.mask_indices
-    if (one is None) == (several is None):
-        both = (
+        raise GigamaskError(
+            f"{where}: is not a query ({error}); write an object such as "
+            '{"image": "sa_1.jpg", "query": "the red box", "mask_index": 0}'
+        ) from error
+    index, indices = line.mask_index, line.mask_indices
+    if (index is None) == (indices is None):
+        keys = (
             "neither mask_index nor mask_indices"
-            if one is None
+            if index is None
             else "both mask_index and mask_indices"
         )
         raise GigamaskError(
-            f"{place}: the query {line.query!r} has {both}, it needs one of them; write mask_indices [] where nothing fits"
+            f"{where}: the query {line.query!r} has {keys}, it needs one of them; "
+            "write mask_indices [] if no mask matches"
         )
-    right = tuple(several or ()) if one is None else (one,)
+    targets = tuple(indices or ()) if index is None else (index,)
     try:
-        return Query(line.tar, line.image, line.query, right, line.kind, line.domain)
-    except GigamaskError as fault:
-        raise GigamaskError(f"{place}: {fault}") from fault
+        return Query(line.tar, line.image, line.query, targets, line.kind, line.domain)
+    except GigamaskError as error:
+        raise GigamaskError(f"{where}: {error}") from error
 
 
 def write(path: str | Path, queries: Iterable[Query]) -> None:
-    """Writes the queries one a line, in a file that appears whole; `read` returns their equals."""
+    """Write queries to a JSONL file atomically; `read` returns equal ones.
+
+    Args:
+        path: The file.
+        queries: The queries.
+    """
     lines = []
     for query in queries:
-        right = (
+        targets = (
             {"mask_index": query.mask_indices[0]}
             if len(query.mask_indices) == 1
             else {"mask_indices": query.mask_indices}
         )
-        rest = {"kind": query.kind, "domain": query.domain}
-        told = {
-            "tar": query.tar,
+        labels = {"kind": query.kind, "domain": query.domain}
+        line = {
+            **({} if query.tar is None else {"tar": query.tar}),
             "image": query.image,
             "query": query.text,
-            **right,
-            **{key: word for key, word in rest.items() if word},
+            **targets,
+            **{key: label for key, label in labels.items() if label},
         }
-        lines.append(
-            json.dumps(
-                {key: value for key, value in told.items() if value is not None}, ensure_ascii=False
-            )
-            + "\n"
-        )
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     storage.write(Path(path), "".join(lines).encode())
 
 
 def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
-    """Returns the index row of each query's image; raises Fault where it has none or several, or has fewer masks than the query names."""
-    named = _rows_by_name({name for query in queries for name in _names(query)}, index)
+    """Find the images of queries in an index.
+
+    Args:
+        queries: The queries.
+        index: The index.
+
+    Returns:
+        The row of each query's image.
+
+    Raises:
+        GigamaskError: No image or several match a query, or the image has no such target mask.
+    """
+    rows_by_name = _rows_by_name({name for query in queries for name in _names(query)}, index)
     shards = {
-        tar: index.find_shard_numbers(tar) for tar in {query.tar for query in queries} if tar is not None
+        tar: index.find_shard_numbers(tar)
+        for tar in {query.tar for query in queries}
+        if tar is not None
     }
-    found: dict[tuple[str | None, str], tuple[int, int]] = {}
+    images: dict[tuple[str | None, str], tuple[int, int]] = {}
     for query in queries:
-        image = query.tar, query.image
-        if image not in found:
-            row = _only_row(
-                query, np.concatenate([named[name] for name in _names(query)]), shards, index
-            )
-            found[image] = row, int(index.images["masks"][row])
-        if query.mask_indices and max(query.mask_indices) >= found[image][1]:
+        key = query.tar, query.image
+        if key not in images:
+            rows = np.concatenate([rows_by_name[name] for name in _names(query)])
+            row = _single_row(query, rows, shards, index)
+            images[key] = row, int(index.images["masks"][row])
+        masks = images[key][1]
+        if query.mask_indices and max(query.mask_indices) >= masks:
             raise GigamaskError(
-                f"{query.name}: its right mask is number {max(query.mask_indices)}, the image has {found[image][1]}, counted from 0; mend the number"
+                f"{query.name}: mask index {max(query.mask_indices)} must be less than {masks}, "
+                "the number of masks of the image; correct it"
             )
-    return np.array([found[query.tar, query.image][0] for query in queries], np.int64)
+    return np.array([images[query.tar, query.image][0] for query in queries], np.int64)
 
 
-def _only_row(
-    query: Query, held: Int64[np.ndarray, "k"], shards: dict[str, list[int]], index: Index
+def _single_row(
+    query: Query, rows: Int64[np.ndarray, "k"], shards: dict[str, list[int]], index: Index
 ) -> int:
-    """Returns, of the rows of images that are called like a query's, the one in its tar."""
+    """Return the one row that is in the query's tar; `rows` are those of images of its name."""
     if query.tar is not None:
         if not len(shards[query.tar]):
             raise GigamaskError(
-                f"{query.name}: no tar of the index {index.folder} ends in {query.tar!r}; index it too, or leave its queries out"
+                f"{query.name}: no tar of the index {index.folder} ends in {query.tar!r}; "
+                "index it too, or leave its queries out"
             )
-        held = held[np.isin(index.images["shard"][held], shards[query.tar])]
-    if not len(held):
+        rows = rows[np.isin(index.images["shard"][rows], shards[query.tar])]
+    if not len(rows):
         raise GigamaskError(
-            f"{query.name}: the index {index.folder} holds no such image; index its tar too, or leave the query out"
+            f"{query.name}: the index {index.folder} has no such image; "
+            "index its tar too, or leave the query out"
         )
-    if len(held) > 1:
-        places = ", ".join(
-            index.shard_paths[index.images["shard"][row]] for row in held[:3].tolist()
-        )
+    if len(rows) > 1:
+        tars = ", ".join(index.shard_paths[index.images["shard"][row]] for row in rows[:3].tolist())
         raise GigamaskError(
-            f"{query.name}: {len(held)} images of the index are called so; give the tar with more of its path: {places}"
+            f"{query.name}: {len(rows)} images of the index have this name; "
+            f"give the tar with more of its path: {tars}"
         )
-    return int(held[0])
+    return int(rows[0])
 
 
 def _names(query: Query) -> list[bytes]:
-    """Returns what the index may call the query's image: its stem, or in a folder of images the whole name."""
+    """Return the possible names of the query's image: the whole name, and the stem of a jpg."""
     stem, extension = os.path.splitext(query.image)
-    return list(
-        map(
-            os.fsencode,
-            [query.image, stem] if extension.lower() in (".jpg", ".jpeg") else [query.image],
-        )
-    )
+    is_jpg = extension.lower() in (".jpg", ".jpeg")
+    return list(map(os.fsencode, [query.image, stem] if is_jpg else [query.image]))
 
 
 def _rows_by_name(names: set[bytes], index: Index) -> dict[bytes, Int64[np.ndarray, "_"]]:
-    """Returns the rows of all images that are called so, by name, going through the index's names once."""
+    """Return the rows of all images of each name, in one pass over the index."""
     wanted = np.array(sorted(names), "S")
     if not len(wanted):
         return {}
-    held = index.images["name"]
-    places = np.minimum(np.searchsorted(wanted, held), len(wanted) - 1)
-    rows = np.flatnonzero(wanted[places] == held)
-    rows = rows[np.argsort(places[rows], kind="stable")]
-    borders = np.searchsorted(places[rows], np.arange(len(wanted) + 1))
+    stored = index.images["name"]
+    positions = np.minimum(np.searchsorted(wanted, stored), len(wanted) - 1)
+    rows = np.flatnonzero(wanted[positions] == stored)
+    rows = rows[np.argsort(positions[rows], kind="stable")]
+    bounds = np.searchsorted(positions[rows], np.arange(len(wanted) + 1))
     return {
-        name: rows[borders[place] : borders[place + 1]]
-        for place, name in enumerate(wanted.tolist())
+        name: rows[bounds[number] : bounds[number + 1]]
+        for number, name in enumerate(wanted.tolist())
     }

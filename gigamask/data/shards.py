@@ -214,7 +214,9 @@ class ShardReader:
         for span, blocks in wanted.items():
             if all(block in self._block_cache for block in blocks):
                 pieces = (
-                    self._block_cache[block][max(span.start - block.start, 0) : span.stop - block.start]
+                    self._block_cache[block][
+                        max(span.start - block.start, 0) : span.stop - block.start
+                    ]
                     for block in blocks
                 )
                 read[span] = b"".join(pieces)

@@ -31,17 +31,17 @@ def parallel_map(
     """Apply a function to every item, in worker processes when there is more than one worker.
 
     Args:
-        function: must be picklable with more than one worker, like its results.
-        items: the function's arguments, one per call.
-        workers: number of processes; 1 runs everything in this process.
-        progress: called as `progress(done, total)` after each item.
+        function: The function; it and its results must be picklable with more than one worker.
+        items: The function's arguments, one per call.
+        workers: Number of processes; 1 runs everything in this process.
+        progress: Called as `progress(done, total)` after each item.
 
     Returns:
         The results in the order of the items.
 
     Raises:
-        Fault: `workers` is less than 1, or a worker process died.
-        Exception: the first exception raised by `function`; no further items are started.
+        GigamaskError: `workers` is less than 1, or a worker process died.
+        Exception: The first exception raised by `function`; no further items are started.
     """
     if workers < 1:
         raise GigamaskError(f"workers must be at least 1, got {workers}")
@@ -82,7 +82,8 @@ def _run_in_processes(
         raise
     except BrokenProcessPool as error:
         raise GigamaskError(
-            f"one of {workers} worker processes died, often because memory ran out: run the same command again with fewer --workers"
+            f"one of {workers} worker processes died, often because memory ran out; "
+            "run the same command again with fewer --workers"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -70,7 +70,7 @@ def change(path: str, value):
         (
             "image",
             None,
-            r"its json of \d+ bytes is not an SA-1B annotation \(Object missing required field `image`\); leave it out",
+            r"its json of \d+ bytes .*\(Object missing required field `image`\)",
         ),
         ("annotations", None, "missing required field `annotations`"),
         (
@@ -85,15 +85,15 @@ def change(path: str, value):
         (
             "image.width",
             0,
-            "its json states 24 x 0 pixels, sides are 1 to 65535 and pixels at most 67108864; leave it out",
+            "24 x 0 pixels, .*1 to 65535 .*67108864",
         ),
-        ("image.height", 65536, "its json states 65536 x 32 pixels"),
-        ("image.height", -24, "its json states -24 x 32 pixels"),
-        ("image.height", 2**21 + 1, "its json states 2097153 x 32 pixels"),
+        ("image.height", 65536, "65536 x 32 pixels"),
+        ("image.height", -24, "-24 x 32 pixels"),
+        ("image.height", 2**21 + 1, "2097153 x 32 pixels"),
         (
             "annotations.2.segmentation.size",
             [32, 24],
-            "annotation 2 lies on 32 x 24 pixels, its image has 24 x 32; leave it out",
+            "annotation 2 .*32 x 24, .*24 x 32",
         ),
         ("annotations.1.segmentation.counts", "01", "mask 1: run lengths sum to 1, .*24 x 32"),
         ("annotations.1.segmentation.counts", [1, 2], "mask 1: run lengths sum to 3"),
@@ -104,17 +104,17 @@ def change(path: str, value):
             "is not an SA-1B annotation|mask 1: run length",
         ),
         ("annotations.1.segmentation.counts", "P", "mask 1: the counts end within a number"),
-        ("annotations.1.segmentation.counts", "é", "mask 1: byte 195 at character 0"),
+        ("annotations.1.segmentation.counts", "é", "mask 1: byte 195 at"),
         ("annotations.1.segmentation.counts", "", "mask 1: run lengths sum to 0"),
         (
             "annotations.1.predicted_iou",
             1e300,
-            "annotation 1 has predicted_iou 1e[+]300, a finite number is needed; leave it out",
+            "annotation 1 has predicted_iou 1e[+]300",
         ),
         (
             "annotations.2.stability_score",
             -1e39,
-            "annotation 2 has stability_score -1e[+]39, a finite number is needed",
+            "annotation 2 has stability_score -1e[+]39",
         ),
     ],
 )

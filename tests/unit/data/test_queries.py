@@ -95,30 +95,33 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("sa_1 the cat", r"is no query \(JSON is malformed.*\); write an object such as"),
-        ('{"image": "sa_1", "query": "\xff"', "is no query"),
+        ("sa_1 the cat", r"queries.jsonl:2: .*\(JSON is malformed"),
+        ('{"image": "sa_1", "query": "\xff"', "queries.jsonl:2: is not a query"),
         (
             {"image": "sa_1", "mask_index": 0},
-            r"is no query \(Object missing required field `query`\)",
+            r"\(Object missing required field `query`\)",
         ),
         (
             {"query": "the cat", "mask_index": 0},
-            r"is no query \(Object missing required field `image`\)",
+            r"\(Object missing required field `image`\)",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": 1.5},
-            r"is no query \(Expected `int \| null`, got `float` - at `\$.mask_index`\)",
+            r"\(Expected `int \| null`, got `float` - at `\$.mask_index`\)",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": None},
             "has neither mask_index nor mask_indices",
         ),
-        ({"image": "sa_1", "query": "the cat", "mask_indices": [True]}, "is no query"),
+        (
+            {"image": "sa_1", "query": "the cat", "mask_indices": [True]},
+            r"Expected `int`, got `bool`",
+        ),
         (
             {"image": "sa_1", "query": "the cat"},
-            "the query 'the cat' has neither mask_index nor mask_indices, it needs one of them; write mask_ind",
+            "'the cat' has neither mask_index nor mask_indices",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": 0, "mask_indices": []},
@@ -126,7 +129,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
         ),
         (
             {"image": "sa_1", "query": " \t", "mask_index": 0},
-            "the query has no words; write what is asked for",
+            "the query is empty",
         ),
         (
             {"image": "sa_1", "query": "a" * (MAX_TEXT_LENGTH + 1), "mask_index": 0},
@@ -134,25 +137,25 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
         ),
         (
             {"image": "", "query": "the cat", "mask_index": 0},
-            "the query 'the cat' has an empty image; name it$",
+            "'the cat' .*empty image",
         ),
         (
             {"image": "sa_1", "tar": "", "query": "the cat", "mask_index": 0},
-            "the query 'the cat' has an empty tar; name it, or leave it out",
+            "'the cat' .*empty tar",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": -1},
-            "has the right mask -1, masks are numbered from 0 in their json's order; mend it",
+            "'the cat' .*mask index -1",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_indices": [3, 1, 3]},
-            "has a right mask twice among 3, 1, 3; name each once",
+            "'the cat' .*mask indices 3, 1, 3",
         ),
     ],
 )
-def test_a_line_that_is_no_query_is_named(lines, line, told):
+def test_a_line_that_is_no_query_is_named(lines, line, message):
     path = lines({"image": "sa_1", "query": "fine", "mask_index": 0}, line)
-    with pytest.raises(GigamaskError, match=told) as fault:
+    with pytest.raises(GigamaskError, match=message) as fault:
         read(path)
     assert str(fault.value).startswith(f"{path}:2: ")
 
@@ -201,31 +204,31 @@ def test_images_are_found_by_stem_and_by_the_tars_trailing_parts(index):
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         (
             Query(None, "sa_4.jpg", "the cat", ()),
-            r"the query 'the cat' of sa_4.jpg: the index .*/index holds no such image; index its tar too, or",
+            r"'the cat' of sa_4.jpg: .*/index has no such image",
         ),
         (
             Query("two/b.tar", "sa_1", "x", ()),
-            "of two/b.tar:sa_1: the index .* holds no such image",
+            "of two/b.tar:sa_1: .*no such image",
         ),
         (
             Query("wo/b.tar", "sa_3", "x", ()),
-            "of wo/b.tar:sa_3: no tar of the index .* ends in 'wo/b.tar'; index it too, or leave its queries out",
+            "of wo/b.tar:sa_3: no tar .*'wo/b.tar'",
         ),
         (
             Query("a.tar", "sa_1", "x", ()),
-            "of a.tar:sa_1: 2 images of the index are called so; give the tar with more of its path: .*one/a.tar, .*two",
+            "of a.tar:sa_1: 2 images .*one/a.tar, .*two",
         ),
-        (Query(None, "sa_1.jpg", "x", ()), "of sa_1.jpg: 2 images of the index are called so"),
+        (Query(None, "sa_1.jpg", "x", ()), "of sa_1.jpg: 2 images"),
         (
             Query("b.tar", "sa_3", "x", (0, 3)),
-            "its right mask is number 3, the image has 3, counted from 0; mend the number",
+            "of b.tar:sa_3: mask index 3 .* 3, ",
         ),
     ],
 )
-def test_a_query_that_does_not_fit_the_index_is_named(index, query, told):
-    with pytest.raises(GigamaskError, match=told):
+def test_a_query_that_does_not_fit_the_index_is_named(index, query, message):
+    with pytest.raises(GigamaskError, match=message):
         locate([Query("b.tar", "sa_3", "fine", (2,)), query], index)
