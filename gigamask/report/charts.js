@@ -6,15 +6,15 @@ const COLOURS = 8, MAX_TICKS = 12;
 const SVG = "http://www.w3.org/2000/svg";
 
 const TITLES = new Map(Object.entries({
-  loss: ["Loss"], iou: ["IoU of the chosen mask"], right: ["Right answers"], rate: ["Learning rate"],
-  gradient_norm: ["Gradient norm"], loss_scale: ["Loss scale"], iou_head: ["IoU head"],
+  loss: ["Loss"], iou: ["IoU of the best mask"], right: ["Correct answers"], lr: ["Learning rate"],
+  grad_norm: ["Gradient norm"], loss_scale: ["Loss scale"], iou_head: ["IoU head"],
   images_per_s: ["Speed", "images/s"], waiting: ["Waiting for data", "%"],
   memory_gb: ["Memory, peak", "GB"], loader_mb: ["Largest loader process", "MB"],
 }));
 const FIRST = ["loss", "iou", "right"];
-const LAST = ["rate", "gradient_norm", "loss_scale", "images_per_s", "waiting", "memory_gb", "loader_mb"];
-const HIDDEN = ["step", "skipped", "waited_s"];
-const UNSMOOTHED = ["rate", "loss_scale", "memory_gb", "loader_mb"];
+const LAST = ["lr", "grad_norm", "loss_scale", "images_per_s", "waiting", "memory_gb", "loader_mb"];
+const HIDDEN = ["step", "skipped", "data_time_s"];
+const UNSMOOTHED = ["lr", "loss_scale", "memory_gb", "loader_mb"];
 const SIGNS_OF_TROUBLE = ["blind", "automatic"];
 
 function make(name, attributes = {}, ...children) {

@@ -1,7 +1,4 @@
-"""What the charts of runs are drawn from, by the page of `gigamask serve` and by reports.
-
-The drawing itself is `charts.js` beside this file.
-"""
+"""Data for the charts of runs, which `charts.js` draws in reports and in `gigamask serve`."""
 
 from typing import Any
 
@@ -9,22 +6,22 @@ from gigamask.report.history import History
 from gigamask.report.summary import waiting
 
 MAX_POINTS = 600
-"""Points of a curve; more records are averaged in groups of neighbours."""
+"""Points of a curve; more records are averaged in groups of neighbors."""
 
 
 def curves(run: History) -> dict[str, Any]:
-    """Returns the records, the scores in training, and the steps at which training resumed."""
-    waited = [None if share is None else 100 * share for share in waiting(run)]
-    records = run.records | ({"waiting": waited} if waited else {})
+    """Return the records, the scores in training, and the steps at which training resumed."""
+    waiting_percent = [None if share is None else 100 * share for share in waiting(run)]
+    records = run.records | ({"waiting": waiting_percent} if waiting_percent else {})
     return {
-        "records": thinned(records),
-        "evaluations": [{key: each[key] for key in ("step", "scores")} for each in run.evaluations],
+        "records": downsample(records),
+        "evaluations": [{key: one[key] for key in ("step", "scores")} for one in run.evaluations],
         "resumed": [event["step"] for event in run.faults["resumed"] if event["step"]],
     }
 
 
-def thinned(records: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Averages columns to at most `MAX_POINTS` rows; `step` is the last of each group."""
+def downsample(records: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Average columns to at most `MAX_POINTS` rows; `step` is the last of each group."""
     count = len(records["step"])
     size = -(-count // MAX_POINTS) or 1
     groups = [slice(start, start + size) for start in range(0, count, size)]

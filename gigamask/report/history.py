@@ -1,17 +1,15 @@
-"""What a run's folder tells of the run: its configuration, what was recorded at which step, evaluations, faults, checkpoints, pictures.
+"""Reading of run folders: configuration, metrics, evaluations, faults, checkpoints and pictures.
 
-Enters: a folder of `gigamask train`, `pretrain` or `ground train`, finished or still written to. Leaves: plain data. A line that was cut short is
-passed over, a file that is missing leaves its part empty, and what was trained twice, because a training was killed and went on from its last
-checkpoint, counts as it was trained last. Imports no torch: a run is read while it trains, again and again.
-
-Not here: how it is shown (`report.page`).
+The run may still be training. Truncated lines are skipped, missing files leave their part empty,
+and of steps that were trained twice, after a restart from a checkpoint, the last ones count.
+Imports no torch, since a run is read repeatedly while it trains.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,20 +23,21 @@ from gigamask.training import manifest
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "features")
-"""Folders of a run that hold no other run."""
-DEPTH = 4
-"""Folders below the one that is named in which runs are looked for."""
-LARGEST = 1e300
+"""Subfolders of a run that hold no other run."""
+MAX_DEPTH = 4
+"""Levels of subfolders in which runs are searched."""
+MAX_NUMBER = 1e300
 """Larger numbers, infinity and NaN count as unknown."""
-TRAINED_AGAIN = ("rejected", "skipped")
-"""Events that show again when a step is trained again."""
+REPEATED_EVENTS = ("rejected", "skipped")
+"""Events that recur when a step is trained again."""
 KINDS = ("resumed", "damaged", "rejected", "skipped", "unsaved", "leak")
-"""Of faults: trainings that went on, checkpoints passed over, samples left out, steps that changed nothing, saves that failed, memory that grows."""
+"""Kinds of faults: resumed trainings, damaged checkpoints, samples left out, skipped steps, failed
+saves, growing memory."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: what its manifest says, whether `best` links to it, and why it is not sound, None where it is as far as it was looked at."""
+    """One checkpoint by its manifest; `fault` says why it is damaged, None if none was found."""
 
     name: str
     step: int
@@ -53,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture file of a run; `step` where it was made during training."""
+    """One picture file of a run, with its training step if it has one."""
 
     path: str
     name: str
@@ -62,12 +61,21 @@ class Picture:
 
 @dataclass(frozen=True)
 class History:
-    """A run as its folder tells it; all but `folder` is what JSON knows.
+    """The contents of a run folder; everything except `folder` can be written as JSON.
 
-    `config`: flags and their values as text. `origin`: who began it, one entry each time. `records`: columns by name, all as long as `step`, None
-    where a step has no such number. `evaluations`: each with `step`, `scores`, `worries`, `seconds`. `faults`: lists of events by the names of
-    `KINDS`, each with `step`. `begun`: each time training began, with `step`, `time` and `device`. `scores`: of evaluation.json. `torn`: lines
-    that cannot be read. `verified`: whether the contents of checkpoints were read, else their manifests and sizes alone.
+    Attributes:
+        folder: The run folder.
+        config: Flags and their values as text.
+        origin: Command, versions and revision of each start.
+        records: Metrics as columns of equal length; None where a step has no such number.
+        evaluations: Evaluations in training, each with `step`, `scores`, `worries`, `seconds`.
+        faults: Events by kind (`KINDS`), each with `step`.
+        begun: Starts of training, each with `step`, `time` and `device`.
+        checkpoints: The checkpoints, oldest first.
+        pictures: Those made in training by step, then the others by name.
+        scores: The contents of evaluation.json.
+        torn: Number of unreadable lines of metrics.jsonl.
+        verified: Whether checkpoint contents were verified, not only their manifests and sizes.
     """
 
     folder: Path
@@ -87,94 +95,104 @@ class History:
 
     @property
     def step(self) -> int:
-        """The last step that is recorded, 0 before the first."""
-        return max(
-            [0, *self.records["step"][-1:], *(each["step"] for each in self.evaluations[-1:])]
-        )
+        """The last recorded step, 0 before the first."""
+        evaluated = [evaluation["step"] for evaluation in self.evaluations[-1:]]
+        return max([0, *self.records["step"][-1:], *evaluated])
 
     @property
     def steps(self) -> int | None:
-        """The steps it is meant to take."""
-        return int(told) if (told := str(self.config.get("steps", ""))).isdigit() else None
+        """The configured number of steps."""
+        return int(steps) if (steps := str(self.config.get("steps", ""))).isdigit() else None
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing of it to show yet."""
+        """Whether there is nothing to show yet."""
         return not (self.records["step"] or self.evaluations or self.scores or self.checkpoints)
 
     def plain(self) -> dict[str, Any]:
-        """Returns all of it as data that JSON knows."""
-        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return everything as data for JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         files = {
-            "checkpoints": [asdict(each) for each in self.checkpoints],
-            "pictures": [asdict(each) for each in self.pictures],
+            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "pictures": [asdict(picture) for picture in self.pictures],
         }
-        return held | files | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
+        return values | files | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Return whether a folder is a run folder."""
     return (folder / CONFIG).is_file() or (folder / METRICS).is_file()
 
 
 def find(folder: Path) -> list[Path]:
-    """Returns the run folders that a folder means: itself, or those below, such as stages and ablations, in the order in which they were begun.
+    """Return a run folder itself, or the run folders below a folder, in the order of their start.
 
-    Raises `GigamaskError` where there is none.
+    Raises:
+        GigamaskError: There is no run.
     """
     if is_run(folder):
         return [folder]
     if not folder.is_dir():
         raise GigamaskError(
-            f"{folder}: no such folder; name the folder of a run, or one that holds some"
+            f"{folder}: no such folder; give a run folder, or a folder that holds run folders"
         )
-    found = []
-    for at, below, _ in os.walk(folder):
-        if is_run(Path(at)):
-            found.append(Path(at))
-        deep = len(Path(at).relative_to(folder).parts) >= DEPTH
-        below[:] = (
-            []
-            if deep or is_run(Path(at))
-            else sorted(name for name in below if name not in INSIDE and not name.startswith("."))
+    runs = []
+    for root, subfolders, _ in os.walk(folder):
+        path = Path(root)
+        if is_run(path):
+            runs.append(path)
+        if is_run(path) or len(path.relative_to(folder).parts) >= MAX_DEPTH:
+            subfolders.clear()
+        subfolders[:] = sorted(
+            name for name in subfolders if name not in INSIDE and not name.startswith(".")
         )
-    if not found:
+    if not runs:
         raise GigamaskError(
-            f"{folder}: neither it nor a folder in it holds a {CONFIG} or a {METRICS}, so there is no run; name a run's folder"
+            f"{folder}: holds no run (a folder with {CONFIG} or {METRICS}), nor do its subfolders;"
+            " give a run folder"
         )
-    return sorted(found, key=_begun_s)
+    return sorted(runs, key=_start_time)
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """Returns a short name for each of some folders, the last parts of its path that tell it from the others; raises `GigamaskError` for one named twice."""
-    whole = [folder.absolute().parts for folder in folders]
-    for place, parts in enumerate(whole):
-        if parts in whole[:place]:
-            raise GigamaskError(f"{folders[place]}: is named twice; name each run once")
-    most = max(map(len, whole), default=1)
-    count = next(
-        (n for n in range(1, most + 1) if len({parts[-n:] for parts in whole}) == len(whole)), most
-    )
-    return ["/".join(parts[-count:]) for parts in whole]
+    """Return the shortest ends of the folders' paths that distinguish them.
+
+    Raises:
+        GigamaskError: A folder is given twice.
+    """
+    paths = [folder.absolute().parts for folder in folders]
+    for i, parts in enumerate(paths):
+        if parts in paths[:i]:
+            raise GigamaskError(f"{folders[i]}: is given twice; give each run once")
+    longest = max(map(len, paths), default=1)
+    lengths = range(1, longest + 1)
+    count = next((n for n in lengths if len({p[-n:] for p in paths}) == len(paths)), longest)
+    return ["/".join(parts[-count:]) for parts in paths]
 
 
 def read(folder: Path, verify: bool = False) -> History:
-    """Returns what a run folder tells; with `verify` the contents of its checkpoints are held against their crc32, which reads all of them.
+    """Read a run folder.
 
-    Raises `GigamaskError` for a folder that is no run's.
+    Args:
+        folder: The run folder.
+        verify: Compare the contents of all checkpoints with their crc32.
+
+    Raises:
+        GigamaskError: The folder is not a run folder.
     """
     if not is_run(folder):
         raise GigamaskError(
-            f"{folder}: holds no {CONFIG} and no {METRICS}, so it is no run's folder; name one that a training wrote to"
+            f"{folder}: is not a run folder, it has no {CONFIG} and no {METRICS}; give the --out of"
+            " a training"
         )
-    events, torn = _lines(folder / METRICS)
-    kept, faults, begun = _resolved(events)
+    events, torn = _read_lines(folder / METRICS)
+    valid, faults, begun = _resolve(events)
     return History(
         folder,
         _config(folder / CONFIG),
-        _lines(folder / ORIGIN)[0],
-        _columns(each for each in kept if _is_record(each)),
-        [_evaluation(each) for each in kept if "evaluation" in each],
+        _read_lines(folder / ORIGIN)[0],
+        _columns(event for event in valid if _is_record(event)),
+        [_evaluation(event) for event in valid if "evaluation" in event],
         faults,
         begun,
         _checkpoints(folder / "checkpoints", verify),
@@ -185,8 +203,8 @@ def read(folder: Path, verify: bool = False) -> History:
     )
 
 
-def _begun_s(folder: Path) -> float:
-    """Returns when a run was begun: its lock is made then and never written again."""
+def _start_time(folder: Path) -> float:
+    """Return when a run was started: its lock is created then and never written again."""
     return min(
         (folder / name).stat().st_mtime
         for name in ("lock", CONFIG, METRICS)
@@ -194,41 +212,45 @@ def _begun_s(folder: Path) -> float:
     )
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Returns the objects of a file, one a line, and how many of its lines are none; a last one that is being written counts as neither."""
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the objects of a JSON Lines file and the number of invalid lines.
+
+    An unfinished last line is ignored.
+    """
     try:
-        whole = path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         return [], 0
-    *lines, _ = whole.split(b"\n")
-    decode, found, torn = msgspec.json.Decoder().decode, [], 0
+    *lines, _ = content.split(b"\n")
+    decode, objects, torn = msgspec.json.Decoder().decode, [], 0
     for line in lines:
         try:
-            told = decode(line)
-        except msgspec.DecodeError:  # Python writes numbers that are none as NaN, which is no JSON
+            value = decode(line)
+        except msgspec.DecodeError:  # Python writes NaN, which is not valid JSON
             try:
-                told = json.loads(line)
+                value = json.loads(line)
             except ValueError:
-                told = None
-        if isinstance(told, dict):
-            found.append(told)
+                value = None
+        if isinstance(value, dict):
+            objects.append(value)
         elif line.strip():
             torn += 1
-    return found, torn
+    return objects, torn
 
 
 def _is_record(event: dict[str, Any]) -> bool:
     return "images_per_s" in event
 
 
-def _resolved(
+def _resolve(
     events: Iterable[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Returns the events of what was trained last at each step, faults by kind, and the beginnings.
+    """Return the events of the last training of each step, faults by kind, and starts.
 
-    A training that begins at a step undoes those behind it; where no beginning is written down, steps that go back tell of one.
+    A start at a step replaces all later steps; a step that goes back implies a start that was not
+    recorded.
     """
-    kept: list[dict[str, Any]] = []
+    valid: list[dict[str, Any]] = []
     begun: list[dict[str, Any]] = []
     faults: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     last = 0
@@ -250,9 +272,9 @@ def _resolved(
                     {"step": begun[-1]["step"], "time": begun[-1]["time"], "reached": last}
                 )
             first_again = step if back else step + 1
-            kept = [each for each in kept if each["step"] < first_again]
-            for kind in TRAINED_AGAIN:
-                faults[kind] = [each for each in faults[kind] if each["step"] < first_again]
+            valid = [earlier for earlier in valid if earlier["step"] < first_again]
+            for kind in REPEATED_EVENTS:
+                faults[kind] = [fault for fault in faults[kind] if fault["step"] < first_again]
             last = first_again - 1
         if _is_record(event):
             last = step
@@ -265,24 +287,24 @@ def _resolved(
             None,
         )
         if kind is None:
-            kept.append(event)
+            valid.append(event)
         elif kind != "rejected" or event["rejected"] not in [
-            each["rejected"] for each in faults["rejected"]
+            fault["rejected"] for fault in faults["rejected"]
         ]:
             faults[kind].append(event)
-    return kept, faults, begun
+    return valid, faults, begun
 
 
 def _columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Returns records as columns; what is no number is None."""
+    """Return records as columns; values that are not numbers become None."""
     rows = list(records)
     names = dict.fromkeys(name for row in rows for name in row)
     return {"step": []} | {name: [number(row.get(name)) for row in rows] for name in names}
 
 
 def number(value: Any) -> float | int | None:
-    """Returns a value of JSON if it is a finite number, else None."""
-    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
+    """Return a JSON value if it is a finite number, else None."""
+    return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
@@ -290,39 +312,39 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
     return {
         "step": event["step"],
         "scores": scores,
-        "worries": [str(each) for each in event.get("worries", ())],
+        "worries": [str(warning) for warning in event.get("worries", ())],
         "seconds": number(event.get("seconds")),
     }
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Returns flags as text, as they stand in the file; nothing where it cannot be read."""
+    """Return the flags of the file as text; none where it cannot be read."""
     try:
-        told = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
+        config = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _scores(path: Path) -> dict[str, Any] | None:
     try:
-        told = json.loads(path.read_bytes())
+        scores = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) and "clicks" in told else None
+    return scores if isinstance(scores, dict) and "clicks" in scores else None
 
 
 def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
-    """Returns the checkpoints, oldest first; one that is removed meanwhile is left out."""
+    """Return the checkpoints, oldest first, without those that are removed meanwhile."""
     best = os.path.realpath(folder / manifest.BEST)
-    found = []
+    checkpoints = []
     for path in manifest.list_checkpoints(folder):
         try:
-            told, fault = manifest.verify(path, contents), None
-        except GigamaskError as damaged:
-            told, fault = {}, str(damaged)
+            fields, fault = manifest.verify(path, contents), None
+        except GigamaskError as error:
+            fields, fault = {}, str(error)
         try:
-            size = sum(each.stat().st_size for each in path.iterdir())
+            size = sum(file.stat().st_size for file in path.iterdir())
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(
                 timespec="seconds"
             )
@@ -331,34 +353,28 @@ def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
         step = (
             int(path.name.removeprefix("step_")) if path.name.removeprefix("step_").isdigit() else 0
         )
-        score = number(told.get("score"))
-        found.append(
+        checkpoints.append(
             Checkpoint(
                 path.name,
                 step,
-                told.get("samples"),
+                fields.get("samples"),
                 size,
                 written,
-                score,
-                told.get("scored_by"),
+                number(fields.get("score")),
+                fields.get("scored_by"),
                 os.path.realpath(path) == best,
                 fault,
             )
         )
-    return found
+    return checkpoints
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """Returns pictures made during training in the order of their steps, then the others by name."""
-    return sorted(
-        _each_picture(folder), key=lambda each: (each.step is None, each.step or 0, each.name)
-    )
-
-
-def _each_picture(folder: Path) -> Iterator[Picture]:
+    """Return pictures made in training by step, then the others by name."""
+    pictures = []
     for path in folder.glob("*"):
         if path.suffix in (".png", ".jpg"):
-            made = path.stem.removeprefix("step_")
-            yield Picture(
-                str(path), path.stem, int(made) if made != path.stem and made.isdigit() else None
-            )
+            step = path.stem.removeprefix("step_")
+            is_step = step != path.stem and step.isdigit()
+            pictures.append(Picture(str(path), path.stem, int(step) if is_step else None))
+    return sorted(pictures, key=lambda one: (one.step is None, one.step or 0, one.name))

@@ -1,8 +1,4 @@
-"""The report of one run, or of several side by side, as one HTML file.
-
-See `report.history` for what is read, `report.summary` for what is computed, `report.charts` for
-the curves and `report.html` for the style.
-"""
+"""The report of one run, or of several side by side, as one HTML file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,49 +7,63 @@ from typing import Any
 import numpy as np
 
 from gigamask import __version__
-from gigamask.report import charts, html, scores, summary
+from gigamask.report import charts, html, scores, summary, tables
 from gigamask.report.history import History
-from gigamask.report.html import Markup, cent, figure, folded, listing, marked, note, section, table
-from gigamask.report.summary import ANCHORS, ANCHORS_TOLD
+from gigamask.report.html import (
+    Markup,
+    bullets,
+    colored,
+    format_number,
+    note,
+    percent,
+    section,
+    table,
+)
+from gigamask.report.summary import ANCHORS, ANCHORS_NOTE
 
 Runs = Mapping[str, History]
 
 REPORT = "report.html"
-"""Where the report of a run lies in its folder."""
-SIGNS = ("blind", "automatic")
-"""Scores that are signs of trouble."""
-MOST_ROWS = 16
-MOST_PICTURES = 6
+"""File name of a run's report in its folder."""
+TROUBLE_SCORES = ("blind", "automatic")
+"""Scores that show trouble."""
+MAX_ROWS = 16
+MAX_PICTURES = 6
 
 
-def page(runs: Runs, told: dict[str, Any]) -> str:
-    """Returns the file's text; `told` is what `summary.tell` says of the runs."""
+def page(runs: Runs, report: dict[str, Any]) -> str:
+    """Return the text of the HTML file.
+
+    Args:
+        runs: Runs by name.
+        report: The result of `summary.summarize` for them.
+    """
     title = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
     sections = [
-        ("Overview", overview(runs, told["runs"])),
-        ("Curves", learning(runs)),
-        ("Evaluations", evaluations(runs, told["runs"])),
-        ("Scores beside SAM's", beside_sam(runs, told["runs"])),
+        ("Overview", overview(runs, report["runs"])),
+        ("Curves", curves(runs)),
+        ("Evaluations", evaluations(runs, report["runs"])),
+        ("Comparison with SAM", compare_with_sam(runs, report["runs"])),
         ("Pictures", pictures(runs)),
-        ("Configuration", configuration(runs, told)),
-        ("Throughput", throughput(told["runs"])),
-        ("Faults survived", faults(told["runs"])),
-        ("Checkpoints", checkpoints(runs)),
-        ("Origin", origin(runs)),
+        ("Configuration", tables.configuration(runs, report)),
+        ("Throughput", tables.throughput(report["runs"])),
+        ("Recovered faults", tables.faults(report["runs"])),
+        ("Checkpoints", tables.checkpoints(runs)),
+        ("Origin", tables.origin(runs)),
     ]
     shown = [(name, body) for name, body in sections if body]
     parts = [
-        f"<h1>{html.told(title)}</h1>",
-        *map(note, under(runs)),
+        f"<h1>{html.escaped(title)}</h1>",
+        *map(note, subtitle(runs)),
         html.links(name for name, _ in shown),
-        *(part for each in shown for part in section(*each)),
+        *(part for name, body in shown for part in section(name, body)),
     ]
     made_by = note(f"Made by gigamask {__version__}.")
     return html.document(f"Report of {title}", [*parts, made_by], chart_data(runs))
 
 
 def chart_data(runs: Runs) -> dict[str, Any]:
-    """Returns what `report.js` draws the charts from."""
+    """Return the data from which `report.js` draws the charts."""
     data: dict[str, Any] = {
         "runs": [{"name": name, **charts.curves(run)} for name, run in runs.items()]
     }
@@ -62,210 +72,229 @@ def chart_data(runs: Runs) -> dict[str, Any]:
 
 
 def _calibration(runs: Runs) -> dict[str, Any] | None:
-    """Returns the calibration in the evaluation.json of a single run, if it is complete."""
+    """Return the calibration in the evaluation.json of a single run, if it is complete."""
     found = next(iter(runs.values())).scores if len(runs) == 1 else None
-    whole = found and {"granularity", "size", "calibration"} <= found.keys()
-    return found["calibration"] if found and whole else None
+    complete = found and {"granularity", "size", "calibration"} <= found.keys()
+    return found["calibration"] if found and complete else None
 
 
 def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -> dict[str, Any]:
-    """Writes the page of some runs and returns what it shows, as data; `recipes` are told in `summary.tell`."""
-    told = summary.tell(runs, recipes)
-    out.write_text(page(runs, told))
-    return told
+    """Write the report of some runs.
+
+    Args:
+        runs: Runs by name.
+        recipes: The configuration of each run's recipe, None where it cannot be read.
+        out: The HTML file.
+
+    Returns:
+        What the report shows, as data.
+    """
+    report = summary.summarize(runs, recipes)
+    out.write_text(page(runs, report))
+    return report
 
 
-def under(runs: Runs) -> list[str]:
-    """Returns what stands below the title: of one run what it is, and when it was trained on what."""
+def subtitle(runs: Runs) -> list[str]:
+    """Return the line below the title of a single run: recipe, start, device and versions."""
     if len(runs) > 1:
         return []
     (run,) = runs.values()
-    began, versions = (
-        run.begun[0]["time"] if run.begun else None,
-        run.origin[-1] if run.origin else {},
-    )
-    words = [
+    start = run.begun[0]["time"] if run.begun else None
+    versions = run.origin[-1] if run.origin else {}
+    facts = [
         f"recipe {run.config['recipe']}" if "recipe" in run.config else "",
-        f"begun {html.when(began)}" if began else "",
+        f"started {html.format_time(start)}" if start else "",
         f"on {run.begun[-1]['device']}" if run.begun and run.begun[-1]["device"] else "",
         *(f"{name} {versions[name]}" for name in ("gigamask", "torch") if name in versions),
     ]
-    return [" · ".join(filter(None, words))]
+    return [" · ".join(filter(None, facts))]
 
 
-def overview(runs: Runs, told: Mapping[str, Any]) -> str:
-    """Returns the figures to begin with, and what worries."""
-    rows = {name: _facts(run, told[name]) for name, run in runs.items()}
+def overview(runs: Runs, reports: Mapping[str, Any]) -> str:
+    """Return the main figures and the warnings of the last evaluation.
+
+    Args:
+        runs: Runs by name.
+        reports: Their entries in the result of `summary.summarize`.
+    """
+    rows = {name: _facts(run, reports[name]) for name, run in runs.items()}
     if len(rows) == 1:
         (facts,) = rows.values()
-        body = html.tiles((what, value, of) for what, (value, of) in facts.items())
+        body = html.tiles((name, value, detail) for name, (value, detail) in facts.items())
     else:
-        names = list(dict.fromkeys(what for facts in rows.values() for what in facts))
+        names = list(dict.fromkeys(fact for facts in rows.values() for fact in facts))
         body = table(
             ["", *names],
             [
-                [name, *(_fact(*facts.get(what, ("", ""))) for what in names)]
+                [name, *(_fact(*facts.get(fact, ("", ""))) for fact in names)]
                 for name, facts in rows.items()
             ],
         )
     for name, run in runs.items():
         last = run.evaluations[-1] if run.evaluations else None
         if last and last["worries"]:
-            head = f"{name}: worries" if len(runs) > 1 else "Worries"
-            lines = listing(marked(line, "warn") for line in last["worries"])
-            body += f"<h3>{html.told(head)} at step {last['step']:,}</h3>{lines}"
+            head = f"{name}: warnings" if len(runs) > 1 else "Warnings"
+            lines = bullets(colored(line, "warn") for line in last["worries"])
+            body += f"<h3>{html.escaped(head)} at step {last['step']:,}</h3>{lines}"
     return body
 
 
-def _fact(value: str, of: str) -> Markup:
-    return Markup(f"{html.told(value)} {marked(of, 'note')}" if of else html.told(value))
+def _fact(value: str, detail: str) -> Markup:
+    text = html.escaped(value)
+    return Markup(f"{text} {colored(detail, 'note')}") if detail else text
 
 
-def _facts(run: History, told: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Returns what a run came to, each a value and what it is of."""
-    speed, best = told["throughput"], told["best"]
+def _facts(run: History, report: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the main figures of a run by name, each a value and a detail."""
+    speed, best = report["throughput"], report["best"]
     loss, records = summary.last_mean(run.records.get("loss", []))
-    found = {"Steps": (f"{run.step:,}", f"of {run.steps:,}" if run.steps else "")}
+    facts = {"Steps": (f"{run.step:,}", f"of {run.steps:,}" if run.steps else "")}
     if loss is not None:
-        found["Loss"] = (
-            figure(loss),
-            f"mean of the last {records}" if records > 1 else "last record",
-        )
+        detail = f"mean of the last {records}" if records > 1 else "last record"
+        facts["Loss"] = (format_number(loss), detail)
     if best:
-        found[f"Best {best['by']}"] = (
-            f"{cent(best['scores'][best['by']])} %",
-            f"step {best['step']:,}",
-        )
+        value = f"{percent(best['scores'][best['by']])} %"
+        facts[f"Best {best['by']}"] = (value, f"step {best['step']:,}")
     if speed["images_per_s"] is not None:
         share = "" if speed["waiting"] is None else f"{speed['waiting']:.1%} waiting"
-        found["Images/s"] = (figure(speed["images_per_s"]), share)
+        facts["Images/s"] = (format_number(speed["images_per_s"]), share)
     if speed["memory_gb"] is not None:
-        found["Memory"] = (f"{speed['memory_gb']:.1f} GB", "peak")
+        facts["Memory"] = (f"{speed['memory_gb']:.1f} GB", "peak")
     if speed["training_s"] is not None:
-        found["Training"] = (duration(speed["training_s"]), "about")
-    count = sum(map(len, told["survived"].values()))
-    found["Faults survived"] = (str(count), "")
-    return found
+        facts["Training"] = (tables.duration(speed["training_s"]), "about")
+    count = sum(map(len, report["survived"].values()))
+    facts["Recovered faults"] = (str(count), "")
+    return facts
 
 
-def duration(seconds: float) -> str:
-    """Returns a time as it is said."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def learning(runs: Runs) -> str:
-    """Returns the place of the curves of what was recorded, runs laid over each other."""
+def curves(runs: Runs) -> str:
+    """Return the place of the curves of recorded metrics, runs laid over each other."""
     if not any(run.records["step"] for run in runs.values()):
         return ""
-    slider = '<label class="smooth">smooth <input id="smooth" type="range" min="0" max="0.98" step="0.02" value="0.8"></label>'
+    slider = (
+        '<label class="smooth">smooth <input id="smooth" type="range" min="0" max="0.98"'
+        ' step="0.02" value="0.8"></label>'
+    )
     resumed = (
         " Dashed vertical lines: training resumed."
         if len(runs) == 1 and next(iter(runs.values())).faults["resumed"]
         else ""
     )
-    text = f"Lines are exponential means, faint below them what was recorded; rates, scales and memory are as recorded.{resumed}"
+    text = (
+        "Lines are exponential means over the recorded values (faint); learning rates, scales and"
+        f" memory are not smoothed.{resumed}"
+    )
     return f"{slider}{html.charts('curve-charts')}{note(text)}"
 
 
-def evaluations(runs: Runs, told: Mapping[str, Any]) -> str:
-    """Returns the scores over training: curves, and a table of the best and of the others."""
-    found = {name: run for name, run in runs.items() if run.evaluations}
-    if not found:
+def evaluations(runs: Runs, reports: Mapping[str, Any]) -> str:
+    """Return the scores over training as curves and as a table.
+
+    Args:
+        runs: Runs by name.
+        reports: Their entries in the result of `summary.summarize`.
+    """
+    evaluated = {name: run for name, run in runs.items() if run.evaluations}
+    if not evaluated:
         return ""
     names = list(
         dict.fromkeys(
-            score for run in found.values() for each in run.evaluations for score in each["scores"]
+            score
+            for run in evaluated.values()
+            for evaluation in run.evaluations
+            for score in evaluation["scores"]
         )
     )
     if len(runs) == 1:
-        (run,) = found.values()
-        best = told[next(iter(found))]["best"]
+        (run,) = evaluated.values()
+        best = reports[next(iter(evaluated))]["best"]
         rows = [
-            _row(each, names, f"step {each['step']:,}", best)
-            for each in _some(run.evaluations, MOST_ROWS)
+            _evaluation_row(evaluation, names, f"step {evaluation['step']:,}", best)
+            for evaluation in _evenly(run.evaluations, MAX_ROWS)
         ]
     else:
-        ends = [
-            (name, what, each)
-            for name, run in found.items()
-            for what, each in (("best", told[name]["best"]), ("last", run.evaluations[-1]))
-            if each
-        ]
         rows = [
-            _row(each, names, f"{name}, {what}, step {each['step']:,}", None)
-            for name, what, each in ends
+            _evaluation_row(evaluation, names, f"{name}, {which}, step {evaluation['step']:,}")
+            for name, run in evaluated.items()
+            for which, evaluation in (
+                ("best", reports[name]["best"]),
+                ("last", run.evaluations[-1]),
+            )
+            if evaluation
         ]
-    count = sum(len(run.evaluations) for run in found.values())
-    also = (
-        note(f"{len(rows)} of {count} evaluations, evenly; --json holds all.")
+    count = sum(len(run.evaluations) for run in evaluated.values())
+    omitted = (
+        note(f"{len(rows)} of {count} evaluations at an even stride; --json holds all.")
         if count > len(rows) and len(runs) == 1
         else ""
     )
-    shares = note(
-        "Scores in per cent. blind: one click on another picture; automatic: share of a grid's points whose mask passes SAM's thresholds."
+    explanation = note(
+        "Scores in per cent. blind: one click on another picture; automatic: share of a grid's"
+        " points whose mask passes SAM's thresholds."
+        if set(TROUBLE_SCORES) & set(names)
+        else "Scores in per cent."
     )
-    signed = shares if set(SIGNS) & set(names) else note("Scores in per cent.")
-    return f"{html.charts('score-charts')}{signed}{table(['', *names, 'seconds', 'worries'], rows)}{also}"
+    body = table(["", *names, "seconds", "warnings"], rows)
+    return f"{html.charts('score-charts')}{explanation}{body}{omitted}"
 
 
-def _row(
-    each: Mapping[str, Any], names: Iterable[str], label: str, best: Mapping[str, Any] | None
+def _evaluation_row(
+    evaluation: Mapping[str, Any],
+    names: Iterable[str],
+    label: str,
+    best: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    head = (
-        Markup(f"<b>{html.told(label)}</b> best")
-        if best and best["step"] == each["step"]
-        else label
-    )
-    count = len(each["worries"])
+    is_best = best and best["step"] == evaluation["step"]
+    count = len(evaluation["worries"])
     return [
-        head,
-        *(cent(each["scores"].get(name)) for name in names),
-        figure(each["seconds"]),
-        marked(str(count), "warn") if count else "",
+        Markup(f"<b>{html.escaped(label)}</b> best") if is_best else label,
+        *(percent(evaluation["scores"].get(name)) for name in names),
+        format_number(evaluation["seconds"]),
+        colored(str(count), "warn") if count else "",
     ]
 
 
-def _some(items: Sequence[Any], most: int) -> list[Any]:
-    """Returns some of many, evenly, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int))
-    return [items[place] for place in places]
+def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` items at an even stride, the first and the last among them."""
+    rows = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int))
+    return [items[row] for row in rows]
 
 
-def beside_sam(runs: Runs, told: Mapping[str, Any]) -> str:
-    """Returns the scores of evaluation.json, or of the best evaluation in training, beside what is published of SAM."""
+def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
+    """Return the scores of the runs and the published ones of SAM.
+
+    A run's scores are those of its evaluation.json and of its best evaluation in training.
+
+    Args:
+        runs: Runs by name.
+        reports: Their entries in the result of `summary.summarize`.
+    """
     rows = []
     for name, run in runs.items():
-        best = told[name]["best"]
+        best = reports[name]["best"]
         if run.scores:
             clicks, found = run.scores["clicks"], run.scores
-            counted = [
+            counts = [
                 f"{found[key]:,}" if isinstance(found.get(key), int) else ""
                 for key in ("masks", "images")
             ]
-            given = [cent(clicks.get(n)) for n in ("1", "3", "5", "9")]
             rows.append(
                 [
                     f"{name}, evaluation.json",
-                    *given,
-                    cent(found.get("oracle")),
-                    cent(found.get("box")),
-                    *counted,
+                    *(percent(clicks.get(n)) for n in ("1", "3", "5", "9")),
+                    percent(found.get("oracle")),
+                    percent(found.get("box")),
+                    *counts,
                 ]
             )
         if best and "1 click" in best["scores"]:
-            given = [
-                cent(best["scores"].get(score)) for score in ("1 click", "3 clicks", "5 clicks")
-            ]
-            label = f"{name}, best in training, step {best['step']:,}"
             rows.append(
                 [
-                    label,
-                    *given,
+                    f"{name}, best in training, step {best['step']:,}",
+                    *(percent(best["scores"].get(n)) for n in ("1 click", "3 clicks", "5 clicks")),
                     "",
-                    cent(best["scores"].get("oracle")),
-                    cent(best["scores"].get("box")),
+                    percent(best["scores"].get("oracle")),
+                    percent(best["scores"].get("box")),
                     "",
                     "",
                 ]
@@ -273,249 +302,48 @@ def beside_sam(runs: Runs, told: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     rows += [
-        [f"{name}, SA-23", cent(each["1"]), "", cent(each["5"]), "", "", "", "", ""]
-        for name, each in ANCHORS.items()
+        [f"{name}, SA-23", percent(anchor["1"]), "", percent(anchor["5"]), "", "", "", "", ""]
+        for name, anchor in ANCHORS.items()
     ]
-    head = [
-        "mean IoU, %",
-        "1 click",
-        "3 clicks",
-        "5 clicks",
-        "9 clicks",
-        "oracle",
-        "box",
-        "masks",
-        "images",
-    ]
-    filled = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    clicks = ["1 click", "3 clicks", "5 clicks", "9 clicks"]
+    head = ["mean IoU, %", *clicks, "oracle", "box", "masks", "images"]
+    filled = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     body = table(
-        [head[place] for place in filled],
-        [[row[place] for place in filled] for row in rows],
+        [head[i] for i in filled],
+        [[row[i] for i in filled] for row in rows],
         anchors=len(ANCHORS),
-    ) + note(ANCHORS_TOLD)
-    whole, calibration = next(iter(runs.values())).scores, _calibration(runs)
-    if whole and calibration:
-        body += f"<h3>By size, %</h3>{scores.scores(whole)}"
+    ) + note(ANCHORS_NOTE)
+    evaluation, calibration = next(iter(runs.values())).scores, _calibration(runs)
+    if evaluation and calibration:
+        body += f"<h3>By size, %</h3>{scores.scores(evaluation)}"
         body += f"<h3>Predicted IoU after one click</h3>{scores.reliability(calibration)}"
     return body
 
 
 def pictures(runs: Runs) -> str:
-    """Returns pictures of predictions: of one run over training and its sheets, of several the last of each."""
+    """Return pictures of predictions: over training for one run, the last ones for several."""
     parts = []
     for name, run in runs.items():
-        during, sheets = (
-            [each for each in run.pictures if each.step is not None],
-            [each for each in run.pictures if each.step is None],
-        )
-        for each in _some(during, MOST_PICTURES) if during and len(runs) == 1 else during[-1:]:
-            parts.append(
-                (
-                    f"step {each.step:,}" if len(runs) == 1 else f"{name}, step {each.step:,}",
-                    each.path,
-                )
-            )
-        parts += [(each.name.capitalize(), each.path) for each in sheets] if len(runs) == 1 else []
+        steps = [picture for picture in run.pictures if picture.step is not None]
+        if len(runs) > 1:
+            last = steps[-1:]
+            parts += [(f"{name}, step {picture.step:,}", picture.path) for picture in last]
+            continue
+        chosen = _evenly(steps, MAX_PICTURES) if steps else []
+        parts += [(f"step {picture.step:,}", picture.path) for picture in chosen]
+        parts += [
+            (picture.name.capitalize(), picture.path)
+            for picture in run.pictures
+            if picture.step is None
+        ]
     shown = [
-        f"<figure><figcaption>{html.told(label)}</figcaption>{html.picture(Path(path))}</figure>"
+        f"<figure><figcaption>{html.escaped(label)}</figcaption>{html.picture(Path(path))}</figure>"
         for label, path in parts
     ]
     if not shown:
         return ""
-    told = "Yellow outline: the truth. Blue: the answer. Green dots: clicks on the mask, orange: beside it; white: the box. Numbers: IoU."
-    return f'<div class="sheets">{"".join(shown)}</div>{note(told)}'
-
-
-def configuration(runs: Runs, told: Mapping[str, Any]) -> str:
-    """Returns what differs: between runs, or of a run from its recipe."""
-    whole = "".join(
-        folded(f"all flags of {name}", table(["flag", "value"], _flags(run), "words"))
-        for name, run in runs.items()
-        if run.config
+    legend = (
+        "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask, orange:"
+        " beside it; white: the box. Numbers: IoU."
     )
-    if len(runs) > 1:
-        rows = [
-            [name, *(_value(value) for value in values)]
-            for name, values in told["differences"].items()
-        ]
-        return (
-            table(["flag", *runs], rows, "words")
-            if rows
-            else note("The same in all runs, but for their folders.")
-        ) + whole
-    (run,), (of,) = runs.values(), told["runs"].values()
-    if not run.config:
-        return ""
-    recipe, found = run.config.get("recipe", ""), of["from_recipe"]
-    if found is None:
-        return (
-            note(
-                f"The recipe {recipe} cannot be read here any more, so what differs from it is not known."
-            )
-            + whole
-        )
-    rows = [[name, *(_value(value) for value in values)] for name, values in found.items()]
-    return (
-        table(["flag", f"recipe {recipe}", "this run"], rows, "words")
-        if rows
-        else note(f"All as in the recipe {recipe}.")
-    ) + whole
-
-
-def _flags(run: History) -> list[list[str]]:
-    return [
-        [name, value if isinstance(value, str) else " ".join(map(str, value))]
-        for name, value in run.config.items()
-    ]
-
-
-def _value(value: str | None) -> str:
-    return (
-        Markup('<span class="note">no such flag</span>')
-        if value is None
-        else "None"
-        if value == "null"
-        else value
-    )
-
-
-def throughput(told: Mapping[str, Any]) -> str:
-    """Returns how fast the runs were."""
-    rows = []
-    for name, each in told.items():
-        found = each["throughput"]
-        if found["images_per_s"] is not None:
-            speeds = [figure(found[key]) for key in ("images_per_s", "slow_5", "fast_5", "step_s")]
-            times = [
-                "" if found[key] is None else duration(found[key])
-                for key in ("training_s", "evaluation_s")
-            ]
-            rows.append(
-                [
-                    name,
-                    *speeds,
-                    f"{cent(found['waiting'])}",
-                    *times,
-                    figure(found["memory_gb"]),
-                    figure(found["loader_mb"]),
-                ]
-            )
-    if not rows:
-        return ""
-    head = [
-        "",
-        "images/s",
-        "slowest 5 %",
-        "fastest 5 %",
-        "s a step",
-        "waiting, %",
-        "training, about",
-        "evaluating",
-        "memory, GB",
-        "a loader, MB",
-    ]
-    told_of = "Medians over the records. Training: that many steps at the median; evaluating: the sum. Queries count as images where words are learned."
-    return table(head, rows) + note(told_of)
-
-
-def faults(told: Mapping[str, Any]) -> str:
-    """Returns what befell the runs and did not end them."""
-    kinds = list(dict.fromkeys(kind for each in told.values() for kind in each["survived"]))
-    if not kinds:
-        return note(
-            "None: no stop, no sample left out, no step skipped, no save that failed, no damaged checkpoint is on record."
-        )
-    counts = table(
-        ["", *kinds],
-        [
-            [name, *(str(len(each["survived"].get(kind, ()))) for kind in kinds)]
-            for name, each in told.items()
-        ],
-    )
-    lines = [
-        (name, kind, each["survived"][kind])
-        for name, each in told.items()
-        for kind in kinds
-        if kind in each["survived"]
-    ]
-    label = "{1}" if len(told) == 1 else "{0}, {1}"
-    parts = [
-        f"<h3>{html.told(label.format(name, kind).capitalize())}</h3>{_shortened(found)}"
-        for name, kind, found in lines
-    ]
-    return (counts if len(told) > 1 else "") + "".join(parts)
-
-
-def _shortened(lines: Sequence[str]) -> str:
-    rest = (
-        folded(f"{len(lines) - MOST_ROWS} more", listing(lines[MOST_ROWS:]))
-        if len(lines) > MOST_ROWS
-        else ""
-    )
-    return listing(lines[:MOST_ROWS]) + rest
-
-
-def checkpoints(runs: Runs) -> str:
-    """Returns the checkpoints there are, and whether they are sound."""
-    rows, several = [], len(runs) > 1
-    for name, run in runs.items():
-        for each in run.checkpoints:
-            sound = "size and crc32 as written" if run.verified else "sizes as written"
-            state = marked(each.fault, "bad") if each.fault else marked(sound, "good")
-            by = (
-                f" ({each.scored_by.partition(' on ')[0].partition(' of ')[0]})"
-                if each.scored_by
-                else ""
-            )
-            score = "" if each.score is None else f"{cent(each.score)} %{by}"
-            label = f"{name}, {each.name}" if several else each.name
-            rows.append(
-                [
-                    label,
-                    f"{each.step:,}",
-                    f"{each.bytes / 1e6:,.1f}",
-                    score,
-                    "best" if each.best else "",
-                    state,
-                    html.when(each.written),
-                ]
-            )
-    if not rows:
-        return ""
-    unread = (
-        ""
-        if all(run.verified for run in runs.values())
-        else "Their contents were not read: --verify holds all of it against the crc32 in the manifests."
-    )
-    return table(["", "step", "MB", "score", "", "state", "written"], rows) + (
-        note(unread) if unread else ""
-    )
-
-
-def origin(runs: Runs) -> str:
-    """Returns the commands that made the runs, and by what."""
-    rows = []
-    for name, run in runs.items():
-        for each in run.origin:
-            argv = ["gigamask", *map(str, each.get("argv", [])[1:])]
-            versions = ", ".join(
-                f"{what} {each[what]}" for what in ("gigamask", "torch", "numpy") if each.get(what)
-            )
-            rows.append(
-                [
-                    name,
-                    Markup(f"<code>{html.told(' '.join(argv))}</code>"),
-                    versions,
-                    str(each.get("git") or "")[:12],
-                ]
-            )
-    begun = {
-        name: ", ".join(
-            f"step {each['step']} on {each['device']}" for each in run.begun if each["device"]
-        )
-        for name, run in runs.items()
-    }
-    lines = [f"{name} began at {what}" for name, what in begun.items() if what]
-    return (table(["", "command", "versions", "git"], rows, "words") if rows else "") + (
-        listing(lines) if lines else ""
-    )
+    return f'<div class="sheets">{"".join(shown)}</div>{note(legend)}'

@@ -1,4 +1,4 @@
-"""What `gigamask evaluate` found as one HTML file: tables, calibration, sheets of answers, protocol."""
+"""The results of `gigamask evaluate` as one HTML file."""
 
 import json
 from collections.abc import Sequence
@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.report.history import number
-from gigamask.report.html import cent, charts, document, listing, picture, section, table
+from gigamask.report.html import bullets, charts, document, percent, picture, section, table
 
 ROWS = {"small": "up to 32 x 32 px", "medium": "up to 96 x 96 px", "large": "larger"}
 
 
 def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
-    """Returns the file's text."""
+    """Return the text of the file.
+
+    Args:
+        summary: The contents of evaluation.json.
+        sheets: Picture files with predictions.
+    """
+    data_names = escape(", ".join(summary["data"]))
     parts = [
         f"<h1>{escape(summary['weights'])}</h1>",
-        f"<p>{summary['masks']:,} masks on {summary['images']:,} images of {escape(', '.join(summary['data']))}</p>",
+        f"<p>{summary['masks']:,} masks on {summary['images']:,} images of {data_names}</p>",
         *section("Mean IoU, %", scores(summary)),
         *(section("Boundaries, %", boundaries(summary)) if "boundary_iou" in summary else ()),
         *section("Predicted IoU after one click", reliability(summary["calibration"])),
@@ -26,7 +32,7 @@ def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
             else ()
         ),
         *(part for sheet in sheets for part in section(sheet.stem.capitalize(), picture(sheet))),
-        *(section("Left out", listing(summary["rejected"])) if summary["rejected"] else ()),
+        *(section("Left out", bullets(summary["rejected"])) if summary["rejected"] else ()),
         *section("Protocol", f"<pre>{escape(json.dumps(summary['protocol'], indent=1))}</pre>"),
     ]
     data = {"reliability": reliability_bins(summary["calibration"])}
@@ -34,9 +40,9 @@ def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
 
 
 def scores(summary: dict) -> str:
-    """Returns the table of IoUs: all masks, then each granularity and size that has any."""
+    """Return a table of IoUs of all masks, and of each granularity and size that has masks."""
     rows = {"all": summary, **summary["granularity"]}
-    rows |= {ROWS[name]: each for name, each in summary["size"].items()}
+    rows |= {ROWS[name]: group for name, group in summary["size"].items()}
     names = [
         "",
         *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"]),
@@ -47,25 +53,24 @@ def scores(summary: dict) -> str:
     lines = [
         [
             name,
-            *map(cent, (*each["clicks"].values(), each["oracle"], each["box"])),
-            f"{each['masks']:,}",
+            *map(percent, (*group["clicks"].values(), group["oracle"], group["box"])),
+            f"{group['masks']:,}",
         ]
-        for name, each in rows.items()
+        for name, group in rows.items()
+        if group["masks"]
     ]
-    return table(
-        names, [line for line, each in zip(lines, rows.values(), strict=True) if each["masks"]]
-    )
+    return table(names, lines)
 
 
 def boundaries(summary: dict) -> str:
-    """Returns the table of boundary scores by clicks."""
-    named = {"Boundary IoU": "boundary_iou", "boundary F": "boundary_f"}
+    """Return a table of boundary scores by clicks."""
+    keys = {"Boundary IoU": "boundary_iou", "boundary F": "boundary_f"}
     head = ["", *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"])]
-    return table(head, [[name, *map(cent, summary[key].values())] for name, key in named.items()])
+    return table(head, [[name, *map(percent, summary[key].values())] for name, key in keys.items()])
 
 
 def reliability(calibration: dict) -> str:
-    """Returns the place of the reliability diagram, and the figures below it."""
+    """Return the element of the reliability diagram with the figures below it."""
     values = {
         "calibration error": calibration["expected_error"],
         "bias": calibration["bias"],
@@ -76,20 +81,18 @@ def reliability(calibration: dict) -> str:
 
 
 def reliability_bins(calibration: dict) -> list[dict[str, Any]]:
-    """Returns the bins of the reliability diagram that hold masks, as `charts.js` takes them."""
+    """Return the bins of the reliability diagram that hold masks, for `charts.js`."""
     names = ("predicted", "actual", "count")
     return [
-        {name: number(each[name]) for name in names}
-        for each in calibration["bins"]
-        if each["count"]
+        {name: number(one[name]) for name in names} for one in calibration["bins"] if one["count"]
     ]
 
 
 def automatic(found: dict) -> str:
-    """Returns what segmenting everything came to."""
+    """Return a table of the scores of automatic mask generation."""
     shares = {
         "pass SAM's thresholds": "passing",
-        "best IoU with the truth": "best_iou",
+        "best IoU with ground truth": "best_iou",
         "AR@1000": "AR@1000",
         "AP": "AP",
     }
@@ -98,6 +101,6 @@ def automatic(found: dict) -> str:
         f"{found['truth']:,}",
     ]
     return table(
-        ["masks an image", "of the truth", *(f"{name}, %" for name in shares)],
-        [[*counts, *(cent(found[key]) for key in shares.values())]],
+        ["masks per image", "ground truth", *(f"{name}, %" for name in shares)],
+        [[*counts, *(percent(found[key]) for key in shares.values())]],
     )

@@ -1,9 +1,4 @@
-"""What a report says of runs, as data: how fast they were, which evaluation is the best, in what their configurations differ, what they survived.
-
-Enters: `history.History`. Leaves: plain data, of which the page is made and which `--json` holds.
-
-Not here: how it looks (`report.page`).
-"""
+"""The contents of a report as data: speed, best evaluation, changed flags and survived faults."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,44 +6,52 @@ from typing import Any
 import numpy as np
 
 from gigamask.report.history import History
-from gigamask.report.html import when
+from gigamask.report.html import format_time
 
 ANCHORS = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
-"""Mean IoU by clicks on the 23 datasets SA-23, as the SAM 2 paper (arXiv 2408.00714) states them."""
-ANCHORS_TOLD = (
-    "The rows in italics are anchors, not a comparison: the mean IoU that the SAM 2 paper (arXiv 2408.00714) states of SAM's published weights, "
-    "means over the 23 datasets of SA-23. The images and masks here are others, and SAM's own code for that evaluation is not public."
+"""Mean IoU by clicks over the 23 datasets of SA-23, from the SAM 2 paper (arXiv 2408.00714)."""
+ANCHORS_NOTE = (
+    "The rows in italics are reference points, not a comparison: the mean IoU of SAM's published"
+    " weights over the 23 datasets of SA-23, as in the SAM 2 paper (arXiv 2408.00714). The images"
+    " and masks here are others, and SAM's code for that evaluation is not public."
 )
-OWN = ("out", "recipe")
-"""Flags in which every run differs and which say nothing of it."""
+IGNORED_FLAGS = ("out", "recipe")
+"""Flags that always differ and do not characterize a run."""
 
 
-def tell(
+def summarize(
     runs: Mapping[str, History], recipes: Mapping[str, dict[str, Any] | None]
 ) -> dict[str, Any]:
-    """Returns all that a report holds; `recipes` are the configurations that the runs' recipes have by themselves, None where one is not known."""
-    told = {}
+    """Return all that a report shows.
+
+    Args:
+        runs: Runs by name.
+        recipes: The configuration of each run's recipe, None where it cannot be read.
+    """
+    entries = {}
     for name, run in runs.items():
         recipe = recipes.get(name)
         changed = differences([recipe, run.config]) if recipe and run.config else None
-        told[name] = run.plain() | {
+        entries[name] = run.plain() | {
             "throughput": throughput(run),
             "best": best(run),
             "survived": survived(run),
             "from_recipe": changed,
         }
     return {
-        "runs": told,
+        "runs": entries,
         "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {},
         "anchors": ANCHORS,
     }
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Returns the flags in which configurations differ, with each one's value as text, None where it has no such flag."""
-    names = dict.fromkeys(name for config in configs for name in config if name not in OWN)
-    found = {name: [_text(config.get(name)) for config in configs] for name in names}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    """Return the flags that differ with each configuration's value as text, None where missing."""
+    names = dict.fromkeys(
+        name for config in configs for name in config if name not in IGNORED_FLAGS
+    )
+    flags = {name: [_text(config.get(name)) for config in configs] for name in names}
+    return {name: values for name, values in flags.items() if len(set(values)) > 1}
 
 
 def _text(value: Any) -> str | None:
@@ -58,19 +61,24 @@ def _text(value: Any) -> str | None:
 
 
 def waiting(run: History) -> list[float | None]:
-    """Returns, of each record, the share of its update's time that was spent waiting for data."""
-    batch = int(told) if (told := str(run.config.get("batch-size", ""))).isdigit() else 0
+    """Return the share of each recorded step's time that was spent waiting for data."""
+    batch = int(text) if (text := str(run.config.get("batch-size", ""))).isdigit() else 0
     pairs = zip(
         run.records.get("data_time_s", ()), run.records.get("images_per_s", ()), strict=False
     )
     return [
-        min(waited * speed / batch, 1.0) if batch and waited is not None and speed else None
-        for waited, speed in pairs
+        min(data_time_s * speed / batch, 1.0)
+        if batch and data_time_s is not None and speed
+        else None
+        for data_time_s, speed in pairs
     ]
 
 
 def throughput(run: History) -> dict[str, float | None]:
-    """Returns medians and the slow and fast end of speed, in images a second, the waiting share, and about how long training and evaluating took."""
+    """Return medians of speed and of the share of waiting, the total times, and peak memory.
+
+    `slow_5` and `fast_5` are the 5 % and 95 % quantiles of the speed in images per second.
+    """
     speeds, shares = _known(run.records.get("images_per_s", [])), _known(waiting(run))
     slow, median, fast = (
         np.quantile(speeds, [0.05, 0.5, 0.95]).tolist() if speeds else (None, None, None)
@@ -80,25 +88,25 @@ def throughput(run: History) -> dict[str, float | None]:
         if median and str(run.config.get("batch-size", "")).isdigit()
         else None
     )
-    trained = step_s * run.records["step"][-1] if step_s is not None else None
-    evaluated = _known([each["seconds"] for each in run.evaluations])
+    training_s = step_s * run.records["step"][-1] if step_s is not None else None
+    evaluation_s = _known([evaluation["seconds"] for evaluation in run.evaluations])
     return {
         "images_per_s": median,
         "slow_5": slow,
         "fast_5": fast,
         "step_s": step_s,
         "waiting": float(np.median(shares)) if shares else None,
-        "training_s": trained,
-        "evaluation_s": sum(evaluated) if evaluated else None,
+        "training_s": training_s,
+        "evaluation_s": sum(evaluation_s) if evaluation_s else None,
         "memory_gb": max(_known(run.records.get("memory_gb", [])), default=None),
         "loader_mb": max(_known(run.records.get("loader_mb", [])), default=None),
     }
 
 
 def last_mean(values: Sequence[float | None]) -> tuple[float | None, int]:
-    """Returns the mean of the last records of a column and how many they are.
+    """Return the mean of the last records of a column, and their number.
 
-    Of 30 known records or more the last 5 % count, of fewer the last one.
+    These are the last 5 % of 30 known records or more, otherwise the last one.
     """
     known = _known(values)
     count = max(round(0.05 * len(known)), 1) if len(known) >= 30 else 1
@@ -110,55 +118,58 @@ def _known(values: Sequence[Any]) -> list[float]:
 
 
 def best(run: History) -> dict[str, Any] | None:
-    """Returns the evaluation that scores highest by what the run keeps its best checkpoint by, `by`; None where it was never evaluated."""
-    found = [each for each in run.evaluations if each["scores"]]
-    if not found:
+    """Return the evaluation with the best score, and the score's name as `by`.
+
+    The score is the one that selects the run's best checkpoint. None if there is no evaluation.
+    """
+    evaluations = [evaluation for evaluation in run.evaluations if evaluation["scores"]]
+    if not evaluations:
         return None
-    wanted = str(run.config.get("evaluation.best-by", ""))
-    by = wanted if wanted in found[-1]["scores"] else next(iter(found[-1]["scores"]))
-    scored = [each for each in found if each["scores"].get(by) is not None]
-    return (
-        max(scored, key=lambda each: (each["scores"][by], each["step"])) | {"by": by}
-        if scored
-        else None
-    )
+    last = evaluations[-1]["scores"]
+    best_by = str(run.config.get("evaluation.best-by", ""))
+    by = best_by if best_by in last else next(iter(last))
+    scored = [evaluation for evaluation in evaluations if evaluation["scores"].get(by) is not None]
+    if not scored:
+        return None
+    return max(scored, key=lambda one: (one["scores"][by], one["step"])) | {"by": by}
 
 
 def survived(run: History) -> dict[str, list[str]]:
-    """Returns a line for each fault by what befell the run."""
+    """Return a line for each fault, by kind."""
     faults = run.faults
-    told = {
-        "went on after a stop": [_resumed(each) for each in faults["resumed"]],
+    lines_by_kind = {
+        "resumed after a stop": [_resumed(event) for event in faults["resumed"]],
         "damaged checkpoints": [
-            f"{each['checkpoint']} was damaged; training went on from step {each['step']}"
-            for each in faults["damaged"]
+            f"{event['checkpoint']} was damaged; training resumed from step {event['step']}"
+            for event in faults["damaged"]
         ]
-        + [f"{each.name}: {each.fault}" for each in run.checkpoints if each.fault],
+        + [f"{one.name}: {one.fault}" for one in run.checkpoints if one.fault],
         "samples left out": [
-            f"step {each['step']}: {each.get('reason') or each['rejected']}"
-            for each in faults["rejected"]
+            f"step {event['step']}: {event.get('reason') or event['rejected']}"
+            for event in faults["rejected"]
         ],
-        "steps skipped": [
-            f"step {each['step']}, its gradient was not finite or it had no mask: {each['skipped']}"
-            for each in faults["skipped"]
+        "skipped steps": [
+            f"step {event['step']}, gradient not finite or no mask: {event['skipped']}"
+            for event in faults["skipped"]
         ],
-        "saves that failed": [
-            f"step {each['step']}: {each['unsaved']}" for each in faults["unsaved"]
+        "failed saves": [
+            f"step {event['step']}: {event['unsaved']}" for event in faults["unsaved"]
         ],
-        "memory that grows": [
-            f"step {each['step']}: {each['leak']} holds {each.get('bytes', 0) / 1e6:,.0f} MB, {each.get('bytes_a_step', 0) / 1e3:,.0f} kB more a step"
-            for each in faults["leak"]
+        "growing memory": [
+            f"step {event['step']}: {event['leak']} holds {event.get('bytes', 0) / 1e6:,.0f} MB,"
+            f" growing by {event.get('bytes_a_step', 0) / 1e3:,.0f} kB per step"
+            for event in faults["leak"]
         ],
-        "lines cut short": [f"{run.torn} of metrics.jsonl"] if run.torn else [],
+        "truncated lines": [f"{run.torn} of metrics.jsonl"] if run.torn else [],
     }
-    return {what: lines for what, lines in told.items() if lines}
+    return {kind: lines for kind, lines in lines_by_kind.items() if lines}
 
 
 def _resumed(event: Mapping[str, Any]) -> str:
     if event["step"] is None:
-        return f"after step {event['reached']}, from a step before it"
-    again = event["reached"] - event["step"]
-    on = f" on {when(event['time'])}" if event["time"] else ""
+        return f"after step {event['reached']}, from an earlier step"
+    repeated = event["reached"] - event["step"]
+    on = f" on {format_time(event['time'])}" if event["time"] else ""
     return f"at step {event['step']}{on}, " + (
-        f"{again} steps or more trained again" if again > 0 else "no recorded step lost"
+        f"at least {repeated} steps trained again" if repeated > 0 else "no recorded step lost"
     )

@@ -22,11 +22,11 @@ SECTIONS = [
     "overview",
     "curves",
     "evaluations",
-    "scores-beside-sam-s",
+    "comparison-with-sam",
     "pictures",
     "configuration",
     "throughput",
-    "faults-survived",
+    "recovered-faults",
     "checkpoints",
     "origin",
 ]
@@ -80,10 +80,10 @@ def test_of_one_run(runs, tmp_path, capsys):
     assert page.row("step_00000004")[5] == "size and crc32 as written"
     assert page.row("SAM ViT-H, SA-23")[1:3] == ["58.1", ""]
     assert page.count("img") == 2
-    assert {"step_00000004 was damaged; training went on from step 2", "1 of metrics.jsonl"} <= set(
+    assert {"step_00000004 was damaged; training resumed from step 2", "1 of metrics.jsonl"} <= set(
         page.text
     )
-    assert any(line.endswith("2 steps or more trained again") for line in page.text)
+    assert any(line.endswith("at least 2 steps trained again") for line in page.text)
     told = json.loads((tmp_path / "told.json").read_text())["runs"]["again"]
     assert told["records"]["step"] == [1, 2, 3, 4]
     assert [each["step"] for each in told["evaluations"]] == [2, 4]
@@ -109,7 +109,7 @@ def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
     assert [run["name"] for run in page.data["runs"]] == ["whole", "again"]
     for run in page.data["runs"]:
         assert run["records"]["step"] == [1, 2, 3, 4]
-        assert {"loss", "iou", "rate", "waiting", "images_per_s"} <= run["records"].keys()
+        assert {"loss", "iou", "lr", "waiting", "images_per_s"} <= run["records"].keys()
         assert [each["step"] for each in run["evaluations"]] == [2, 4]
     told = json.loads((tmp_path / "told.json").read_text())
     assert list(told["runs"]) == ["whole", "again"]
@@ -177,7 +177,7 @@ def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
     assert report(tmp_path / "runs" / "mae") == 0
     page = Page((tmp_path / "runs" / "mae" / "report.html").read_text())
     assert "mse" in page.data["runs"][0]["records"]
-    assert "scores-beside-sam-s" not in sections(page)
+    assert "comparison-with-sam" not in sections(page)
     monkeypatch.chdir(tmp_path)
     assert report("runs") == 0
     assert [row[0] for row in Page((tmp_path / "report.html").read_text()).rows[1:3]] == [
@@ -284,8 +284,8 @@ def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path,
         (["bare"], "bare: neither it nor a folder in it holds a config.yaml or a metrics.jsonl"),
         (["empty"], "empty: has recorded nothing yet, there is nothing to report"),
         (["run", "empty"], "empty: has recorded nothing yet"),
-        (["run", "run"], "run: is named twice"),
-        (["run", "."], "run: is named twice"),
+        (["run", "run"], "run: is given twice"),
+        (["run", "."], "run: is given twice"),
         (
             ["run", "--out", "missing/report.html"],
             "--out missing/report.html: cannot be written; name a file in a folder that exists",

@@ -11,7 +11,7 @@ from tests.html import Page
 
 def test_long_curves_are_thinned_to_means():
     count = 3 * charts.MAX_POINTS - 1
-    told = charts.thinned(
+    told = charts.downsample(
         {
             "step": list(range(1, count + 1)),
             "loss": [float(step % 3) for step in range(count)],
@@ -23,7 +23,7 @@ def test_long_curves_are_thinned_to_means():
     assert told["step"][-1] == count
     assert told["loss"][:2] == [1.0, 1.0]
     assert set(told["none"]) == {None}
-    assert charts.thinned({"step": []}) == {"step": []}
+    assert charts.downsample({"step": []}) == {"step": []}
 
 
 def test_curves_hold_records_scores_and_where_training_resumed(tmp_path):

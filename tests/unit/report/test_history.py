@@ -206,7 +206,7 @@ def test_what_is_missing_or_no_longer_readable_leaves_its_part_empty(tmp_path):
     (folder / "config.yaml").unlink()
     with pytest.raises(
         GigamaskError,
-        match=r"run: holds no config.yaml and no metrics.jsonl, so it is no run's folder",
+        match=r"run: .*config.yaml.*metrics.jsonl",
     ):
         history.read(folder)
 
@@ -228,7 +228,7 @@ def test_runs_are_found_below_a_folder_in_the_order_they_were_begun(tmp_path):
     (tmp_path / "bare").mkdir()
     with pytest.raises(
         GigamaskError,
-        match=r"bare: neither it nor a folder in it holds a config.yaml or a metrics.jsonl",
+        match=r"bare: .*config.yaml.*metrics.jsonl",
     ):
         history.find(tmp_path / "bare")
 
@@ -236,7 +236,7 @@ def test_runs_are_found_below_a_folder_in_the_order_they_were_begun(tmp_path):
 def test_labels_are_as_short_as_they_tell_runs_apart():
     assert history.labels([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert history.labels([Path("x/a"), Path("y/a"), Path("y/b")]) == ["x/a", "y/a", "y/b"]
-    with pytest.raises(GigamaskError, match=r"runs/a: is named twice"):
+    with pytest.raises(GigamaskError, match=r"runs/a: .* twice"):
         history.labels([Path("runs/a"), Path.cwd() / "runs" / "a"])
 
 

@@ -77,18 +77,18 @@ def test_everything_that_befell_a_run_is_told(tmp_path):
         file.write("{\n")
     told = summary.survived(history.read(tmp_path / "run"))
     assert summary.survived(run) == {
-        what: lines for what, lines in told.items() if what != "lines cut short"
+        what: lines for what, lines in told.items() if what != "truncated lines"
     }
     assert told == {
-        "went on after a stop": [
-            "at step 4 on 2026-01-02 03:04:05 UTC, 6 steps or more trained again"
+        "resumed after a stop": [
+            "at step 4 on 2026-01-02 03:04:05 UTC, at least 6 steps trained again"
         ],
-        "damaged checkpoints": ["step_00000008 was damaged; training went on from step 4"],
+        "damaged checkpoints": ["step_00000008 was damaged; training resumed from step 4"],
         "samples left out": ["step 2: the JPEG of t:sa_1 ends early"],
-        "steps skipped": ["step 3, its gradient was not finite or it had no mask: t:sa_2"],
-        "saves that failed": ["step 3: no space"],
-        "memory that grows": ["step 9: this process holds 5 MB, 4 kB more a step"],
-        "lines cut short": ["1 of metrics.jsonl"],
+        "skipped steps": ["step 3, gradient not finite or no mask: t:sa_2"],
+        "failed saves": ["step 3: no space"],
+        "growing memory": ["step 9: this process holds 5 MB, growing by 4 kB per step"],
+        "truncated lines": ["1 of metrics.jsonl"],
     }
 
 
@@ -96,12 +96,12 @@ def test_going_on_where_a_run_stopped_loses_nothing(tmp_path):
     begun = {"step": 10, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu"}
     told = summary.survived(history.read(written(tmp_path / "run", record(10), begun, record(20))))
     assert told == {
-        "went on after a stop": ["at step 10 on 2026-01-02 03:04:05 UTC, no recorded step lost"]
+        "resumed after a stop": ["at step 10 on 2026-01-02 03:04:05 UTC, no recorded step lost"]
     }
     old = summary.survived(
         history.read(written(tmp_path / "old", record(10), record(20), record(20)))
     )
-    assert old == {"went on after a stop": ["after step 20, from a step before it"]}
+    assert old == {"resumed after a stop": ["after step 20, from an earlier step"]}
 
 
 def test_the_last_records_have_a_mean():
