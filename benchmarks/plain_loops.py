@@ -34,7 +34,7 @@ from benchmarks.gpu_step import RECIPES, batch_in_memory, chip_of, prepared, tim
 from benchmarks.levers import pulled
 from benchmarks.plan import events_peak
 from gigamask.distributed.precision import Precision, autocast, choose_device, choose_precision
-from gigamask.export.huggingface import config_of
+from gigamask.export.huggingface import huggingface_config
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, preprocess
@@ -78,7 +78,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         from transformers import SamModel
 
-        self.model = SamModel(config_of(spec))
+        self.model = SamModel(huggingface_config(spec))
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.model.vision_encoder(pixels)[0]

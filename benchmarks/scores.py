@@ -60,7 +60,7 @@ def by_pycocotools(images: list[ImageDetections], protocol: CocoProtocol) -> flo
     for found in (False, True):
         annotations = []
         for number, image in enumerate(images):
-            masks = image.found if found else image.truth
+            masks = image.detections if found else image.truth
             for i, (text, area) in enumerate(
                 zip(masks.to_coco(), masks.areas().tolist(), strict=True)
             ):
@@ -135,7 +135,9 @@ def main() -> None:
                 lambda protocol=protocol: by_pycocotools(images, protocol), told.rounds
             )
         ours, answer = best(
-            lambda protocol=protocol: coco_metrics(images, protocol)[f"AR@{protocol.max_found[-1]}"],
+            lambda protocol=protocol: coco_metrics(images, protocol)[
+                f"AR@{protocol.max_found[-1]}"
+            ],
             told.rounds,
         )
         print(
@@ -143,7 +145,7 @@ def main() -> None:
         )
     tracemalloc.start()
     coco_metrics(images, PROPOSALS)
-    masks = sum(len(image.truth) + len(image.found) for image in images)
+    masks = sum(len(image.truth) + len(image.detections) for image in images)
     print(
         f"memory of AR@1000: {tracemalloc.get_traced_memory()[1] / masks:.0f} bytes of Python objects a mask, {masks:,} masks"
     )

@@ -61,7 +61,7 @@ class ImageDetections:
 
     truth: RLEMasks
     """annotated masks"""
-    found: RLEMasks
+    detections: RLEMasks
     """predicted masks"""
     scores: Float[np.ndarray, "_"]
     """score of each predicted mask"""
@@ -69,20 +69,20 @@ class ImageDetections:
     """which annotated masks stand for many objects at once; None means none"""
     truth_classes: Int[np.ndarray, "_"] | None = None
     """class of each annotated mask; None means that all are of one class"""
-    found_classes: Int[np.ndarray, "_"] | None = None
+    detection_classes: Int[np.ndarray, "_"] | None = None
     """class of each predicted mask; None means that all are of one class"""
     truth_areas: Float[np.ndarray, "_"] | Int[np.ndarray, "_"] | None = None
     """areas of the annotated masks where data states others, as COCO does those of its polygons"""
 
     def __post_init__(self) -> None:
-        if self.truth.size != self.found.size:
+        if self.truth.size != self.detections.size:
             raise GigamaskError(
                 f"annotated masks of size {self.truth.size} and predicted masks of size "
-                f"{self.found.size}: resize both to the stored image"
+                f"{self.detections.size}: resize both to the stored image"
             )
         for name, values, masks in (
-            ("scores", self.scores, self.found),
-            ("found_classes", self.found_classes, self.found),
+            ("scores", self.scores, self.detections),
+            ("detection_classes", self.detection_classes, self.detections),
             ("crowd", self.crowd, self.truth),
             ("truth_classes", self.truth_classes, self.truth),
             ("truth_areas", self.truth_areas, self.truth),
@@ -114,17 +114,17 @@ def coco_metrics(images: Iterable[ImageDetections], protocol: CocoProtocol | Non
         protocol. A statistic is None where there is nothing to find, for which pycocotools has -1.
     """
     protocol = protocol or CocoProtocol()
-    truth, found, count = _datasets(images, protocol)
+    truth, detections, count = _datasets(images, protocol)
     counts = {
         "images": count,
         "truth": sum(not record["iscrowd"] for record in truth["annotations"]),
-        "found": len(found["annotations"]),
+        "found": len(detections["annotations"]),
     }
     if not truth["annotations"]:
         return {**counts, **dict.fromkeys(_slices(protocol)), "protocol": asdict(protocol)}
     evaluation = COCOeval_faster(
         COCO(truth),
-        COCO(found),
+        COCO(detections),
         "boundary" if protocol.boundaries else "segm",
         boundary_cpu_count=1,
     )
@@ -141,7 +141,7 @@ def _datasets(images: Iterable[ImageDetections], protocol: CocoProtocol) -> tupl
 
     Ids count from 1, since 0 means unmatched there.
     """
-    sizes, truth, found = [], [], []
+    sizes, truth, detections = [], [], []
     for number, image in enumerate(images, 1):
         height, width = image.truth.size
         sizes.append({"id": number, "height": height, "width": width})
@@ -152,12 +152,12 @@ def _datasets(images: Iterable[ImageDetections], protocol: CocoProtocol) -> tupl
         classes = image.truth_classes if protocol.by_class else None
         truth += _records(number, image.truth, classes, columns, len(truth))
         columns = {"score": image.scores.astype(np.float64)}
-        classes = image.found_classes if protocol.by_class else None
-        found += _records(number, image.found, classes, columns, len(found))
-    classes = sorted({record["category_id"] for record in truth + found})
+        classes = image.detection_classes if protocol.by_class else None
+        detections += _records(number, image.detections, classes, columns, len(detections))
+    classes = sorted({record["category_id"] for record in truth + detections})
     categories = [{"id": number, "name": str(number)} for number in classes]
     shared = {"images": sizes, "categories": categories}
-    return {**shared, "annotations": truth}, {**shared, "annotations": found}, len(sizes)
+    return {**shared, "annotations": truth}, {**shared, "annotations": detections}, len(sizes)
 
 
 def _records(

@@ -1,1 +1,1 @@
-"""Trained models in the formats of others; whatever is written is read back by who it is for, and held against the model."""
+"""Export: models in the formats of others, read back with their libraries and compared."""

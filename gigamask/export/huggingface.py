@@ -1,8 +1,7 @@
-"""A folder for Hugging Face's `SamModel.from_pretrained`: configuration, weights, and the numbers of its image processor.
+"""Export to a folder for Hugging Face's `SamModel.from_pretrained`.
 
-Its decoder's layer norms have another epsilon than Meta's (1e-6 for 1e-5), so answers differ in the sixth digit.
-
-Not here: names of tensors (`model.weights`).
+Its decoder's layer norms have an epsilon of 1e-6 instead of Meta's 1e-5, so that outputs differ in
+the sixth digit.
 """
 
 import importlib.util
@@ -17,78 +16,89 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare
 from gigamask.models import convert, state_dict
-from gigamask.models.configs import SamConfig as SamSpec
+from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam, preprocess
 
 
-def write_folder(model: Sam, out: Path) -> dict:
-    """Writes the folder, loads it as its users do, and asks both models the same; raises `GigamaskError` where transformers is missing or answers differ."""
+def write_huggingface(model: Sam, out: Path) -> dict:
+    """Write a model as a Hugging Face folder, load it with transformers, and compare the outputs.
+
+    Args:
+        model: Model to export.
+        out: Folder to write.
+
+    Returns:
+        `files`, the number of `tensors`, and the largest `difference` of an output as a share of
+        the model's largest number.
+
+    Raises:
+        GigamaskError: transformers is not installed, `out` is a file, or outputs differ.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise GigamaskError(
-            "--to huggingface wants transformers, which is not installed; run pip install 'gigamask[hf]'"
+            "--to huggingface needs transformers, which is not installed: "
+            "run pip install 'gigamask[hf]'"
         )
     if out.exists() and not out.is_dir():
-        raise GigamaskError(f"--out {out}: is a file, Hugging Face wants a folder; give another")
+        raise GigamaskError(f"--out {out}: must be a folder for Hugging Face, but is a file")
     from transformers import SamModel
 
     with torch.device("meta"):
-        theirs = SamModel(config_of(model.config))
-    theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)), assign=True)
+        hf_model = SamModel(huggingface_config(model.config))
+    weights = convert.to_huggingface(state_dict.to_official(model))
+    hf_model.load_state_dict(weights, assign=True)
     with state_dict.report_write_errors(out):
-        theirs.save_pretrained(out)
-    (out / "preprocessor_config.json").write_text(json.dumps(processor_of(model.config), indent=2))
+        hf_model.save_pretrained(out)
+    processor = json.dumps(processor_config(model.config), indent=2)
+    (out / "preprocessor_config.json").write_text(processor)
     loaded, probe = SamModel.from_pretrained(out).eval(), Probe.of(model.config)
-    pairs = zip(probe.answers(model), answers(loaded, model, probe), strict=True)
+    pairs = zip(probe.outputs(model), huggingface_outputs(loaded, model, probe), strict=True)
     difference = max(
-        compare(mine, other, f"{out}: transformers' SamModel") for mine, other in pairs
+        compare(expected, actual, f"{out}: transformers' SamModel") for expected, actual in pairs
     )
     return {
         "files": sorted(str(path) for path in out.iterdir()),
-        "tensors": len(theirs.state_dict()),
+        "tensors": len(hf_model.state_dict()),
         "difference": difference,
     }
 
 
-def config_of(spec: SamSpec) -> Any:
-    """Returns a model's sizes as a `SamConfig`."""
+def huggingface_config(config: SamConfig) -> Any:
+    """Return transformers' `SamConfig` of a model's configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import (
-            SamConfig,
-            SamMaskDecoderConfig,
-            SamPromptEncoderConfig,
-            SamVisionConfig,
-        )
+        from transformers import SamConfig as HuggingFaceSamConfig
+        from transformers import SamMaskDecoderConfig, SamPromptEncoderConfig, SamVisionConfig
 
     vision = SamVisionConfig(
-        hidden_size=spec.embed_dim,
-        output_channels=spec.embedding_dim,
-        num_hidden_layers=spec.depth,
-        num_attention_heads=spec.num_heads,
-        image_size=spec.image_size,
-        patch_size=spec.patch_size,
-        window_size=spec.window_size,
-        global_attn_indexes=list(spec.global_attn_indexes),
-        num_pos_feats=spec.embedding_dim // 2,
-        mlp_dim=4 * spec.embed_dim,
+        hidden_size=config.embed_dim,
+        output_channels=config.embedding_dim,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.num_heads,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        window_size=config.window_size,
+        global_attn_indexes=list(config.global_attn_indexes),
+        num_pos_feats=config.embedding_dim // 2,
+        mlp_dim=4 * config.embed_dim,
     )
     prompts = SamPromptEncoderConfig(
-        hidden_size=spec.embedding_dim, image_size=spec.image_size, patch_size=spec.patch_size
+        hidden_size=config.embedding_dim, image_size=config.image_size, patch_size=config.patch_size
     )
     decoder = SamMaskDecoderConfig(
-        hidden_size=spec.embedding_dim,
-        mlp_dim=spec.decoder_mlp,
-        num_attention_heads=spec.decoder_num_heads,
-        iou_head_hidden_dim=spec.iou_hidden,
+        hidden_size=config.embedding_dim,
+        mlp_dim=config.decoder_mlp,
+        num_attention_heads=config.decoder_num_heads,
+        iou_head_hidden_dim=config.iou_hidden,
     )
-    return SamConfig(
+    return HuggingFaceSamConfig(
         vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=decoder
     )
 
 
-def processor_of(spec: SamSpec) -> dict:
-    """Returns what `SamImageProcessor` reads: the long side becomes the model's, and the rest is padding."""
-    side, grid = spec.image_size, spec.mask_size
+def processor_config(config: SamConfig) -> dict:
+    """Return the settings of `SamImageProcessor`: resize the long side, pad the rest."""
+    side, mask_size = config.image_size, config.mask_size
     return {
         "image_processor_type": "SamImageProcessor",
         "processor_class": "SamProcessor",
@@ -103,32 +113,38 @@ def processor_of(spec: SamSpec) -> dict:
         "image_std": [round(value / 255, 6) for value in PIXEL_STD],
         "size": {"longest_edge": side},
         "pad_size": {"height": side, "width": side},
-        "mask_size": {"longest_edge": grid},
-        "mask_pad_size": {"height": grid, "width": grid},
+        "mask_size": {"longest_edge": mask_size},
+        "mask_pad_size": {"height": mask_size, "width": mask_size},
     }
 
 
 @torch.no_grad()
-def answers(theirs: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
-    """Returns what a `SamModel` answers, as `Probe.answers` does for ours."""
-    embedding = theirs.get_image_embeddings(
+def huggingface_outputs(hf_model: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
+    """Return the outputs of transformers' `SamModel`, as `Probe.outputs` does those of ours.
+
+    Args:
+        hf_model: transformers' `SamModel`.
+        model: Model whose mean and deviation of pixels are used.
+        probe: Image and prompts.
+    """
+    embedding = hf_model.get_image_embeddings(
         preprocess(probe.pixels, probe.valid, model.pixel_mean, model.pixel_std)
     )
-    found = [{"embedding": embedding}]
+    outputs = [{"embedding": embedding}]
     for prompts in probe.prompts:
         if (prompts.labels == 2).any():
-            given = {"input_boxes": prompts.points_xy_input.reshape(1, 1, 4)}
-        else:  # whose last token it adds by itself
-            given = {
+            arguments = {"input_boxes": prompts.points_xy_input.reshape(1, 1, 4)}
+        else:  # SamModel appends the padding token itself
+            arguments = {
                 "input_points": prompts.points_xy_input[:, None, :-1],
                 "input_labels": prompts.labels[:, None, :-1],
             }
-        masks = None if prompts.masks is None else prompts.masks[:, None]
-        told = theirs(
+        prediction = hf_model(
             image_embeddings=embedding,
-            input_masks=masks,
+            input_masks=None if prompts.masks is None else prompts.masks[:, None],
             multimask_output=prompts.multimask_output,
-            **given,
+            **arguments,
         )
-        found.append({"logits": told.pred_masks[:, 0], "predicted IoU": told.iou_scores[:, 0]})
-    return found
+        logits, iou = prediction.pred_masks[:, 0], prediction.iou_scores[:, 0]
+        outputs.append({"logits": logits, "predicted IoU": iou})
+    return outputs

@@ -1,6 +1,6 @@
-"""Meta's own format: a state dict by `torch.save`, which `segment_anything.sam_model_registry` loads, and whatever is built on that.
+"""Export to Meta's formats: a `.pth` for `segment_anything.sam_model_registry`, or safetensors.
 
-Not here: names of tensors, which are Meta's here as well (`model.weights`).
+Tensors have Meta's names.
 """
 
 from pathlib import Path
@@ -8,44 +8,67 @@ from pathlib import Path
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.models import state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.sam.sam import Sam
 
 
 def write_pth(model: Sam, out: Path) -> dict:
-    """Writes a `.pth` and reads it back, as weights alone; every tensor must be the model's to the last bit."""
+    """Write a model as Meta's `.pth`, and read it back as weights only.
+
+    Args:
+        model: Model to export.
+        out: File that ends in .pth.
+
+    Returns:
+        `files`, the number of `tensors`, and their `difference`, 0.
+
+    Raises:
+        GigamaskError: The file has another suffix, or a tensor is not what was written.
+    """
     if out.suffix != ".pth":
-        raise GigamaskError(f"--out {out}: Meta's format is a file that ends in .pth; give one")
+        raise GigamaskError(f"--out {out}: Meta's format needs a file that ends in .pth")
     state = state_dict.to_official(model)
-    state_dict.write_atomically(out, lambda path: save(state, path))
-    return held_against(state, out)
+    state_dict.write_atomically(out, lambda path: _save(state, path))
+    return _verify(state, out)
 
 
-def save(state: state_dict.State, path: Path) -> None:
-    """Writes a state dict by `torch.save`, through a file of Python's: one that torch opens itself does not say why it cannot be written."""
+def write_safetensors(model: Sam, out: Path) -> dict:
+    """Write a model as `.safetensors` with its configuration in the header, and read it back.
+
+    Args:
+        model: Model to export.
+        out: File that ends in .safetensors.
+
+    Returns:
+        `files`, the number of `tensors`, and their `difference`, 0.
+
+    Raises:
+        GigamaskError: The file has another suffix, or a tensor is not what was written.
+    """
+    if out.suffix != ".safetensors":
+        raise GigamaskError(f"--out {out}: needs a file that ends in .safetensors")
+    state = state_dict.to_official(model)
+    state_dict.save_weights(state, model.config, out)
+    return _verify(state, out)
+
+
+def _save(state: convert.State, path: Path) -> None:
+    """Write a state dict through Python's file, whose errors say why it cannot be written."""
     with open(path, "wb") as file:
         torch.save(state, file)
 
 
-def write_safetensors(model: Sam, out: Path) -> dict:
-    """Writes a `.safetensors` under Meta's names, with the model's sizes in its header, and reads it back likewise."""
-    if out.suffix != ".safetensors":
-        raise GigamaskError(f"--out {out}: give a file that ends in .safetensors")
-    state = state_dict.to_official(model)
-    state_dict.save_weights(state, model.config, out)
-    return held_against(state, out)
-
-
-def held_against(state: state_dict.State, out: Path) -> dict:
-    """Returns how many tensors and bytes a file holds; raises `GigamaskError` naming the first that is not the one that was written."""
-    found, _ = state_dict.read_weights(out)
-    odd = [
+def _verify(state: convert.State, out: Path) -> dict:
+    """Check that a file holds exactly this state, and describe it."""
+    actual, _ = state_dict.read_weights(out)
+    different = [
         name
-        for name in state.keys() | found.keys()
-        if name not in found or name not in state or not torch.equal(state[name], found[name])
+        for name in state.keys() | actual.keys()
+        if name not in actual or name not in state or not torch.equal(state[name], actual[name])
     ]
-    if odd:
+    if different:
         raise GigamaskError(
-            f"{out}: {min(odd)} is not what was written; the disk may be failing, write it again elsewhere"
+            f"{out}: {min(different)} does not read back as it was written; the disk may be "
+            "failing, write to another one"
         )
     return {"files": [str(out)], "tensors": len(state), "difference": 0.0}

@@ -1,12 +1,13 @@
-"""Two ONNX files: the image encoder, and the prompt encoder with the mask decoder behind the six inputs that Meta's export has.
+"""Export to two ONNX files: the image encoder, and the decoder with the inputs of Meta's export.
 
-`encoder.onnx` takes `image` (1, 3, S, S), float32 pixels in 0..255 with the picture at the top left, and `input_size` (1, 2), its height and width
-there; it gives `image_embeddings`. `decoder.onnx` takes `image_embeddings`, `point_coords` (1, N, 2) in input pixels, `point_labels` (1, N),
-`mask_input` (1, 1, G, G), `has_mask_input` (1,) and `orig_im_size` (2,), all float32; it gives `masks` (1, 4, H, W) as logits at the image's size,
-`iou_predictions` (1, 4) and `low_res_masks` (1, 4, G, G), the first of each the single mask (Segment Anything, `utils/onnx.py`). As there, a point
-with label -1 belongs behind points without a box.
-
-Not here: resizing images and points for these inputs, which is `predict.transform`'s.
+`encoder.onnx` takes `image` (1, 3, S, S), float32 pixels in 0..255 with the image at the top left,
+and `input_size` (1, 2), its height and width there; it returns `image_embeddings`. `decoder.onnx`
+takes `image_embeddings`, `point_coords` (1, N, 2) in input pixels, `point_labels` (1, N),
+`mask_input` (1, 1, G, G), `has_mask_input` (1,) and `orig_im_size` (2,), all float32; it returns
+`masks` (1, 4, H, W) as logits at the image's size, `iou_predictions` (1, 4) and `low_res_masks`
+(1, 4, G, G), the first of each being the single mask (Segment Anything, `utils/onnx.py`). As there,
+points without a box end with a point of label -1. Images and points are resized as in
+`inference.resize_longest_side`.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ from torch.nn import functional
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare
 from gigamask.models import state_dict
-from gigamask.models.sam.attention import attend_plainly
+from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
@@ -32,12 +33,13 @@ from gigamask.types import Prompts
 
 OPSET = 17
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+DECODER_OUTPUTS = ["masks", "iou_predictions", "low_res_masks"]
 SIZES = ((600, 900), (333, 250))
-"""Images (H, W) at whose size answers are compared, one lying and one standing."""
+"""Image sizes (H, W) at which outputs are compared, one landscape and one portrait."""
 
 
 class OnnxEncoder(nn.Module):
-    """The image encoder with the normalisation in front of it."""
+    """The image encoder with normalization of pixels."""
 
     def __init__(self, model: Sam) -> None:
         super().__init__()
@@ -46,11 +48,17 @@ class OnnxEncoder(nn.Module):
     def forward(
         self, image: Float[Tensor, "1 3 S S"], input_size: Int64[Tensor, "1 2"]
     ) -> Float[Tensor, "1 C E E"]:
+        """Embed an image.
+
+        Args:
+            image: Pixels in 0..255 with the image at the top left.
+            input_size: Height and width of the image.
+        """
         return self.model.encode(image, input_size)
 
 
 class OnnxDecoder(nn.Module):
-    """All four answers to one prompt, brought to the image's own size."""
+    """Prompt encoder and mask decoder: all four masks for one prompt at the image's size."""
 
     def __init__(self, model: Sam) -> None:
         super().__init__()
@@ -65,6 +73,19 @@ class OnnxDecoder(nn.Module):
         has_mask_input: Float[Tensor, "1"],
         orig_im_size: Float[Tensor, "2"],
     ) -> tuple[Float[Tensor, "1 4 H W"], Float[Tensor, "1 4"], Float[Tensor, "1 4 G G"]]:
+        """Predict the masks of a prompt.
+
+        Args:
+            image_embeddings: Embedding of the image.
+            point_coords: x and y in input pixels.
+            point_labels: Labels of the points; 2 and 3 are the corners of a box.
+            mask_input: Low-resolution logits.
+            has_mask_input: 1 to use `mask_input`, 0 to ignore it.
+            orig_im_size: Height and width of the image.
+
+        Returns:
+            Logits at the image's size, predicted IoU, and low-resolution logits.
+        """
         encoder = self.model.prompt_encoder
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
@@ -72,142 +93,128 @@ class OnnxDecoder(nn.Module):
         low, iou = self.model.mask_decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )
-        return self._at_size(low, orig_im_size), iou, low
+        return self._resize(low, orig_im_size), iou, low
 
-    def _at_size(
+    def _resize(
         self, low: Float[Tensor, "1 4 G G"], size: Float[Tensor, "2"]
     ) -> Float[Tensor, "1 4 H W"]:
-        """Returns logits at the image's size, enlarged twice as the reference does: to the input's side, where the padding goes, and from there."""
+        """Resize logits to the image's size, as Meta's code does.
+
+        They are resized to the input's side first, where the padding is cut off, then to the image.
+        """
         side = self.model.config.image_size
-        wide = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
+        padded = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
         height, width = (torch.floor(size * (side / size.max()) + 0.5)).long()
-        wanted: Any = tuple(size.long())
+        image_size: Any = tuple(size.long())
         return functional.interpolate(
-            wide[..., :height, :width], wanted, mode="bilinear", align_corners=False
+            padded[..., :height, :width], image_size, mode="bilinear", align_corners=False
         )
 
 
-def write_pair(model: Sam, out: Path) -> dict:
-    """Writes both files into a folder, runs them, and holds them against the model; raises `GigamaskError` where a package is missing or answers differ."""
+def write_onnx(model: Sam, out: Path) -> dict:
+    """Write a model as two ONNX files, run them with onnxruntime, and compare the outputs.
+
+    Args:
+        model: Model to export.
+        out: Folder for `encoder.onnx` and `decoder.onnx`.
+
+    Returns:
+        `files`, and the largest `difference` of an output as a share of the model's largest number.
+
+    Raises:
+        GigamaskError: A package is not installed, `out` is a file, or outputs differ.
+    """
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise GigamaskError(
-            f"--to onnx wants {' and '.join(missing)}, which is not installed; run pip install 'gigamask[onnx]'"
+            f"--to onnx needs {' and '.join(missing)}, which is not installed: "
+            "run pip install 'gigamask[onnx]'"
         )
     if out.exists() and not out.is_dir():
-        raise GigamaskError(
-            f"--out {out}: is a file, the two ONNX files want a folder; give another"
-        )
+        raise GigamaskError(f"--out {out}: must be a folder for two ONNX files, but is a file")
     out.mkdir(parents=True, exist_ok=True)
-    plain = deepcopy(model)  # the model given stays as it is
-    for module in plain.modules():
+    traceable = deepcopy(model)  # the caller's model keeps its fused attention
+    for module in traceable.modules():
         if isinstance(module, EncoderAttention):
-            module.attend = attend_plainly
-    probe, decoder = Probe.of(model.config), OnnxDecoder(plain)
+            module.attend = rel_pos_attention_reference
+    probe, decoder = Probe.of(model.config), OnnxDecoder(traceable)
     with torch.no_grad():
         embedding = model.encode(probe.pixels, probe.valid)
-    _export(
-        OnnxEncoder(plain),
-        (probe.pixels, probe.valid),
-        out / ENCODER,
-        ["image", "input_size"],
-        ["image_embeddings"],
-        {},
-    )
-    given = _six(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
-    sizes = {
+    encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}
+    _export(OnnxEncoder(traceable), encoder_inputs, out / ENCODER, ["image_embeddings"], {})
+    decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
+    dynamic_axes = {
         "point_coords": {1: "points"},
         "point_labels": {1: "points"},
         "masks": {2: "height", 3: "width"},
     }
-    _export(
-        decoder,
-        tuple(given.values()),
-        out / DECODER,
-        list(given),
-        ["masks", "iou_predictions", "low_res_masks"],
-        sizes,
-    )
+    _export(decoder, decoder_inputs, out / DECODER, DECODER_OUTPUTS, dynamic_axes)
     return {
         "files": [str(out / ENCODER), str(out / DECODER)],
-        "difference": _verified(embedding, decoder, probe, out),
+        "difference": _verify(embedding, decoder, probe, out),
     }
 
 
 @torch.no_grad()
 def _export(
     module: nn.Module,
-    given: tuple[Tensor, ...],
+    inputs: dict[str, Tensor],
     path: Path,
-    inputs: list[str],
     outputs: list[str],
-    sizes: dict,
+    dynamic_axes: dict[str, dict[int, str]],
 ) -> None:
-    """Traces a module with these inputs; axes of `sizes` may be any."""
+    """Trace a module with these inputs and write it."""
     with warnings.catch_warnings(), state_dict.report_write_errors(path):
-        # The newer exporter wants sizes that are known, where those of the image are not.
+        # The newer exporter (dynamo) needs known sizes, but those of the image are not.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),
-            given,
+            tuple(inputs.values()),
             str(path),
-            input_names=inputs,
+            input_names=list(inputs),
             output_names=outputs,
-            dynamic_axes=sizes,
+            dynamic_axes=dynamic_axes,
             opset_version=OPSET,
             dynamo=False,
         )
 
 
 @torch.no_grad()
-def _verified(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) -> float:
-    """Returns how far onnxruntime's answers are from the model's, its embedding and its decoder's for every prompt at sizes of either kind."""
+def _verify(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) -> float:
+    """Return the largest difference between onnxruntime's outputs and the model's."""
     from onnxruntime import InferenceSession
 
     sessions = {
         name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"])
         for name in (ENCODER, DECODER)
     }
-    told = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
-    worst = compare({"image_embeddings": embedding}, told, f"{out / ENCODER}: onnxruntime")
+    actual = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
+    worst = compare({"image_embeddings": embedding}, actual, f"{out / ENCODER}: onnxruntime")
     for prompts in probe.prompts:
         for size in SIZES:
-            given = _six(embedding, prompts, size, decoder.model.config.mask_size)
-            mine = dict(
-                zip(("masks", "iou_predictions", "low_res_masks"), decoder(**given), strict=True)
-            )
-            worst = max(
-                worst,
-                compare(mine, _run(sessions[DECODER], given), f"{out / DECODER}: onnxruntime"),
-            )
+            inputs = _decoder_inputs(embedding, prompts, size, decoder.model.config.mask_size)
+            expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
+            actual = _run(sessions[DECODER], inputs)
+            worst = max(worst, compare(expected, actual, f"{out / DECODER}: onnxruntime"))
     return worst
 
 
-def _run(session: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns what an onnxruntime session answers, by name."""
-    names = [each.name for each in session.get_outputs()]
-    return dict(
-        zip(
-            names,
-            map(
-                torch.from_numpy,
-                session.run(names, {name: value.numpy() for name, value in given.items()}),
-            ),
-            strict=True,
-        )
-    )
+def _run(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of an onnxruntime session by name."""
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
+    return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
 
 
-def _six(
-    embedding: Tensor, prompts: Prompts, size: tuple[int, int], grid: int
+def _decoder_inputs(
+    embedding: Tensor, prompts: Prompts, size: tuple[int, int], mask_size: int
 ) -> dict[str, Tensor]:
-    """Returns the decoder's six inputs."""
     masks = prompts.masks
     return {
         "image_embeddings": embedding,
         "point_coords": prompts.points_xy_input,
         "point_labels": prompts.labels.float(),
-        "mask_input": torch.zeros(1, 1, grid, grid) if masks is None else masks[:, None],
+        "mask_input": torch.zeros(1, 1, mask_size, mask_size) if masks is None else masks[:, None],
         "has_mask_input": torch.tensor([float(masks is not None)]),
         "orig_im_size": torch.tensor([float(side) for side in size]),
     }

@@ -1,7 +1,4 @@
-"""What an exported model is asked before it is called done: an image of noise and a few prompts, and how near its answers must be.
-
-Not here: the formats (`official`, `huggingface`, `onnx`).
-"""
+"""Fixed inputs with which an exported model is compared with the original."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +13,17 @@ from gigamask.models.sam.sam import Sam
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
 
-LIMIT = 1e-3
-"""How far an answer may be from the model's, as a share of the model's largest number; roundings are a hundredth of that."""
+TOLERANCE = 1e-3
+"""Largest difference of outputs as a share of the model's largest number; rounding is 100x less."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """An image, `valid` (height, width) of whose pixels are the picture, and prompts in input pixels: points, a box, and a point with a mask; where
-    there is no box a token that is no point comes last, as Meta's code and Hugging Face's add it."""
+    """An image of noise, and prompts in input pixels: points, a box, and a point with a mask.
+
+    `valid` is the height and width of the image without padding. Without a box a padding token
+    comes last, as Meta's code and Hugging Face's append it.
+    """
 
     pixels: Float[Tensor, "1 3 S S"]
     valid: Int64[Tensor, "1 2"]
@@ -31,51 +31,61 @@ class Probe:
 
     @classmethod
     def of(cls, config: SamConfig) -> "Probe":
-        """Returns the same for every model of a spec."""
-        chance, side, grid = make_rng(0, "probe"), config.image_size, config.mask_size
-        pixels = torch.from_numpy(chance.integers(0, 256, (1, 3, side, side)).astype("float32"))
-        spots = torch.from_numpy(chance.uniform(0, 0.7 * side, (3, 2)).astype("float32"))
-        box, mask = (
-            torch.tensor([[0.1, 0.2], [0.6, 0.5]]) * side,
-            torch.from_numpy(chance.normal(0, 5, (1, grid, grid)).astype("float32")),
-        )
+        """Return the probe of a configuration, always the same."""
+        rng, side, mask_size = make_rng(0, "probe"), config.image_size, config.mask_size
+        pixels = torch.from_numpy(rng.integers(0, 256, (1, 3, side, side)).astype("float32"))
+        points = torch.from_numpy(rng.uniform(0, 0.7 * side, (3, 2)).astype("float32"))
+        box = torch.tensor([[0.1, 0.2], [0.6, 0.5]]) * side
+        mask = torch.from_numpy(rng.normal(0, 5, (1, mask_size, mask_size)).astype("float32"))
         return cls(
             pixels,
             torch.tensor([[side * 3 // 4, side]]),
             (
-                Prompts(spots[None], torch.tensor([[1, 0, -1]]), None, True),
+                Prompts(points[None], torch.tensor([[1, 0, -1]]), None, True),
                 Prompts(box[None], torch.tensor([[2, 3]]), None, True),
-                Prompts(spots[None, :2], torch.tensor([[1, -1]]), mask, False),
+                Prompts(points[None, :2], torch.tensor([[1, -1]]), mask, False),
             ),
         )
 
     @torch.no_grad()
-    def answers(self, model: Sam) -> list[dict[str, Tensor]]:
-        """Returns the model's embedding, then its low-resolution logits and predicted IoU for each prompt."""
+    def outputs(self, model: Sam) -> list[dict[str, Tensor]]:
+        """Return the embedding, then low-resolution logits and predicted IoU for each prompt."""
         embedding = model.encode(self.pixels, self.valid)
-        told = [
-            model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
-            for prompts in self.prompts
-        ]
+        image_index = torch.zeros(1, dtype=torch.int64)
+        predictions = [model.decode(embedding, image_index, prompts) for prompts in self.prompts]
         return [
             {"embedding": embedding},
-            *({"logits": logits, "predicted IoU": iou} for logits, iou in told),
+            *({"logits": logits, "predicted IoU": iou} for logits, iou in predictions),
         ]
 
 
-def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], reader: str) -> float:
-    """Returns the largest difference of an answer as a share of ours; raises `GigamaskError` that says what differs where that is too much."""
+def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], reader: str) -> float:
+    """Compare the outputs of an exported model with those of the original.
+
+    Args:
+        expected: Outputs of the original by name.
+        actual: Outputs of the exported model by name.
+        reader: File and library, for the error.
+
+    Returns:
+        The largest difference of an output as a share of its largest expected number.
+
+    Raises:
+        GigamaskError: An output has another shape, or differs by more than `TOLERANCE`.
+    """
     worst = 0.0
-    for name, mine in ours.items():
-        other = theirs[name]
-        if mine.shape != other.shape:
+    for name, tensor in expected.items():
+        other = actual[name]
+        if tensor.shape != other.shape:
             raise GigamaskError(
-                f"{reader} answers with {name} of {tuple(other.shape)}, the model with {tuple(mine.shape)}; what was written is no copy of it"
+                f"{reader} returns {name} of shape {tuple(other.shape)}, the model of "
+                f"{tuple(tensor.shape)}: the export is not a copy of the model"
             )
-        apart = float((mine - other).abs().max() / mine.abs().max().clamp(min=1e-12))
-        if not apart <= LIMIT:
+        difference = float((tensor - other).abs().max() / tensor.abs().max().clamp(min=1e-12))
+        if not difference <= TOLERANCE:
             raise GigamaskError(
-                f"{reader} answers with {name} that differs by {apart:.2g} of its largest number, {LIMIT} at most; what was written is no copy"
+                f"{reader} returns {name} that differs by {difference:.2g} of its largest number, "
+                f"more than {TOLERANCE}: the export is not a copy of the model"
             )
-        worst = max(worst, apart)
+        worst = max(worst, difference)
     return worst

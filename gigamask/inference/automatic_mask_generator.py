@@ -158,20 +158,20 @@ class SamAutomaticMaskGenerator:
         Raises:
             GigamaskError: The image has another shape or type.
         """
-        found = self.generate_proposals(image)
-        encoded = encode_masks(found.masks, self.output_mode)
-        pixels = found.masks.areas().tolist()
+        proposals = self.generate_proposals(image)
+        encoded = encode_masks(proposals.masks, self.output_mode)
+        pixels = proposals.masks.areas().tolist()
         return [
             {
                 "segmentation": encoded[i],
                 "area": pixels[i],
-                "bbox": _xywh(found.boxes[i]),
-                "predicted_iou": float(found.predicted_iou[i]),
-                "point_coords": [found.points_xy[i].tolist()],
-                "stability_score": float(found.stability_score[i]),
-                "crop_box": _xywh(found.crops[i]),
+                "bbox": _xywh(proposals.boxes[i]),
+                "predicted_iou": float(proposals.predicted_iou[i]),
+                "point_coords": [proposals.points_xy[i].tolist()],
+                "stability_score": float(proposals.stability_score[i]),
+                "crop_box": _xywh(proposals.crops[i]),
             }
-            for i in range(len(found))
+            for i in range(len(proposals))
         ]
 
     @torch.no_grad()
@@ -179,16 +179,16 @@ class SamAutomaticMaskGenerator:
         """Generate the masks of an image `(H, W, 3)` in uint8 as run lengths, best first."""
         size = (image.shape[0], image.shape[1])
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
-        found = MaskProposals.concatenate(
+        proposals = MaskProposals.concatenate(
             [self._process_crop(image, crop, layer) for crop, layer in crops]
         )
         if len(crops) > 1:
-            scores = np.float32(1) / box_area(found.crops)
-            found = found[nms(found.boxes, scores, self.crop_nms_thresh)]
+            scores = np.float32(1) / box_area(proposals.crops)
+            proposals = proposals[nms(proposals.boxes, scores, self.crop_nms_thresh)]
         if self.min_mask_region_area:
             threshold = max(self.box_nms_thresh, self.crop_nms_thresh)
-            found = postprocess_small_regions(found, self.min_mask_region_area, threshold)
-        return found
+            proposals = postprocess_small_regions(proposals, self.min_mask_region_area, threshold)
+        return proposals
 
     def _process_crop(self, image: np.ndarray, crop: Box, layer: int) -> MaskProposals:
         """Return the masks of one crop, in coordinates of the image."""
@@ -201,7 +201,7 @@ class SamAutomaticMaskGenerator:
             grid = self.point_grids[layer]
         points = np.asarray(grid, np.float64) * np.array([x1 - x0, y1 - y0])
         size, step = (image.shape[0], image.shape[1]), self.points_per_batch
-        found = MaskProposals.concatenate(
+        proposals = MaskProposals.concatenate(
             [
                 part
                 for i in range(0, len(points), step)
@@ -209,12 +209,12 @@ class SamAutomaticMaskGenerator:
             ]
         )
         self.predictor.reset_image()
-        found = found[nms(found.boxes, found.predicted_iou, self.box_nms_thresh)]
+        proposals = proposals[nms(proposals.boxes, proposals.predicted_iou, self.box_nms_thresh)]
         return replace(
-            found,
-            masks=uncrop_masks(found.masks, crop, size),
-            boxes=found.boxes + np.tile(corner, 2),
-            points_xy=found.points_xy + corner,
+            proposals,
+            masks=uncrop_masks(proposals.masks, crop, size),
+            boxes=proposals.boxes + np.tile(corner, 2),
+            points_xy=proposals.points_xy + corner,
         )
 
     def _process_batch(
@@ -252,7 +252,7 @@ class SamAutomaticMaskGenerator:
                 stable = score >= self.stability_score_thresh
             masks = RLEMasks.from_dense((logits[stable] > MASK_THRESHOLD).cpu().numpy())
             chosen = some[stable].cpu().numpy()
-            found = MaskProposals(
+            proposals = MaskProposals(
                 masks,
                 _boxes(masks),
                 iou.cpu().numpy()[chosen],
@@ -260,8 +260,8 @@ class SamAutomaticMaskGenerator:
                 mask_points[chosen],
                 _repeat(crop, len(chosen)),
             )
-            boxes = found.boxes + np.array([x0, y0, x0, y0])
-            yield found[~is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
+            boxes = proposals.boxes + np.array([x0, y0, x0, y0])
+            yield proposals[~is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
 
 
 def build_point_grid(n_per_side: int) -> Float64[np.ndarray, "n 2"]:

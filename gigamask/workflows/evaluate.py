@@ -174,4 +174,4 @@ def save_model(model: Sam, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     writers = {".pth": official.write_pth, ".safetensors": official.write_safetensors}
-    writers.get(path.suffix, huggingface.write_folder)(model, path)
+    writers.get(path.suffix, huggingface.write_huggingface)(model, path)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
-from gigamask.export.huggingface import config_of
+from gigamask.export.huggingface import huggingface_config
 from gigamask.models import convert, state_dict
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
@@ -85,7 +85,7 @@ def own(tmp_path_factory) -> Path:
         path.rename(folder / f"coco128_{number:06d}.tar")
     model = build_model(OFFICIAL, seed=3)
     torch.save(state_dict.to_official(model), folder / "sam_vit_b_01ec64.pth")
-    theirs = SamModel(config_of(OFFICIAL))
+    theirs = SamModel(huggingface_config(OFFICIAL))
     theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
     state_dict.save_weights(
@@ -218,7 +218,7 @@ def test_the_recipes_configuration(capsys):
 REFUSED = [
     (
         "finetune --data {scenes}",
-        "--freeze image_encoder keeps an encoder that has not learned anything; give --init, the weights to start from",
+        "--freeze image_encoder requires trained weights",
     ),
     (
         "finetune --data {scenes} --init sam_vit_b.pth",
@@ -253,7 +253,7 @@ REFUSED = [
     ),
     (
         "{little} --data {scenes} --evaluation.data {scenes} --evaluation.images 0",
-        "--evaluation.images is 0, it must be at least 1",
+        "--evaluation.images must be at least 1",
     ),
     (
         "{little} --data {scenes} --evaluation.data {scenes} --evaluation.best-by 2",

@@ -37,7 +37,9 @@ def as_coco(images: list[ImageDetections], found: bool, by_class: bool) -> COCO:
     annotations = []
     for number, image in enumerate(images):
         masks, classes = (
-            (image.found, image.found_classes) if found else (image.truth, image.truth_classes)
+            (image.detections, image.detection_classes)
+            if found
+            else (image.truth, image.truth_classes)
         )
         areas = masks.to_dense().sum((1, 2))
         for i, counts in enumerate(masks.to_coco()):
@@ -161,7 +163,7 @@ def scene(
         random.integers(0, levels, founds) / levels,
         crowd=random.random(truths) < 0.2,
         truth_classes=random.integers(0, 3, truths),
-        found_classes=random.integers(0, 4, founds),
+        detection_classes=random.integers(0, 4, founds),
     )
 
 
@@ -252,7 +254,7 @@ def test_all_background():
 def test_everything_is_crowd():
     image = scene(np.random.default_rng(5), 6, 30)
     crowd = np.ones(6, bool)
-    found = ImageDetections(image.truth, image.found, image.scores, crowd)
+    found = ImageDetections(image.truth, image.detections, image.scores, crowd)
     result = compare([found])
     assert result["AP"] is None
     assert result["truth"] == 0
@@ -282,13 +284,13 @@ def test_thresholds_met_exactly():
 def test_stated_areas_decide_the_size():
     image = scene(np.random.default_rng(6), 8, 20)
     areas = np.random.default_rng(7).uniform(1, 20_000, 8)
-    compare([ImageDetections(image.truth, image.found, image.scores, truth_areas=areas)])
+    compare([ImageDetections(image.truth, image.detections, image.scores, truth_areas=areas)])
 
 
 def test_scores_in_half_and_single_precision():
     image = scene(np.random.default_rng(8), 8, 40, levels=1000)
     for kind in (np.float16, np.float32):
-        compare([ImageDetections(image.truth, image.found, image.scores.astype(kind))])
+        compare([ImageDetections(image.truth, image.detections, image.scores.astype(kind))])
 
 
 def test_images_of_many_sizes_and_their_order():

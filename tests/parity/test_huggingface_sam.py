@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.export.huggingface import config_of
+from gigamask.export.huggingface import huggingface_config
 from gigamask.models.configs import SamConfig as SamSpec
 from gigamask.models.configs import tiny, vit_b
 from gigamask.models.init import build_model
@@ -31,7 +31,7 @@ def pair(spec: SamSpec):
             if "rel_pos" in name or name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
     with torch.device("meta"):
-        theirs = SamModel(config_of(spec))
+        theirs = SamModel(huggingface_config(spec))
     theirs.load_state_dict(to_huggingface(to_official(model)), assign=True)
     for layer in theirs.mask_decoder.transformer.modules():
         if isinstance(layer, torch.nn.LayerNorm):

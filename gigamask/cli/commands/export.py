@@ -34,8 +34,8 @@ class ExportCommand:
         writers = {
             "official": official.write_pth,
             "safetensors": official.write_safetensors,
-            "huggingface": huggingface.write_folder,
-            "onnx": onnx.write_pair,
+            "huggingface": huggingface.write_huggingface,
+            "onnx": onnx.write_onnx,
         }
         result = writers[self.to](model, out)
         for path in result["files"]:

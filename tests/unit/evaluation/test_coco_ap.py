@@ -59,7 +59,7 @@ def test_iou_counts_by_how_many_thresholds_it_reaches():
 
 def test_classes_are_told_apart_only_where_the_protocol_says_so():
     image = ImageDetections(
-        boxes(A), boxes(A), np.ones(1), truth_classes=np.array([3]), found_classes=np.array([4])
+        boxes(A), boxes(A), np.ones(1), truth_classes=np.array([3]), detection_classes=np.array([4])
     )
     assert coco_metrics([image])["AP"] == 0
     assert coco_metrics([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
@@ -101,7 +101,7 @@ def test_masks_that_do_not_fit_are_refused():
     other = RLEMasks.from_dense(np.zeros((1, 4, 5), bool))
     with pytest.raises(GigamaskError, match=r"50, 50.*4, 5"):
         ImageDetections(boxes(A), other, np.ones(1))
-    for name in ("scores", "crowd", "truth_classes", "found_classes", "truth_areas"):
+    for name in ("scores", "crowd", "truth_classes", "detection_classes", "truth_areas"):
         values = {
             "scores": np.ones(1),
             name: np.ones(

@@ -66,7 +66,7 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
     """Its processor scales, pads and normalises as SAM's own does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        told = huggingface.write_folder(model, tmp_path / "hf")
+        told = huggingface.write_huggingface(model, tmp_path / "hf")
     assert told["difference"] < 5e-4, "its epsilon is another one"
     assert [path.rpartition("/")[2] for path in told["files"]] == [
         "config.json",
@@ -84,10 +84,10 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
     assert replace(spec, drop_path_rate=SPEC.drop_path_rate, custom_init=SPEC.custom_init) == SPEC
 
 
-@pytest.mark.parametrize("change", [{}, {"input_side": 96, "global_blocks": ()}])
+@pytest.mark.parametrize("change", [{}, {"image_size": 96, "global_attn_indexes": ()}])
 def test_onnx_answers_as_the_model_does(change, tmp_path):
     spec: SamConfig = replace(SPEC, **change)
-    told = onnx.write_pair(build_model(spec, 0).eval(), tmp_path / "onnx")
+    told = onnx.write_onnx(build_model(spec, 0).eval(), tmp_path / "onnx")
     assert told["difference"] < 1e-4
     assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
 
@@ -95,7 +95,7 @@ def test_onnx_answers_as_the_model_does(change, tmp_path):
 def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     from onnxruntime import InferenceSession
 
-    onnx.write_pair(model, tmp_path)
+    onnx.write_onnx(model, tmp_path)
     session = InferenceSession(str(tmp_path / "decoder.onnx"), providers=["CPUExecutionProvider"])
     names = [
         "image_embeddings",
@@ -143,7 +143,7 @@ def test_what_differs_is_said():
 
 @pytest.mark.parametrize(
     ("write", "package"),
-    [(huggingface.write_folder, "transformers"), (onnx.write_pair, "onnx and onnxruntime")],
+    [(huggingface.write_huggingface, "transformers"), (onnx.write_onnx, "onnx and onnxruntime")],
 )
 def test_packages_that_are_missing_are_named(model, write, package, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -154,10 +154,10 @@ def test_packages_that_are_missing_are_named(model, write, package, tmp_path, mo
 def test_paths_must_fit_the_format(model, tmp_path):
     (tmp_path / "file").touch()
     for write, message in (
-        (official.write_pth, r"file: Meta's format is a file that ends in .pth"),
-        (official.write_safetensors, "file: give a file that ends in .safetensors"),
-        (huggingface.write_folder, "file: is a file, Hugging Face wants a folder"),
-        (onnx.write_pair, "file: is a file, the two ONNX files want a folder"),
+        (official.write_pth, r"file.*\.pth"),
+        (official.write_safetensors, r"file.*\.safetensors"),
+        (huggingface.write_huggingface, "file.*folder"),
+        (onnx.write_onnx, "file.*folder"),
     ):
         with pytest.raises(GigamaskError, match=message):
             write(model, tmp_path / "file")
@@ -168,13 +168,13 @@ def test_paths_must_fit_the_format(model, tmp_path):
     [
         (official.write_pth, "sam.pth"),
         (official.write_safetensors, "sam.safetensors"),
-        (huggingface.write_folder, "folder"),
-        (onnx.write_pair, "pair"),
+        (huggingface.write_huggingface, "folder"),
+        (onnx.write_onnx, "pair"),
     ],
 )
 @pytest.mark.parametrize("most", [100, 50_000])
 def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most, tmp_path):
-    """Whether with the first bytes or in the midst: the command line tells of an error with a file's name in one line; one without is a bug."""
+    """The error names the file, at the first bytes or later: the command prints one line."""
     pytest.importorskip("onnx")
     pytest.importorskip("transformers")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -189,5 +189,6 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most,
 
 
 def test_what_is_no_matter_of_the_disk_stays_what_it_is(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^no such operator$"), state_dict.report_write_errors(tmp_path):
+    refused = pytest.raises(RuntimeError, match=r"^no such operator$")
+    with refused, state_dict.report_write_errors(tmp_path):
         raise RuntimeError("no such operator")

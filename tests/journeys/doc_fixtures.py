@@ -1,0 +1,208 @@
+"""The folder that the docs' commands run in: small data, weights and runs by the pages' names."""
+
+import hashlib
+import json
+import re
+import shutil
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+import yaml
+
+from gigamask.cli.main import main
+from gigamask.data import index as indexes
+from gigamask.models import convert, state_dict
+from gigamask.models.configs import MAEConfig
+from gigamask.models.init import build_model
+from gigamask.synthetic import described_scenes, scenes
+from gigamask.synthetic.scenes import compose_scene
+from tests import texts
+from tests.journeys import substitutions
+from tests.journeys.pages import PAGES, items
+from tests.little import SPEC
+
+# SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
+MODEL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
+MAE = MAEConfig(
+    image_size=64,
+    patch_size=8,
+    embed_dim=16,
+    depth=2,
+    num_heads=2,
+    decoder_dim=16,
+    decoder_depth=1,
+    decoder_num_heads=2,
+)
+SMALL_RUN = {
+    "device": "cpu",
+    "log-every": 1,
+    "batch-size": 2,
+    "micro-batch-size": 1,
+    "loader": {"workers": 0},
+    "schedule": {"warmup-steps": 1},
+}
+
+
+def populate(folder: Path) -> None:
+    """Fill the folder; `remove_outputs` then removes what a page creates itself."""
+    _write_configs(folder)
+    _write_images(folder)
+    for name, images in {
+        "shards": 3,
+        "held_out": 2,
+        "disk/sa1b": 4,
+        "bsds_train": 3,
+        "bsds_val": 2,
+        "scenes": 2,
+        "train": 3,
+        "val": 2,
+    }.items():
+        scenes.write(
+            str(folder / name), images, seed=len(name), shard_images=2, long_side=(96, 128)
+        )
+    for seed, name in enumerate(("coco128_000000.tar", "coco128_000001.tar", "held_out.tar")):
+        (path,) = scenes.write(str(folder / "made"), 2, seed=seed, long_side=(96, 128))
+        path.rename(folder / name)
+    for name, first, queries in (
+        ("coco128", 0, "queries.jsonl"),
+        ("coco_tiny_train", 100, "queries_sets.jsonl"),
+    ):
+        described_scenes.write(folder / name, 3, seed=3, first=first)
+        lines = (folder / name / "queries.jsonl").read_text().splitlines()
+        without_tar = [{k: v for k, v in json.loads(line).items() if k != "tar"} for line in lines]
+        (folder / queries).write_text("".join(json.dumps(query) + "\n" for query in without_tar))
+    indexes.build(folder / "disk/sa1b", folder / "disk/index")
+    shutil.copytree(folder / "disk/sa1b", folder / "disk/sa1b_1024")
+    rows = [f"sa_{n},street,{'europe' if n % 2 else 'asia'}\n" for n in range(4)]
+    (folder / "domains.csv").write_text("name,domain,region\n" + "".join(rows))
+    checksums = [
+        f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted((folder / "disk/sa1b").glob("*.tar"))
+    ]
+    (folder / "checksums.txt").write_text("".join(checksums))
+    _write_weights_and_runs(folder)
+
+
+def remove_outputs(folder: Path, commands: list[str]) -> None:
+    """Remove what these commands create, so that they start as a user does."""
+    for words in commands:
+        outputs = (
+            re.findall(r"--out (\S+)", words)
+            + re.findall(r"^synth (\S+)", words)
+            + ["runs/demo"] * (words.strip() == "demo")
+        )
+        for path in (folder / re.sub("^/(data/)?", "disk/", output) for output in outputs):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _flags(config: Any, *without: str) -> dict[str, Any]:
+    return {
+        name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+        if name not in without
+    }
+
+
+def _write_configs(folder: Path) -> None:
+    configs = {
+        substitutions.SMALL: SMALL_RUN
+        | {
+            "model": _flags(MODEL, "custom_init", "encoder"),
+            "masks-per-chunk": 8,
+            "loader": {"workers": 0, "max-masks": 4},
+        },
+        substitutions.SMALL_MAE: SMALL_RUN
+        | {"model": _flags(MAE, "normalize_pixels"), "micro-batch-size": 2},
+        substitutions.SMALL_GROUND: {
+            "device": "cpu",
+            "log-every": 1,
+            "batch-size": 4,
+            "micro-batch-size": 4,
+            "model": {"embedding-dim": 16, "dim": 16},
+            "schedule": {"warmup-steps": 1},
+        },
+        "two.yaml": {"plain": [], "lanes": {"sampler": "streamed", "sampler.lanes": 2}},
+    }
+    for name, content in configs.items():
+        (folder / name).write_text(yaml.safe_dump(content))
+    (folder / "small.py").write_text("from tests.little import little as small\n")
+    for page in PAGES:
+        for item in items(page):
+            if item.kind == "python" and (file := re.match(r"# (\w+\.py)\n", item.text)):
+                (folder / file[1]).write_text(item.text)
+
+
+def _write_images(folder: Path) -> None:
+    """Photographs, their COCO json and label images, and a folder of images without masks."""
+    for name in ("photos", "labels", "more_photos", "disk/imagenet/train/n01440764"):
+        (folder / name).mkdir(parents=True)
+    coco = {name: {"images": [], "annotations": []} for name in ("train.json", "held_out.json")}
+    for number in range(4):
+        scene = compose_scene(1, number, (96, 128))
+        height, width = scene.masks.size
+        part = coco["train.json" if number < 3 else "held_out.json"]
+        image = {"id": number, "file_name": f"{number}.png", "height": height, "width": width}
+        part["images"].append(image)
+        labels = np.zeros((height, width), np.uint8)
+        for mask in scene.masks.to_dense():
+            labels[mask] = labels.max() + 1
+            rings, _ = cv2.findContours(
+                mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
+            )
+            annotation = {
+                "id": len(part["annotations"]) + 1,
+                "image_id": number,
+                "category_id": 1,
+                "iscrowd": 0,
+                "segmentation": [ring.ravel().tolist() for ring in rings if len(ring) > 2],
+            }
+            part["annotations"].append(annotation)
+        pixels = scene.pixels[:, :, ::-1]
+        cv2.imwrite(str(folder / f"photos/{number}.png"), pixels)
+        cv2.imwrite(str(folder / f"labels/{number}.png"), labels)
+        for name in ("more_photos", "disk/imagenet/train/n01440764"):
+            cv2.imwrite(str(folder / name / f"{number}.jpg"), pixels)
+    for number, name in enumerate(("photo.jpg", "photos/square.jpg", "photos/street.jpg")):
+        shutil.copy(folder / f"more_photos/{number}.jpg", folder / name)
+    for name, content in coco.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def _write_weights_and_runs(folder: Path) -> None:
+    """Weights in every format, and runs of two steps, each of the recipe that the pages name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import SamModel
+
+        from gigamask.export.huggingface import huggingface_config
+    model = build_model(MODEL, seed=3)
+    official = state_dict.to_official(model)
+    torch.save(official, folder / "sam_vit_b_01ec64.pth")
+    state_dict.save_weights(official, MODEL, folder / "model.safetensors")
+    huggingface = SamModel(huggingface_config(MODEL))
+    huggingface.load_state_dict(convert.to_huggingface(official))
+    huggingface.save_pretrained(folder / "sam-vit-base")
+    torch.save(
+        {"model": build_model(MAE, seed=4).state_dict()}, folder / "mae_pretrain_vit_base.pth"
+    )
+    texts.write("qwen3", folder / "language")
+    for name, images in (("train", 3), ("test", 2)):
+        scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
+    for run, recipe, data in (
+        ("demo", "tiny", "runs/demo/train"),
+        ("vit_b", "sam_vit_b", "disk/index"),
+        ("photos", "photos", "bsds_train"),
+    ):
+        config = str(folder / substitutions.SMALL)
+        paths = ["--data", str(folder / data), "--out", str(folder / "runs" / run)]
+        assert main(["train", recipe, *paths, "--config", config, "--steps", "2"]) == 0
+    for run in ("mine", "sweep"):
+        shutil.copytree(folder / "runs/photos", folder / "runs" / run)
