@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gigamask.arguments import told_of
+from gigamask.config_files import config_as_text
 
 from gigamask import recipes
 
@@ -51,7 +51,7 @@ class Table:
 
 def built_in() -> dict[str, Config]:
     """Return each built-in recipe's flags and values as its configuration file states them."""
-    return {recipe.__name__: told_of(recipe()) for recipe in recipes.BUILT_IN}
+    return {recipe.__name__: config_as_text(recipe()) for recipe in recipes.BUILT_IN}
 
 
 def cells(line: str) -> list[str]:

@@ -119,7 +119,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         saved, prog = recipes.make(rest[0]), f"gigamask {command} {rest[0]}"
         saved, rest = replace(saved, recipe=rest[0]), rest[1:]
     else:
-        known = ", ".join(recipe.__name__ for recipe in recipes.OF_VERB[command])
+        known = ", ".join(recipe.__name__ for recipe in recipes.BY_COMMAND[command])
         raise GigamaskError(
             f"{command} needs a recipe ({known}, or file.py:function) or --resume RUN as its first "
             f"argument; see 'gigamask {command} --help'"

@@ -267,7 +267,7 @@ class Evaluator(ABC):
     def check(self) -> None:
         """Raise `GigamaskError` if the settings are not valid."""
         if self.interval < 1:
-            raise GigamaskError(f"--evaluation.interval is {self.interval}, it must be at least 1")
+            raise GigamaskError(f"--evaluation.interval must be at least 1 (got {self.interval})")
 
     def check_inputs(self) -> None:
         """Raise `GigamaskError` if data that `open` needs are missing; called before training."""

@@ -98,7 +98,7 @@ class GroundingEvalConfig(Evaluator):
 class GroundingTrainConfig(TrainConfig):
     """Configuration of a grounding training; samples are queries, counted by `batch_size`."""
 
-    verb: ClassVar[str] = "ground train"
+    command: ClassVar[str] = "ground train"
     next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
 
     queries: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
-"""Recipes: Python functions that return a `TrainConfig`; each docstring states command, hardware, hours and the source of each number.
+"""Recipes: functions that return a `TrainConfig`, and state command, hardware and sources.
 
-A recipe is chosen by name (`tiny`) or, for one of the user's own, as `file.py:function`, `package.module:function` or an entry point
-(`recipes.user_code`); a configuration class of the user's own, a subclass of `TrainConfig` whose fields all have defaults, is a recipe, too.
+A recipe is chosen by name (`tiny`), or a custom one as `file.py:function`,
+`package.module:function` or an entry point (`recipes.user_code`). A subclass of `TrainConfig` whose
+fields all have defaults is a recipe, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,70 +25,91 @@ from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
-SEGMENTATIONS: tuple[Callable[[], SamTrainConfig], ...] = (
+SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
-PRETRAININGS: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
-GROUNDINGS: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
-BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (*SEGMENTATIONS, *PRETRAININGS, *GROUNDINGS)
-OF_VERB: dict[str, Sequence[Callable[[], TrainConfig]]] = {
-    SamTrainConfig.verb: SEGMENTATIONS,
-    MAETrainConfig.verb: PRETRAININGS,
-    GroundingTrainConfig.verb: GROUNDINGS,
+MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
+GROUNDING_RECIPES: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
+BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (*SAM_RECIPES, *MAE_RECIPES, *GROUNDING_RECIPES)
+BY_COMMAND: dict[str, Sequence[Callable[[], TrainConfig]]] = {
+    SamTrainConfig.command: SAM_RECIPES,
+    MAETrainConfig.command: MAE_RECIPES,
+    GroundingTrainConfig.command: GROUNDING_RECIPES,
 }
-"""The recipes of each command that trains."""
+"""The built-in recipes of each training command."""
 
 
-def listed(known: Sequence[Callable[[], TrainConfig]]) -> str:
-    """Returns a line for each of some recipes: its name, and the first of its docstring."""
+def format_recipes(recipes: Sequence[Callable[[], TrainConfig]]) -> str:
+    """Return a line for each recipe: its name and the first line of its docstring."""
     return "\n".join(
         f"  {recipe.__name__:15} {(recipe.__doc__ or '').strip().splitlines()[0]}"
-        for recipe in known
+        for recipe in recipes
     )
 
 
 def find(name: str) -> Callable[[], TrainConfig]:
-    """Returns the recipe of that name, built-in or of the user's own."""
-    known = {recipe.__name__: recipe for recipe in BUILT_IN}
-    if name in known:
-        return known[name]
+    """Return a recipe by name, built-in or custom.
+
+    Raises:
+        GigamaskError: There is no such recipe, or its file or module cannot be imported.
+    """
+    built_in = {recipe.__name__: recipe for recipe in BUILT_IN}
+    if name in built_in:
+        return built_in[name]
     path, colon, function = name.rpartition(":")
     if not colon:
         installed = entry_points("recipe")
         if name not in installed:
             raise GigamaskError(
-                f"no recipe is called {name!r}; known are {', '.join([*known, *installed])}, and file.py:function for your own"
+                f"unknown recipe {name!r}; choose among {', '.join([*built_in, *installed])}, "
+                "or file.py:function for your own"
             )
         recipe = load_entry_point(installed[name])
     else:
         recipe = find_object(name)
     if not callable(recipe):
         raise GigamaskError(
-            f"{path or name} has no function {function!r}; write one that returns a gigamask.training.sam_config.SamTrainConfig"
+            f"{path or name} has no function {function!r}; write one that returns a "
+            f"{_name(SamTrainConfig)}"
         )
     return recipe
 
 
 def make(name: str) -> TrainConfig:
-    """Returns the run of a recipe; raises `GigamaskError` where one's own function fails or returns something else."""
+    """Return the configuration of a recipe.
+
+    Raises:
+        GigamaskError: There is no such recipe, or a custom one fails or returns something else.
+    """
     recipe = find(name)
     try:
-        run = recipe()
+        config = recipe()
     except GigamaskError:
         raise
     except Exception as error:
         raise GigamaskError(f"{name} raised {type(error).__name__}: {error}") from error
-    if not isinstance(run, TrainConfig):
-        wanted = f"{SamTrainConfig.__module__}.{SamTrainConfig.__name__}, or another {TrainConfig.__module__}.{TrainConfig.__name__}"
-        raise GigamaskError(f"{name} returned a {type(run).__name__}; return a {wanted}")
-    return run
-
-
-def imaged(run: TrainConfig) -> ImageTrainConfig:
-    """Returns a run whose samples are images; raises `GigamaskError` for another."""
-    if not isinstance(run, ImageTrainConfig):
+    if not isinstance(config, TrainConfig):
         raise GigamaskError(
-            f"recipe {run.recipe} trains on queries, here images are wanted; give a recipe of 'gigamask train' or 'gigamask pretrain'"
+            f"{name} must return a {_name(SamTrainConfig)} or another {_name(TrainConfig)} "
+            f"(got {type(config).__name__})"
         )
-    return run
+    return config
+
+
+def _name(config: type) -> str:
+    return f"{config.__module__}.{config.__name__}"
+
+
+def require_images(config: TrainConfig) -> ImageTrainConfig:
+    """Return a configuration that trains on images.
+
+    Raises:
+        GigamaskError: It trains on queries.
+    """
+    if not isinstance(config, ImageTrainConfig):
+        raise GigamaskError(
+            f"recipe {config.recipe} trains on queries, not images; "
+            "use a recipe of 'gigamask train' or 'gigamask pretrain'"
+        )
+    return config

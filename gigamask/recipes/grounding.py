@@ -9,11 +9,15 @@ from gigamask.training.schedule import WarmupCosine
 
 
 def ground() -> GroundingTrainConfig:
-    """Texts over a SAM of any size: `gigamask ground train ground --segmenter sam_vit_b_01ec64.pth --data TARS --queries QUERIES --out runs/words`.
+    """Find masks by text with a SAM of any size; one GPU, or a CPU.
 
-    One GPU or a CPU: images pass through the segmenter once, afterwards it sees none. The text encoder needs no download;
-    `--text huggingface --text.name NAME` takes any other. Numbers: our own, on synthetic scenes (docs/measurements.md); 16 masks a query are the
-    write-ups'. Hours: not measured; nobody has trained it over SAM's own weights yet.
+    `gigamask ground train ground --segmenter WEIGHTS --data TARS --queries QUERIES --out runs/text`
+
+    Each image passes through the segmenter once; its features are stored and used from then on. The
+    text encoder needs no download; `--text huggingface --text.name NAME` uses another one. The
+    numbers are our own, from synthetic scenes (docs/measurements.md), except 16 masks per query,
+    which published accounts use. Hours are not measured, and it has not been trained on SAM's own
+    weights yet.
     """
     return GroundingTrainConfig(
         recipe="ground",
@@ -28,8 +32,11 @@ def ground() -> GroundingTrainConfig:
 
 
 def ground_tiny() -> GroundingTrainConfig:
-    """Texts over `tiny`: `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES --queries SCENES/queries.jsonl --out runs/words`.
+    """Find masks by text with the SAM of `tiny`; one CPU core, about twenty minutes.
 
-    One CPU core, some twenty minutes. Numbers as `ground`, for the 64 channels that `tiny` embeds images in.
+    `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES
+    --queries SCENES/queries.jsonl --out runs/text`
+
+    The numbers are those of `ground`, for image embeddings of 64 channels.
     """
     return replace(ground(), recipe="ground_tiny", model=GroundingModelConfig(embedding_dim=64))

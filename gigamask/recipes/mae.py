@@ -1,5 +1,8 @@
-"""Masked pre-training of SAM's image encoders. Numbers: Masked Autoencoders (arXiv 2111.06377), appendix A.1, and facebookresearch/mae (PRETRAIN.md,
-`main_pretrain.py`), unless a line says otherwise."""
+"""Recipes that pre-train SAM's image encoders as masked autoencoders (MAE).
+
+The numbers are from Masked Autoencoders (arXiv 2111.06377), appendix A.1, and facebookresearch/mae
+(PRETRAIN.md, `main_pretrain.py`), unless stated otherwise.
+"""
 
 from dataclasses import replace
 
@@ -15,15 +18,17 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
 
 IMAGES, EPOCHS, WARMUP_EPOCHS, BATCH = 1_281_167, 1600, 40, 4096
-"""Of ImageNet-1k, in whose epochs the paper counts."""
-SMALL = 256
-"""Encoders narrower than this are pre-trained as `tiny` is."""
+"""The images of ImageNet-1k, epochs and batch size of the paper."""
+SMALL_WIDTH = 256
+"""Encoders narrower than this are pre-trained with the numbers of `mae_tiny`."""
 
 
 def mae_tiny() -> MAETrainConfig:
-    """Pre-trains the encoder of `tiny`: `gigamask pretrain mae_tiny --data runs/demo/train --out runs/mae`.
+    """Pre-train the encoder of `tiny`; two CPU cores, about 15 CPU minutes.
 
-    Two CPU cores, about 15 CPU minutes. Numbers: our own choice (docs/recipes.md); the images may be any, with or without masks.
+    `gigamask pretrain mae_tiny --data runs/demo/train --out runs/mae`
+
+    Any images will do, with or without masks. The numbers are our own choice (docs/recipes.md).
     """
     return MAETrainConfig(
         recipe="mae_tiny",
@@ -38,27 +43,51 @@ def mae_tiny() -> MAETrainConfig:
 
 
 def mae_vit_b() -> MAETrainConfig:
-    """MAE ViT-B: `gigamask pretrain mae_vit_b --data /sa1b --out runs/mae_b`; 64 GPUs with 64 images each."""
+    """Pre-train ViT-B; 64 GPUs with 64 images each.
+
+    `gigamask pretrain mae_vit_b --data /sa1b --out runs/mae_b`
+    """
     return _mae("mae_vit_b", configs.mae_vit_b())
 
 
 def mae_vit_l() -> MAETrainConfig:
-    """MAE ViT-L: `gigamask pretrain mae_vit_l --data /sa1b --out runs/mae_l`; 800 epochs took about 42 hours on 64 V100 (PRETRAIN.md)."""
+    """Pre-train ViT-L; 64 V100 GPUs, about 42 hours for 800 epochs (PRETRAIN.md).
+
+    `gigamask pretrain mae_vit_l --data /sa1b --out runs/mae_l`
+    """
     return _mae("mae_vit_l", configs.mae_vit_l())
 
 
 def mae_vit_h() -> MAETrainConfig:
-    """MAE ViT-H: `gigamask pretrain mae_vit_h --data /sa1b --out runs/mae_h`; patch 16 as SAM's, where the published one has 14."""
+    """Pre-train ViT-H, with patch size 16 as in SAM, where the published MAE has 14.
+
+    `gigamask pretrain mae_vit_h --data /sa1b --out runs/mae_h`
+    """
     return _mae("mae_vit_h", configs.mae_vit_h())
 
 
-def pretraining_for(run: SamTrainConfig, steps: int | None = None) -> MAETrainConfig:
-    """Returns the pre-training of a run's encoder, on its data: by the numbers of `mae_tiny` where it is narrow, else of `mae_vit_b`."""
-    if type(run.model.encoder) is not configs.ViT:
+def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrainConfig:
+    """Return the pre-training of the image encoder of a SAM training, on the same data.
+
+    Args:
+        config: the training of SAM.
+        steps: number of steps; None is the recipe's.
+
+    Returns:
+        A configuration with the numbers of `mae_tiny` for a narrow encoder, else of `mae_vit_b`.
+
+    Raises:
+        GigamaskError: The encoder is not SAM's ViT.
+    """
+    if type(config.model.encoder) is not configs.ViT:
         raise GigamaskError(
-            f"recipe {run.recipe}: masked pre-training is for SAM's ViT, not for {type(run.model.encoder).__name__}; leave out the stage mae"
+            f"recipe {config.recipe}: only SAM's ViT can be pre-trained as a masked autoencoder "
+            f"(got {type(config.model.encoder).__name__}); leave out the stage mae"
         )
-    recipe, encoder = mae_tiny() if run.model.embed_dim < SMALL else mae_vit_b(), run.model
+    recipe, encoder = (
+        mae_tiny() if config.model.embed_dim < SMALL_WIDTH else mae_vit_b(),
+        config.model,
+    )
     side = (
         min(recipe.model.image_size // recipe.model.patch_size, encoder.embedding_size)
         * encoder.patch_size
@@ -82,24 +111,28 @@ def pretraining_for(run: SamTrainConfig, steps: int | None = None) -> MAETrainCo
         "parallel",
         "timeout_s",
     )
-    common = {name: getattr(run, name) for name in names}
-    # Reading ahead pays where tars are read from end to end; images of a random order would each fetch a block.
-    streamed = isinstance(run.sampler, Streamed)
-    loading = replace(
+    common = {name: getattr(config, name) for name in names}
+    # Reading ahead pays for tars read from end to end; in random order each image fetches a block.
+    is_streamed = isinstance(config.sampler, Streamed)
+    loader = replace(
         recipe.loader,
-        workers=run.loader.workers,
-        read_ahead_mb=run.loader.read_ahead_mb if streamed else 0,
+        workers=config.loader.workers,
+        read_ahead_mb=config.loader.read_ahead_mb if is_streamed else 0,
     )
-    sampler = run.sampler if streamed else recipe.sampler
+    sampler = config.sampler if is_streamed else recipe.sampler
     return replace(
-        recipe, model=model, steps=steps or recipe.steps, loader=loading, sampler=sampler, **common
+        recipe, model=model, steps=steps or recipe.steps, loader=loader, sampler=sampler, **common
     )
 
 
 def _mae(name: str, model: MAEConfig) -> MAETrainConfig:
-    """The numbers the three share: AdamW (.9, .95), weight decay .05, base rate 1.5e-4 for 256 images, batch 4096, 40 of 1600 epochs of ImageNet-1k
-    warm-up, cosine, crops of .2 to 1 of the image, flips, no clipping."""
-    per_epoch = IMAGES // BATCH  # an incomplete batch is left out
+    """Return a configuration with the numbers that the three sizes share.
+
+    AdamW (.9, .95), weight decay .05, base learning rate 1.5e-4 for 256 images, batch size 4096,
+    warm-up for 40 of 1600 epochs of ImageNet-1k, cosine schedule, crops of .2 to 1 of the image,
+    flips, no clipping.
+    """
+    per_epoch = IMAGES // BATCH  # drops the incomplete batch
     return MAETrainConfig(
         recipe=name,
         model=model,

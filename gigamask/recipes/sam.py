@@ -1,5 +1,8 @@
-"""SAM's own three runs. Numbers: Segment Anything (arXiv 2304.02643), appendix A; docs/recipes.md tells the source of each, and what the
-paper leaves open."""
+"""Recipes of SAM's three published models.
+
+The numbers are from Segment Anything (arXiv 2304.02643), appendix A; docs/recipes.md names the
+source of each, and what the paper does not say.
+"""
 
 from dataclasses import replace
 
@@ -10,9 +13,12 @@ from gigamask.training.sam_config import SamTrainConfig
 
 
 def sam_vit_b() -> SamTrainConfig:
-    """SAM ViT-B on SA-1B: `gigamask train sam_vit_b --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_b`.
+    """SAM ViT-B on SA-1B; 128 GPUs.
 
-    Paper: 128 GPUs with one image each, 180k updates of 128 images, lr 8e-4, layer decay .6, drop path .6; it names no hours.
+    `gigamask train sam_vit_b --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_b`
+
+    Paper: 128 GPUs with one image each, hours not stated;
+    180k updates of 128 images, lr 8e-4, layer decay .6, drop path .6.
     """
     return _sam(
         "sam_vit_b",
@@ -24,9 +30,12 @@ def sam_vit_b() -> SamTrainConfig:
 
 
 def sam_vit_l() -> SamTrainConfig:
-    """SAM ViT-L on SA-1B: `gigamask train sam_vit_l --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_l`.
+    """SAM ViT-L on SA-1B; 128 GPUs.
 
-    Paper: 128 GPUs with one image each, 180k updates of 128 images, lr 4e-4, layer decay .8, drop path .4; it names no hours.
+    `gigamask train sam_vit_l --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_l`
+
+    Paper: 128 GPUs with one image each, hours not stated;
+    180k updates of 128 images, lr 4e-4, layer decay .8, drop path .4.
     """
     return _sam(
         "sam_vit_l",
@@ -38,9 +47,12 @@ def sam_vit_l() -> SamTrainConfig:
 
 
 def sam_vit_h() -> SamTrainConfig:
-    """SAM ViT-H on SA-1B: `gigamask train sam_vit_h --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_h`.
+    """SAM ViT-H on SA-1B; 256 A100 GPUs, 68 hours.
 
-    Paper: 256 A100 with one image each, 90k updates of 256 images, lr 8e-4, layer decay .8, drop path .4; 68 hours (model card).
+    `gigamask train sam_vit_h --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_h`
+
+    Paper: 256 A100 GPUs with one image each, 68 hours (model card);
+    90k updates of 256 images, lr 8e-4, layer decay .8, drop path .4.
     """
     return _sam(
         "sam_vit_h",
@@ -54,9 +66,13 @@ def sam_vit_h() -> SamTrainConfig:
 def _sam(
     name: str, model: SamConfig, steps: int, batch_size: int, optimizer: AdamW
 ) -> SamTrainConfig:
-    """The numbers the three share, most of them the defaults of the parts: AdamW (.9, .999), weight decay .1, warm-up 250, drops at 2/3 and 26/27,
-    64 masks an image, 11 rounds, 20 focal : 1 dice : 1 IoU. One image at a time is the paper's; clipping at 1 is ours, the paper names none.
-    The paper's dropout in the decoder is not here (docs/recipes.md)."""
+    """Return a configuration with the numbers that the three models share.
+
+    Most are the components' defaults: AdamW (.9, .999), weight decay .1, warm-up 250, drops at 2/3
+    and 26/27, 64 masks per image, 11 rounds, 20 focal : 1 dice : 1 IoU. One image per GPU is the
+    paper's choice; clipping at 1 is ours, the paper states none. The paper's dropout in the decoder
+    is left out (docs/recipes.md).
+    """
     return SamTrainConfig(
         recipe=name,
         evaluation=ClickEvaluation(),

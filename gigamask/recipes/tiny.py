@@ -1,4 +1,4 @@
-"""Models small enough to learn on a laptop's CPU: from scenes in minutes, from photographs in an hour."""
+"""Recipes of models that learn on a laptop: from scenes in minutes, from photographs in an hour."""
 
 from dataclasses import replace
 
@@ -15,11 +15,15 @@ from gigamask.training.schedule import WarmupCosine
 
 
 def tiny() -> SamTrainConfig:
-    """A 128-pixel SAM on synthetic scenes: `gigamask train tiny --data runs/demo/train --out runs/tiny`.
+    """A SAM for 128-pixel images, on synthetic scenes; two CPU cores, about four minutes.
 
-    Two CPU cores, about four minutes. Numbers: our own measurements (docs/measurements.md): two rounds where SAM plays eleven, because early
-    in training the first ones teach the most for their cost; plain cross entropy (focal with gamma 0, balanced) where SAM has focal, which
-    begins more slowly; Muon; an informed start with an encoder at half the rate, without which its embedding collapses before the decoder can use it.
+    `gigamask train tiny --data runs/demo/train --out runs/tiny`
+
+    The numbers are from our own measurements (docs/measurements.md). Two rounds of prompts instead
+    of SAM's eleven: early in training the first ones teach the most for their cost. Balanced cross
+    entropy (focal loss with gamma 0) instead of focal loss, which starts more slowly. Muon. An
+    initialization by hand, and half the learning rate for the encoder, without which its embedding
+    collapses before the decoder can use it.
     """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
@@ -40,11 +44,14 @@ def tiny() -> SamTrainConfig:
 
 
 def photos() -> SamTrainConfig:
-    """`tiny` with tokens of four pixels, for photographs: `gigamask train photos --data PHOTOS/*.tar SCENES/*.tar --out runs/photos`.
+    """`tiny` with patches of four pixels, for photographs; two CPU cores, about an hour.
 
-    Two CPU cores, one process on each (`torchrun --nproc-per-node 2 --no-python gigamask train photos ...`), about an hour. Every tar is visited
-    equally often, which makes the mixture: four tars of photographs and one of synthetic scenes are four to one. Numbers: our own measurements
-    (docs/measurements.md), which also say how far it gets.
+    `gigamask train photos --data PHOTOS/*.tar SCENES/*.tar --out runs/photos`
+
+    Run one process per core: `torchrun --nproc-per-node 2 --no-python gigamask train photos ...`.
+    Every tar is sampled equally often, so four tars of photographs and one of synthetic scenes make
+    a mixture of four to one. The numbers are from our own measurements (docs/measurements.md, also
+    for the scores).
     """
     base = tiny()
     return replace(

@@ -1,4 +1,4 @@
-"""The user's own functions and classes, by name: `file.py:Name`, `package.module:Name`, or an entry point.
+"""Custom functions and classes by name: `file.py:Name`, `package.module:Name`, or an entry point.
 
 An installed package offers its components as entry points of the group `gigamask.components`. An
 entry point's name is the flag without its dashes, a dot, and the word to give to the flag:
@@ -29,10 +29,16 @@ GROUP = "gigamask.components"
 
 
 def find_object(name: str) -> Any:
-    """Return what `file.py:Name` or `package.module:Name` names, None where it does not exist there.
+    """Return the object that `file.py:Name` or `package.module:Name` names.
+
+    Args:
+        name: file or module, colon, and name of the object.
+
+    Returns:
+        The object; None if the file or module has none of that name.
 
     Raises:
-        Fault: where the file or the module cannot be imported.
+        GigamaskError: The file or module cannot be imported.
     """
     module, _, attribute = name.rpartition(":")
     is_file = module.endswith(".py") or os.sep in module
@@ -42,37 +48,37 @@ def find_object(name: str) -> Any:
 def name_of_class(kind: type) -> str:
     """Return the name by which `find_object` finds a class again."""
     module = sys.modules.get(kind.__module__)
-    found_by_name = module is not None and getattr(module.__spec__, "name", None) == kind.__module__
-    if found_by_name and not getattr(module, "_gigamask_file", False):
+    is_importable = module is not None and getattr(module.__spec__, "name", None) == kind.__module__
+    if is_importable and not getattr(module, "_gigamask_file", False):
         return f"{kind.__module__}:{kind.__qualname__}"
     return f"{os.path.abspath(inspect.getfile(kind))}:{kind.__qualname__}"
 
 
 def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:
-    """Return the installed components of one kind, a flag such as `sampler`, or `recipe`, by name."""
-    found = metadata.entry_points(group=GROUP)
-    known = {point.name.removeprefix(f"{kind}."): point for point in found}
+    """Return the installed components of a kind (a flag such as `sampler`, or `recipe`) by name."""
+    points = metadata.entry_points(group=GROUP)
+    by_name = {point.name.removeprefix(f"{kind}."): point for point in points}
     return {
         name: point
-        for name, point in known.items()
+        for name, point in by_name.items()
         if f"{kind}.{name}" == point.name and "." not in name
     }
 
 
 def load_entry_point(point: metadata.EntryPoint) -> Any:
-    """Return what an entry point names.
+    """Return the object of an entry point.
 
     Raises:
-        Fault: where it cannot be imported.
+        GigamaskError: It cannot be imported.
     """
     try:
         return point.load()
     except GigamaskError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
         raise GigamaskError(
-            f"entry point {point.name} = {point.value} ({GROUP}) raised {told}; repair the package"
+            f"entry point {point.name} = {point.value} ({GROUP}) raised "
+            f"{type(error).__name__}: {error}; repair the package"
         ) from error
 
 
@@ -80,14 +86,16 @@ def load_module(name: str) -> ModuleType:
     """Import a module by its dotted name.
 
     Raises:
-        Fault: where there is no such module, or importing it raises.
+        GigamaskError: There is no such module, or importing it raises.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            act = "install its package, set PYTHONPATH, or name a file: file.py:Name"
-            raise GigamaskError(f"{name}: no such module; {act}") from None
+            raise GigamaskError(
+                f"{name}: no such module; install its package, set PYTHONPATH, or name a file: "
+                "file.py:Name"
+            ) from None
         raise GigamaskError(f"{name}: importing it raised ModuleNotFoundError: {error}") from error
     except Exception as error:
         raise GigamaskError(
@@ -96,15 +104,15 @@ def load_module(name: str) -> ModuleType:
 
 
 def load_file(name: str) -> ModuleType:
-    """Import a file under its stem, once, so that its classes are the same in this process and its workers.
+    """Import a file under its stem, once, so that workers know its classes by the same name.
 
     Raises:
-        Fault: where there is no such file, or importing it raises.
+        GigamaskError: There is no such file, or importing it raises.
     """
     path = Path(name)
     if path.suffix != ".py" or not path.is_file():
         raise GigamaskError(
-            f"{path}: no such file of Python's; name one of your own before the colon, as in mine.py:name"
+            f"{path}: no such Python file; name one before the colon, as in mine.py:name"
         )
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(
         path.resolve()
@@ -114,7 +122,7 @@ def load_file(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    module._gigamask_file = True  # pyrefly: ignore[missing-attribute] (its classes are named by the file)
+    module._gigamask_file = True  # pyrefly: ignore[missing-attribute]
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)

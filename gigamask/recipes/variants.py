@@ -1,4 +1,7 @@
-"""Recipes beside SAM's own: another mix of prompts, one GPU, and weights that are there already. docs/recipes.md tells the source of each number."""
+"""Recipes beside SAM's own: mixed prompts, one GPU, and fine-tuning of the official weights.
+
+docs/recipes.md names the source of each number.
+"""
 
 from dataclasses import replace
 
@@ -14,27 +17,34 @@ from gigamask.training.schedule import WarmupCosine
 
 
 def mixed_prompts() -> SamTrainConfig:
-    """SAM ViT-H by one round of mixed prompts: `gigamask train mixed_prompts --stages mae,decoder,joint --data /sa1b --out runs/mixed`.
+    """SAM ViT-H with one round of mixed prompts instead of clicks in rounds; 256 GPUs.
 
-    256 GPUs with one image each, as `sam_vit_h`, whose optimizer and length it shares; a cosine instead of drops, light augmentation. Some
-    write-ups tell it as SAM's. They train the decoder alone for 5 of 95 "epochs", which the stages do. Hours: not measured.
+    `gigamask train mixed_prompts --stages mae,decoder,joint --data /sa1b --out runs/mixed`
+
+    256 GPUs with one image each, and the optimizer and length of `sam_vit_h`; a cosine schedule
+    instead of drops, and light augmentation. Some published accounts describe this as SAM's
+    training. They train the decoder alone for 5 of 95 "epochs", as the stages do. Hours are not
+    measured.
     """
-    loading = SamLoaderConfig(augment=ScaleJitter(), color_jitter=ColorJitter(0.2, 0.2, 0.2))
+    loader = SamLoaderConfig(augment=ScaleJitter(), color_jitter=ColorJitter(0.2, 0.2, 0.2))
     return replace(
         sam_vit_h(),
         recipe="mixed_prompts",
         prompts=MixedPrompts(),
         schedule=WarmupCosine(warmup_steps=250),
-        loader=loading,
+        loader=loader,
     )
 
 
 def one_gpu() -> SamTrainConfig:
-    """SAM ViT-B on one GPU, even a small one: `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`.
+    """SAM ViT-B on one GPU, even a small one.
 
-    Batches of 16 in eight parts, at most 32 masks an image, every encoder block recomputed, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss
-    with alpha .8. Its length is our choice: 1.44 million images, since the paper finds a million nearly as good as all (section 7.6). Memory is
-    planned, hours are not measured: docs/recipes.md.
+    `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`
+
+    Batches of 16 in eight micro-batches, at most 32 masks per image, activation checkpointing in
+    every encoder block, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss with alpha .8.
+    The length is our choice: 1.44 million images, since the paper finds a million nearly as good as
+    all (section 7.6). Memory is planned and hours are not measured: docs/recipes.md.
     """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
@@ -53,25 +63,37 @@ def one_gpu() -> SamTrainConfig:
 
 
 def finetune() -> SamTrainConfig:
-    """Official ViT-B weights on one's own masks: `gigamask train finetune --data TARS --init sam_vit_b_01ec64.pth --out runs/mine`.
+    """Fine-tune the official ViT-B on your own masks; one GPU.
 
-    One GPU, hours not measured; the encoder stays as it is unless `--freeze` says otherwise. `--model.image-size 512` interpolates its positions.
+    `gigamask train finetune --data TARS --init sam_vit_b_01ec64.pth --out runs/mine`
+
+    The encoder is frozen; change `--freeze` to train it. `--model.image-size 512` interpolates its
+    position embeddings. Hours are not measured.
     """
     return _finetune("finetune", configs.vit_b())
 
 
 def finetune_vit_l() -> SamTrainConfig:
-    """Official ViT-L weights on one's own masks: `gigamask train finetune_vit_l --data TARS --init sam_vit_l_0b3195.pth --out runs/mine`."""
+    """Fine-tune the official ViT-L on your own masks; one GPU.
+
+    `gigamask train finetune_vit_l --data TARS --init sam_vit_l_0b3195.pth --out runs/mine`
+    """
     return _finetune("finetune_vit_l", configs.vit_l())
 
 
 def finetune_vit_h() -> SamTrainConfig:
-    """Official ViT-H weights on one's own masks: `gigamask train finetune_vit_h --data TARS --init sam_vit_h_4b8939.pth --out runs/mine`."""
+    """Fine-tune the official ViT-H on your own masks; one GPU.
+
+    `gigamask train finetune_vit_h --data TARS --init sam_vit_h_4b8939.pth --out runs/mine`
+    """
     return _finetune("finetune_vit_h", configs.vit_h())
 
 
 def _finetune(name: str, model: configs.SamConfig) -> SamTrainConfig:
-    """The numbers the three share are ours: a tenth of SAM's learning rate for B and H, the encoder frozen, flips."""
+    """Return a configuration with the numbers that the three sizes share, which are ours.
+
+    A tenth of SAM's learning rate for B and H, a frozen encoder, and flips.
+    """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
         recipe=name,

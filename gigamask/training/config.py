@@ -63,7 +63,7 @@ class LoaderConfig:
 class TrainConfig(ABC):
     """Configuration of a training of any kind."""
 
-    verb: ClassVar[str] = "train"
+    command: ClassVar[str] = "train"
     """the command that runs this training: `gigamask train`, `pretrain` or `ground train`"""
 
     next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MAETrainConfig(ImageTrainConfig):
     """Configuration of a masked-autoencoder pre-training; its images need no masks."""
 
-    verb: ClassVar[str] = "pretrain"
+    command: ClassVar[str] = "pretrain"
     next_step: ClassVar[str] = "gigamask train RECIPE --data TARS --init mae:{out} --out OUT"
 
     model: MAEConfig = field(default_factory=MAEConfig)

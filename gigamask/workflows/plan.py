@@ -186,7 +186,7 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
 def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
     """Return the hours of a run at the given efficiency, or else at published ones."""
     assert hardware.gpu is not None
-    efficiencies = memory_plan.PUBLISHED.get(run.verb, {}) | memory_plan.TARGET
+    efficiencies = memory_plan.PUBLISHED.get(run.command, {}) | memory_plan.TARGET
     if hardware.efficiency is not None:
         efficiencies = {"as given": hardware.efficiency}
     return memory_plan.training_hours(

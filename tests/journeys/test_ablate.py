@@ -219,16 +219,16 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
     cases = {
         (1, "loses"): "no table is called 'loses'",
         (1, str(tmp_path / "odd.yaml")): "variant bad: ",
-        (at["--recipe"], "huge"): "no recipe is called 'huge'",
+        (at["--recipe"], "huge"): "unknown recipe 'huge'",
         (at["--data"], str(tmp_path / "gone")): "no such path",
         (at["--test"], str(tmp_path / "gone")): "no such path",
-        (at["--seeds"], "0"): "--seeds is 0, it must be at least 1",
+        (at["--seeds"], "0"): "--seeds must be at least 1",
     }
     wrong = {
         (*command[:place], word, *command[place + 1 :]): message
         for (place, word), message in cases.items()
     }
-    wrong[(*command, "--at-once", "0")] = "--at-once is 0, it must be at least 1"
+    wrong[(*command, "--at-once", "0")] = "--at-once must be at least 1"
     wrong[tuple(word for word in command if word != command[at["--test"]])] = (
         "--test is empty; name a tar, a folder of tars or an index"
     )

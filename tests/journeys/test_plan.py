@@ -89,11 +89,11 @@ def test_help(capsys):
     [
         (["plan"], "plan wants a recipe first (tiny, photos, "),
         (["plan", "--gpu", "h200"], "plan wants a recipe first"),
-        (["plan", "sam_vit_x"], "no recipe is called 'sam_vit_x'"),
+        (["plan", "sam_vit_x"], "unknown recipe 'sam_vit_x'"),
         (["plan", "tiny", "--gpus", "h200"], "--gpus; perhaps you meant --gpu;"),
         (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
         (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
-        (["plan", "tiny", "--batch-size", "0"], "--batch-size is 0, it must be at least 1"),
+        (["plan", "tiny", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["plan", "tiny", "--efficiency", "0.3"], "--efficiency needs a GPU; give --gpu"),
         (
             ["plan", "tiny", "--gpu", "h200", "--efficiency", "0"],

@@ -268,7 +268,7 @@ REFUSED = [
         "pretrain --resume nowhere",
         "nowhere: holds no config.yaml, so there is no run to resume; name a run folder, or begin one there with RECIPE",
     ),
-    ("pretrain mae_tin --data {scenes}", "no recipe is called 'mae_tin'; known are"),
+    ("pretrain mae_tin --data {scenes}", "unknown recipe 'mae_tin'; choose among"),
     (
         "pretrain tiny --data {scenes}",
         "recipe tiny is no recipe of 'gigamask pretrain'; give it to 'gigamask train'",
@@ -285,12 +285,12 @@ REFUSED = [
         "train --resume {mae}",
         "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'",
     ),
-    ("pretrain mae_tiny", "--data is empty"),
+    ("pretrain mae_tiny", "--data is required"),
     (
         "pretrain mae_tiny --data nowhere",
         "nowhere: no such path",
     ),
-    ("pretrain mae_tiny --data {scenes} --steps 0", "--steps is 0, it must be at least 1"),
+    ("pretrain mae_tiny --data {scenes} --steps 0", "--steps must be at least 1"),
     ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
     (
         "pretrain mae_tiny --data {scenes} --evaluation.data {scenes}",

@@ -186,8 +186,8 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("0", "gigamask: --profile is 0, it must be at least 1\n"),
-        ("-3", "gigamask: --profile is -3, it must be at least 1\n"),
+        ("0", "gigamask: --profile must be at least 1 (got 0)\n"),
+        ("-3", "gigamask: --profile must be at least 1 (got -3)\n"),
         ("few", "--profile must be a whole number, got 'few'"),
     ],
 )

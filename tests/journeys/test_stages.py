@@ -297,8 +297,8 @@ REFUSED = [
         "--stages joint --decoder-steps 3",
         "--decoder-steps is the length of the stage decoder, but --stages is joint",
     ),
-    ("--stages mae,joint --mae-steps 0", "--mae-steps is 0, it must be at least 1"),
-    ("--stages mae,decoder --decoder-steps -1", "--decoder-steps is -1, it must be at least 1"),
+    ("--stages mae,joint --mae-steps 0", "--mae-steps must be at least 1"),
+    ("--stages mae,decoder --decoder-steps -1", "--decoder-steps must be at least 1"),
     (
         "--stages mae,decoder --init {whole}/joint",
         "joint would not be used: the stage mae starts anew, the others from it; leave out mae, or --init",
@@ -316,7 +316,7 @@ REFUSED = [
     ),
     (
         "--stages mae,decoder,joint --evaluation.interval 0",
-        "--evaluation.interval is 0, it must be at least 1",
+        "--evaluation.interval must be at least 1",
     ),
 ]
 

@@ -132,7 +132,7 @@ def test_the_arithmetic_on_the_page():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
-    verb = next(verb for verb, known in recipes.OF_VERB.items() if recipes.find(name) in known)
+    verb = next(verb for verb, known in recipes.BY_COMMAND.items() if recipes.find(name) in known)
     assert main([*verb.split(), name, "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert printed.rstrip() == config_yaml(recipes.find(name)()).rstrip()
@@ -170,7 +170,7 @@ def test_numbers_in_docstrings_are_those_of_the_recipe(name, runs):
     }
     numbers |= {
         float(run.steps * run.batch_size),
-        float(run.prompts.rounds) if hasattr(run, "schedule") else 0.0,
+        float(run.prompts.rounds) if hasattr(run, "prompts") else 0.0,
     }
     if "mae_vit" in name:
         numbers |= {run.optimizer.lr * 256 / run.batch_size, 256.0}

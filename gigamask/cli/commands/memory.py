@@ -82,7 +82,7 @@ class LoaderMemory:
 
         if self.workers < 1:
             raise GigamaskError(f"--workers must be at least 1 (got {self.workers})")
-        recipe = recipes.imaged(recipes.make(self.recipe))
+        recipe = recipes.require_images(recipes.make(self.recipe))
         with tempfile.TemporaryDirectory() as folder, progress_bar("load") as progress:
             settings = replace(recipe.loader, workers=self.workers)
             config = replace(recipe, data=self.data, out=folder, loader=settings).check()

@@ -44,7 +44,7 @@ class PlanCommand:
         from gigamask.workflows.plan import plan
 
         result = plan(
-            recipes.imaged(self.run_planned),
+            recipes.require_images(self.run_planned),
             gpu=self.gpu,
             world=self.world,
             efficiency=self.efficiency,
@@ -58,7 +58,7 @@ class PlanCommand:
 def parse(arguments: Sequence[str]) -> PlanCommand:
     """Parse a recipe, its flags of training, and those of the plan."""
     if arguments and arguments[0] in ("-h", "--help"):
-        known = recipes.listed(recipes.BUILT_IN)
+        known = recipes.format_recipes(recipes.BUILT_IN)
         print(
             f"usage: {USAGE}\n\n{PlanCommand.__doc__}\n\n"
             f"recipes:\n{known}\n  file.py:function  your own\n\n"

@@ -37,9 +37,9 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     flags = config_files.parse_train(arguments, command)
     check_writable("--json", flags.json)
     check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
-    if flags.run.verb != command:
+    if flags.run.command != command:
         raise GigamaskError(
-            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.verb}', "
+            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
             f"not 'gigamask {command}'"
         )
     configs = stages_of(flags)
@@ -139,7 +139,7 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
     """
     out, step, steps = result["run"], result["step"], result["steps"]
     if step < steps:
-        command = f"gigamask {config.verb} --resume {quote(out)}"
+        command = f"gigamask {config.command} --resume {quote(out)}"
         act = "run the same command to continue" if staged else f"continue with: {command}"
         return f"{out}: interrupted and saved at step {step} of {steps}; {act}"
     following = config.next_step.format(out=quote(config.out))
@@ -148,7 +148,7 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
 
 def overview(command: str) -> str:
     """Return the text of a command's `--help` without a recipe."""
-    known = recipes.OF_VERB[command]
+    known = recipes.BY_COMMAND[command]
     available = registry.components_of(known[0]())
     components = "\n".join(
         f"  --{flag:20} {', '.join(kinds)}"
@@ -162,7 +162,7 @@ def overview(command: str) -> str:
     if command == "train":
         usage.append(f"       gigamask train RECIPE --stages {','.join(STAGES)} ...")
     return "\n".join(usage) + (
-        f"\n\nrecipes:\n{recipes.listed(known)}\n"
+        f"\n\nrecipes:\n{recipes.format_recipes(known)}\n"
         "  file.py:function  your own: a function that returns a TrainConfig\n\n"
         "components, by name or your own class (file.py:Class, package.module:Class):\n"
         f"{components}\n\n"

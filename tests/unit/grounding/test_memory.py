@@ -228,7 +228,7 @@ def test_the_command(setup, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"masks": 0}, r"^--masks is 0, it must be at least 1$"),
+        ({"masks": 0}, r"^--masks must be at least 1 \(got 0\)$"),
         ({"head": HeadShape(65, 1)}, r"^--head-dim must be a multiple of 64 .*, got 65 and 1$"),
         (
             {"text": HuggingFace("some/model")},

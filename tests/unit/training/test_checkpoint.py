@@ -112,7 +112,7 @@ def test_messages_name_file_and_numbers(run):
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ and \d+"):
+    with pytest.raises(GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ bytes with crc32 \d+"):
         checkpoint.verify(folder)
     with (
         pytest.warns(UserWarning, match="going back"),
@@ -127,7 +127,7 @@ def test_messages_name_file_and_numbers(run):
     with pytest.raises(GigamaskError, match=r"manifest.json.*crc32"):
         checkpoint.verify(folder)
     (folder / checkpoint.MANIFEST).write_text(json.dumps({"format": 7, "files": {}}))
-    with pytest.raises(GigamaskError, match=r"format 7.*2"):
+    with pytest.raises(GigamaskError, match=r"format must be 2 .*7"):
         checkpoint.verify(folder)
     (folder / checkpoint.MANIFEST).write_text("[]")
     with pytest.raises(GigamaskError, match="manifest"):
@@ -228,7 +228,7 @@ def test_optimizer_entries_must_match(run):
     state = state_at(run, 1)
     tensors = state.optimizer_tensors()
     missing = dict(list(tensors.items())[1:])
-    act = "give --freeze and --optimizer as they were, or start anew from its weights: --init here and another --out"
+    act = "--freeze and --optimizer .*: --init here and another --out"
     with pytest.raises(GigamaskError, match=rf"^here.*1 optimizer.*{act}"):
         state.load_optimizer(missing, "here")
 

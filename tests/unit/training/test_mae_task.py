@@ -77,7 +77,7 @@ def part(batch: Batch, image: int) -> Batch:
     one = slice(image, image + 1)
     tensors = {
         name: getattr(batch, name)[one]
-        for name in ("names", "images", "input_sizes", "places", "weights")
+        for name in ("names", "images", "input_sizes", "batch_index", "weights")
     }
     draws = replace(
         batch.random_inputs,

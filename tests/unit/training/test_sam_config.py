@@ -35,13 +35,13 @@ POINTS = SamLoss(num_points=40)
 
 def with_target(folder, scenes, target="full", **changes):
     """The grid of the encoder's input has a side of 64, the low-resolution one of 32."""
-    loading = replace(little().loader, target=target, max_masks=3)
+    loader = replace(little().loader, target=target, max_masks=3)
     return run_in(
         folder,
         scenes,
-        loading=loading,
+        loader=loader,
         **{
-            "policy": InteractiveSchedule(clicks=1, mask_only_rounds=False, box_prob=0.0),
+            "prompts": InteractiveSchedule(clicks=1, mask_only_rounds=False, box_prob=0.0),
             **changes,
         },
     )
@@ -49,9 +49,9 @@ def with_target(folder, scenes, target="full", **changes):
 
 @dataclass(frozen=True)
 class Watched(Loss):
-    """An objective that remembers what it was given."""
+    """A loss that remembers what it was given."""
 
-    objective: Loss
+    loss: Loss
     seen: list[tuple[PromptRound, Targets]] = field(default_factory=list)
 
     @property
@@ -77,9 +77,9 @@ def played(run):
     return batch, run.loss.seen
 
 
-@pytest.mark.parametrize("objective", [SamLoss(), POINTS], ids=["cells", "points"])
-def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, objective):
-    batch, seen = played(with_target(tmp_path / "run", scenes, objective=objective))
+@pytest.mark.parametrize("loss", [SamLoss(), POINTS], ids=["cells", "points"])
+def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, loss):
+    batch, seen = played(with_target(tmp_path / "run", scenes, loss=loss))
     assert batch.mask_size == 64
     masks, every = len(batch.mask_image), torch.arange(len(batch.mask_image))
     heights, widths = batch.input_sizes[batch.mask_image].T
@@ -111,19 +111,19 @@ def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, objec
 
 
 @pytest.mark.parametrize("target", ["hard", "area", "full"])
-def test_points_are_moved_by_the_number_behind_those_of_the_policy(tmp_path, scenes, target):
-    run = with_target(tmp_path / "run", scenes, target, objective=POINTS)
+def test_points_are_moved_by_the_number_behind_those_of_the_prompts(tmp_path, scenes, target):
+    run = with_target(tmp_path / "run", scenes, target, loss=POINTS)
     batch, seen = played(run)
     assert (
         run.random_spec.clicks + 1
-        == batch.draws.clicks.shape[1]
+        == batch.random_inputs.clicks.shape[1]
         == run.prompts.num_uniforms + 1
         == 3
     )
-    assert all(torch.equal(truth.shift, batch.draws.clicks[:, 2]) for _, truth in seen)
+    assert all(torch.equal(truth.shift, batch.random_inputs.clicks[:, 2]) for _, truth in seen)
     plain, unmoved = played(replace(run, loss=SamLoss()))
     assert all(truth.shift is None for _, truth in unmoved)
-    assert torch.equal(plain.draws.clicks, batch.draws.clicks[:, :2]), (
+    assert torch.equal(plain.random_inputs.clicks, batch.random_inputs.clicks[:, :2]), (
         "the clicks do not depend on the loss"
     )
 
@@ -149,16 +149,16 @@ def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scen
 
 VARIANTS = {
     "full": {"target": "full"},
-    "full, points": {"target": "full", "objective": POINTS},
-    "points": {"target": "hard", "objective": POINTS},
+    "full, points": {"target": "full", "loss": POINTS},
+    "points": {"target": "hard", "loss": POINTS},
     "area, points": {
         "target": "area",
-        "objective": replace(POINTS, ohem_pixel_ratio=0.5, ohem_min_pixels=5),
+        "loss": replace(POINTS, ohem_pixel_ratio=0.5, ohem_min_pixels=5),
     },
-    "full, mixed": {"target": "full", "policy": MixedPrompts()},
+    "full, mixed": {"target": "full", "prompts": MixedPrompts()},
     "area, two-sided, mined": {
         "target": "area",
-        "policy": TwoSidedCorrection(corrections=1),
+        "prompts": TwoSidedCorrection(corrections=1),
         "mining": OHEM(0.4),
     },
 }
@@ -178,7 +178,7 @@ def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
         with_target(
             tmp_path / "run",
             scenes,
-            policy=MixedPrompts(point_prob=0.3, box_prob=0.0, mask_prob=0.7),
+            prompts=MixedPrompts(point_prob=0.3, box_prob=0.0, mask_prob=0.7),
         )
     )
     assert truth.masks.shape[-1] == 64
@@ -193,7 +193,7 @@ def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
 
 
 @pytest.mark.parametrize(
-    ("policy", "objective", "clicks"),
+    ("prompts", "loss", "clicks"),
     [
         (InteractiveSchedule(clicks=3), SamLoss(), 4),
         (InteractiveSchedule(clicks=3), POINTS, 5),
@@ -202,15 +202,15 @@ def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
         (BoxPrompt(), SamLoss(), 0),
     ],
 )
-def test_samples_carry_what_policy_and_objective_spend(policy, objective, clicks):
-    run = replace(little(), prompts=policy, loss=objective, seed=9)
+def test_samples_carry_what_prompts_and_loss_spend(prompts, loss, clicks):
+    run = replace(little(), prompts=prompts, loss=loss, seed=9)
     assert (
         run.random_spec.clicks + run.random_spec.points,
         run.random_spec.blocks,
         run.random_spec.patches,
         run.random_spec.seed,
     ) == (clicks, SPEC.depth, 0, 9)
-    assert run.random_spec.points == objective.num_uniforms
+    assert run.random_spec.points == loss.num_uniforms
 
 
 def test_mining_is_the_tasks_where_there_is_some(tmp_path):
@@ -227,14 +227,17 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"recompute": -1}, r"^--activation-checkpointing is -1, it must be at least 0$"),
+        (
+            {"activation_checkpointing": -1},
+            r"^--activation-checkpointing must be at least 0 \(got -1\)$",
+        ),
         (
             {"evaluation": replace(little().evaluation, interval=0)},
-            r"^--evaluation.interval is 0, it must be at least 1$",
+            r"^--evaluation.interval must be at least 1 \(got 0\)$",
         ),
         (
             {"evaluation": replace(little().evaluation, images=0)},
-            r"^--evaluation.images is 0, it must be at least 1$",
+            r"^--evaluation.images must be at least 1 \(got 0\)$",
         ),
     ],
 )

@@ -27,7 +27,7 @@ def test_cosine_starts_after_the_warm_up_and_ends_at_final():
 @pytest.mark.parametrize("schedule", [WarmupMultiStep, WarmupCosine])
 def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
     with pytest.raises(GigamaskError, match=r"^warmup.*-5"):
-        schedule(warmup=-5)
+        schedule(warmup_steps=-5)
 
 
 def test_no_warm_up():
@@ -35,9 +35,9 @@ def test_no_warm_up():
 
 
 def test_factors_and_shares_lie_between_nothing_and_all():
-    with pytest.raises(GigamaskError, match=r"^final.*2.0"):
+    with pytest.raises(GigamaskError, match=r"^min_lr_ratio.*2.0"):
         WarmupCosine(min_lr_ratio=2.0)
-    with pytest.raises(GigamaskError, match=r"^drop_factor.*-0.1"):
+    with pytest.raises(GigamaskError, match=r"^gamma.*-0.1"):
         WarmupMultiStep(gamma=-0.1)
-    with pytest.raises(GigamaskError, match=r"^drops.*60000.0"):
+    with pytest.raises(GigamaskError, match=r"^milestones.*60000.0"):
         WarmupMultiStep(milestones=(0.5, 60000.0))

@@ -133,10 +133,10 @@ def test_a_frozen_encoder_is_not_thinned(batch, parts):
 
 def test_unknown_parts_and_nothing_left_are_told():
     run = little()
-    known = "image_encoder, prompt_encoder, mask_decoder, or what they hold, such as image_encoder.pos_embed"
-    with pytest.raises(GigamaskError, match=rf"^--freeze.*'encoder'.*{known}"):
+    known = "image_encoder, prompt_encoder, mask_decoder, .*image_encoder.pos_embed"
+    with pytest.raises(GigamaskError, match=rf"^--freeze encoder:.*{known}"):
         freeze(run.build(), ("mask_decoder", "encoder"))
-    with pytest.raises(GigamaskError, match=r"^--freeze.*'image_encoder.block'"):
+    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.block:"):
         freeze(run.build(), ("image_encoder.block",))
     with pytest.raises(GigamaskError, match=r"^--freeze image_encoder mask_decoder prompt_encoder"):
         freeze(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
@@ -172,7 +172,7 @@ def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):
     other = replace(run, freeze=now)
     with pytest.raises(GigamaskError, match=r"^--freeze.*--init"):
         check_resume(run, other, allow_data_change=True)
-    act = rf"give --freeze and --optimizer as they were, or start anew from its weights: --init {folder} and another --out"
+    act = rf"--freeze and --optimizer .*: --init {folder} and another --out"
     with pytest.raises(GigamaskError, match=rf"^{folder}.*exp_avg.*{act}"):
         checkpoint.resume(other, CPU)
     started = TrainState.initialize(other, CPU, str(folder))

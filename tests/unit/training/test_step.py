@@ -127,13 +127,13 @@ def test_a_loss_that_is_no_number_is_its_own_samples_alone():
         names=("a", "b"),
         images=torch.zeros(2, 3, 64, 64, dtype=torch.uint8),
         input_sizes=torch.zeros(2, 2, dtype=torch.int64),
-        places=torch.tensor([1, 0]),
+        batch_index=torch.tensor([1, 0]),
         weights=torch.ones(2),
         mask_image=torch.tensor([0, 0, 1]),
         strata=torch.zeros(3, dtype=torch.int64),
         boxes_input=torch.zeros(3, 4),
         rle_offsets=torch.zeros(4, dtype=torch.int64),
-        draws=RandomInputs(
+        random_inputs=RandomInputs(
             torch.zeros(3), torch.zeros(3, 2, 2), torch.zeros(3, 4), torch.zeros(2, 2, 2)
         ),
     )
@@ -155,5 +155,5 @@ def test_a_loss_that_is_no_number_is_its_own_samples_alone():
 def test_more_parts_than_are_exchanged_are_refused(state):
     found = StepMetrics.zero(1, torch.zeros(()))
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
-    with pytest.raises(GigamaskError, match=r"17 parts.*16"):
-        found.share(World())
+    with pytest.raises(GigamaskError, match=r"at most 16 .*17"):
+        found.all_reduce(World())

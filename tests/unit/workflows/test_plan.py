@@ -413,7 +413,7 @@ def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
         (
             replace(little(), batch_size=0),
             Hardware(),
-            r"^--batch-size is 0, it must be at least 1$",
+            r"^--batch-size must be at least 1 \(got 0\)$",
         ),
         (
             replace(little(), sampler=Sharded(), batch_size=3),
@@ -433,7 +433,7 @@ def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
         (
             replace(little(), device="cuda", parallel="hsdp"),
             Hardware(cluster=Cluster(1, 8)),
-            r"^--parallel hsdp wants several machines with several",
+            r"^--parallel hsdp requires at least 2 machines",
         ),
         (
             replace(little(), device="cuda"),
