@@ -144,7 +144,7 @@ class Pooled(ImageEncoder):
 class LoudEvaluation(Evaluator):
     """Scores how large the weights are."""
 
-    every: int = 2
+    interval: int = 2
     scale: float = 1.0
 
     def open(self, run: Any, world: Any) -> Callable[[Any], EvaluationResult]:

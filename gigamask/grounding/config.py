@@ -36,8 +36,8 @@ class GroundingEvalConfig(Evaluator):
     """tars, folders of tars, globs, or an index; empty uses the images of --val-split"""
     queries: tuple[str, ...] = ()
     """JSONL files of queries about them"""
-    every: int = 500
-    """updates between evaluations"""
+    interval: int = 500
+    """steps between evaluations"""
     count: int = 500
     """number of queries, the same ones each time"""
     best_by: Literal["top 1", "top 3", "IoU", "answered"] = "answered"

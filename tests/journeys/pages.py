@@ -1,4 +1,4 @@
-"""What the pages tell a user to type: commands, pieces of Python and shell scripts, in their order."""
+"""What the docs ask users to type, in order: commands, Python code and shell scripts."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,14 @@ PROGRAMS = ("gigamask", "torchrun", "make", "pip", "python", "python3", "source"
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to type. `kind` is `python`, `script` (shell, in full), or `command` (a line of shell without its comment)."""
+    """One thing to type.
+
+    Attributes:
+        kind: `python`, `script` (a whole shell script), or `command` (a shell line, no comment).
+        text: The text to type.
+        line: Its line in the page.
+        heading: The heading above it.
+    """
 
     kind: str
     text: str
@@ -21,40 +28,37 @@ class Item:
 
 
 def items(page: str) -> list[Item]:
-    """Returns what a page tells to type: fenced Python and bash, and indented lines that begin with a program, behind `$ ` where output follows."""
+    """Return fenced Python and bash, and indented lines that start with a program or `$ `."""
     found, heading, lines = [], "", (ROOT / page).read_text().splitlines()
     number = 0
     while number < len(lines):
         line, start = lines[number], number
         number += 1
         if line.startswith("```"):
-            end = next(each for each in range(number, len(lines)) if lines[each].startswith("```"))
+            end = next(n for n in range(number, len(lines)) if lines[n].startswith("```"))
             kind, text = line[3:].strip(), "\n".join(lines[number:end]) + "\n"
             number = end + 1
             if kind in ("python", "bash"):
                 found.append(Item("script" if kind == "bash" else kind, text, start + 1, heading))
             if kind == "bash":
-                found += [
-                    Item("command", each, start + 1, heading)
-                    for each in _typed(text.replace("\\\n", " ").splitlines())
-                ]
+                commands = _commands(text.replace("\\\n", " ").splitlines())
+                found += [Item("command", text, start + 1, heading) for text in commands]
         elif line.startswith("#"):
             heading = line
         elif line.startswith("    "):
             while line.endswith("\\"):
                 line, number = line[:-1] + lines[number], number + 1
-            found += [Item("command", each, start + 1, heading) for each in _typed([line])]
+            found += [Item("command", text, start + 1, heading) for text in _commands([line])]
     return found
 
 
 def benchmarks(page: str) -> list[str]:
-    """Returns what stands behind `python -m benchmarks.` wherever a page says it, also within a sentence."""
+    """Return what follows `python -m benchmarks.` wherever the page mentions it."""
     text = " ".join((ROOT / page).read_text().split())
     return re.findall(r"python -m benchmarks\.([^`]+)`", text)
 
 
-def _typed(lines: list[str]) -> list[str]:
-    """Returns the commands of some lines."""
+def _commands(lines: list[str]) -> list[str]:
     found = []
     for line in lines:
         bare = re.sub(r"\s#\s.*", "", line.strip().removeprefix("$ "))

@@ -1,4 +1,4 @@
-"""The pages are true: every command and every piece of Python in them runs, links lead somewhere, the reference and the tree are whole."""
+"""The docs are true: commands and code run, links work, the reference and the tree are complete."""
 
 import argparse
 import importlib.util
@@ -20,93 +20,85 @@ import yaml
 
 from gigamask.cli import main
 from gigamask.data import storage
-from tests.journeys import homes
+from tests.journeys import doc_fixtures
 from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
-from tests.journeys.substitutions import ADDED, REPLACED, small
+from tests.journeys.substitutions import ADDED, REPLACED, small, small_python
 from tests.servers import FileServer, ObjectStore
 
-COMMANDED = [page for page in PAGES if items(page)]
-SECTIONED = ("docs/measurements.md",)
-"""Pages whose chapters are experiments of their own, each of which begins with what lies there."""
+PAGES_WITH_ITEMS = [page for page in PAGES if items(page)]
+SEPARATE_SECTIONS = ("docs/measurements.md",)
+"""Pages whose sections are separate experiments, each of which starts from the same folder."""
 
 
 @pytest.fixture(scope="session")
-def furnished(tmp_path_factory) -> Path:
-    home = tmp_path_factory.mktemp("furnished")
-    homes.furnish(home)
-    return home
+def populated(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("populated")
+    doc_fixtures.populate(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
+def retry_at_once(monkeypatch):
     monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
-@pytest.mark.parametrize("page", COMMANDED)
-def test_every_command_of_a_page_runs(page, furnished, tmp_path, monkeypatch):
-    """In their order, in a folder where the page's paths exist; what is written otherwise to be small stands in `substitutions`."""
-    chapters: dict[str, list[Item]] = {}
+@pytest.mark.parametrize("page", PAGES_WITH_ITEMS)
+def test_every_command_of_a_page_runs(page, populated, tmp_path, monkeypatch):
+    """In order, in a folder with the page's paths; `substitutions` makes them small."""
+    sections: dict[str, list[Item]] = {}
     for item in items(page):
-        chapters.setdefault(item.heading if page in SECTIONED else "", []).append(item)
-    for number, chapter in enumerate(chapters.values()):
-        home = tmp_path / str(number)
-        shutil.copytree(furnished, home)
-        homes.clear(home, [behind(item.text) for item in chapter if item.kind == "command"])
-        monkeypatch.chdir(home)
-        held: dict = {}
+        sections.setdefault(item.heading if page in SEPARATE_SECTIONS else "", []).append(item)
+    for number, section in enumerate(sections.values()):
+        folder = tmp_path / str(number)
+        shutil.copytree(populated, folder)
+        commands = [gigamask_words(item.text) for item in section if item.kind == "command"]
+        doc_fixtures.remove_outputs(folder, commands)
+        monkeypatch.chdir(folder)
+        variables: dict = {}
         with ExitStack() as stack:
-            serve(home, " ".join(item.text for item in chapter), stack)
-            for item in chapter:
+            start_servers(folder, " ".join(item.text for item in section), stack)
+            for item in section:
                 try:
-                    typed(item, held)
+                    run_item(item, variables)
                 except BaseException as error:
                     error.add_note(f"{page}:{item.line}: {item.text}")
                     raise
 
 
-def serve(home: Path, text: str, stack: ExitStack) -> None:
-    """Starts the servers that a page's commands ask."""
+def start_servers(folder: Path, text: str, stack: ExitStack) -> None:
+    """Start the servers that a page's commands need."""
+    tars = sorted((folder / "disk/sa1b").glob("*.tar"))
     if "links.txt" in text:
-        server = stack.enter_context(FileServer(home / "disk/sa1b"))
-        names = sorted(path.name for path in (home / "disk/sa1b").glob("*.tar"))
-        (home / "links.txt").write_text(
-            "file_name\tcdn_link\n" + "".join(f"{name}\t{server.url}/{name}\n" for name in names)
-        )
+        server = stack.enter_context(FileServer(folder / "disk/sa1b"))
+        links = [f"{path.name}\t{server.url}/{path.name}\n" for path in tars]
+        (folder / "links.txt").write_text("file_name\tcdn_link\n" + "".join(links))
     if "s3://bucket/" in text:
-        stack.enter_context(patched(ObjectStore, "bucket", "bucket"))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(ObjectStore, "bucket", "bucket")
         objects = stack.enter_context(ObjectStore())
-        for path in (home / "disk/sa1b").glob("*.tar"):
+        for path in tars:
             objects.put(path, f"sa1b/{path.name}")
 
 
-def patched(owner: type, name: str, value: str) -> ExitStack:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(owner, name, value)
-    stack = ExitStack()
-    stack.callback(patch.undo)
-    return stack
-
-
-def typed(item: Item, held: dict) -> None:
-    """Does what a user does with one item."""
+def run_item(item: Item, variables: dict) -> None:
+    """Run one item as a user does; Python code of a page shares its variables."""
     if item.kind == "script":
         subprocess.run(["bash", "-n"], input=item.text, text=True, check=True)
-    elif item.kind == "python":
-        if not re.match(r"# \w+\.py\n", item.text):  # else a file of the user's, which lies there
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                exec(compile(item.text, item.heading, "exec"), held)
-    else:
-        command(item.text)
+    elif item.kind == "command":
+        run_command(item.text)
+    elif not re.match(r"# \w+\.py\n", item.text):  # else a file of the user's, already written
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(small_python(item.text), item.heading, "exec"), variables)
 
 
-def behind(text: str) -> str:
-    """Returns what stands behind `gigamask` in a command, or nothing."""
+def gigamask_words(text: str) -> str:
+    """Return what follows `gigamask` in a command, or an empty string."""
     return text.partition("gigamask ")[2] if "gigamask " in text else ""
 
 
-def command(text: str) -> None:
-    """Runs a command of gigamask's in this process; of others, looks whether what they name is there."""
+def run_command(text: str) -> None:
+    """Run a command of gigamask in this process; check that what other commands name exists."""
     words = shlex.split(text)
     while re.match(r"\w+=", words[0]):
         words.pop(0)
@@ -117,17 +109,13 @@ def command(text: str) -> None:
         targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert set(words) <= targets, text
     elif program == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-            "optional-dependencies"
-        ]
-        named = [
-            re.fullmatch(r"(?:\./)?gigamask(?:\[([\w,]+)\])?|build", word) for word in words[1:]
-        ]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        package = r"(?:\./)?gigamask(?:\[([\w,]+)\])?|build"
+        named = [re.fullmatch(package, word) for word in words[1:]]
         assert words[0] == "install", text
         assert all(named), text
-        assert {
-            extra for each in named for extra in (each[1] or "").split(",")
-        } <= extras.keys() | {""}, text
+        extras = {extra for match in named for extra in (match[1] or "").split(",")} - {""}
+        assert extras <= project["optional-dependencies"].keys(), text
     elif program.startswith("python"):
         assert words[0] == "-m", text
         assert importlib.util.find_spec(words[1]), text
@@ -135,56 +123,52 @@ def command(text: str) -> None:
         if program == "torchrun":
             from torch.distributed.run import get_args_parser
 
-            asked = get_args_parser().parse_args(words)
-            assert (asked.no_python, asked.training_script) == (True, "gigamask"), text
-        gigamask(behind(text))
+            arguments = get_args_parser().parse_args(words)
+            assert (arguments.no_python, arguments.training_script) == (True, "gigamask"), text
+        run_gigamask(gigamask_words(text))
     else:
-        assert program in ("source", "export"), f"nothing says how this is tested: {text}"
+        assert program in ("source", "export"), f"no test for this program: {text}"
 
 
-def gigamask(words: str) -> None:
-    """Runs one command in small."""
+def run_gigamask(words: str) -> None:
+    """Run the small form of a command."""
+    arguments = small(words)
     try:
-        code = main.main(small(words))
-    except SystemExit as leaving:  # --help
-        code = leaving.code or 0
-    assert code == 0, shlex.join(small(words))
+        code = main.main(arguments)
+    except SystemExit as exit:  # --help
+        code = exit.code or 0
+    assert code == 0, shlex.join(arguments)
 
 
 def test_no_substitution_is_left_over():
-    """Each is of some command of the pages."""
-    typed_as = [
-        behind(item.text)
-        for page in PAGES
-        for item in items(page)
-        if item.kind == "command" and behind(item.text)
-    ]
-    for pattern, instead, _ in REPLACED:
-        assert any(re.search(pattern, words) for words in typed_as), pattern
-        typed_as = [re.sub(pattern, instead, words) for words in typed_as]
-    assert [
-        pattern for pattern, *_ in ADDED if not any(re.search(pattern, words) for words in typed_as)
-    ] == []
+    """Each matches some command of the pages."""
+    found = [item for page in PAGES for item in items(page) if item.kind == "command"]
+    commands = [words for item in found if (words := gigamask_words(item.text))]
+    for pattern, replacement, _ in REPLACED:
+        assert any(re.search(pattern, words) for words in commands), pattern
+        commands = [re.sub(pattern, replacement, words) for words in commands]
+    for pattern, *_ in ADDED:
+        assert any(re.search(pattern, words) for words in commands), pattern
 
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in benchmarks(page)}))
 def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
-    """Each is started and left as soon as it has read its flags; placeholders are names of files, which are not read yet."""
+    """Each is stopped when it has parsed its flags; placeholders for files are not read yet."""
     name, *flags = shlex.split(line)
     if not flags:
         assert importlib.util.find_spec(f"benchmarks.{name}")
         return
-    read = argparse.ArgumentParser.parse_args
+    parse_args = argparse.ArgumentParser.parse_args
 
-    def parse(self, *given):
-        read(self, *given)
+    def parse(self, *arguments):
+        parse_args(self, *arguments)
         raise SystemExit(0)
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     monkeypatch.setattr(sys, "argv", [name, *flags])
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as exit:
         importlib.import_module(f"benchmarks.{name}").main()
-    assert leaving.value.code == 0
+    assert exit.value.code == 0
 
 
 OTHERS = {
@@ -212,11 +196,11 @@ OTHERS = {
     ),
     *("signal", "open-mode", "print-config", "resume", "config", "torch-backend"),
 }
-"""Flags of torchrun, Slurm and uv, and those that no record holds."""
+"""Flags of torchrun, Slurm and uv, and those that are not fields."""
 
 
-def test_flags_that_pages_speak_of_are_there():
-    """Also those within a sentence: each is a field of a part, a verb or a run, or a flag of a benchmark."""
+def test_flags_that_pages_mention_exist():
+    """Also those in prose: each is a field of a component, a command or a configuration."""
     folders = (ROOT / "gigamask", ROOT / "benchmarks")
     source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     fields = set(re.findall(r"^ +(\w+): ", source, re.MULTILINE)) | {
@@ -224,24 +208,22 @@ def test_flags_that_pages_speak_of_are_there():
     }
     for page in PAGES:
         text = (ROOT / page).read_text()
-        told = {match[1] for match in re.finditer(r"(?<![\w-])--([a-z][\w-]*(?:\.[\w-]+)*)", text)}
-        own = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))  # of a part that the page shows
+        flags = {match[1] for match in re.finditer(r"(?<![\w-])--([a-z][\w-]*(?:\.[\w-]+)*)", text)}
+        own = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))  # of a component on the page
         names = {
             flag: flag.rpartition(".")[2].replace("-", "_").removeprefix("no_")
-            for flag in told - OTHERS
+            for flag in flags - OTHERS
         }
         assert {flag for flag, name in names.items() if name not in fields | own} == set(), page
 
 
-def test_links_of_the_readme_lead_somewhere():
+def test_links_of_the_readme_work():
     text = (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\(([^)#]+)(#[^)]*)?\)", text)
-    assert len(links) > 15
-    assert [path for path, _ in links if not (ROOT / path).is_file()] == []
-    named = {path.removeprefix("docs/") for path, _ in links}
-    assert named >= {path.name for path in DOCS.glob("*.md")} - {"index.md"}, (
-        "every page is named in the README"
-    )
+    paths = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    linked = {path.removeprefix("docs/") for path in paths}
+    assert linked >= {path.name for path in DOCS.glob("*.md")} - {"index.md"}
 
 
 def test_the_tree_of_the_readme_is_the_tree():
@@ -267,19 +249,19 @@ def test_the_tree_of_the_readme_is_the_tree():
 
 
 def test_lines_are_short():
-    """Tables aside, and what is typed."""
+    """Except in tables and commands."""
     long = [
         f"{page}:{number}"
         for page in PAGES
         for number, line in enumerate((ROOT / page).read_text().splitlines(), 1)
-        if len(line) > 150 and not line.startswith(("|", "    "))
+        if len(line) > 120 and not line.startswith(("|", "    "))
     ]
     assert long == []
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site; a link that leads nowhere, an anchor that is not there and a page that is not in the nav are errors."""
+    """The built site; broken links and anchors, and pages missing in the nav, are errors."""
     out = tmp_path_factory.mktemp("site")
     command = [
         str(Path(sys.executable).parent / "mkdocs"),
@@ -289,15 +271,10 @@ def site(tmp_path_factory) -> Path:
         "--site-dir",
         str(out),
     ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout + done.stderr == ""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    build = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert build.returncode == 0, build.stdout + build.stderr
+    assert build.stdout + build.stderr == ""
     return out
 
 
