@@ -236,7 +236,7 @@ def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
     size = len(broken.sound(1)[0])
     monkeypatch.setattr(image, "MAX_BYTES", size - 1)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
-    assert f"{size} bytes" in [finding.reason for finding in report.bad]
+    assert any(f"{size} bytes" in finding.reason for finding in report.bad)
     monkeypatch.setattr(image, "MAX_BYTES", 2**20)
     read = os.pread
 
