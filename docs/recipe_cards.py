@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gigamask.config_files import config_as_text
-
 from gigamask import recipes
+from gigamask.config_files import config_as_text
 
 PAGE = Path(__file__).with_name("recipes.md")
 FLAG = re.compile(r"`--([\w.-]+)`")

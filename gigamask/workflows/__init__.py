@@ -1,1 +1,1 @@
-"""What the Python API and the command line both call: train, plan, segment, ablate, follow, demo."""
+"""What the Python API and the command line both call."""

@@ -1,9 +1,4 @@
-"""The demo: scenes, an index, a training, an evaluation on scenes the model never saw, sheets of its answers, and the report of it all.
-
-Everything goes into one folder, and a second call with the same folder goes on where the first stopped.
-
-Not here: the parts it calls.
-"""
+"""The demo: scenes, an index, a training, an evaluation on new scenes, figures and a report."""
 
 import json
 import time
@@ -27,8 +22,18 @@ TRAIN_SEED, TEST_SEED = 0, 1
 
 
 def run(out: str, train_images: int, test_images: int, steps: int | None) -> dict[str, Any]:
-    """Runs the whole path and returns the scores; prints them, and the next commands to try."""
-    began_s = time.perf_counter()
+    """Run the demo, and print the scores and the next commands to try.
+
+    Args:
+        out: Output folder; a second call with the same folder resumes.
+        train_images: Number of training scenes.
+        test_images: Number of held-out scenes.
+        steps: Number of training steps; None takes the recipe's.
+
+    Returns:
+        The scores.
+    """
+    start_s = time.perf_counter()
     folder = Path(out)
     for name, images, seed in (
         ("train", train_images, TRAIN_SEED),
@@ -37,44 +42,31 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         if not (folder / name / "index").exists():
             print(f"{name}: {images} synthetic scenes", flush=True)
             scenes.write(str(folder / name), images, seed=seed)
-            built = indexes.build(folder / name, str(folder / name / "index"))
-            print(f"  {len(built)} images, {built.manifest.masks} masks")
+            index = indexes.build(folder / name, str(folder / name / "index"))
+            print(f"  {len(index)} images, {index.manifest.masks} masks")
     recipe = recipes.make("tiny")
-    wanted = replace(
-        recipe, data=(str(folder / "train" / "index"),), out=out, steps=steps or recipe.steps
-    ).check()
-    print(
-        f"training {wanted.recipe} for {wanted.steps} steps on {torch.get_num_threads()} threads",
-        flush=True,
-    )
-    state = train(wanted, on_start=lambda: config_files.save_config(wanted))
+    data = (str(folder / "train" / "index"),)
+    config = replace(recipe, data=data, out=out, steps=steps or recipe.steps).check()
+    threads = torch.get_num_threads()
+    print(f"train {config.recipe} for {config.steps} steps on {threads} threads", flush=True)
+    state = train(config, on_start=lambda: config_files.save_config(config))
     test = indexes.Index.open(str(folder / "test" / "index"))
     model = load_model(out)
-    result = clicks.evaluate_clicks(
-        model,
-        test,
-        MaskFilters(max_area=None),
-        rows=track(range(len(test)), "evaluate", transient=True),
-    )
+    rows = track(range(len(test)), "evaluate", transient=True)
+    result = clicks.evaluate_clicks(model, test, MaskFilters(max_area=None), rows=rows)
     sheets = figures.write_sheets(model, test, result, folder / "pictures")
-    summary = result.summary() | {
-        "step": state.step,
-        "elapsed_s": round(time.perf_counter() - began_s, 1),
-    }
+    elapsed_s = round(time.perf_counter() - start_s, 1)
+    summary = result.summary() | {"step": state.step, "elapsed_s": elapsed_s}
     (folder / "evaluation.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (folder / "report.png").write_bytes(
-        next(path for path in sheets if path.stem == "typical").read_bytes()
-    )
-    page.write(
-        {folder.name: history.read(folder)},
-        {folder.name: config_files.config_as_text(recipe)},
-        folder / page.REPORT,
-    )
+    typical = next(path for path in sheets if path.stem == "typical")
+    picture, report = folder / "report.png", folder / page.REPORT
+    picture.write_bytes(typical.read_bytes())
+    recipe_texts = {folder.name: config_files.config_as_text(recipe)}
+    page.write({folder.name: history.read(folder)}, recipe_texts, report)
     print(clicks.table(summary))
+    print(f"done in {elapsed_s:.0f} s; see {report}, {picture} and {folder / 'pictures'}")
     print(
-        f"{summary['elapsed_s']:.0f} s in all; look at {folder / page.REPORT}, at {folder / 'report.png'}, and at {folder / 'pictures'}"
-    )
-    print(
-        f"next: gigamask train tiny --data YOUR_TARS --init {out} --out runs/mine\n      gigamask follow {folder / 'test'}/sa_000000.tar:0"
+        f"next: gigamask train tiny --data YOUR_TARS --init {out} --out runs/mine\n"
+        f"      gigamask follow {folder / 'test'}/sa_000000.tar:0"
     )
     return summary

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigamask.training.config import check_at_least
 from gigamask.workflows.opening import Paths, opened, path_list
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ class EvaluateOptions:
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
+        from gigamask.training.config import check_at_least
+
         check_at_least(1, **({} if self.images is None else {"images": self.images}))
         check_at_least(1, batch_size=self.batch_size)
 

@@ -1,8 +1,6 @@
-"""Follows one sample through the nine doors of training and says what it is at each: type, shape, milliseconds, bytes.
+"""Trace one sample through the nine steps of training: type, shape, milliseconds and bytes at each.
 
-The doors are called as training calls them, one after the other in this process. `docs/tour.md` tells the same way in words.
-
-Not here: the doors themselves; each row names the function that was called.
+The functions are those of training, called one after the other; `docs/tour.md` explains them.
 """
 
 import time
@@ -29,98 +27,111 @@ from gigamask.training.tasks import SamTask, make_decoder
 from gigamask.types import DataCursor, LossSums, Prediction, Prompts, SampleRef
 
 
-def follow(index: Index, row: int, run: SamTrainConfig) -> list[dict[str, Any]]:
-    """Carries the image at `row` of the index through every door of `run`, prints a row for each and returns them."""
-    doors: list[dict[str, Any]] = []
+def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any]]:
+    """Trace an image through every step of a training, and print a line for each.
 
-    def through(door: int, name: str, call: Callable[[], Any]) -> Any:
+    Args:
+        index: Index of the data.
+        row: Row of the image.
+        config: The training.
+
+    Returns:
+        A record per step: its number, the function's name, a description of what it returned,
+        milliseconds and bytes.
+
+    Raises:
+        GigamaskError: None of the image's masks passes the filters.
+    """
+    steps: list[dict[str, Any]] = []
+
+    def trace(name: str, call: Callable[[], Any]) -> Any:
         started_s = time.perf_counter()
         result = call()
         elapsed_ms = 1000 * (time.perf_counter() - started_s)
-        doors.append(
-            {
-                "door": door,
-                "name": name,
-                "what": describe(result),
-                "ms": round(elapsed_ms, 2),
-                "bytes": held_bytes(result),
-            }
-        )
-        print(
-            "{door}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}".format(**doors[-1]),
-            flush=True,
-        )
+        record = {
+            "step": len(steps) + 1,
+            "name": name,
+            "what": describe(result),
+            "ms": round(elapsed_ms, 2),
+            "bytes": held_bytes(result),
+        }
+        steps.append(record)
+        text = "{step}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}"
+        print(text.format(**record), flush=True)
         return result
 
     name = index.entry_name(row)
-    found = open_sample_table(index, run.loader.filters, seed=run.seed)
-    if row not in found.rows_or_offsets:
+    table = open_sample_table(index, config.loader.filters, seed=config.seed)
+    if row not in table.rows_or_offsets:
+        masks = index.mask_rows(row).stop - index.mask_rows(row).start
         raise GigamaskError(
-            f"{name}: none of its {index.mask_rows(row).stop - index.mask_rows(row).start} masks passes the filters; follow another image"
+            f"{name}: none of its {masks} masks passes the filters; choose another image"
         )
+    count = table.items.count
     print(
-        f"{name} with recipe {run.recipe}: {len(index)} images in the index, {found.items.count} of them can be trained on"
+        f"{name} with recipe {config.recipe}: {len(index)} images in the index, {count} usable for "
+        "training"
     )
-    history = LossSnapshot.empty(found.items.count) if run.sampler.decay is not None else None
-    order = through(1, "Sampler.order", lambda: run.sampler.order(found.items, 0, history))
-    visits = np.flatnonzero(found.rows_or_offsets[order[np.arange(len(order))]] == row)
-    visit = SampleRef(0, int(visits[0]) if len(visits) else 0, row)
-    raw = through(2, "Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))
-    entry = through(3, "RawSample.annotation", raw.annotation)
-    chance = run.random_spec
-    sample = through(
-        4, "build_sample", lambda: build_sample(raw.jpg, entry, visit, run.sample_config, chance)
+    history = LossSnapshot.empty(count) if config.sampler.decay is not None else None
+    order = trace("Sampler.order", lambda: config.sampler.order(table.items, 0, history))
+    positions = np.flatnonzero(table.rows_or_offsets[order[np.arange(len(order))]] == row)
+    sample_ref = SampleRef(0, int(positions[0]) if len(positions) else 0, row)
+    raw = trace("Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))
+    annotation = trace("RawSample.annotation", raw.annotation)
+    sample_config, spec = config.sample_config, config.random_spec
+    sample = trace(
+        "build_sample",
+        lambda: build_sample(raw.jpg, annotation, sample_ref, sample_config, spec),
     )
-    batch = through(
-        5,
+    batch = trace(
         "loader.collate",
-        lambda: loader.collate([sample], (), run.sample_config, chance, 0.5, DataCursor(1)),
+        lambda: loader.collate([sample], (), sample_config, spec, 0.5, DataCursor(1)),
     )
-    model = run.build()
-    embedding = through(
-        6,
+    model = config.build()
+    embedding = trace(
         "Sam.encode",
         lambda: model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path),
     ).detach()
-    part = slice(0, min(run.masks_per_chunk, len(batch.mask_image)))
-    task = SamTask(run.prompts, run.loss, run.masks_per_chunk, full=run.loader.target == "full")
-    targets, random_inputs = task.make_targets(batch, part, run.model.mask_size)
+    part = slice(0, min(config.masks_per_chunk, len(batch.mask_image)))
+    full = config.loader.target == "full"
+    task = SamTask(config.prompts, config.loss, config.masks_per_chunk, full=full)
+    targets, random_inputs = task.make_targets(batch, part, config.model.mask_size)
     decode = make_decoder(model, embedding, batch.mask_image[part], "fp32", targets.masks.shape[-1])
-    rounds = run_rounds(decode, targets, run.prompts, random_inputs, batch.mask_only_round_u)
-    first = through(7, "rounds.play, round 0", lambda: next(rounds))
-    terms: LossSums = through(8, "Objective", lambda: run.loss(first, targets))
-    print(
-        f"   {', '.join(f'{part} {float(value / terms.count):.3f}' for part, value in terms.parts.items())} (means over {int(terms.count)} masks)"
-    )
-    state = TrainState.from_model(model, run)
-    rate = run.optimizer.lr * run.schedule.factor(0, run.steps)
-    through(
-        9,
+    rounds = run_rounds(decode, targets, config.prompts, random_inputs, batch.mask_only_round_u)
+    first = trace("run_rounds, round 0", lambda: next(rounds))
+    sums: LossSums = trace("Loss", lambda: config.loss(first, targets))
+    means = [f"{name} {float(value / sums.count):.3f}" for name, value in sums.parts.items()]
+    print(f"   {', '.join(means)} (means over {int(sums.count)} masks)")
+    state = TrainState.from_model(model, config)
+    lr = config.optimizer.lr * config.schedule.factor(0, config.steps)
+    trace(
         "step, all rounds",
-        lambda: step(task, state, [batch], 1, rate, run.optimizer.grad_clip).record,
+        lambda: step(task, state, [batch], 1, lr, config.optimizer.grad_clip).record,
     )
-    return doors
+    return steps
 
 
 def describe(value: Any) -> str:
-    """Returns the type and shape of what came through a door, and of what it holds."""
+    """Return the type and shape of a value, and of the arrays in it."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, RLEMasks):
-        return f"Runs({len(value)} masks on {value.size[0]} x {value.size[1]}, {len(value.bounds)} changes)"
+        size = f"{value.size[0]} x {value.size[1]}"
+        return f"RLEMasks({len(value)} masks of {size}, {len(value.bounds)} run boundaries)"
     if isinstance(value, bytes):
         return f"bytes[{len(value)}]"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {each:.3g}" for key, each in value.items())
+        return ", ".join(f"{key} {number:.3g}" for key, number in value.items())
     if isinstance(value, tuple):
-        return f"({', '.join(describe(each) for each in value[:4])}{', ...' if len(value) > 4 else ''})"
+        more = ", ..." if len(value) > 4 else ""
+        return f"({', '.join(describe(item) for item in value[:4])}{more})"
     if is_dataclass(value):
-        shown = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        attributes = [(field.name, getattr(value, field.name)) for field in fields(value)]
         arrays = (Tensor, np.ndarray, RLEMasks, Prompts, Prediction)
         inner = ", ".join(
-            f"{name} {describe(each)}" for name, each in shown if isinstance(each, arrays)
+            f"{name} {describe(item)}" for name, item in attributes if isinstance(item, arrays)
         )
         return f"{type(value).__name__}({inner})"
     return str(value)

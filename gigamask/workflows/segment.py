@@ -1,10 +1,9 @@
-"""Images become annotated data: pictures, folders, tars or an index enter; SA-1B's jsons leave, and tars that are read like SA-1B's own.
+"""Generate all masks of images, as JSONs in SA-1B's format and as tars.
 
-Each image's json is written as soon as it is made and appears whole, so that whatever ends the process, the same command goes on behind it. Beside
-them `.segment/made.json` says by which weights and numbers they were made; no others go on in that folder. Images that cannot be read are left out
-and named; each command tries them again.
-
-Not here: how masks are found (`predict.automatic`), the words of the command (`verbs.segment`).
+Each JSON is written whole as soon as it is made, so that the same command resumes after any
+interrupt. `.segment/made.json` in the output folder holds the weights' digest and the settings;
+the folder takes no results of others. Unreadable images are skipped, reported, and tried again by
+the next command.
 """
 
 import contextlib
@@ -42,25 +41,39 @@ from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, SkippedSample
 from gigamask.workflows.evaluate import load_model
 
-KEPT = ".segment"
-MADE = "made.json"
+STATE_FOLDER = ".segment"
+SETTINGS = "made.json"
 OPACITY = 0.5
-"""Of a mask's colour on a picture."""
+"""Opacity of masks on a picture."""
 
 
 @dataclass(frozen=True)
 class InputImage:
-    """One image: the name by which errors know it, its file's, its json's place in the output folder (without `.json`), and how its bytes are had."""
+    """One image to segment.
+
+    Attributes:
+        name: Name in errors.
+        file_name: File name in its JSON.
+        path: Path of its JSON in the output folder, without `.json`.
+        read: Returns the bytes of the image file.
+    """
 
     name: str
     file_name: str
-    place: str
+    path: str
     read: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go, and which: jsons into `out`; tars of `shard_images` images each beside them, where asked; a picture each into `pictures`."""
+    """What is written, and where.
+
+    Attributes:
+        out: Folder for the JSONs.
+        to_shards: Whether to write tars to `out` too.
+        shard_images: Images per tar.
+        pictures: Folder for a picture of each image with its masks.
+    """
 
     out: Path
     to_shards: bool = False
@@ -69,14 +82,12 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.shard_images < 1:
-            raise GigamaskError(
-                f"{self.shard_images} images a shard: at least one has to be; give a number from 1 on"
-            )
+            raise GigamaskError(f"--shard-images must be at least 1 (got {self.shard_images})")
 
 
 @dataclass
 class SegmentCounts:
-    """What became of the images so far."""
+    """Counts of images, masks and tars; `kept` and `tars_kept` were done before."""
 
     images: int = 0
     masks: int = 0
@@ -86,84 +97,89 @@ class SegmentCounts:
     rejected: list[SkippedSample] = field(default_factory=list)
 
 
-def find(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
-    """Returns the images that some paths mean, in order, and those that are known already to be of no use; tars are indexed into `scratch`.
+def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
+    """Find the images of some paths.
 
-    A path is an image, a folder of images or of tars, a tar, a glob of either, or an index. Raises Fault where it means nothing, or where two images
-    would have one json.
+    Args:
+        paths: Images, folders of images or of tars, tars, globs of either, or an index.
+        scratch: Folder for the indexes of tars that have none.
+
+    Returns:
+        The images in order, and the samples of tars that are known to be unusable.
+
+    Raises:
+        GigamaskError: There are none, or two images would have the same JSON.
     """
-    found: list[InputImage] = []
+    images: list[InputImage] = []
     rejected: list[SkippedSample] = []
     for path in paths:
         files, others = _split(path)
-        found += [
-            InputImage(file, Path(file).name, Path(file).stem, partial(_read_file, file))
-            for file in files
-        ]
+        for file in files:
+            read = partial(_read_file, file)
+            images.append(InputImage(file, Path(file).name, Path(file).stem, read))
         if others:
             index = indexes.open_or_build(others, scratch)
-            rejected += [each for part in index.manifest.parts for each in part.left_out.rejected]
-            found += _indexed(index, path)
-    if not found and not rejected:
-        raise GigamaskError(
-            "no image was given; give pictures, folders of them, tars, globs or an index"
-        )
-    places: dict[str, str] = {}
-    for picture in found:
-        if picture.place in places:
-            both = f"{places[picture.place]} and {picture.name}"
+            for part in index.manifest.parts:
+                rejected += part.left_out.rejected
+            images += _indexed_images(index, path)
+    if not images and not rejected:
+        raise GigamaskError("IMAGE is required: images, folders of images, tars, globs or an index")
+    names: dict[str, str] = {}
+    for source in images:
+        if source.path in names:
             raise GigamaskError(
-                f"{both} would both be written to {picture.place}.json; segment them into folders of their own"
+                f"{names[source.path]} and {source.name} would both be written to "
+                f"{source.path}.json; segment them with different --out"
             )
-        places[picture.place] = picture.name
-    return found, rejected
+        names[source.path] = source.name
+    return images, rejected
 
 
 def _split(path: str) -> tuple[list[str], list[str]]:
-    """Returns the image files that a path means, and what else it means."""
+    """Return the image files of a path, and its other files."""
     text = storage.normalize(path)
-    held = [text]
+    matches = [text]
     if not storage.is_remote(text) and not os.path.exists(text) and glob.has_magic(text):
-        held = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+        matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
     files = [
-        each
-        for each in held
-        if not storage.is_remote(each) and image_folder.is_image(each) and os.path.isfile(each)
+        match
+        for match in matches
+        if not storage.is_remote(match) and image_folder.is_image(match) and os.path.isfile(match)
     ]
-    others = [each for each in held if each not in set(files)]
+    others = [match for match in matches if match not in set(files)]
     return files, others or ([] if files else [path])
 
 
 def _read_file(path: str) -> bytes:
     try:
-        if os.path.getsize(path) > image.MAX_BYTES:
-            raise CorruptSampleError(
-                f"{path}: has {os.path.getsize(path)} bytes, at most {image.MAX_BYTES} are read; leave it out"
-            )
+        size = os.path.getsize(path)
+        if size > image.MAX_BYTES:
+            raise CorruptSampleError(f"{path}: has {size} bytes, the limit is {image.MAX_BYTES}")
         return Path(path).read_bytes()
     except OSError as error:
         raise CorruptSampleError(
-            f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the disk"
+            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from error
 
 
-def _indexed(index: Index, path: str) -> Iterator[InputImage]:
-    """Yields an index's images; below `path` a json lies where its image does, if that is a folder of images, else in a folder named as the shard."""
+def _indexed_images(index: Index, path: str) -> Iterator[InputImage]:
+    """Yield the images of an index.
+
+    JSONs of a folder of images keep their relative paths below `path`; those of tars are in a
+    folder named as the tar.
+    """
     dataset, root = Sa1bDataset(index), storage.normalize(path)
-    within = os.path.isdir(root) and not is_index(root)
+    is_root = os.path.isdir(root) and not is_index(root)
     for row in range(len(index)):
-        shard, stem = (
-            index.shard_paths[index.images["shard"][row]],
-            os.fsdecode(index.images["name"][row]),
-        )
-        if not image_folder.is_folder(shard):
-            place, file_name = f"{Path(storage.basename(shard)).stem}/{stem}", f"{stem}.jpg"
+        shard = index.shard_paths[index.images["shard"][row]]
+        stem = os.fsdecode(index.images["name"][row])
+        if image_folder.is_folder(shard):
+            parent = os.path.relpath(shard, root) if is_root else os.path.basename(shard)
+            name, file_name = os.path.normpath(os.path.join(parent, Path(stem).stem)), stem
         else:
-            above = os.path.relpath(shard, root) if within else os.path.basename(shard)
-            place, file_name = os.path.normpath(os.path.join(above, Path(stem).stem)), stem
-        yield InputImage(
-            index.entry_name(row), file_name, place, partial(_read_image, dataset, row)
-        )
+            name, file_name = f"{Path(storage.basename(shard)).stem}/{stem}", f"{stem}.jpg"
+        read = partial(_read_image, dataset, row)
+        yield InputImage(index.entry_name(row), file_name, name, read)
 
 
 def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
@@ -201,184 +217,212 @@ def segment(
         GigamaskError: No image can be used, or the folder holds results of other settings.
     """
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
-    output = Output(
-        Path(out), to_shards, shard_images, None if pictures is None else Path(pictures)
-    )
+    folder = None if pictures is None else Path(pictures)
+    output = Output(Path(out), to_shards, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device), **generator)
     with tempfile.TemporaryDirectory() as scratch:
-        found, rejected = find(paths, scratch)
-        return segment_all(found, masks, output, rejected)
+        inputs, rejected = find_images(paths, scratch)
+        return segment_all(inputs, masks, output, rejected)
 
 
 def segment_all(
-    pictures: Sequence[InputImage],
-    masks: SamAutomaticMaskGenerator,
+    images: Sequence[InputImage],
+    generator: SamAutomaticMaskGenerator,
     output: Output,
     rejected: Sequence[SkippedSample] = (),
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
-    """Segments everything in the images and returns what was done; those with a json already are kept as they are. `progress` counts images.
+    """Segment images; those that have a JSON already are not segmented again.
 
-    `rejected` are images that were left out before. Raises Fault where none is usable, or where the folder holds what others have made.
+    Args:
+        images: The images.
+        generator: Generates the masks.
+        output: What is written, and where.
+        rejected: Images that were skipped before.
+        progress: Called as `progress(done, total)` after each image.
+
+    Returns:
+        Counts of images and masks, the tars, and what was skipped.
+
+    Raises:
+        GigamaskError: No image can be used, or the folder holds results of other settings.
     """
-    tally, done = SegmentCounts(rejected=list(rejected)), 0
-    given, _ = image_ids([Path(each.place).name.removeprefix("sa_") for each in pictures])
-    with lock_folder(output.out, KEPT):
-        _begin(output.out, masks)
-        for start in range(0, len(pictures), output.shard_images):
-            some, fresh = [], False
-            for picture, number in zip(
-                pictures[start : start + output.shard_images], given[start:], strict=False
-            ):
+    counts, done = SegmentCounts(rejected=list(rejected)), 0
+    ids, _ = image_ids([Path(source.path).name.removeprefix("sa_") for source in images])
+    with lock_folder(output.out, STATE_FOLDER):
+        _prepare_folder(output.out, generator)
+        for start in range(0, len(images), output.shard_images):
+            shard_images, has_new = [], False
+            selected = images[start : start + output.shard_images]
+            for source, number in zip(selected, ids[start:], strict=False):
                 try:
-                    new = _segment_one(picture, number, masks, output, tally)
-                except CorruptSampleError as bad:
-                    tally.rejected.append(SkippedSample(picture.name, str(bad)))
+                    is_new = _segment_one(source, number, generator, output, counts)
+                except CorruptSampleError as error:
+                    counts.rejected.append(SkippedSample(source.name, str(error)))
                 else:
-                    some.append((picture, number))
-                    fresh |= new
+                    shard_images.append((source, number))
+                    has_new |= is_new
                 done += 1
                 if progress:
-                    progress(done, len(pictures))
-            if output.to_shards and some:
-                _pack(output.out, start // output.shard_images, some, fresh, tally)
-    if not tally.images:
+                    progress(done, len(images))
+            if output.to_shards and shard_images:
+                shard = start // output.shard_images
+                _write_shard(output.out, shard, shard_images, has_new, counts)
+    if not counts.images:
         raise GigamaskError(
-            f"none of {len(tally.rejected)} images can be used, the first: {tally.rejected[0].reason}"
+            f"none of {len(counts.rejected)} images can be used, the first: "
+            f"{counts.rejected[0].reason}"
         )
-    return {
-        **{name: getattr(tally, name) for name in ("images", "masks", "kept", "tars", "tars_kept")},
-        "left_out": [{"name": each.name, "reason": each.reason} for each in tally.rejected],
-    }
+    skipped = [{"name": sample.name, "reason": sample.reason} for sample in counts.rejected]
+    names = ("images", "masks", "kept", "tars", "tars_kept")
+    return {name: getattr(counts, name) for name in names} | {"left_out": skipped}
 
 
-def _begin(out: Path, masks: SamAutomaticMaskGenerator) -> None:
-    """Writes down what the folder's jsons are made by, and sweeps half-written tars; raises Fault where it is something else already."""
-    for left in out.glob(".sa_*.tar.*"):  # by a process that was killed
-        left.unlink()
-    weights, device = (
-        digest_weights(masks.model.state_dict(), str(masks.model.config)),
-        masks.predictor.device.type,
-    )
-    computed = (
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    )
-    told = json.dumps(
-        {"weights": weights, "computed": str(computed), **vars(masks.config)}, indent=1
-    ).encode()
-    path = out / KEPT / MADE
+def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator) -> None:
+    """Record the settings and remove unfinished tars; raise if the folder holds other results."""
+    for unfinished in out.glob(".sa_*.tar.*"):  # of a killed process
+        unfinished.unlink()
+    weights = digest_weights(generator.model.state_dict(), str(generator.model.config))
+    device = generator.predictor.device.type
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else torch.float32
+    values = {"weights": weights, "computed": str(dtype), **vars(generator.config)}
+    settings = json.dumps(values, indent=1).encode()
+    path = out / STATE_FOLDER / SETTINGS
     if path.exists():
-        before = path.read_bytes()
-        if before != told:
+        if path.read_bytes() != settings:
             raise GigamaskError(
-                f"--out {out}: holds what other weights or other numbers have made ({path}); give them again, or another folder"
+                f"--out {out}: holds results of other weights or settings ({path}); "
+                "use the same ones, or another folder"
             )
         return
-    strangers = sorted(out.glob("*.tar"))
-    if strangers:
+    if tars := sorted(out.glob("*.tar")):
         raise GigamaskError(
-            f"--out {out}: holds {len(strangers)} tars such as {strangers[0].name}, which new ones would mix with; give another folder"
+            f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
+            "choose another folder"
         )
-    storage.write(path, told)
+    storage.write(path, settings)
 
 
 def _segment_one(
-    picture: InputImage,
+    source: InputImage,
     number: int,
-    masks: SamAutomaticMaskGenerator,
+    generator: SamAutomaticMaskGenerator,
     output: Output,
-    tally: SegmentCounts,
+    counts: SegmentCounts,
 ) -> bool:
-    """Writes one image's json, and its picture where asked, unless they are there, and says whether the json is new."""
-    path, pixels = output.out / f"{picture.place}.json", None
-    entry = _done(path, picture.name)
-    new = entry is None
+    """Write an image's JSON and picture unless they exist; return whether the JSON is new."""
+    path, pixels = output.out / f"{source.path}.json", None
+    entry = _read_done(path, source.name)
+    is_new = entry is None
     if entry is None:
-        pixels = image.decode(picture.read(), picture.name)
-        told = told_of(masks.generate_proposals(pixels), number, picture)
-        raw = records.encode(told)
-        entry = annotation.parse(raw, picture.name)
+        pixels = image.decode(source.read(), source.name)
+        proposals = generator.generate_proposals(pixels)
+        raw = records.encode(make_record(proposals, number, source))
+        entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, raw)
-    drawn = output.pictures / f"{picture.place}.png" if output.pictures else None
-    if drawn and (new or not drawn.exists()):
-        drawn.parent.mkdir(parents=True, exist_ok=True)
-        pixels = image.decode(picture.read(), picture.name) if pixels is None else pixels
-        storage.write(
-            drawn, cv2.imencode(".png", painted(pixels, entry.masks)[..., ::-1])[1].tobytes()
-        )
-    tally.images += 1
-    tally.masks += len(entry.masks)
-    tally.kept += not new
-    return new
+    picture = output.pictures / f"{source.path}.png" if output.pictures else None
+    if picture and (is_new or not picture.exists()):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        if pixels is None:
+            pixels = image.decode(source.read(), source.name)
+        bgr = draw_masks(pixels, entry.masks)[..., ::-1]
+        storage.write(picture, cv2.imencode(".png", bgr)[1].tobytes())
+    counts.images += 1
+    counts.masks += len(entry.masks)
+    counts.kept += not is_new
+    return is_new
 
 
-def _done(path: Path, name: str) -> ImageAnnotation | None:
-    """Returns what an earlier command wrote, None where there is nothing or it is damaged."""
+def _read_done(path: Path, name: str) -> ImageAnnotation | None:
+    """Return the annotation of an earlier command; None if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, CorruptSampleError):
         return annotation.parse(path.read_bytes(), name)
     return None
 
 
-def told_of(found: MaskProposals, number: int, picture: InputImage) -> dict[str, Any]:
-    """Returns SA-1B's json of what was found; masks without a pixel and scores that are no numbers, which no reader takes, are left out."""
-    found = found[
-        (found.masks.areas() > 0)
-        & np.isfinite(found.predicted_iou)
-        & np.isfinite(found.stability_score)
-    ]
-    ids = [number * annotation.MAX_MASKS + i for i in range(len(found))]
-    scores = found.predicted_iou.astype(np.float64), found.stability_score.astype(np.float64)
-    told = records.image_record(number, found.masks, ids, found.points_xy, *scores, found.crops)
-    told["image"] |= {"file_name": _text(picture.file_name), "source": _text(picture.name)}
-    return told
+def make_record(proposals: MaskProposals, number: int, source: InputImage) -> dict[str, Any]:
+    """Return the masks of an image in SA-1B's format.
+
+    Masks without a pixel and with scores that are not finite are left out, as readers refuse them.
+
+    Args:
+        proposals: The masks.
+        number: Image id.
+        source: The image.
+    """
+    finite = np.isfinite(proposals.predicted_iou) & np.isfinite(proposals.stability_score)
+    proposals = proposals[(proposals.masks.areas() > 0) & finite]
+    record = records.image_record(
+        number,
+        proposals.masks,
+        [number * annotation.MAX_MASKS + i for i in range(len(proposals))],
+        proposals.points_xy,
+        proposals.predicted_iou.astype(np.float64),
+        proposals.stability_score.astype(np.float64),
+        proposals.crops,
+    )
+    names = {"file_name": source.file_name, "source": source.name}
+    # Names may hold bytes that are not text.
+    record["image"] |= {
+        key: name.encode("utf-8", "replace").decode() for key, name in names.items()
+    }
+    return record
 
 
-def painted(pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> UInt8[np.ndarray, "H W 3"]:
-    """Returns the image with each mask in a colour of its own, large ones below small ones, white where two meet."""
+def draw_masks(pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> UInt8[np.ndarray, "H W 3"]:
+    """Draw masks on an image: a color each, small ones over large ones, with white outlines.
+
+    Args:
+        pixels: The image, RGB.
+        masks: The masks.
+
+    Returns:
+        The picture, RGB.
+    """
     canvas, areas = pixels.copy(), masks.areas()
     for i in np.argsort(-areas, kind="stable"):
         dense = masks[i : i + 1].to_dense()[0]
-        colour = make_rng(0, "mask colour", int(i)).integers(40, 256, 3)
-        canvas[dense] = ((1 - OPACITY) * pixels[dense] + OPACITY * colour).astype(np.uint8)
+        color = make_rng(0, "mask colour", int(i)).integers(40, 256, 3)
+        canvas[dense] = ((1 - OPACITY) * pixels[dense] + OPACITY * color).astype(np.uint8)
         outline, _ = cv2.findContours(dense.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(canvas, outline, -1, (255, 255, 255), 1)
     return canvas
 
 
-def _pack(
-    out: Path, shard: int, some: Sequence[tuple[InputImage, int]], fresh: bool, tally: SegmentCounts
+def _write_shard(
+    out: Path,
+    shard: int,
+    images: Sequence[tuple[InputImage, int]],
+    has_new: bool,
+    counts: SegmentCounts,
 ) -> None:
-    """Writes a tar of images and their jsons, unless it is there already, of the same images and none of them new."""
+    """Write a tar of images and JSONs, unless it exists with the same images and none is new."""
     path = out / f"sa_{shard:06d}.tar"
-    tally.tars.append(str(path))
-    if not fresh and path.exists():
+    counts.tars.append(str(path))
+    if not has_new and path.exists():
+        names = [f"sa_{number}.{end}" for _, number in images for end in ("jpg", "json")]
         with contextlib.suppress(GigamaskError):
-            if tar.scan(path).names == [
-                f"sa_{number}.{end}" for _, number in some for end in ("jpg", "json")
-            ]:
-                tally.tars_kept += 1
+            if tar.scan(path).names == names:
+                counts.tars_kept += 1
                 return
     try:
-        tar.write(path, _members(out, some))
+        tar.write(path, _members(out, images))
     except OSError as error:
         raise GigamaskError(
-            f"{path}: cannot be written ({error.strerror}); free space on the disk and run the same command again"
+            f"{path}: cannot be written ({error.strerror}); free disk space and run the same "
+            "command again"
         ) from error
 
 
-def _members(out: Path, some: Sequence[tuple[InputImage, int]]) -> Iterator[tuple[str, bytes]]:
-    """Yields what a tar holds: each image as a JPEG, and its json with the number that it has here."""
-    for picture, number in some:
-        told = msgspec.json.decode((out / f"{picture.place}.json").read_bytes())
-        size = told["image"]["height"], told["image"]["width"]
-        told["image"] |= {"image_id": number, "file_name": f"sa_{number}.jpg"}
-        for i, each in enumerate(told["annotations"]):
-            each["id"] = number * annotation.MAX_MASKS + i
-        yield f"sa_{number}.jpg", to_jpeg(picture.read(), size, picture.name)
-        yield f"sa_{number}.json", records.encode(told)
-
-
-def _text(name: str) -> str:
-    """Returns a name as text, also where it holds bytes that no text can."""
-    return name.encode("utf-8", "replace").decode()
+def _members(out: Path, images: Sequence[tuple[InputImage, int]]) -> Iterator[tuple[str, bytes]]:
+    """Yield a tar's members: each image as JPEG, and its JSON with the image's id in the tar."""
+    for source, number in images:
+        record = msgspec.json.decode((out / f"{source.path}.json").read_bytes())
+        size = record["image"]["height"], record["image"]["width"]
+        record["image"] |= {"image_id": number, "file_name": f"sa_{number}.jpg"}
+        for i, mask in enumerate(record["annotations"]):
+            mask["id"] = number * annotation.MAX_MASKS + i
+        yield f"sa_{number}.jpg", to_jpeg(source.read(), size, source.name)
+        yield f"sa_{number}.json", records.encode(record)

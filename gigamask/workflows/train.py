@@ -1,4 +1,4 @@
-"""Train a configuration to its end, or continue it: what `gigamask train` and `gigamask.train` do."""
+"""Train a configuration, or continue it, for `gigamask train` and `gigamask.train`."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def remove_empty_run(out: str) -> None:
 
 
 def steps_for_epochs(config: TrainConfig, epochs: float) -> tuple[int, int]:
-    """Return the steps of a training of so many epochs, and the samples of one epoch.
+    """Return the steps of a training of some epochs, and the samples of one epoch.
 
     Args:
         config: The configuration; its data are indexed if they have no index.

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from gigamask import config_files, registry
-from gigamask.config_files import load_config, parse_train, resolve_resume, save_config
+from gigamask.config_files import check_run_folder, load_config, parse_train, save_config
 from gigamask.data.augment import HorizontalFlip
 from gigamask.errors import GigamaskError
 from gigamask.recipes import tiny
@@ -42,7 +42,7 @@ def own(tmp_path):
     return path
 
 
-def test_a_word_chooses_a_part_and_flags_its_fields():
+def test_a_name_chooses_a_component_and_flags_its_fields():
     run = parse_train(
         [
             "tiny",
@@ -60,7 +60,7 @@ def test_a_word_chooses_a_part_and_flags_its_fields():
     assert type(run.optimizer) is AdamW
 
 
-def test_the_part_that_is_there_keeps_its_fields():
+def test_a_component_of_the_same_name_keeps_its_fields():
     run = replace(tiny(), sampler=Streamed(lanes=7))
     assert registry.select_components(run, {"sampler": "streamed"}) == run
     assert registry.select_components(run, {"sampler": "random"}).sampler == Random()
@@ -71,31 +71,31 @@ def test_the_part_that_is_there_keeps_its_fields():
     [
         (
             ["--sampler"],
-            r"^--sampler wants a name: random, .*sharded, and file.py:Class for your own$",
+            r"^--sampler needs a name: random, .*sharded, or file.py:Class for your own$",
         ),
-        (["--sampler", "--seed"], r"^--sampler wants a name"),
+        (["--sampler", "--seed"], r"^--sampler needs a name"),
         (
             ["--sampler", "streaming"],
-            r"^--sampler is 'streaming', known are random, .*sharded, and file.py:Class for your own; perhaps you meant streaming_tars$",
+            r"^--sampler 'streaming' .*random, .*sharded, or file.py:Class .*streaming_tars$",
         ),
-        (["--sampler", "none.py:My"], r"^none.py: no such file of Python's; name one of your own"),
+        (["--sampler", "none.py:My"], r"^none.py: "),
         (
             ["--sampler", "{own}:Unlike"],
-            r"has no frozen dataclass 'Unlike' that is a gigamask.interfaces.Sampler; write one there$",
+            r"'Unlike' .*gigamask.interfaces.Sampler",
         ),
         (
             ["--sampler", "{own}:Unset"],
-            r"Unset.lanes in .* has no default; give every field one, flags change them$",
+            r"Unset.lanes in .* has no default",
         ),
         (["--sampler", "random", "--sampler.lanes", "2"], r"--sampler.lanes"),
     ],
 )
-def test_names_that_name_nothing_are_one_line(own, words, message):
+def test_an_unknown_component_is_a_one_line_error(own, words, message):
     with pytest.raises(GigamaskError, match=message):
         parse_train(["tiny", *(word.format(own=own) for word in words)])
 
 
-def test_a_class_of_ones_own_is_named_by_its_file(own, tmp_path):
+def test_a_users_class_is_named_by_its_file(own, tmp_path):
     run = parse_train(
         [
             "tiny",
@@ -115,7 +115,7 @@ def test_a_class_of_ones_own_is_named_by_its_file(own, tmp_path):
     assert load_config(run.out) == run
 
 
-def test_what_is_saved_is_what_comes_back(tmp_path):
+def test_saved_components_load_equal(tmp_path):
     run = parse_train(
         [
             "tiny",
@@ -136,7 +136,7 @@ def test_what_is_saved_is_what_comes_back(tmp_path):
     assert load_config(str(tmp_path)) == run
 
 
-def test_the_last_word_wins_over_files(tmp_path):
+def test_flags_override_files(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("sampler: streamed\nsampler.lanes: 5\n")
     assert parse_train(["tiny", "--config", str(file)]).run.sampler == Streamed(lanes=5)
@@ -193,12 +193,12 @@ def test_another_kind_of_sampler_is_another_order():
     saved = replace(tiny(), sampler=Random())
     with pytest.raises(
         GigamaskError,
-        match=r"--sampler was gigamask.samplers.random.Random .* and is .*Streamed now, which changes the data or its order",
+        match=r"--sampler was gigamask.samplers.random.Random .*Streamed",
     ):
         check_resume(saved, replace(saved, sampler=Streamed()), allow_data_change=False)
 
 
-def test_every_part_of_every_recipe_has_a_name():
+def test_every_component_of_every_recipe_has_a_name():
     for recipe in config_files.recipes.BUILT_IN:
         run = recipe()
         assert all(
@@ -206,6 +206,5 @@ def test_every_part_of_every_recipe_has_a_name():
             for part, name in registry.component_names(run).items()
         )
         assert registry.select_components(run, registry.component_names(run)) == run
-    assert (
-        resolve_resume(parse_train(["tiny", "--data", "x", "--out", "never"]).run, False)[1] == {}
-    )
+    config = parse_train(["tiny", "--data", "x", "--out", "never"]).run
+    assert check_run_folder(config, False) == {}

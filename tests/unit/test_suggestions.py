@@ -13,7 +13,7 @@ from gigamask.suggestions import COMMANDS, FLAGS, suggest_command, suggest_flag
     ],
 )
 def test_suggest_command(word, command):
-    assert suggest_command(word, main.VERBS) == command
+    assert suggest_command(word, main.COMMANDS) == command
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_suggest_flag(flag, meant):
 
 
 def test_the_tables_name_what_exists_and_no_name_is_listed_twice():
-    assert COMMANDS.keys() <= set(main.VERBS)
+    assert COMMANDS.keys() <= set(main.COMMANDS)
     tried = [name for names in COMMANDS.values() for name in names]
     assert len(tried) == len(set(tried))
-    assert not set(tried) & set(main.VERBS)
+    assert not set(tried) & set(main.COMMANDS)
     for hint, names in FLAGS.items():
         assert len(names) == len(set(names)), hint

@@ -1,4 +1,4 @@
-"""What ends a command besides its own end."""
+"""Exit codes, warnings, and what `--help` imports."""
 
 import subprocess
 import sys
@@ -11,60 +11,64 @@ HELPS = """
 import contextlib, io, sys
 from gigamask.cli.main import main
 for line in sys.stdin.read().splitlines():
-    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main(line.split())
-    print(line, len(told.getvalue()) > 100, *({"torch", "numpy", "tyro"} & sys.modules.keys()), sep=",")
+    imported = {"torch", "numpy", "tyro"} & sys.modules.keys()
+    print(line, len(out.getvalue()) > 100, *imported, sep=",")
 """
-READ_ONE_LINE = "import sys; from gigamask.cli.main import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from gigamask.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_who_reads_no_further_ends_it_quietly(tmp_path):
-    """As behind `| head -1`: no traceback, and the code that a shell gives for it."""
+def test_a_closed_pipe_ends_a_command_quietly():
+    """As with `| head -1`: no traceback, and the exit code of a shell."""
     process = subprocess.Popen(
-        [sys.executable, "-c", READ_ONE_LINE, "--help"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-c", MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout
     assert process.stderr
     process.stdout.close()
-    said = process.stderr.read()
+    error = process.stderr.read()
     process.stderr.close()
-    assert process.wait() == main.UNREAD
-    assert said == b""
+    assert process.wait() == main.PIPE_CLOSED
+    assert error == b""
 
 
-def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch):
-    def broken(words):
+def test_another_broken_pipe_is_an_error(monkeypatch):
+    def broken(arguments):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(main, "dispatch", broken)
+    monkeypatch.setattr(main, "run_command", broken)
     with pytest.raises(BrokenPipeError):
         main.main(["--help"])
 
 
-def test_help_imports_only_what_it_tells_of():
-    """The overview nothing, a verb its flags' parser, what takes parts or recipes numpy, nothing torch."""
-    made_of_parts = [
-        "stats --help",
-        "plan --help",
-        "train --help",
-        "pretrain --help",
-        "ground train --help",
-        "train sam_vit_b --help",
+def test_help_imports_only_what_it_describes():
+    """The overview imports nothing, commands tyro, components and recipes numpy, none torch."""
+    with_components = [
+        *("stats --help", "plan --help", "train --help", "pretrain --help"),
+        *("ground train --help", "train sam_vit_b --help"),
     ]
-    others = [line for verb in main.VERBS if (line := f"{verb} --help") not in made_of_parts]
-    lines = ["--help", *others, *made_of_parts]
-    done = subprocess.run(
+    others = [
+        line for command in main.COMMANDS if (line := f"{command} --help") not in with_components
+    ]
+    lines = ["--help", *others, *with_components]
+    process = subprocess.run(
         [sys.executable, "-c", HELPS],
         input="\n".join(lines),
         capture_output=True,
         text=True,
         check=True,
     )
-    rows = [row.split(",") for row in done.stdout.splitlines()]
+    rows = [row.split(",") for row in process.stdout.splitlines()]
     assert [row[:2] for row in rows] == [[line, "True"] for line in lines]
-    imported = {line: set(row) for line, _, *row in rows}
+    imported = {line: set(names) for line, _, *names in rows}
     assert imported["--help"] == set()
     assert all(imported[line] == {"tyro"} for line in others)
     assert imported[lines[-1]] == {"tyro", "numpy"}
+
+
+def test_every_command_has_a_line_in_the_overview():
+    lines = main.overview().splitlines()
+    for command in main.COMMANDS:
+        (line,) = (line for line in lines if line.startswith(f"  {command:9} "))
+        assert len(line) <= 102

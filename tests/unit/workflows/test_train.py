@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from gigamask.cli.commands.train import epochs_to_steps, stages_of
 from gigamask.config_files import TrainFlags
-from gigamask.workflows.train import runs_of, with_steps
+from gigamask.workflows.train import steps_for_epochs
 from tests.little import little
 
 
@@ -11,13 +12,16 @@ from tests.little import little
     ("epochs", "batch_size", "steps"), [(1.0, 3, 4), (1.0, 5, 3), (2.5, 4, 8), (0.01, 12, 1)]
 )
 def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys):
-    run = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"), batch_size=batch_size)
-    flags = with_steps(TrainFlags(run, epochs=epochs))
-    assert flags == TrainFlags(replace(run, steps=steps))
+    config = replace(
+        little(), data=(str(scenes),), out=str(tmp_path / "run"), batch_size=batch_size
+    )
+    assert steps_for_epochs(config, epochs) == (steps, 12)
+    flags = epochs_to_steps(TrainFlags(config, epochs=epochs))
+    assert flags == TrainFlags(replace(config, steps=steps))
     assert f"{steps} steps (12 samples" in capsys.readouterr().out
 
 
-def test_stages_are_as_long_as_the_epochs_of_the_last_one(tmp_path, scenes):
-    run = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"))
-    staged = with_steps(TrainFlags(run, epochs=45.0, stages="mae,decoder,joint"))
-    assert [each.steps for each in runs_of(staged)[1:]] == [10, 180]
+def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
+    config = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"))
+    flags = epochs_to_steps(TrainFlags(config, epochs=45.0, stages="mae,decoder,joint"))
+    assert [stage.steps for stage in stages_of(flags)[1:]] == [10, 180]

@@ -1,4 +1,4 @@
-"""`gigamask memory`, as words."""
+"""`gigamask memory`."""
 
 import pytest
 
@@ -22,11 +22,11 @@ def test_a_sample_of_a_tar(scenes, capsys):
 
 
 def test_a_synthetic_sample(capsys, tmp_path):
-    verb = parse(
+    command = parse(
         "sample", "--height", "90", "--width", "120", "--masks", "5", "--json", "found.json"
     )
-    assert verb.json == "found.json"
-    found = verb.run()
+    assert command.json == "found.json"
+    found = command.run()
     assert (found["height"], found["width"], found["masks"], found["decoded"]["masks_uint8"]) == (
         90,
         120,
@@ -50,7 +50,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"sample, loader, grounding; see 'gigamask memory --help'$"),
+        ([], r"sample or loader or grounding; see 'gigamask memory --help'$"),
         (["smaple"], r"'smaple'.*; see 'gigamask memory --help'$"),
         (["sample", "--heigth", "3"], r"--heigth; perhaps you meant --height; "),
         (["loader"], r"missing --data"),
@@ -66,12 +66,12 @@ def test_what_cannot_be_measured_is_named(scenes, tmp_path):
     for words, message in (
         (
             ["sample", "photograph.jpg"],
-            r"^'photograph.jpg' names no sample; write TAR:IMAGE, such as photograph.jpg:0$",
+            r"^'photograph.jpg' .*TAR:IMAGE, such as photograph.jpg:0$",
         ),
         (["sample", "--masks", "-1"], r"^-1 masks: "),
         (
             ["loader", "--data", str(scenes), "--workers", "0"],
-            r"^--workers must be at least 1, got 0: ",
+            r"^--workers must be at least 1 .*0",
         ),
     ):
         with pytest.raises(GigamaskError, match=message):

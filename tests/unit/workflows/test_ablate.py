@@ -1,4 +1,4 @@
-"""Tables of variants: what a file may say, what a plan refuses, and how scores become a table."""
+"""Tables of variants: files, checks before training, and the table of scores."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
     values: {sampler: streamed, sampler.buffer: 5, loader.half_scale: true, optimizer.lr: 1e-4, init: null}
     dashes: {--batch-size: 2}
     """
-    assert ablate.find(written(tmp_path, text), LITTLE) == {
+    assert ablate.load_table(written(tmp_path, text), LITTLE) == {
         "plain": [],
         "words": ["--sampler", "streamed", "--sampler.lanes", "2"],
         "values": [
@@ -38,7 +38,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
         ],
         "dashes": ["--batch-size", "2"],
     }
-    assert ablate.find(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}'), LITTLE) == {
+    assert ablate.load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}'), LITTLE) == {
         "a": ["--batch-size", "2"],
         "b": [],
     }
@@ -47,33 +47,33 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no variants; write"),
-        ("- a\n- b", "holds no variants; write"),
-        ("a: [", "is no YAML"),
-        ("a: text", "a: is neither a list of flags nor 'flag: value' lines"),
-        ("a: {sampler: {lanes: 2}}", "a: is neither a list of flags nor 'flag: value' lines"),
-        ("a: [[--batch-size, 2]]", "a: is neither a list of flags nor 'flag: value' lines"),
-        ("a: {sampler: huge}", "--sampler is 'huge', known are random"),
+        ("", "has no variants; write"),
+        ("- a\n- b", "has no variants; write"),
+        ("a: [", "not valid YAML"),
+        ("a: text", "a: must be a list of flags or 'flag: value' lines"),
+        ("a: {sampler: {lanes: 2}}", "a: must be a list of flags or 'flag: value' lines"),
+        ("a: [[--batch-size, 2]]", "a: must be a list of flags or 'flag: value' lines"),
+        ("a: {sampler: huge}", "--sampler 'huge'"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_line(tmp_path, text, message):
     with pytest.raises(GigamaskError) as caught:
-        ablate.find(written(tmp_path, text), LITTLE)
+        ablate.load_table(written(tmp_path, text), LITTLE)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_table_names_the_known_ones():
     with pytest.raises(GigamaskError, match=r"'samplerz'"):
-        ablate.find("samplerz", LITTLE)
+        ablate.load_table("samplerz", LITTLE)
 
 
 def test_trainings_are_planned_seed_by_seed():
-    trainings = ablate.plan({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
+    trainings = ablate.plan_runs({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
     assert [(each.variant, each.seed, each.out) for each in trainings] == [
         (variant, seed, f"out/{variant}/seed_{seed}") for seed in (0, 1) for variant in ("a", "b")
     ]
-    runs = [ablate.run_of(each) for each in trainings]
+    runs = [ablate.config_of(each) for each in trainings]
     assert [run.seed for run in runs] == [0, 0, 1, 1]
     assert {(run.data, run.steps) for run in runs} == {(("some.tar",), 4)}
     assert registry.name_of_component("sampler", runs[1].sampler) == "streamed"
@@ -83,27 +83,27 @@ def test_trainings_are_planned_seed_by_seed():
     ("table", "message"),
     [
         ({"a": ["--stepps", "3"]}, r"variant a: .*perhaps you meant --steps"),
-        ({"a": ["--sampler", "huge"]}, r"variant a: --sampler is 'huge', known are"),
-        ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size is 0, it must be at least 1"),
+        ({"a": ["--sampler", "huge"]}, r"variant a: --sampler 'huge'"),
+        ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size must be at least 1 \(got 0\)"),
         (
             {"a": ["--steps", "5"]},
-            r"variant a: its flags hold --steps, which all variants have in common; leave it out there",
+            r"variant a: --steps must be the same",
         ),
-        ({"a": ["--seed", "5"]}, r"variant a: its flags hold --seed,"),
-        ({"a": ["--data", "other.tar"]}, r"variant a: its flags hold --data,"),
-        ({"a": ["--out", "elsewhere"]}, r"variant a: its flags hold --out,"),
-        ({"a/b": []}, r"variant 'a/b': its name becomes a folder's; write it with letters, digits"),
-        ({"..": []}, r"variant '..': its name becomes a folder's"),
+        ({"a": ["--seed", "5"]}, r"variant a: --seed must be the same"),
+        ({"a": ["--data", "other.tar"]}, r"variant a: --data must be the same"),
+        ({"a": ["--out", "elsewhere"]}, r"variant a: --out must be the same"),
+        ({"a/b": []}, r"variant 'a/b': the name becomes a folder"),
+        ({"..": []}, r"variant '\.\.': the name becomes a folder"),
     ],
 )
 def test_a_plan_refuses_before_anything_is_trained(table, message):
     with pytest.raises(GigamaskError, match=f"^{message}"):
-        ablate.plan(table, WORDS, "out", 1)
+        ablate.plan_runs(table, WORDS, "out", 1)
 
 
 def test_every_table_of_ours_parses():
     for table in ablate.TABLES.values():
-        assert len(ablate.plan(table, ["tiny", "--data", "some.tar"], "out", 1)) == len(table)
+        assert len(ablate.plan_runs(table, ["tiny", "--data", "some.tar"], "out", 1)) == len(table)
 
 
 def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
@@ -126,12 +126,12 @@ def test_scores_are_means_over_seeds_with_their_spread():
         scored(0.7, None, None),
         {"fault": "b, seed 1: too hot"},
     ]
-    gathered = {name: ablate._gathered(name, ["--flag"], trainings, found) for name in ("a", "b")}
+    gathered = {name: ablate._summarize(name, ["--flag"], trainings, found) for name in ("a", "b")}
     assert gathered["a"]["mean"]["1 click"] == pytest.approx(0.6)
     assert gathered["a"]["spread"]["1 click"] == pytest.approx(0.1 * 2**0.5)
     assert gathered["b"]["faults"] == ["b, seed 1: too hot"]
     data = {"paths": ["x"], "images": 3, "masks": 5}
-    lines = ablate.report(
+    lines = ablate.markdown(
         {
             "table": "t",
             "recipe": "tiny",
