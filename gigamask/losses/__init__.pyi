@@ -1,5 +1,5 @@
-from .focal_dice import dice as dice
-from .focal_dice import focal as focal
+from .focal_dice import dice_loss as dice_loss
+from .focal_dice import focal_loss as focal_loss
 from .iou import actual_iou as actual_iou
 from .iou import iou_regression as iou_regression
 from .ohem import OHEM as OHEM

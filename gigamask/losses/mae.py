@@ -1,18 +1,23 @@
-"""The loss of masked pre-training: guessed and true pixels of patches enter, one number for each image leaves (He et al. 2021).
-
-Not here: which patches are hidden (`model.mae`), weights and sums (`train.reconstruction`).
-"""
+"""The reconstruction loss of masked autoencoders (He et al. 2021)."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 EPSILON = 1e-6
-"""Added to a patch's variance before its root is divided by (MAE, `models_mae.py`)."""
+"""Added to a patch's variance before normalization (MAE, `models_mae.py`)."""
 
 
 def patchify(pixels: Float[Tensor, "B 3 S S"], patch: int) -> Float[Tensor, "B P D"]:
-    """Returns the pixels of each patch, row by row, red, green and blue of a pixel together."""
+    """Split images into patches.
+
+    Args:
+        pixels: images.
+        patch: side of a patch in pixels.
+
+    Returns:
+        Pixels of each patch, row by row, with the three channels of a pixel together.
+    """
     return (
         pixels.unflatten(3, (-1, patch))
         .unflatten(2, (-1, patch))
@@ -26,15 +31,23 @@ def mae_loss(
     pred: Float[Tensor, "B P D"],
     target: Float[Tensor, "B P D"],
     scored: Bool[Tensor, "B P"],
-    normalise: bool = True,
+    normalize: bool = True,
 ) -> Float[Tensor, "B"]:
-    """Returns the mean squared error of each image's scored patches, 0 where it has none, in float32 or float64.
+    """Compute the mean squared error over the scored patches of each image.
 
-    With `normalise` the truth of a patch is first `(x - mean) / sqrt(variance + 1e-6)` over its own numbers, the variance being the unbiased one.
+    Args:
+        pred: predicted pixels of P patches.
+        target: pixels of the same patches.
+        scored: which patches count.
+        normalize: compare with `(x - mean) / sqrt(variance + 1e-6)` of each patch (unbiased
+            variance).
+
+    Returns:
+        The loss of each image in float32 or float64; 0 if no patch is scored.
     """
     dtype = torch.promote_types(pred.dtype, torch.float32)
     target = target.to(dtype)
-    if normalise:
+    if normalize:
         variance, mean = torch.var_mean(target, 2, keepdim=True)
         target = (target - mean) / (variance + EPSILON).sqrt()
     by_patch = (pred.to(dtype) - target).square().mean(2)

@@ -1,10 +1,9 @@
-"""A loss at some points instead of all cells: logits and truth enter, both at the most uncertain places and some others leave.
+"""Sampled points for a mask loss, mostly uncertain ones, as in PointRend.
 
-PointRend's training points (Kirillov et al. 2020, section 3.1), except that places are no random numbers: they are a low-discrepancy sequence (R2,
-Roberts 2018) that each mask shifts by numbers of its own (Cranley and Patterson 1976) and each round continues, so they are a function of what is
-handed in. Every place is then uniform over the valid part of the square.
-
-Not here: the loss at the points (`mask`, each as a row of cells), which pixels of a whole grid count (`pixels`).
+PointRend's training points (Kirillov et al. 2020, section 3.1), but from a low-discrepancy sequence
+(R2, Roberts 2018) instead of random numbers. Each mask shifts the sequence by its own numbers
+(Cranley and Patterson 1976) and each round continues it, so the points are a function of the
+arguments. Each point is uniform over the valid part of the square.
 """
 
 from typing import NamedTuple
@@ -15,17 +14,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gigamask.losses.ohem_pixels import sorted_descending
+from gigamask.losses.focal_dice import sorted_descending
 from gigamask.types import Targets
 
 PLASTIC = 1.32471795724474602596
-"""The root of x^3 = x + 1; R2 steps by its inverse along x and by its inverse square along y."""
+"""Root of x^3 = x + 1; R2's steps are its inverse along x and its inverse square along y."""
 STEPS = tuple(round(2**32 / PLASTIC**power) for power in (1, 2))
-"""R2's steps in units of 2^-32: whole numbers give every device the same places, however far the sequence goes."""
+"""R2's steps in units of 2^-32; with integers the points are the same on every device."""
 
 
 class SampledPoints(NamedTuple):
-    """Logits and truth at P places of each mask and answer; `valid` is False where a mask has no place."""
+    """Logits and targets at P points of each mask and prediction; not `valid` in the padding."""
 
     logits: Float[Tensor, "M K P"]
     targets: Bool[Tensor, "M K P"] | Float[Tensor, "M K P"]
@@ -33,90 +32,114 @@ class SampledPoints(NamedTuple):
 
 
 def sample_points(
-    low: Float[Tensor, "M K G G"],
+    low_res_logits: Float[Tensor, "M K G G"],
     targets: Targets,
-    index: int,
+    round_index: int,
     count: int,
     oversample_ratio: float,
     importance_sample_ratio: float,
 ) -> SampledPoints:
-    """Returns `count` points of each mask and answer, in the round of that index.
+    """Sample points of each mask and prediction.
 
-    Of `oversample * count` places the `important * count` of the smallest absolute logit are taken (of equal ones the last), by each answer for
-    itself; the others follow in the sequence and are the same for all answers. Logits are bilinear in `low`, as where they are upsampled, also from
-    cells of the padding beside the edge. The truth is that of the cell a place lies in where it is hard, and bilinear between valid cells where it
-    is shares. `targets.shift` must be there.
+    `importance_sample_ratio * count` points have the smallest absolute logits of
+    `oversample_ratio * count` candidates (the last of equal ones), chosen for each prediction; the
+    others follow in the sequence and are the same for all predictions.
+
+    Args:
+        low_res_logits: K predictions of each of M masks; interpolated bilinearly as if upsampled,
+            also from cells of the padding beside the edge.
+        targets: ground truth with `shift`. A bool target is read at the point's cell, a covered
+            share is interpolated bilinearly between valid cells.
+        round_index: number of the round, whose points continue the sequence.
+        count: number P of points.
+        oversample_ratio: candidates per point.
+        importance_sample_ratio: share of the points chosen by uncertainty.
     """
     assert targets.shift is not None
+    device, (masks, predictions) = low_res_logits.device, low_res_logits.shape[:2]
     candidates, uncertain = int(count * oversample_ratio), int(count * importance_sample_ratio)
-    first = index * (candidates + count - uncertain)
-    numbers = torch.arange(first, first + candidates + count - uncertain, device=low.device)
+    first = round_index * (candidates + count - uncertain)
+    numbers = torch.arange(first, first + candidates + count - uncertain, device=device)
     extent = valid_extent(targets.valid)
-    places = spread_points(numbers, targets.shift.float()) * extent[:, None]
+    points = spread_points(numbers, targets.shift.float()) * extent[:, None]
     with torch.no_grad():
-        doubt = read(
-            low.detach(), places[:, None, :candidates].expand(-1, low.shape[1], -1, -1)
-        ).abs()
-        unsure = (
-            sorted_descending(doubt).topk(uncertain, dim=2, largest=False, sorted=False).indices
+        candidate_points = points[:, None, :candidates].expand(-1, predictions, -1, -1)
+        certainty = sorted_descending(
+            interpolate_at(low_res_logits.detach(), candidate_points).abs()
         )
-    rest = torch.arange(candidates, len(numbers), device=low.device).expand(*low.shape[:2], -1)
-    masks = torch.arange(len(low), device=low.device)[:, None, None]
-    places = places[masks, torch.cat([unsure, rest], 2)]
-    valid, cell = _cells(targets.valid, places)
-    hard = targets.masks.dtype == torch.bool
-    return SampledPoints(
-        read(low, places),
-        targets.masks.flatten(1)[masks, cell] if hard else _shares(targets.masks, places, extent),
-        valid,
-    )
+        chosen = certainty.topk(uncertain, dim=2, largest=False, sorted=False).indices
+    rest = torch.arange(candidates, len(numbers), device=device).expand(masks, predictions, -1)
+    rows = torch.arange(masks, device=device)[:, None, None]
+    points = points[rows, torch.cat([chosen, rest], 2)]
+    valid, cell = _cells(targets.valid, points)
+    if targets.masks.dtype == torch.bool:
+        target_values = targets.masks.flatten(1)[rows, cell]
+    else:
+        target_values = _coverage_at(targets.masks, points, extent)
+    return SampledPoints(interpolate_at(low_res_logits, points), target_values, valid)
 
 
 def spread_points(
     numbers: Int64[Tensor, "C"], shift: Float[Tensor, "M 2"]
 ) -> Float[Tensor, "M C 2"]:
-    """Returns the places of R2 with these numbers, shifted and wrapped around for each mask, in [0, 1) of width and height."""
+    """Return points of the R2 sequence, shifted and wrapped around for each mask.
+
+    Args:
+        numbers: positions in the sequence.
+        shift: shift of each mask in [0, 1).
+
+    Returns:
+        Points (x, y) in [0, 1).
+    """
     unit = torch.stack([(numbers * step & 0xFFFFFFFF) >> 8 for step in STEPS], 1).float() * 2.0**-24
     moved = unit + shift[:, None]
     return moved - moved.floor()
 
 
 def valid_extent(valid: Bool[Tensor, "M H W"]) -> Float[Tensor, "M 2"]:
-    """Returns the valid share of width and height; what is valid lies at the top left."""
+    """Return the valid share of width and height; the valid part lies at the top left."""
     rows, columns = valid.any(2), valid.any(1)
     return torch.stack([columns.float().mean(1), rows.float().mean(1)], 1)
 
 
-def read(
-    maps: Float[Tensor, "M K h w"], places: Float[Tensor, "M K P 2"]
+def interpolate_at(
+    maps: Float[Tensor, "M K h w"], points: Float[Tensor, "M K P 2"]
 ) -> Float[Tensor, "M K P"]:
-    """Returns maps between their cells' centres, bilinear as upsampling without aligned corners, in float32 or float64."""
-    return _Read.apply(maps, places)
+    """Interpolate maps at points, bilinearly as in upsampling with `align_corners=False`.
+
+    Args:
+        maps: maps of M masks and K predictions.
+        points: points (x, y) in [0, 1].
+
+    Returns:
+        Values in float32 or float64.
+    """
+    return _InterpolateAt.apply(maps, points)
 
 
-class _Read(torch.autograd.Function):
-    """Keeps the places only. The gradient is summed in whole numbers, whose sum is the same in whatever order a GPU adds them."""
+class _InterpolateAt(torch.autograd.Function):
+    """Keep only the points, and sum the gradient in integers, so that its order is irrelevant."""
 
     @staticmethod
-    def forward(ctx, maps: Tensor, places: Tensor) -> Float[Tensor, "M K P"]:
-        ctx.save_for_backward(places)
+    def forward(ctx, maps: Tensor, points: Tensor) -> Float[Tensor, "M K P"]:
+        ctx.save_for_backward(points)
         ctx.shape, ctx.dtype = maps.shape, maps.dtype
         rows = maps.to(torch.promote_types(maps.dtype, torch.float32)).flatten(0, 1).unsqueeze(1)
-        grid = (places.to(rows.dtype) * 2 - 1).flatten(0, 1).unsqueeze(1)
+        grid = (points.to(rows.dtype) * 2 - 1).flatten(0, 1).unsqueeze(1)
         return F.grid_sample(rows, grid, padding_mode="border", align_corners=False).view(
-            places.shape[:3]
+            points.shape[:3]
         )
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Float[Tensor, "M K P"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        (places,) = ctx.saved_tensors
+        (points,) = ctx.saved_tensors
         height, width = ctx.shape[2:]
-        # A gradient that is not finite makes the unit so too, and with it the whole map.
+        # A gradient that is not finite makes the unit and thereby the whole map not finite.
         unit = grad.double().abs().amax(2, keepdim=True).clamp(min=1e-100) * 2.0**-40
         total = torch.zeros(*ctx.shape[:2], height * width, dtype=torch.int64, device=grad.device)
         x, y = (
-            (places[..., axis].double() * size - 0.5).clamp(0, size - 1)
+            (points[..., axis].double() * size - 0.5).clamp(0, size - 1)
             for axis, size in enumerate((width, height))
         )
         left, top = x.floor(), y.floor()
@@ -129,30 +152,33 @@ class _Read(torch.autograd.Function):
 
 
 def _cells(
-    valid: Bool[Tensor, "M H W"], places: Float[Tensor, "M K P 2"]
+    valid: Bool[Tensor, "M H W"], points: Float[Tensor, "M K P 2"]
 ) -> tuple[Bool[Tensor, "M K P"], Int64[Tensor, "M K P"]]:
-    """Returns whether the cell each place lies in is valid, and its number."""
+    """Return whether each point's cell is valid, and the number of the cell."""
     height, width = valid.shape[1:]
     column, row = (
-        (places[..., axis] * size).long().clamp(max=size - 1)
+        (points[..., axis] * size).long().clamp(max=size - 1)
         for axis, size in enumerate((width, height))
     )
     cell = row * width + column
     return valid.flatten(1).gather(1, cell.flatten(1)).view_as(cell), cell
 
 
-def _shares(
-    shares: Float[Tensor, "M H W"], places: Float[Tensor, "M K P 2"], extent: Float[Tensor, "M 2"]
+def _coverage_at(
+    coverage: Float[Tensor, "M H W"],
+    points: Float[Tensor, "M K P 2"],
+    extent: Float[Tensor, "M 2"],
 ) -> Float[Tensor, "M K P"]:
-    """Returns the shares at the places, constant beyond the centres of the outermost valid cells."""
-    height, width = shares.shape[1:]
+    """Interpolate the coverage, constant beyond the centers of the outermost valid cells."""
+    height, width = coverage.shape[1:]
     inside = torch.stack(
         [
-            places[..., axis]
+            points[..., axis]
             .clamp(min=0.5 / size)
             .minimum((extent[:, axis] - 0.5 / size).clamp(min=0)[:, None, None])
             for axis, size in enumerate((width, height))
         ],
         3,
     )
-    return read(shares.unsqueeze(1), inside.flatten(1, 2).unsqueeze(1)).view(places.shape[:3])
+    values = interpolate_at(coverage.unsqueeze(1), inside.flatten(1, 2).unsqueeze(1))
+    return values.view(points.shape[:3])

@@ -1,14 +1,11 @@
-"""What a relevance network's scores cost: which masks a text means, and whether each one fits better than none.
+"""Losses of the grounding model's scores: which masks a text refers to, or none of them.
 
-Enters: scores of masks with that of none behind them, and which masks are right. Leaves: two losses for each query.
-
-- `contrastive`, InfoNCE over masks (van den Oord et al. 2018, equation 4): each right mask against all wrong ones and none, the mean over right ones;
-  where no mask is right, none is the right one. Right masks do not compete with each other (supervised contrastive learning, Khosla et al. 2020, has
-  them in the denominator).
-- `alignment`: each mask's binary cross entropy of scoring above none, the mean over masks, so that a score's distance from none's is the logit of
-  the mask being right.
-
-Not here: the scores (`grounding.model`), which queries are trained on (`mining`).
+- `contrastive`, InfoNCE over masks (van den Oord et al. 2018, equation 4): each target mask against
+  all other masks and "none", averaged over target masks; without a target mask "none" is the
+  target. Target masks do not compete with each other (in supervised contrastive learning, Khosla et
+  al. 2020, they are in the denominator).
+- `alignment`: binary cross entropy of each mask scoring above "none", averaged over masks, so that
+  the difference of the two scores is the logit of the mask being a target.
 """
 
 from typing import NamedTuple
@@ -20,34 +17,44 @@ from torch.nn import functional
 
 
 class QueryLosses(NamedTuple):
-    """Each query's losses, not reduced."""
+    """Losses of each query, not reduced."""
 
     contrastive: Float[Tensor, "B"]
     alignment: Float[Tensor, "B"]
 
 
 def relevance_losses(
-    scores: Float[Tensor, "B M1"], right: Bool[Tensor, "B M"], there: Bool[Tensor, "B M"]
+    scores: Float[Tensor, "B M1"], is_target: Bool[Tensor, "B M"], mask_valid: Bool[Tensor, "B M"]
 ) -> QueryLosses:
-    """Returns each query's losses; `right` masks must be `there`. A query without any mask costs nothing: none is all there is."""
+    """Compute the losses of each query.
+
+    Args:
+        scores: score of each mask, and last that of "none".
+        is_target: masks that the text refers to; they must be valid.
+        mask_valid: False for padding.
+
+    Returns:
+        Both losses of each query; 0 for a query without masks.
+    """
     scores = scores.float()
-    wrong = there & ~right
-    absent = ~right.any(1)
-    against = torch.cat(
+    is_negative = mask_valid & ~is_target
+    no_target = ~is_target.any(1)
+    negatives = torch.cat(
         [
-            scores[:, :-1].masked_fill(~wrong, -torch.inf),
-            scores[:, -1:].masked_fill(absent[:, None], -torch.inf),
+            scores[:, :-1].masked_fill(~is_negative, -torch.inf),
+            scores[:, -1:].masked_fill(no_target[:, None], -torch.inf),
         ],
         1,
     )
-    alone = absent & ~wrong.any(1)  # none has no rival
-    rivals = against.masked_fill(alone[:, None], 0.0).logsumexp(1).masked_fill(alone, -torch.inf)
-    # log(1 + exp(rivals - score)) is -log softmax of the score among its rivals.
-    each = functional.softplus((rivals[:, None] - scores).clamp(min=-1e4))
-    chosen = torch.cat([right, absent[:, None]], 1)
-    contrastive = (each * chosen).sum(1) / chosen.sum(1)
+    empty = no_target & ~is_negative.any(1)  # "none" has no competitor
+    total = negatives.masked_fill(empty[:, None], 0.0).logsumexp(1).masked_fill(empty, -torch.inf)
+    # log(1 + exp(total - score)) is -log softmax of the score among the negatives.
+    losses = functional.softplus((total[:, None] - scores).clamp(min=-1e4))
+    positives = torch.cat([is_target, no_target[:, None]], 1)
+    contrastive = (losses * positives).sum(1) / positives.sum(1)
     logits = scores[:, :-1] - scores[:, -1:]
-    costs = functional.binary_cross_entropy_with_logits(
-        logits.masked_fill(~there, 0.0), right.to(logits.dtype), reduction="none"
+    alignment = functional.binary_cross_entropy_with_logits(
+        logits.masked_fill(~mask_valid, 0.0), is_target.to(logits.dtype), reduction="none"
     )
-    return QueryLosses(contrastive, (costs * there).sum(1) / there.sum(1).clamp(min=1))
+    alignment = (alignment * mask_valid).sum(1) / mask_valid.sum(1).clamp(min=1)
+    return QueryLosses(contrastive, alignment)

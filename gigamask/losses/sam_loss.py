@@ -1,7 +1,6 @@
-"""SAM's objective: a round and the truth enter, sums over masks and their count leave. A value, so torch is imported only when it acts.
+"""SAM's loss: focal loss, dice loss and IoU regression, summed over masks.
 
-Not here: the formulas (`mask`, `quality`), places and pixels (`points`, `pixels`), which masks are trained on (`mining`), the
-division by the count of all ranks (`train.step`).
+Torch is imported only in methods, because recipes hold losses.
 """
 
 from __future__ import annotations
@@ -27,56 +26,70 @@ IouLoss = Literal["mse", "l1"]
 
 @dataclass(frozen=True)
 class SamLoss(Loss):
-    """Focal, dice and IoU regression, 20 : 1 : 1, of the answer that is right for each mask (Kirillov et al. 2023, section 3 and appendix A).
+    """Focal loss, dice loss and IoU regression, 20 : 1 : 1, of the best prediction of each mask.
 
-    Which logits and targets they see, and so the resolution, is the round's and the truth's, or with `points` some places of theirs. The paper does
-    not state alpha, gamma and the smoothing; they are those of SAM 2's released training code. Nothing compares masks with each other, so masks in
-    parts, over micro-batches and processes, add up to all.
+    Kirillov et al. 2023, section 3 and appendix A. The resolution is that of the round's logits and
+    targets, or with `num_points` that of some points. The paper does not state alpha, gamma and the
+    smoothing; the defaults are those of SAM 2's released training code. Masks are independent of
+    each other, so sums over micro-batches and processes add up.
     """
 
     focal_weight: float = 20.0
-    """The weight of the focal loss."""
+    """weight of the focal loss"""
     dice_weight: float = 1.0
-    """The weight of the dice loss."""
+    """weight of the dice loss"""
     iou_weight: float = 1.0
-    """The weight of the IoU head's regression."""
+    """weight of the IoU regression"""
     alpha: float = 0.25
-    """The focal loss's weight of foreground pixels; background has one minus this."""
+    """focal loss: weight of foreground pixels; background pixels have 1 - alpha"""
     gamma: float = 2.0
-    """The focal loss's exponent: how much less a pixel counts that is right already; 0 gives cross entropy."""
+    """focal loss: exponent that reduces the weight of easy pixels; 0 gives cross entropy"""
     smooth: float = 1.0
-    """Added above and below the dice fraction, in pixels."""
+    """dice loss: added to numerator and denominator, in pixels"""
     mask_supervision: MaskSupervision = "best"
-    """Which of a mask's answers learn the mask: the one of the lowest mask loss, all (their mean), or the first."""
+    """predictions that learn the mask: that of lowest loss, all (their mean), or the first"""
     iou_supervision: IouSupervision = "best"
-    """Whose predicted IoU learns: the answer's that `supervise` singles out (the best where it is "all"), or all answers' (their mean). With "single"
-    take "all": the answer is chosen by predicted IoU, which two of three would never learn."""
+    """predictions that learn their IoU: the one chosen by `mask_supervision` (the best if that is
+    "all"), or all (their mean); with "single" use "all", because masks are chosen by predicted IoU,
+    which two of three would never learn"""
     iou_loss: IouLoss = "mse"
-    """The IoU head's regression: squared error as in SAM, or absolute error as in SAM 2."""
+    """IoU regression: squared error as in SAM, or absolute error as in SAM 2"""
     num_points: int = 0
-    """Compute focal and dice at so many places of each mask and answer, as PointRend does; 0 for all cells. The literature takes 12,544."""
+    """compute focal and dice loss at this number of points per prediction, as PointRend does
+    (usually 12544); 0 uses all pixels"""
     oversample_ratio: float = 3.0
-    """With points: how many times as many places are looked at to find the uncertain ones."""
+    """candidate points per sampled point, among which the uncertain ones are chosen"""
     importance_sample_ratio: float = 0.75
-    """With points: which share of them has the smallest absolute logits among the places looked at; the others lie anywhere."""
+    """share of the points chosen for their small absolute logits; the others are uniform"""
     ohem_pixel_ratio: float | None = None
-    """Hard pixel mining: the focal loss is the mean over this hardest share of each answer's pixels or points; dice sees all. None for all pixels."""
+    """hard pixel mining: average the focal loss over this share of hardest pixels or points; None
+    uses all"""
     ohem_min_pixels: int = 100_000
-    """With pixel_share: keep at least so many pixels, or all where there are fewer: every one of a 256 x 256 grid or of 12,544 points."""
+    """least number of pixels kept by hard pixel mining; the default keeps all of a 256 x 256 grid
+    or of 12544 points"""
 
     def __post_init__(self) -> None:
-        for name in ("focal_weight", "dice_weight", "iou_weight", "gamma", "num_points", "ohem_min_pixels"):
+        for name in (
+            "focal_weight",
+            "dice_weight",
+            "iou_weight",
+            "gamma",
+            "num_points",
+            "ohem_min_pixels",
+        ):
             check_range(f"SamLoss.{name}", getattr(self, name), 0, None)
         for name in ("alpha", "importance_sample_ratio"):
             check_range(f"SamLoss.{name}", getattr(self, name), 0, 1)
         check_range("SamLoss.oversample_ratio", self.oversample_ratio, 1, None)
         if not self.smooth > 0:
             raise GigamaskError(
-                f"SamLoss.smooth is {self.smooth}, it must be above 0, or an empty mask has no dice; give another value"
+                f"SamLoss.smooth must be above 0, or the dice loss of an empty mask is undefined "
+                f"(got {self.smooth})"
             )
         if self.ohem_pixel_ratio is not None and not 0 < self.ohem_pixel_ratio <= 1:
             raise GigamaskError(
-                f"SamLoss.ohem_pixel_ratio is {self.ohem_pixel_ratio}, it must be above 0 and at most 1; give another value, or None for all pixels"
+                "SamLoss.ohem_pixel_ratio must be above 0 and at most 1, or None for all pixels "
+                f"(got {self.ohem_pixel_ratio})"
             )
         for name, choices in (
             ("mask_supervision", MaskSupervision),
@@ -85,16 +98,26 @@ class SamLoss(Loss):
         ):
             if getattr(self, name) not in get_args(choices):
                 raise GigamaskError(
-                    f"SamLoss.{name} is {getattr(self, name)!r}, it must be one of {', '.join(get_args(choices))}; choose one"
+                    f"SamLoss.{name} must be one of {', '.join(get_args(choices))} "
+                    f"(got {getattr(self, name)!r})"
                 )
 
     @property
     def num_uniforms(self) -> int:
-        """One pair of uniform numbers of each mask moves its points."""
+        """Pairs of uniform numbers per mask, which shift its points: 1 or, without points, 0."""
         return int(self.num_points > 0)
 
     def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
-        """Returns the sums of one round; the parts are unweighted, and `iou` is the actual IoU of the answer that goes on."""
+        """Compute the loss of one round.
+
+        Args:
+            round: prompts and predictions of M masks.
+            targets: ground truth of the same masks.
+
+        Returns:
+            Sums over the masks. The parts are unweighted; `iou` is the actual IoU of the prediction
+            with the highest predicted IoU.
+        """
         import torch
 
         from gigamask.losses.iou import actual_iou, iou_regression
@@ -104,23 +127,24 @@ class SamLoss(Loss):
         terms = self._terms(round, targets)
         weights = {name: self._weight(name) for name in terms}
         actual = actual_iou(logits, targets.foreground, targets.valid)
-        head_each = iou_regression(round.prediction.iou_predictions, actual, self.iou_loss)
+        iou_losses = iou_regression(round.prediction.iou_predictions, actual, self.iou_loss)
 
         rows = torch.arange(len(logits), device=logits.device)
         best = _weighted_sum(terms, weights).detach().argmin(1)
-        picked = torch.zeros_like(best) if self.mask_supervision == "single" else best
-        every = self.mask_supervision == "all"
-        chosen = {
-            name: each.mean(1) if every else each[rows, picked] for name, each in terms.items()
+        index = torch.zeros_like(best) if self.mask_supervision == "single" else best
+        use_all = self.mask_supervision == "all"
+        mask_losses = {
+            name: term.mean(1) if use_all else term[rows, index] for name, term in terms.items()
         }
-        head_loss = head_each.mean(1) if self.iou_supervision == "all" else head_each[rows, picked]
-        by_mask = _weighted_sum(chosen, weights) + self.iou_weight * head_loss
-        parts = {**chosen, "iou_head": head_loss, "iou": actual[rows, round.best_index]}
+        use_all = self.iou_supervision == "all"
+        iou_loss = iou_losses.mean(1) if use_all else iou_losses[rows, index]
+        per_mask = _weighted_sum(mask_losses, weights) + self.iou_weight * iou_loss
+        parts = {**mask_losses, "iou_head": iou_loss, "iou": actual[rows, round.best_index]}
         return LossSums(
-            loss=by_mask.sum(),
+            loss=per_mask.sum(),
             count=torch.full((), float(len(logits)), device=logits.device),
-            parts={name: each.detach().sum() for name, each in parts.items()},
-            per_mask=by_mask,
+            parts={name: part.detach().sum() for name, part in parts.items()},
+            per_mask=per_mask,
         )
 
     def mask_losses(
@@ -132,40 +156,41 @@ class SamLoss(Loss):
         """Return the terms of the mask loss; override it to swap or add terms.
 
         Args:
-            logits: mask logits of M masks with K answers each, over all cells; with `points`
-                each answer is a mask of its own with one answer and one row of cells.
-            targets: the right masks, or each cell's covered share.
-            valid: false in the padding, which must not count.
+            logits: K predictions of each of M masks, over all cells; with `num_points` each
+                prediction is a mask of its own with one prediction and one row of cells.
+            targets: masks, or the covered share of each cell.
+            valid: False in the padding, which must not count.
 
         Returns:
-            Each term's loss per mask and answer, by name. The field `NAME_weight` is its weight;
-            a term without such a field has weight 1.
+            Loss of each mask and prediction by the name of the term. The field `NAME_weight` is the
+            weight of a term; a term without such a field has weight 1.
         """
-        from gigamask.losses.focal_dice import dice, focal
+        from gigamask.losses.focal_dice import dice_loss, focal_loss
 
-        share = 1.0 if self.ohem_pixel_ratio is None else self.ohem_pixel_ratio
+        ohem_ratio = 1.0 if self.ohem_pixel_ratio is None else self.ohem_pixel_ratio
         return {
-            "focal": focal(
-                logits, targets, valid, self.alpha, self.gamma, share, self.ohem_min_pixels
+            "focal": focal_loss(
+                logits, targets, valid, self.alpha, self.gamma, ohem_ratio, self.ohem_min_pixels
             ),
-            "dice": dice(logits, targets, valid, self.smooth),
+            "dice": dice_loss(logits, targets, valid, self.smooth),
         }
 
     def _weight(self, name: str) -> float:
         return getattr(self, f"{name}_weight", 1.0)
 
     def _terms(self, round: PromptRound, targets: Targets) -> dict[str, Float[Tensor, "M K"]]:
-        """Returns the terms of each answer, over all cells or at points."""
+        """Return the terms of each prediction, over all cells or at points."""
         from gigamask.losses.points import sample_points
 
         logits, masks, valid = round.prediction.logits, targets.masks, targets.valid
-        answers = logits.shape[:2]
+        shape = logits.shape[:2]
         if self.num_points:
             if targets.shift is None:
                 raise GigamaskError(
-                    f"SamLoss.points is {self.num_points}, but the truth has no shift to place them by; fill Truth.shift, or set points to 0"
+                    f"SamLoss.num_points is {self.num_points}, but Targets.shift is None; set "
+                    "Targets.shift, or num_points to 0"
                 )
-            places = sample_points(
+            points = sample_points(
                 round.prediction.low_res_logits,
                 targets,
                 round.index,
@@ -173,17 +198,14 @@ class SamLoss(Loss):
                 self.oversample_ratio,
                 self.importance_sample_ratio,
             )
-            # Each answer has places of its own, so it becomes a mask of one answer and one row of cells.
-            logits, masks, valid = (
-                places.logits.view(-1, 1, 1, self.num_points),
-                *(each.view(-1, 1, self.num_points) for each in places[1:]),
-            )
+            # Each prediction has its own points: it becomes a mask with one row of cells.
+            logits = points.logits.view(-1, 1, 1, self.num_points)
+            masks = points.targets.view(-1, 1, self.num_points)
+            valid = points.valid.view(-1, 1, self.num_points)
         return {
-            name: loss.view(answers)
-            for name, loss in self.mask_losses(logits, masks, valid).items()
+            name: loss.view(shape) for name, loss in self.mask_losses(logits, masks, valid).items()
         }
 
 
 def _weighted_sum(terms: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
-    """Returns the sum of the terms, each times its weight."""
     return reduce(operator.add, (weights[name] * term for name, term in terms.items()))

@@ -1,7 +1,4 @@
-"""Box prompts: the truth's boxes enter, boxes as a hurried person would draw them leave.
-
-Not here: boxes of masks (`geometry.runs`), boxes through the frame (`geometry.frame`).
-"""
+"""Box prompts: ground-truth boxes with random noise, as a person would draw them in a hurry."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,30 +10,52 @@ from gigamask.types import RandomInputs, Targets
 def jitter_boxes(
     boxes_input: Float[Tensor, "M 4"],
     noise: Float[Tensor, "M 4"],
-    share: float,
+    relative_std: float,
     limit_px: float,
     largest_xy: tuple[float, float],
 ) -> Float[Tensor, "M 4"]:
-    """Returns the boxes with each side moved by itself: Gaussian with a standard deviation of `share` of the width or height, at most `limit_px`.
+    """Add Gaussian noise to each side of each box (Kirillov et al. 2023, appendix A).
 
-    `noise` is standard normal; the move is clamped, not drawn again. Boxes are xyxy with inclusive ends, stay in [0, `largest_xy`] and in order.
-    (Kirillov et al. 2023, appendix A.)
+    Args:
+        boxes_input: boxes, xyxy in input pixels with inclusive ends.
+        noise: standard normal numbers.
+        relative_std: standard deviation as a share of the width or height.
+        limit_px: largest change of a side in input pixels; larger noise is clamped.
+        largest_xy: largest allowed coordinates.
+
+    Returns:
+        Boxes with ordered sides in [0, `largest_xy`].
     """
     extent = boxes_input[:, 2:] - boxes_input[:, :2] + 1
-    moved = boxes_input + (noise * share * extent.repeat(1, 2)).clamp(-limit_px, limit_px)
+    change = (noise * relative_std * extent.repeat(1, 2)).clamp(-limit_px, limit_px)
+    moved = boxes_input + change
     x, y = (moved[:, axis::2].clamp(0, largest_xy[axis]).sort(1).values for axis in (0, 1))
     return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1)
 
 
 def jittered_boxes(
-    targets: Targets, random_inputs: RandomInputs, share: float, limit_px: float
+    targets: Targets, random_inputs: RandomInputs, relative_std: float, limit_px: float
 ) -> Float[Tensor, "M 4"]:
-    """Returns the truth's boxes with each side moved by the mask's own noise, inside the part of the input that the truth covers."""
+    """Add noise to the boxes of the targets, within the part of the input that they cover.
+
+    Args:
+        targets: ground truth of M masks.
+        random_inputs: their random numbers; `box_noise` is used.
+        relative_std: standard deviation as a share of the width or height.
+        limit_px: largest change of a side in input pixels.
+    """
     height, width = targets.valid.shape[1:]
-    largest = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
-    return jitter_boxes(targets.boxes_input, random_inputs.box_noise, share, limit_px, largest)
+    largest_xy = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
+    return jitter_boxes(
+        targets.boxes_input, random_inputs.box_noise, relative_std, limit_px, largest_xy
+    )
 
 
 def corner_labels(count: int, device: torch.device) -> Int64[Tensor, "M 2"]:
-    """Returns the labels of `count` boxes' corners."""
+    """Return the point labels, 2 and 3, of the corners of boxes.
+
+    Args:
+        count: number of boxes.
+        device: device of the labels.
+    """
     return torch.arange(2, 4, device=device).expand(count, 2)

@@ -1,9 +1,7 @@
-"""Clicks: masks on the truth grid enter, one pixel of each and its label leave; every error pixel is equally likely.
+"""Simulated clicks on the target grid: one pixel of each mask, and its label.
 
-Random numbers are handed in. But for `depth`, nothing waits for the device: shapes never depend on what a mask holds.
-
-Not here: which clicks a round adds (`policy`, `mixed`, `two_sided`), the centre click of evaluation (`policy.CenterClicks`), points drawn from
-run lengths (`geometry.runs`).
+Random numbers are arguments. Nothing but `squared_edt` waits for the device: shapes never depend on
+the content of a mask.
 """
 
 import math
@@ -17,13 +15,22 @@ from torch.nn import functional
 def uniform_click(
     error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
 ) -> Int64[Tensor, "M 2"]:
-    """Returns one pixel (x, y) of each mask, every foreground pixel equally likely.
+    """Choose one pixel of each mask, every foreground pixel equally likely.
 
-    The first uniform inverts the cumulated row sums, the second the chosen row: O(HW) without a random number for each pixel.
-    A mask without foreground gives the last pixel of the grid; `next_click` never hands one in unless nothing is valid.
+    The first uniform number chooses the row by inverting the cumulated row sums, the second the
+    column: O(HW) without a random number for each pixel.
+
+    Args:
+        error: masks to click in.
+        uniforms: two uniform numbers in [0, 1) for each mask.
+
+    Returns:
+        A pixel (x, y) of each mask; of a mask without foreground the last pixel of the grid, which
+        happens in `next_click` only if no pixel is valid.
     """
-    y = _invert(error.sum(2), uniforms[:, 0])
-    x = _invert(error[torch.arange(len(error), device=error.device), y].long(), uniforms[:, 1])
+    rows = torch.arange(len(error), device=error.device)
+    y = _sample_index(error.sum(2), uniforms[:, 0])
+    x = _sample_index(error[rows, y].long(), uniforms[:, 1])
     return torch.stack([x, y], 1)
 
 
@@ -34,12 +41,23 @@ def next_click(
     valid: Bool[Tensor, "M H W"],
     center_click_prob: float = 0.0,
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
-    """Returns a pixel (x, y) uniform in what the guess gets wrong, and its label: 1 in a miss, 0 in a false alarm.
+    """Choose the next click of each mask in its error region (Kirillov et al. 2023, appendix A).
 
-    The first click is that of an empty guess. Where nothing is wrong the click confirms: uniform in the truth with label 1 or, when the truth
-    is empty too, uniform in the background with label 0. Where no pixel is valid the label is -1, no point. (Kirillov et al. 2023, appendix A;
-    what happens without an error is not stated there.) A mask whose first uniform is below `central_share` is clicked at a pixel deepest in
-    its misses or its false alarms instead, as in evaluation.
+    The first click is that of an empty prediction. Without an error, which the paper does not
+    cover, the click confirms: uniform in the target with label 1 or, if the target is empty too,
+    uniform in the background with label 0.
+
+    Args:
+        pred_mask: predicted masks.
+        targets: ground-truth masks.
+        uniforms: two uniform numbers in [0, 1) for each mask.
+        valid: False in the padding.
+        center_click_prob: a mask whose first uniform number is below it is clicked at the pixel
+            farthest from the boundary of its false negatives or false positives, as in evaluation.
+
+    Returns:
+        A pixel (x, y) of each mask, and its label: 1 for a false negative, 0 for a false positive,
+        -1 (no point) if no pixel is valid.
     """
     inside = targets & valid
     error = (targets ^ pred_mask) & valid
@@ -64,16 +82,27 @@ def sample_fp_fn_clicks(
     uniforms: Float[Tensor, "M 2 2"],
     valid: Bool[Tensor, "M H W"],
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
-    """Returns a pixel (x, y) uniform in the misses, with label 1, and one uniform in the false alarms, with label 0.
+    """Choose a click in the false negatives and one in the false positives of each mask.
 
-    A side without an error has no point, label -1; where neither side has one, the first click confirms as that of `next_click` does.
+    Without any error the first click confirms, as in `next_click`.
+
+    Args:
+        pred_mask: predicted masks.
+        targets: ground-truth masks.
+        uniforms: two uniform numbers in [0, 1) for each click of each mask.
+        valid: False in the padding.
+
+    Returns:
+        Two pixels (x, y) of each mask and their labels 1 and 0; -1 (no point) if there is no such
+        error.
     """
-    misses, alarms = targets & ~pred_mask & valid, ~targets & pred_mask & valid
-    alarmed = alarms.flatten(1).any(1)
+    misses, false_alarms = targets & ~pred_mask & valid, ~targets & pred_mask & valid
+    has_false_alarm = false_alarms.flatten(1).any(1)
     positive, label = next_click(pred_mask & targets, targets, uniforms[:, 0], valid)
-    label = torch.where(alarmed & ~misses.flatten(1).any(1), -1, label)
-    negative = uniform_click(alarms, uniforms[:, 1])
-    return torch.stack([positive, negative], 1), torch.stack([label, alarmed.long() - 1], 1)
+    label = torch.where(has_false_alarm & ~misses.flatten(1).any(1), -1, label)
+    negative = uniform_click(false_alarms, uniforms[:, 1])
+    labels = torch.stack([label, has_false_alarm.long() - 1], 1)
+    return torch.stack([positive, negative], 1), labels
 
 
 def sample_click(
@@ -82,7 +111,17 @@ def sample_click(
     valid: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2"],
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
-    """Returns a pixel (x, y) uniform in the region, and its label: the truth's where the pixel is valid, else -1."""
+    """Choose a pixel of each region, every pixel equally likely.
+
+    Args:
+        region: masks to click in.
+        targets: ground-truth masks.
+        valid: False in the padding.
+        uniforms: two uniform numbers in [0, 1) for each mask.
+
+    Returns:
+        A pixel (x, y) of each mask, and its label: the target's value, or -1 in the padding.
+    """
     xy = uniform_click(region, uniforms)
     at = torch.arange(len(targets), device=targets.device), xy[:, 1], xy[:, 0]
     return xy, torch.where(valid[at], targets[at].long(), -1)
@@ -91,24 +130,38 @@ def sample_click(
 def region_or(
     region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]
 ) -> Bool[Tensor, "M H W"]:
-    """Returns each mask's region, or `otherwise` where it is empty."""
+    """Replace empty regions.
+
+    Args:
+        region: a region of each mask.
+        otherwise: used for masks whose region is empty.
+    """
     return torch.where(region.flatten(1).any(1)[:, None, None], region, otherwise)
 
 
 def edt_argmax(
     first: Bool[Tensor, "M H W"], second: Bool[Tensor, "M H W"]
 ) -> Bool[Tensor, "M H W"]:
-    """Returns the pixels farthest from the boundary of either of two regions of a mask, ties all; none where both are empty."""
-    depths = torch.maximum(squared_edt(first), squared_edt(second))
-    most = depths.amax((1, 2), keepdim=True)
-    return (depths == most) & (most > 0)
+    """Return the pixels of two regions that are farthest from their region's boundary.
+
+    Args:
+        first: a region of each mask.
+        second: another region of each mask, disjoint from the first.
+
+    Returns:
+        All pixels of the largest distance; none if both regions are empty.
+    """
+    distances = torch.maximum(squared_edt(first), squared_edt(second))
+    largest = distances.amax((1, 2), keepdim=True)
+    return (distances == largest) & (largest > 0)
 
 
 def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
-    """Returns each pixel's squared distance to the nearest one outside the region, 0 outside; what is beyond the grid counts as outside. Exact.
+    """Return the exact squared Euclidean distance of each pixel to the nearest one outside.
 
-    Down the columns by the nearest pixel outside above and below, then along the rows by the least of `d(x')^2 + (x - x')^2` over all x'
-    (Saito and Toriwaki 1994), one shift after the other, up to the farthest that can still be nearer than what a column says.
+    It is 0 outside the region; everything beyond the grid counts as outside. Columns first: the
+    nearest pixel outside above and below. Then rows: the minimum of `d(x')^2 + (x - x')^2` over all
+    x' (Saito and Toriwaki 1994), one shift after the other, up to the largest column distance.
     """
     height, width = region.shape[1:]
     inside = functional.pad(region, (1, 1, 1, 1))
@@ -127,7 +180,12 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
 def cell_to_input(
     xy: Int64[Tensor, "*n 2"], cell_xy: tuple[float, float]
 ) -> Float32[Tensor, "*n 2"]:
-    """Returns the centre of each cell in pixel-index coordinates of the input."""
+    """Convert cells to the input coordinates of their centers (0 is the first pixel's center).
+
+    Args:
+        xy: cells (x, y) of the target grid.
+        cell_xy: width and height of a cell in input pixels.
+    """
     x, y = ((xy[..., axis] + 0.5) * cell_xy[axis] - 0.5 for axis in (0, 1))
     return torch.stack([x, y], -1)
 
@@ -135,13 +193,21 @@ def cell_to_input(
 def input_to_cell(
     xy_input: Float[Tensor, "*n 2"], cell_xy: tuple[float, float]
 ) -> Int64[Tensor, "*n 2"]:
-    """Returns the cell that holds each point; the inverse of `cell_to_input`."""
+    """Return the cell that contains each point; the inverse of `cell_to_input`.
+
+    Args:
+        xy_input: points (x, y) in input pixels.
+        cell_xy: width and height of a cell in input pixels.
+    """
     x, y = (((xy_input[..., axis].double() + 0.5) / cell_xy[axis]).floor() for axis in (0, 1))
     return torch.stack([x, y], -1).long()
 
 
-def _invert(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:
-    """Returns the index drawn in proportion to the counts; float64, so that a uniform below 1 stays below the total of any grid."""
-    below = counts.cumsum(1)
-    rank = (uniforms.double() * below[:, -1]).long()
-    return (below <= rank[:, None]).sum(1).clamp(max=counts.shape[1] - 1)
+def _sample_index(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:
+    """Draw an index in proportion to the counts.
+
+    In float64, so that a uniform number below 1 stays below the total of any grid.
+    """
+    cumulated = counts.cumsum(1)
+    rank = (uniforms.double() * cumulated[:, -1]).long()
+    return (cumulated <= rank[:, None]).sum(1).clamp(max=counts.shape[1] - 1)

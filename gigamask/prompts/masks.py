@@ -1,7 +1,4 @@
-"""Mask prompts without an earlier round: the truth enters, the logits of an answer that a hurried person might have left leave.
-
-Not here: the logits that a round hands on (`contracts.Round.handed_on`), how the model reads them (`model.prompt_encoder`).
-"""
+"""Mask prompts without an earlier round: ground-truth masks, moved and stretched, as logits."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -15,38 +12,52 @@ from gigamask.types import Targets
 def jittered_masks(
     targets: Targets, boxes_input: Float[Tensor, "M 4"], logit: float
 ) -> Float[Tensor, "M G G"]:
-    """Returns the truth as logits, moved and stretched so that its box becomes `boxes_input`: it is wrong by as much as that box.
+    """Move and stretch the masks so that their boxes become `boxes_input`.
 
-    A cell's logit is linear in its covered share, from `-logit` to `logit`; beyond the grid nothing is covered. Cells are taken, not blended.
+    Cells are copied, not interpolated.
+
+    Args:
+        targets: ground truth of M masks.
+        boxes_input: new boxes, xyxy in input pixels.
+        logit: logit of a covered cell; the logit of a cell is linear in its covered share, down to
+            `-logit`.
+
+    Returns:
+        Mask prompts as logits; beyond the grid nothing is covered.
     """
-    shares = _low_shares(targets)
-    side = shares.shape[-1]
+    coverage = _coverage(targets)
+    side = coverage.shape[-1]
     cells = [targets.cell_xy[axis] * targets.masks.shape[2 - axis] / side for axis in (0, 1)]
-    (columns, across), (rows, down) = (
-        _taken(targets.boxes_input[:, axis::2], boxes_input[:, axis::2], cells[axis], side)
+    (columns, in_columns), (rows, in_rows) = (
+        _source_cells(targets.boxes_input[:, axis::2], boxes_input[:, axis::2], cells[axis], side)
         for axis in (0, 1)
     )
-    mask = torch.arange(len(shares), device=shares.device)[:, None, None]
-    taken = shares[mask, rows[:, :, None], columns[:, None]] * (down[:, :, None] & across[:, None])
-    return logit * (2 * taken - 1)
+    mask = torch.arange(len(coverage), device=coverage.device)[:, None, None]
+    inside = in_rows[:, :, None] & in_columns[:, None]
+    moved = coverage[mask, rows[:, :, None], columns[:, None]] * inside
+    return logit * (2 * moved - 1)
 
 
-def _low_shares(targets: Targets) -> Float[Tensor, "M G G"]:
-    """Returns how much of each cell of the mask prompts' grid is covered."""
+def _coverage(targets: Targets) -> Float[Tensor, "M G G"]:
+    """Return the covered share of each cell of the mask prompts' grid."""
     height, width = targets.masks.shape[1:]
     side = targets.mask_prompt_size or width
     if height != width or width % side:
         raise GigamaskError(
-            f"a truth of {height} x {width} cells gives no mask prompt of {side} x {side}; give one whose side is a multiple of {side}"
+            f"targets must be square with a side that is a multiple of {side} to become mask "
+            f"prompts of {side} x {side} (got {height} x {width})"
         )
     return functional.avg_pool2d(targets.masks[:, None].float(), width // side)[:, 0]
 
 
-def _taken(
+def _source_cells(
     old: Float[Tensor, "M 2"], new: Float[Tensor, "M 2"], cell: float, side: int
 ) -> tuple[Int64[Tensor, "M G"], Bool[Tensor, "M G"]]:
-    """Returns which cell each cell is taken from along one axis when the interval `old` becomes `new`, and whether there is such a cell."""
-    centres = (torch.arange(side, device=old.device) + 0.5) * cell
+    """Return the source of each cell along one axis when interval `old` becomes `new`.
+
+    Also return whether the source lies in the grid.
+    """
+    centers = (torch.arange(side, device=old.device) + 0.5) * cell
     scale = (old[:, 1:] - old[:, :1] + 1) / (new[:, 1:] - new[:, :1] + 1)
-    found = ((old[:, :1] + (centres - new[:, :1]) * scale) / cell).floor().long()
-    return found.clamp(0, side - 1), (found >= 0) & (found < side)
+    source = ((old[:, :1] + (centers - new[:, :1]) * scale) / cell).floor().long()
+    return source.clamp(0, side - 1), (source >= 0) & (source < side)

@@ -1,7 +1,4 @@
-"""Plays a policy against a model: prompts go to `decode`, its answer becomes a round, the round decides the next prompts.
-
-Not here: which prompts (`policy`), the model (`decode` is any callable), the backward pass of each round (`train.step`).
-"""
+"""The interactive loop: a prompt schedule and a model, round by round."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,19 +9,28 @@ from gigamask.types import Prediction, PromptRound, Prompts, RandomInputs, Targe
 def run_rounds(
     decode: Callable[[Prompts], Prediction],
     targets: Targets,
-    policy: PromptSchedule,
+    schedule: PromptSchedule,
     random_inputs: RandomInputs | None = None,
     mask_only_round_u: float = 0.0,
 ) -> Iterator[PromptRound]:
-    """Yields one round at a time and keeps nothing of it: what a round hands on is outside the graph, and it is let go before the next is decoded.
+    """Yield the rounds of a prompt schedule, one at a time, keeping none of them.
 
-    So a caller that back-propagates each round as it comes holds one round's activations, however many there are.
+    The next round uses only detached results, and the last one is released before the next is
+    decoded. A caller that runs the backward pass of each round as it comes therefore holds the
+    activations of one round, however many there are.
+
+    Args:
+        decode: the model: prompts of M masks to their prediction.
+        targets: ground truth of the M masks.
+        schedule: chooses the prompts of each round.
+        random_inputs: random numbers of the masks; None if the schedule needs none.
+        mask_only_round_u: uniform number in [0, 1) that picks the round without a new point.
     """
     index = 0
-    prompts = policy.next(None, targets, random_inputs, mask_only_round_u)
+    prompts = schedule.next(None, targets, random_inputs, mask_only_round_u)
     while prompts is not None:
-        played = PromptRound(index, prompts, decode(prompts))
-        yield played
+        prompt_round = PromptRound(index, prompts, decode(prompts))
+        yield prompt_round
         index += 1
-        prompts = policy.next(played, targets, random_inputs, mask_only_round_u)
-        del played
+        prompts = schedule.next(prompt_round, targets, random_inputs, mask_only_round_u)
+        del prompt_round

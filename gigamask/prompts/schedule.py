@@ -1,10 +1,8 @@
-"""The schedules: the previous round and the truth enter, the next round's prompts leave. Values, so torch is imported only when they act.
+"""Prompt schedules of SAM's training and evaluation.
 
-Tokens: a point prompt is the points and one padding point of label -1, as SAM's own predictor sends; a box is two points of labels 2 and 3.
-Three masks are asked for a single prompt (one point or one box), the single-mask token for more.
-
-Not here: the mix of all kinds of prompts (`mixed`), corrections on both sides (`two_sided`), how a click or a noisy box is drawn (`clicks`,
-`boxes`), playing the rounds (`rounds`), the numbers spent (`data.dataset`).
+A point prompt consists of the points and one padding point of label -1, as SAM's predictor sends;
+a box is two points of labels 2 and 3. Three masks are predicted for a single prompt (one point or
+one box), one mask for more. Torch is imported only in methods, because recipes hold schedules.
 """
 
 from __future__ import annotations
@@ -26,37 +24,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InteractiveSchedule(PromptSchedule):
-    """SAM's training schedule: a point or a box, then clicks in the error region, then twice only the mask (Kirillov et al. 2023, appendix A)."""
+    """SAM's training schedule: a point or a box, then clicks in the error region.
+
+    Two rounds have no new point, only the previous mask (Kirillov et al. 2023, appendix A).
+    """
 
     clicks: int = 8
-    """How many rounds add a click."""
+    """rounds that add a click"""
     mask_only_rounds: bool = True
-    """Whether two more rounds feed the mask back without a new point: one directly before a click chosen at random, one last."""
+    """add two rounds without a new point: one before a click chosen at random, and a last one"""
     box_prob: float = 0.5
-    """The probability that a mask's first prompt is a box; otherwise it is a point."""
+    """probability that the first prompt of a mask is a box, otherwise a point"""
     box_noise: float = 0.1
-    """The standard deviation of each side of a box as a share of its width or height."""
+    """standard deviation of each side of a box as a share of its width or height"""
     box_noise_limit_px: float = 20.0
-    """The farthest a side of a box moves, in input pixels."""
+    """largest change of a side of a box in input pixels"""
     center_click_prob: float = 0.0
-    """The probability that a click lies deepest inside the mask, or inside its errors, as evaluation's do; otherwise it is uniform there as SAM's."""
+    """probability that a click lies farthest from the boundary of the mask, or of its errors, as in
+    evaluation; otherwise it is uniform there, as in SAM"""
 
     def __post_init__(self) -> None:
-        check_range("InteractiveSchedule.central_share", self.center_click_prob, 0, 1)
+        check_range("InteractiveSchedule.center_click_prob", self.center_click_prob, 0, 1)
         check_range(
             "InteractiveSchedule.clicks", self.clicks, 1 if self.mask_only_rounds else 0, None
         )
-        check_range("InteractiveSchedule.box_share", self.box_prob, 0, 1)
+        check_range("InteractiveSchedule.box_prob", self.box_prob, 0, 1)
         check_range("InteractiveSchedule.box_noise", self.box_noise, 0, None)
         check_range("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return 1 + self.clicks + 2 * self.mask_only_rounds
 
     @property
     def num_uniforms(self) -> int:
-        """How many click draws a mask needs: the first point and each later one."""
+        """Pairs of uniform numbers per mask: one for each point."""
         return 1 + self.clicks
 
     def next(
@@ -66,12 +69,17 @@ class InteractiveSchedule(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns a point or a box for each mask, then every earlier token with a new click, or without one in a pause."""
+        """Return a point or a box for each mask, then the earlier tokens, mostly with a new click.
+
+        Args:
+            previous: the round before; None before the first.
+            targets: ground truth of M masks.
+            random_inputs: random numbers of the masks.
+            mask_only_round_u: uniform number in [0, 1) that picks the round without a new point.
+        """
         random_inputs = check_random_inputs(random_inputs, self)
         index = 0 if previous is None else previous.index + 1
         if previous is None:
-            from gigamask.prompts.first_prompt import point_or_box
-
             return point_or_box(
                 targets,
                 random_inputs,
@@ -82,36 +90,42 @@ class InteractiveSchedule(PromptSchedule):
             )
         if index >= self.rounds:
             return None
-        place = 1 + int(mask_only_round_u * self.clicks) if self.mask_only_rounds else self.rounds
-        if index == place or index > self.clicks + self.mask_only_rounds:
+        mask_only_index = self.rounds
+        if self.mask_only_rounds:
+            mask_only_index = 1 + int(mask_only_round_u * self.clicks)
+        if index == mask_only_index or index > self.clicks + self.mask_only_rounds:
             return _repeat_prompts(previous)
         return _add_click(
             previous,
             targets,
-            random_inputs.clicks[:, index - (index > place)],
+            random_inputs.clicks[:, index - (index > mask_only_index)],
             self.center_click_prob,
         )
 
 
 @dataclass(frozen=True)
 class CenterClicks(PromptSchedule):
-    """Evaluation's clicks: each at the pixel deepest inside the errors, found exactly (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021).
+    """Clicks of the evaluation, each at the error pixel farthest from the error's boundary.
 
-    Misses and false alarms are measured apart, with the picture's border as a boundary; the click is positive only where the miss is strictly
-    deeper. No pixel is clicked twice: among those not clicked yet the deepest is taken, as RITM's `Clicker` does. Without an error left the click
-    confirms: deepest in the truth, then in the background, and where that is used up too the token is padding.
+    Exact (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021). False negatives and false
+    positives are measured separately, with the image border as a boundary; the click is positive
+    only if the false negatives' distance is strictly larger. No pixel is clicked twice: the
+    farthest one not yet clicked is chosen, as in RITM's `Clicker`. Without an error the click
+    confirms: first in the target, then in the background; if no pixel is left, the token is
+    padding.
     """
 
     clicks: int = 9
-    """How many clicks, one each round."""
+    """clicks, one per round"""
     feed_mask: bool = True
-    """Whether the previous mask's logits are fed back, as in training."""
+    """feed back the logits of the previous mask, as in training"""
 
     def __post_init__(self) -> None:
         check_range("CenterClicks.clicks", self.clicks, 1, None)
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return self.clicks
 
     def next(
@@ -121,7 +135,14 @@ class CenterClicks(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns every earlier click, a new one, and the padding point; nothing is random."""
+        """Return the earlier clicks, a new one, and the padding point.
+
+        Args:
+            previous: the round before; None before the first.
+            targets: ground truth of M masks.
+            random_inputs: random numbers of the masks; not used.
+            mask_only_round_u: not used.
+        """
         if previous is not None and previous.index + 1 >= self.clicks:
             return None
         import torch
@@ -139,15 +160,15 @@ class CenterClicks(PromptSchedule):
                 previous.prompts.labels[:, :-1],
             )
             pred_mask = previous.pred_mask
-        asked = (foreground, pred_mask, targets.valid, input_to_cell(points, targets.cell_xy))
-        found = [
-            _center_click(*each)
-            for each in zip(*(tensor.cpu().numpy() for tensor in asked), strict=True)
+        tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets.cell_xy))
+        clicks = [
+            _center_click(*arrays)
+            for arrays in zip(*(tensor.cpu().numpy() for tensor in tensors), strict=True)
         ]
-        click = torch.tensor(found, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
-        new = cell_to_input(click[:, :2], targets.cell_xy)
+        click = torch.tensor(clicks, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
+        point = cell_to_input(click[:, :2], targets.cell_xy)[:, None]
         return Prompts(
-            points_xy_input=torch.cat([points, new[:, None], torch.zeros_like(new)[:, None]], 1),
+            points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
             labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
             masks=previous.mask_input if previous is not None and self.feed_mask else None,
             multimask_output=previous is None,
@@ -156,10 +177,11 @@ class CenterClicks(PromptSchedule):
 
 @dataclass(frozen=True)
 class BoxPrompt(PromptSchedule):
-    """Evaluation's box: one round with each mask's exact box."""
+    """Box prompt of the evaluation: one round with the exact box of each mask."""
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return 1
 
     def next(
@@ -169,7 +191,14 @@ class BoxPrompt(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns the two corners of each box; there is no second round."""
+        """Return the two corners of each box; there is no second round.
+
+        Args:
+            previous: the round before; None before the first.
+            targets: ground truth of M masks.
+            random_inputs: random numbers of the masks; not used.
+            mask_only_round_u: not used.
+        """
         if previous is not None:
             return None
         from gigamask.prompts.boxes import corner_labels
@@ -184,25 +213,82 @@ class BoxPrompt(PromptSchedule):
         )
 
 
-def check_random_inputs(random_inputs: RandomInputs | None, policy: PromptSchedule) -> RandomInputs:
-    """Returns the draws; raises a fault where a mask has fewer clicks than the policy spends."""
-    given = 0 if random_inputs is None else random_inputs.clicks.shape[1]
-    if random_inputs is None or given < policy.num_uniforms:
-        name = type(policy).__name__
+def check_random_inputs(
+    random_inputs: RandomInputs | None, schedule: PromptSchedule
+) -> RandomInputs:
+    """Check that there are enough random numbers for a schedule, and return them.
+
+    Args:
+        random_inputs: random numbers of the masks.
+        schedule: the schedule that uses them.
+
+    Raises:
+        GigamaskError: a mask has too few random numbers for its clicks.
+    """
+    available = 0 if random_inputs is None else random_inputs.clicks.shape[1]
+    if random_inputs is None or available < schedule.num_uniforms:
         raise GigamaskError(
-            f"{name}: {given} click draws for each mask, {policy.num_uniforms} are spent; set Chance.clicks to the policy's draws"
+            f"{type(schedule).__name__} needs {schedule.num_uniforms} pairs of uniform numbers per "
+            f"mask (got {available}); set RandomSpec.clicks to the schedule's num_uniforms"
         )
     return random_inputs
 
 
-def _repeat_prompts(previous: PromptRound) -> Prompts:
-    """Returns the previous round's tokens with its mask fed back."""
+def point_or_box(
+    targets: Targets,
+    random_inputs: RandomInputs,
+    box_prob: float,
+    box_noise: float,
+    box_noise_limit_px: float,
+    center_click_prob: float = 0.0,
+) -> Prompts:
+    """Return the first prompt of each mask: a noisy box, or a point and a padding point.
+
+    Args:
+        targets: ground truth of M masks.
+        random_inputs: random numbers of the masks; those whose `first` is below `box_prob` get a
+            box, the others a point chosen by the first pair of `clicks`.
+        box_prob: probability of a box.
+        box_noise: standard deviation of each side of a box as a share of its width or height.
+        box_noise_limit_px: largest change of a side of a box in input pixels.
+        center_click_prob: probability that the point is the pixel farthest from the boundary;
+            otherwise it is uniform in the mask.
+    """
+    import torch
+
+    from gigamask.prompts.boxes import corner_labels, jittered_boxes
+    from gigamask.prompts.clicks import cell_to_input, next_click
     from gigamask.types import Prompts
 
-    asked = previous.prompts
+    foreground = targets.foreground
+    xy, label = next_click(
+        torch.zeros_like(foreground),
+        foreground,
+        random_inputs.clicks[:, 0],
+        targets.valid,
+        center_click_prob,
+    )
+    point = cell_to_input(xy, targets.cell_xy)
+    points = torch.stack([point, torch.zeros_like(point)], 1)
+    labels = torch.stack([label, torch.full_like(label, -1)], 1)
+    is_box = (random_inputs.first < box_prob)[:, None]
+    boxes = jittered_boxes(targets, random_inputs, box_noise, box_noise_limit_px)
+    corners = boxes.to(points.dtype).unflatten(1, (2, 2))
     return Prompts(
-        points_xy_input=asked.points_xy_input,
-        labels=asked.labels,
+        points_xy_input=torch.where(is_box[:, :, None], corners, points),
+        labels=torch.where(is_box, corner_labels(len(label), label.device), labels),
+        masks=None,
+        multimask_output=True,
+    )
+
+
+def _repeat_prompts(previous: PromptRound) -> Prompts:
+    """Return the previous round's tokens and its mask."""
+    from gigamask.types import Prompts
+
+    return Prompts(
+        points_xy_input=previous.prompts.points_xy_input,
+        labels=previous.prompts.labels,
         masks=previous.mask_input,
         multimask_output=False,
     )
@@ -214,7 +300,7 @@ def _add_click(
     uniforms: Float[Tensor, "M 2"],
     center_click_prob: float,
 ) -> Prompts:
-    """Returns the previous round's tokens and a click in its error region, with its mask fed back."""
+    """Return the previous round's tokens, a click in its error region, and its mask."""
     import torch
 
     from gigamask.prompts.clicks import cell_to_input, next_click
@@ -234,25 +320,23 @@ def _add_click(
 
 
 def _center_click(
-    targets: Bool[np.ndarray, "H W"],
+    target: Bool[np.ndarray, "H W"],
     pred_mask: Bool[np.ndarray, "H W"],
     valid: Bool[np.ndarray, "H W"],
     clicked: Int64[np.ndarray, "n 2"],
 ) -> tuple[int, int, int]:
-    """Returns x, y and label of one mask's next click."""
+    """Return x, y and label of one mask's next click."""
     from gigamask.masks.boundary import farthest_point
 
-    wrong = (targets ^ pred_mask) & valid
-    miss, alarm = (
-        farthest_point(wrong & targets, clicked),
-        farthest_point(wrong & pred_mask, clicked),
-    )
-    if miss[2] > alarm[2]:
+    error = (target ^ pred_mask) & valid
+    miss = farthest_point(error & target, clicked)
+    false_alarm = farthest_point(error & pred_mask, clicked)
+    if miss[2] > false_alarm[2]:
         return miss[0], miss[1], 1
-    if alarm[2] > 0:
-        return alarm[0], alarm[1], 0
-    for region, label in ((targets & valid, 1), (~targets & valid, 0)):
-        x, y, depth = farthest_point(region, clicked)
-        if depth > 0:
+    if false_alarm[2] > 0:
+        return false_alarm[0], false_alarm[1], 0
+    for region, label in ((target & valid, 1), (~target & valid, 0)):
+        x, y, distance = farthest_point(region, clicked)
+        if distance > 0:
             return x, y, label
     return 0, 0, -1

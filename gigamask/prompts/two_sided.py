@@ -1,8 +1,6 @@
-"""Corrections on both sides: the previous round and the truth enter, its tokens with a point in the misses and one in the false alarms leave.
+"""A prompt schedule that corrects false negatives and false positives in every round.
 
-A value, so torch is imported only when it acts. After micro-sam (`micro_sam/prompt_generators.py`), whose rounds add two points each.
-
-Not here: one point a round (`policy.InteractiveSchedule`), how the clicks are drawn (`clicks`), the first prompt (`first_prompt`).
+After micro-sam (`micro_sam/prompt_generators.py`), whose rounds add two points each.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gigamask.errors import check_range
 from gigamask.interfaces import PromptSchedule
-from gigamask.prompts.schedule import check_random_inputs
+from gigamask.prompts.schedule import check_random_inputs, point_or_box
 
 if TYPE_CHECKING:
     from gigamask.types import PromptRound, Prompts, RandomInputs, Targets
@@ -20,35 +18,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoSidedCorrection(PromptSchedule):
-    """A point or a box, then rounds that add a positive point in the misses and a negative one in the false alarms, and feed the mask back.
+    """A point or a box, then rounds with a positive and a negative point and the previous mask.
 
-    A side without an error adds a token that is not present; where nothing is wrong at all the first of the two points confirms, as SAM's schedule
-    does here. micro-sam looks for a substitute on each empty side, in what is right already or in a ring around the box; such a point corrects
-    nothing, so we leave it out.
+    The positive point lies in the false negatives, the negative one in the false positives. A mask
+    without such an error gets a token that is masked out; without any error the first of the two
+    points confirms, as in `InteractiveSchedule`. micro-sam substitutes a point in what is right
+    already or in a ring around the box; it corrects nothing, so it is left out here.
     """
 
     corrections: int = 7
-    """How many rounds add two points; micro-sam has 8 rounds with the first."""
+    """rounds that add two points (micro-sam: 8 rounds with the first)"""
     box_prob: float = 0.5
-    """The probability that a mask's first prompt is a box; otherwise it is a point."""
+    """probability that the first prompt of a mask is a box, otherwise a point"""
     box_noise: float = 0.1
-    """The standard deviation of each side of a box as a share of its width or height."""
+    """standard deviation of each side of a box as a share of its width or height"""
     box_noise_limit_px: float = 20.0
-    """The farthest a side of a box moves, in input pixels."""
+    """largest change of a side of a box in input pixels"""
 
     def __post_init__(self) -> None:
         check_range("TwoSidedCorrection.corrections", self.corrections, 0, None)
-        check_range("TwoSidedCorrection.box_share", self.box_prob, 0, 1)
+        check_range("TwoSidedCorrection.box_prob", self.box_prob, 0, 1)
         check_range("TwoSidedCorrection.box_noise", self.box_noise, 0, None)
         check_range("TwoSidedCorrection.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return 1 + self.corrections
 
     @property
     def num_uniforms(self) -> int:
-        """How many click draws a mask needs: the first point and both of each correction."""
+        """Pairs of uniform numbers per mask: one for each point."""
         return 1 + 2 * self.corrections
 
     def next(
@@ -58,12 +58,18 @@ class TwoSidedCorrection(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Returns a point or a box for each mask, then every earlier token and two points."""
+        """Return a point or a box for each mask, then the earlier tokens and two points.
+
+        Args:
+            previous: the round before; None before the first.
+            targets: ground truth of M masks.
+            random_inputs: random numbers of the masks.
+            mask_only_round_u: not used.
+        """
         random_inputs = check_random_inputs(random_inputs, self)
         import torch
 
         from gigamask.prompts.clicks import cell_to_input, sample_fp_fn_clicks
-        from gigamask.prompts.first_prompt import point_or_box
         from gigamask.types import Prompts
 
         if previous is None:
@@ -72,24 +78,22 @@ class TwoSidedCorrection(PromptSchedule):
             )
         if previous.index >= self.corrections:
             return None
-        spent = 1 + 2 * previous.index
+        used = 1 + 2 * previous.index
         xy, labels = sample_fp_fn_clicks(
             previous.pred_mask,
             targets.foreground,
-            random_inputs.clicks[:, spent : spent + 2],
+            random_inputs.clicks[:, used : used + 2],
             targets.valid,
         )
-        new = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets.cell_xy), 0)
-        before = previous.prompts
-        there = (
-            torch.ones_like(before.labels, dtype=torch.bool)
-            if before.token_mask is None
-            else before.token_mask
-        )
+        points = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets.cell_xy), 0)
+        earlier = previous.prompts
+        token_mask = earlier.token_mask
+        if token_mask is None:
+            token_mask = torch.ones_like(earlier.labels, dtype=torch.bool)
         return Prompts(
-            points_xy_input=torch.cat([before.points_xy_input, new], 1),
-            labels=torch.cat([before.labels, labels], 1),
+            points_xy_input=torch.cat([earlier.points_xy_input, points], 1),
+            labels=torch.cat([earlier.labels, labels], 1),
             masks=previous.mask_input,
             multimask_output=False,
-            token_mask=torch.cat([there, labels >= 0], 1),
+            token_mask=torch.cat([token_mask, labels >= 0], 1),
         )

@@ -13,9 +13,9 @@ from transformers.loss import loss_for_object_detection as detr
 from transformers.models.mask2former.modeling_mask2former import sample_point
 from transformers.models.maskformer import modeling_maskformer as maskformer
 
-from gigamask.losses.focal_dice import dice, focal
+from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.losses.iou import actual_iou, iou_regression
-from gigamask.losses.points import read, sample_points
+from gigamask.losses.points import interpolate_at, sample_points
 from gigamask.rng import make_rng
 from gigamask.types import Targets
 
@@ -60,11 +60,11 @@ def test_losses_and_gradients_equal_maskformers_and_detrs(
     logits, truth, weights = case(dtype, soft)
     valid = torch.ones(truth.shape, dtype=torch.bool)
     theirs = flat(logits, truth, lambda x, t: source.sigmoid_focal_loss(x, t, 1, alpha, gamma))
-    agree(logits, weights, focal(logits, truth, valid, alpha, gamma), theirs, tolerance)
+    agree(logits, weights, focal_loss(logits, truth, valid, alpha, gamma), theirs, tolerance)
     agree(
         logits,
         weights,
-        dice(logits, truth, valid),
+        dice_loss(logits, truth, valid),
         flat(logits, truth, lambda x, t: source.dice_loss(x, t, 1)),
         tolerance,
     )
@@ -88,12 +88,12 @@ def test_losses_and_gradients_equal_monais_on_the_valid_part(alpha):
         losses.FocalLoss(gamma=2.0, alpha=alpha, reduction="none")(x, t).mean((1, 2, 3)).view(4, 3)
     )
     agree(
-        logits, weights, focal(logits, truth, valid, alpha), theirs.double(), 1e-5
+        logits, weights, focal_loss(logits, truth, valid, alpha), theirs.double(), 1e-5
     )  # MONAI's works in float32
     theirs = losses.DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")(
         x, t
     ).view(4, 3)
-    agree(logits, weights, dice(logits, truth, valid), theirs, 1e-12)
+    agree(logits, weights, dice_loss(logits, truth, valid), theirs, 1e-12)
 
 
 def test_the_actual_iou_equals_pycocotools_and_its_regression_pytorchs():
@@ -129,7 +129,7 @@ def test_reading_at_places_equals_mask2formers_in_value_and_gradient():
         align_corners=False,
         padding_mode="border",
     ).view(4, 3, 300)
-    agree(logits, weights, read(logits, places), theirs, 1e-9)
+    agree(logits, weights, interpolate_at(logits, places), theirs, 1e-9)
 
 
 def test_the_loss_at_points_equals_mask2formers_at_the_same_points():
@@ -142,14 +142,14 @@ def test_the_loss_at_points_equals_mask2formers_at_the_same_points():
     )
     rows, answers, inside = (
         points.logits.view(12, 1, 1, 300),
-        points.truth.view(12, 1, 300),
+        points.targets.view(12, 1, 300),
         points.valid.view(12, 1, 300),
     )
     theirs = torch.stack([detr.dice_loss(rows[i, 0], answers[i].double(), 1) for i in range(12)])
-    assert torch.allclose(dice(rows, answers, inside)[:, 0], theirs, rtol=1e-12)
+    assert torch.allclose(dice_loss(rows, answers, inside)[:, 0], theirs, rtol=1e-12)
     cross_entropy = F.binary_cross_entropy_with_logits(
         rows[:, 0, 0], answers[:, 0].double(), reduction="none"
     ).mean(1)
     assert torch.allclose(
-        focal(rows, answers, inside, alpha=0.5, gamma=0.0)[:, 0] * 2, cross_entropy, rtol=1e-12
+        focal_loss(rows, answers, inside, alpha=0.5, gamma=0.0)[:, 0] * 2, cross_entropy, rtol=1e-12
     )

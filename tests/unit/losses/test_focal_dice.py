@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gigamask.losses.focal_dice import dice, focal
+from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.rng import make_rng
 
 
@@ -33,7 +33,7 @@ def naive_focal(x, t, alpha, gamma):
 def test_focal_is_its_definition_pixel_by_pixel(case, alpha, gamma):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
-        found = focal(logits, truth, valid, alpha, gamma)
+        found = focal_loss(logits, truth, valid, alpha, gamma)
         for m in range(3):
             for k in range(2):
                 pixels = torch.nonzero(valid[m]).tolist()
@@ -48,7 +48,7 @@ def test_focal_is_its_definition_pixel_by_pixel(case, alpha, gamma):
 def test_dice_is_its_definition_pixel_by_pixel(case, smooth):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
-        found = dice(logits, truth, valid, smooth)
+        found = dice_loss(logits, truth, valid, smooth)
         for m in range(3):
             for k in range(2):
                 pairs = [
@@ -68,7 +68,7 @@ def test_focal_gradient_is_the_slope_of_its_value(case, alpha, gamma):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
         assert torch.autograd.gradcheck(
-            lambda x, t=truth: focal(x, t, valid, alpha, gamma),
+            lambda x, t=truth: focal_loss(x, t, valid, alpha, gamma),
             logits.clone().requires_grad_(),
             atol=1e-8,
             rtol=1e-6,
@@ -80,7 +80,7 @@ def test_dice_gradient_is_the_slope_of_its_value(case, smooth):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
         assert torch.autograd.gradcheck(
-            lambda x, t=truth: dice(x, t, valid, smooth),
+            lambda x, t=truth: dice_loss(x, t, valid, smooth),
             logits.clone().requires_grad_(),
             atol=1e-8,
             rtol=1e-6,
@@ -90,7 +90,7 @@ def test_dice_gradient_is_the_slope_of_its_value(case, smooth):
 def test_soft_targets_of_zero_and_one_are_the_hard_ones(case):
     logits, soft, valid = case
     hard = soft > 0.5
-    for loss in (focal, dice):
+    for loss in (focal_loss, dice_loss):
         grads = []
         for truth in (hard, hard.double()):
             x = logits.clone().requires_grad_()
@@ -105,7 +105,7 @@ def test_soft_targets_of_zero_and_one_are_the_hard_ones(case):
 def test_padding_has_no_part_in_value_or_gradient(case, filling):
     logits, soft, valid = case
     padding = ~valid[:, None].expand_as(logits)
-    for loss in (focal, dice):
+    for loss in (focal_loss, dice_loss):
         x = logits.masked_fill(padding, filling).requires_grad_()
         value = loss(x, soft.masked_fill(~valid, 1 - min(filling, 1)), valid)
         value.sum().backward()
@@ -120,8 +120,8 @@ def test_focal_is_a_mean_and_dice_a_share_so_size_does_not_matter(case):
     twice = [
         each.repeat_interleave(2, -1).repeat_interleave(2, -2) for each in (logits, soft, valid)
     ]
-    assert torch.allclose(focal(*twice), focal(logits, soft, valid))
-    assert torch.allclose(dice(*twice, smooth=4.0), dice(logits, soft, valid, smooth=1.0))
+    assert torch.allclose(focal_loss(*twice), focal_loss(logits, soft, valid))
+    assert torch.allclose(dice_loss(*twice, smooth=4.0), dice_loss(logits, soft, valid, smooth=1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -134,9 +134,9 @@ def test_extreme_logits_stay_finite(dtype):
     valid = torch.ones(1, 1, 7, dtype=torch.bool)
     for truth in (valid, ~valid, valid.float() * 0.3):
         for value in (
-            focal(x, truth, valid),
-            focal(x, truth, valid, gamma=0.5),
-            dice(x, truth, valid),
+            focal_loss(x, truth, valid),
+            focal_loss(x, truth, valid, gamma=0.5),
+            dice_loss(x, truth, valid),
         ):
             (grad,) = torch.autograd.grad(value.sum(), x)
             assert value.isfinite().all()
@@ -146,7 +146,7 @@ def test_extreme_logits_stay_finite(dtype):
 def test_losses_are_float32_under_autocast(case):
     logits, soft, valid = case
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for loss in (focal, dice):
+        for loss in (focal_loss, dice_loss):
             x = logits.bfloat16().requires_grad_()
             value = loss(x, soft.float(), valid)
             value.sum().backward()
@@ -164,11 +164,11 @@ def test_losses_are_float32_under_autocast(case):
 def test_a_mask_without_a_valid_pixel_costs_nothing_and_no_masks_give_no_losses(case):
     logits, soft, valid = case
     x = logits.clone().requires_grad_()
-    value = focal(x, soft, valid & False) + dice(x, soft, valid & False)
+    value = focal_loss(x, soft, valid & False) + dice_loss(x, soft, valid & False)
     value.sum().backward()
     assert (value == 0).all()
     assert (x.grad == 0).all()
-    for loss in (focal, dice):
+    for loss in (focal_loss, dice_loss):
         assert loss(logits[:0], soft[:0], valid[:0]).shape == (0, 2)
 
 
@@ -182,6 +182,8 @@ def test_only_logits_and_targets_are_kept_for_the_backward_pass():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        (focal(logits, truth, truth | True) + dice(logits, truth, truth | True)).sum().backward()
+        (
+            focal_loss(logits, truth, truth | True) + dice_loss(logits, truth, truth | True)
+        ).sum().backward()
     one_map = logits.nbytes
     assert sum(kept.values()) < 1.3 * one_map, "the logits themselves, targets and padding as bool"

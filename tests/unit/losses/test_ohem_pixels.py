@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigamask.losses.focal_dice import focal
-from gigamask.losses.ohem_pixels import ohem_pixels, sorted_descending
+from gigamask.losses.focal_dice import focal_loss, ohem_pixels, sorted_descending
 from gigamask.rng import make_rng
 
 SHARES = st.sampled_from([0.01, 0.25, 1 / 3, 0.5, 0.9, 1.0])
@@ -85,14 +84,15 @@ def case():
 def test_mined_focal_is_the_mean_over_the_kept_and_they_alone_learn(case, share, least):
     logits, soft, valid = case
     logits.requires_grad_()
-    found = focal(logits, soft, valid, share=share, least=least)
+    found = focal_loss(logits, soft, valid, ohem_ratio=share, ohem_min_pixels=least)
     found.sum().backward()
     ones = torch.ones(1, 1, 1, dtype=torch.bool)
     for m in range(3):
         for k in range(2):
             x, t = logits.detach()[m, k].flatten(), soft[m].flatten()
             each = [
-                float(focal(x[i].view(1, 1, 1, 1), t[i].view(1, 1, 1), ones)) for i in range(40)
+                float(focal_loss(x[i].view(1, 1, 1, 1), t[i].view(1, 1, 1), ones))
+                for i in range(40)
             ]
             kept = plainly(each, valid[m].flatten().tolist(), share, least)
             assert float(found[m, k].detach()) == pytest.approx(
@@ -106,7 +106,7 @@ def test_gradient_of_mined_focal_is_the_slope_of_its_value(case):
     for truth in (soft, soft > 0.5):
         inputs = logits.clone().requires_grad_()
         assert torch.autograd.gradcheck(
-            lambda x, t=truth: focal(x, t, valid, share=0.25, least=3),
+            lambda x, t=truth: focal_loss(x, t, valid, ohem_ratio=0.25, ohem_min_pixels=3),
             inputs,
             eps=1e-7,
             atol=1e-7,
@@ -116,10 +116,16 @@ def test_gradient_of_mined_focal_is_the_slope_of_its_value(case):
 
 def test_a_mask_mined_alone_is_the_mask_mined_among_others(case):
     logits, soft, valid = case
-    whole = focal(logits, soft, valid, share=0.25, least=3)
+    whole = focal_loss(logits, soft, valid, ohem_ratio=0.25, ohem_min_pixels=3)
     alone = torch.cat(
         [
-            focal(logits[m : m + 1], soft[m : m + 1], valid[m : m + 1], share=0.25, least=3)
+            focal_loss(
+                logits[m : m + 1],
+                soft[m : m + 1],
+                valid[m : m + 1],
+                ohem_ratio=0.25,
+                ohem_min_pixels=3,
+            )
             for m in range(3)
         ]
     )
@@ -140,7 +146,7 @@ def test_mining_keeps_one_bool_map_more_for_the_backward_pass():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        focal(logits, truth, truth | True, share=0.25, least=0).sum().backward()
+        focal_loss(logits, truth, truth | True, ohem_ratio=0.25, ohem_min_pixels=0).sum().backward()
     assert sum(kept.values()) < 1.4 * logits.nbytes, (
         "logits, a quarter of that for the bool map, and targets"
     )

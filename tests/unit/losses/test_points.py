@@ -5,8 +5,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gigamask.losses.focal_dice import dice, focal
-from gigamask.losses.points import PLASTIC, read, sample_points, spread_points, valid_extent
+from gigamask.losses.focal_dice import dice_loss, focal_loss
+from gigamask.losses.points import (
+    PLASTIC,
+    interpolate_at,
+    sample_points,
+    spread_points,
+    valid_extent,
+)
 from gigamask.rng import make_rng
 from gigamask.types import Targets
 
@@ -74,7 +80,7 @@ def test_logits_are_those_of_bilinear_upsampling():
         .expand(2, 3, -1, 2)
         .float()
     )
-    assert torch.allclose(read(low.double(), places).view(full.shape), full, atol=1e-12)
+    assert torch.allclose(interpolate_at(low.double(), places).view(full.shape), full, atol=1e-12)
 
 
 def test_gradient_of_reading_is_its_slope_and_what_is_not_finite_stays_so():
@@ -83,12 +89,12 @@ def test_gradient_of_reading_is_its_slope_and_what_is_not_finite_stays_so():
     places[0, 0, :4] = torch.tensor(
         [[0.0, 0.0], [1 - 2**-24, 0.0], [0.5, 0.5], [1 - 2**-24, 1 - 2**-24]]
     )
-    assert torch.autograd.gradcheck(lambda x: read(x, places), low, atol=1e-7)
+    assert torch.autograd.gradcheck(lambda x: interpolate_at(x, places), low, atol=1e-7)
     weights = torch.ones(2, 2, 9, dtype=torch.float64)
     weights[0, 0, 3], weights[1, 1, 0] = math.nan, math.inf
-    (grad,) = torch.autograd.grad((read(low, places) * weights).sum(), low)
+    (grad,) = torch.autograd.grad((interpolate_at(low, places) * weights).sum(), low)
     assert grad.isfinite().all((2, 3)).tolist() == [[False, True], [True, False]]
-    (none,) = torch.autograd.grad((read(low, places) * 0).sum(), low)
+    (none,) = torch.autograd.grad((interpolate_at(low, places) * 0).sum(), low)
     assert (none == 0).all()
 
 
@@ -100,7 +106,9 @@ def test_the_gradient_does_not_depend_on_the_order_of_the_points():
     for order in (torch.arange(500), torch.tensor(make_rng(0, "test order").permutation(500))):
         x = low.clone().requires_grad_()
         grads.extend(
-            torch.autograd.grad((read(x, places[:, :, order]) * weights[:, :, order]).sum(), x)
+            torch.autograd.grad(
+                (interpolate_at(x, places[:, :, order]) * weights[:, :, order]).sum(), x
+            )
         )
     assert torch.equal(*grads)
 
@@ -129,7 +137,7 @@ def test_points_are_the_most_uncertain_and_some_others_by_a_plain_loop():
                 )
             expected = sorted(seen[:120], key=lambda point: abs(point[0]))[:30] + seen[120:]
             pairs = sorted(
-                zip(found.logits[m, k].tolist(), found.truth[m, k].tolist(), strict=True)
+                zip(found.logits[m, k].tolist(), found.targets[m, k].tolist(), strict=True)
             )
             assert [logit for logit, _ in pairs] == pytest.approx(
                 [logit for logit, _ in sorted(expected)], abs=1e-3
@@ -164,9 +172,9 @@ def test_three_quarters_lie_where_the_answer_is_most_uncertain():
 def test_without_importance_all_points_are_the_sequence_and_every_answer_sees_the_same():
     low, masks = blob(2, 16)
     found = sample_points(low, truth_of(masks), 1, 64, 1.0, 0.0)
-    assert torch.equal(found.truth[:, 0], found.truth[:, 1])
+    assert torch.equal(found.targets[:, 0], found.targets[:, 1])
     places = spread_points(torch.arange(128, 256), truth_of(masks).shift)[:, 64:]
-    assert torch.equal(found.logits, read(low, places[:, None].expand(-1, 3, -1, -1)))
+    assert torch.equal(found.logits, interpolate_at(low, places[:, None].expand(-1, 3, -1, -1)))
 
 
 def test_rounds_and_masks_have_places_of_their_own_and_the_same_numbers_give_the_same():
@@ -188,13 +196,13 @@ def test_padding_is_never_sampled(soft, extent):
     masks = torch.where(valid, torch.tensor(inner), torch.tensor(outer))
     found = sample_points(low, truth_of(masks, valid), 3, 500, 3.0, 0.75)
     assert found.valid.all()
-    assert found.truth.dtype == masks.dtype
+    assert found.targets.dtype == masks.dtype
     if soft:
-        assert torch.allclose(found.truth, torch.tensor(0.75), atol=1e-4), (
+        assert torch.allclose(found.targets, torch.tensor(0.75), atol=1e-4), (
             "an object that the padding cuts is not faded out"
         )
     else:
-        assert found.truth.all()
+        assert found.targets.all()
 
 
 def test_shares_are_bilinear_between_cells():
@@ -202,7 +210,7 @@ def test_shares_are_bilinear_between_cells():
     masks = torch.tensor(make_rng(0, "test shares").random((2, 16, 16))).float()
     found = sample_points(low, truth_of(masks), 0, 200, 1.0, 0.0)
     same = sample_points(masks[:, None].expand(-1, 3, -1, -1), truth_of(masks), 0, 200, 1.0, 0.0)
-    assert torch.allclose(found.truth, same.logits, atol=1e-5)
+    assert torch.allclose(found.targets, same.logits, atol=1e-5)
 
 
 def test_a_mask_without_a_valid_cell_has_no_place_and_no_masks_have_no_points():
@@ -220,7 +228,7 @@ def test_the_truth_may_be_finer_than_the_logits():
     low, _ = blob(2, 16)
     fine = F.interpolate(low, (64, 64), mode="bilinear", align_corners=False)[:, 0] > 0
     found = sample_points(low, truth_of(fine), 0, 2000, 3.0, 0.0)
-    assert ((found.logits[:, 0] > 0) == found.truth[:, 0]).float().mean() > 0.97, (
+    assert ((found.logits[:, 0] > 0) == found.targets[:, 0]).float().mean() > 0.97, (
         "they differ only within a fine cell of the edge"
     )
 
@@ -233,11 +241,15 @@ def test_uniform_points_estimate_the_loss_of_all_cells():
     found = sample_points(low, truth, 0, 4000, 1.0, 0.0)
     ours = (
         found.logits.view(-1, 1, 1, 4000),
-        found.truth.view(-1, 1, 4000),
+        found.targets.view(-1, 1, 4000),
         found.valid.view(-1, 1, 4000),
     )
-    assert torch.allclose(focal(*ours).view(4, 3), focal(fine, truth.masks, valid), rtol=0.05)
-    assert torch.allclose(dice(*ours).view(4, 3), dice(fine, truth.masks, valid), rtol=0.02)
+    assert torch.allclose(
+        focal_loss(*ours).view(4, 3), focal_loss(fine, truth.masks, valid), rtol=0.05
+    )
+    assert torch.allclose(
+        dice_loss(*ours).view(4, 3), dice_loss(fine, truth.masks, valid), rtol=0.02
+    )
 
 
 def test_the_backward_pass_of_reading_keeps_the_places_alone():
@@ -247,5 +259,5 @@ def test_the_backward_pass_of_reading_keeps_the_places_alone():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: kept.append(tensor.nbytes) or tensor, lambda tensor: tensor
     ):
-        read(low, places).sum().backward()
+        interpolate_at(low, places).sum().backward()
     assert sum(kept) == places.nbytes

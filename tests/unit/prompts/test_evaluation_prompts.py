@@ -121,7 +121,7 @@ def test_tokens_are_the_points_and_one_padding(make_truth, answer):
             assert (labels[:, -1] == -1).all()
             assert (labels[:, :-1] >= 0).all()
             assert (played.prompts.points_xy_input[:, -1] == 0).all()
-    assert CenterClicks().draws == 0
+    assert CenterClicks().num_uniforms == 0
 
 
 def test_no_masks_play_too(make_truth, answer):
