@@ -75,7 +75,7 @@ JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda jpg: b"\x89PNG\r\n\x1a\n" + jpg[8:],
         r"the \d+ bytes are not a valid JPEG",
     ),
-    "empty": (lambda jpg: b"", r"the 0 bytes are no JPEG that can be read"),
+    "empty": (lambda jpg: b"", r"the 0 bytes are not a valid JPEG"),
     "bomb": (
         lambda jpg: restate(jpg, 60_000, 60_000),
         r"the JPEG states 60000 x 60000 pixels.*67108864",
