@@ -1,4 +1,4 @@
-"""What `gigamask plan` must know of a configuration besides its step: masks, and flags that save memory.
+"""What `gigamask plan` needs to know about a configuration besides its step.
 
 Configurations are annotated as `Any` here, since their modules import this one.
 """
@@ -16,26 +16,30 @@ from gigamask.models.configs import ViT
 
 @dataclass(frozen=True)
 class PlanningView:
-    """A training that uses no masks, as `plan` sees it."""
+    """A training that uses no masks, as `plan` sees it.
+
+    Attributes:
+        run: the configuration.
+        masks_per_image: largest number of masks per image to train on.
+        masks_per_chunk: masks per forward pass of the decoder.
+        mines: whether a forward pass over all masks selects those to train on.
+        activation_checkpointing: n if every n-th encoder block is recomputed; 0 if none is.
+    """
 
     run: Any
     masks_per_image: int = 0
-    """masks of an image that are trained on, where it has so many"""
     masks_per_chunk: int = 0
-    """masks that pass through the decoder at once"""
     mines: bool = False
-    """whether a forward pass over all masks selects those that are trained on"""
     activation_checkpointing: int = 0
-    """every how many-th encoder block is recomputed in the backward pass; 0: none"""
 
     def measured(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
     ) -> Any:
-        """Return the run whose step is measured.
+        """Return the configuration whose step is measured.
 
         Args:
-            abridge: returns a prompt schedule that plays only the rounds that hold most memory.
-            recompute: whether encoder blocks are recomputed, as the run says.
+            abridge: returns a prompt schedule with only the rounds that need the most memory.
+            recompute: whether encoder blocks are recomputed as configured, or not at all.
         """
         return self.run
 
@@ -46,20 +50,20 @@ class PlanningView:
             micro: images in a micro-batch.
 
         Returns:
-            Families of flags, each from the mildest to the strongest: the flag as it is typed,
-            and the fields that it changes.
+            Groups of flags, each from the mildest to the strongest: the flag as typed, and the
+            fields it changes.
         """
         return []
 
     def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
-        """Return a smaller run whose measurement suffices to plan this one, if there is one.
+        """Return a smaller configuration whose measurement suffices to plan this one.
 
         Args:
-            known: a run that has been measured already and differs from this one.
+            known: a configuration that has been measured and differs from this one.
 
         Returns:
-            The phase that must be measured (the other's figures are those of `known`) and the
-            smaller run; None: this run itself must be measured.
+            The phase to measure (the other phase is as in `known`) and the smaller configuration;
+            None if this configuration itself must be measured.
         """
         return None
 
@@ -72,7 +76,7 @@ class MaskPlanningView(PlanningView):
 
     @classmethod
     def of(cls, run: Any) -> MaskPlanningView:
-        """Return the view of a run."""
+        """Return the view of a configuration."""
         masks = 1 if run.items == "mask" else run.loader.max_masks
         return cls(
             run,
@@ -85,28 +89,32 @@ class MaskPlanningView(PlanningView):
     def measured(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
     ) -> Any:
-        """Return the run with abridged rounds, every mask trained on."""
-        every = self.activation_checkpointing if recompute else 0
+        """Return the configuration with fewer rounds and without mining.
+
+        Args:
+            abridge: returns a prompt schedule with only the rounds that need the most memory.
+            recompute: whether encoder blocks are recomputed as configured, or not at all.
+        """
         return replace(
             self.run,
             prompts=abridge(self.run.prompts),
             mining=NoMining(),
-            activation_checkpointing=every,
+            activation_checkpointing=self.activation_checkpointing if recompute else 0,
         )
 
     def memory_flags(self, micro: int) -> list[list[tuple[str, dict[str, Any]]]]:
-        """Return smaller chunks of masks, and more blocks that are recomputed."""
+        """Return flags for smaller chunks of masks and for more recomputed blocks."""
         masks = min(self.masks_per_chunk, self.masks_per_image * micro)
         chunks = [count for count in (32, 16, 4) if count < masks][-2:]
-        learns = "image_encoder" not in self.run.freeze
-        finer = [n for n in (4, 2, 1) if learns and not 0 < self.activation_checkpointing <= n]
+        is_trained = "image_encoder" not in self.run.freeze
+        finer = [n for n in (4, 2, 1) if is_trained and not 0 < self.activation_checkpointing <= n]
         return [
             [(f"--masks-per-chunk {count}", {"masks_per_chunk": count}) for count in chunks],
             [(f"--activation-checkpointing {n}", {"activation_checkpointing": n}) for n in finer],
         ]
 
     def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
-        """Return a run of one mask, or of one encoder block, where only the other part differs."""
+        """Return a configuration with one mask, or one encoder block, if that part is known."""
         run, known_view = self.run, known.planning
         if (
             not isinstance(known_view, MaskPlanningView)
@@ -117,7 +125,7 @@ class MaskPlanningView(PlanningView):
             return "encoder", replace(
                 run, masks_per_chunk=1, loader=replace(run.loader, max_masks=1)
             )
-        # The rounds' memory does not depend on the encoder's depth.
+        # The memory of the rounds does not depend on the depth of the encoder.
         blocks_frozen = any("blocks" in part for part in run.freeze)
         if (
             run.activation_checkpointing == known_view.activation_checkpointing

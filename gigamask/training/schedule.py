@@ -31,6 +31,12 @@ class WarmupMultiStep(LRSchedule):
             check_range("milestones", milestone, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
+        """Return the factor of the peak learning rate.
+
+        Args:
+            step: the number of the step, from 0.
+            steps: steps of the whole run.
+        """
         drops = sum(step >= int(milestone * steps) for milestone in self.milestones)
         return _warmup_factor(step, self.warmup_steps) * self.gamma**drops
 
@@ -52,6 +58,12 @@ class WarmupCosine(LRSchedule):
         check_range("min_lr_ratio", self.min_lr_ratio, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
+        """Return the factor of the peak learning rate.
+
+        Args:
+            step: the number of the step, from 0.
+            steps: steps of the whole run.
+        """
         progress = min(
             1.0, max(0.0, (step - self.warmup_steps) / max(1, steps - self.warmup_steps))
         )

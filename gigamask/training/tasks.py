@@ -50,6 +50,13 @@ class SamTask(Task):
     def compute_losses(
         self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
+        """Yield the loss of each round of each chunk of masks.
+
+        Args:
+            model: the model.
+            batch: the micro-batch; without masks, a sharded model runs without effect.
+            detach: detaches the embedding, on which the gradients of all rounds accumulate.
+        """
         if not len(batch.mask_image):
             side = model.config.image_size
             image = batch.images.new_zeros(1, 3, side, side)
@@ -206,6 +213,13 @@ class MAETask(Task):
     def compute_losses(
         self, model: MAE, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
+        """Yield the loss of all images, as one term.
+
+        Args:
+            model: the model.
+            batch: the micro-batch; without images, a sharded model runs without effect.
+            detach: not used, since there is one term.
+        """
         images, config = batch.images, model.config
         if not len(images):
             image = images.new_zeros(1, 3, config.image_size, config.image_size)

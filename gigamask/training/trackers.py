@@ -50,13 +50,27 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(Path(config.out) / "tensorboard"))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add scalars.
+
+        Args:
+            values: by name.
+            step: number of the step.
+        """
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def picture(self, name: str, rgb: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """Add a picture.
+
+        Args:
+            name: its name.
+            rgb: its pixels.
+            step: number of the step.
+        """
         self._writer.add_image(name, rgb, step, dataformats="HWC")
 
     def close(self) -> None:
+        """Write what is buffered and close."""
         self._writer.close()
 
 
@@ -93,12 +107,26 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add scalars.
+
+        Args:
+            values: by name.
+            step: number of the step.
+        """
         self._run.log({"step": step, **values})
 
     def picture(self, name: str, rgb: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """Add a picture.
+
+        Args:
+            name: its name.
+            rgb: its pixels.
+            step: number of the step.
+        """
         self._run.log({"step": step, name: self._wandb.Image(rgb)})
 
     def close(self) -> None:
+        """Write what is buffered and close."""
         self._run.finish()
 
 

@@ -12,14 +12,14 @@ import torch
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.distributed.precision import choose_device
 from gigamask.distributed.world import World
-from gigamask.interfaces import EvaluationResult
+from gigamask.interfaces import EvaluationResult, Task
 from gigamask.training import checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.config import TrainConfig
 from gigamask.training.health_checks import HealthChecks
 from gigamask.training.logging import MetricsLogger, Observer
 from gigamask.training.state import TrainState
-from gigamask.training.step import step
+from gigamask.training.step import StepResult, step
 from gigamask.training.train_data import (
     TrainData,
     check_same_data,
@@ -27,6 +27,7 @@ from gigamask.training.train_data import (
     open_index,
     save_data_record,
 )
+from gigamask.types import BatchProtocol
 
 DUMP_STACKS_AT = 0.9
 """Share of the timeout after which processes that wait for another one print their stacks."""
@@ -79,19 +80,8 @@ def train(
             logger.log_start(world.size)
             set_clock(True)
             for batches in logger.time_data(data.batches(world, pin=device.type == "cuda")):
-                start = state.cursor.samples
-                result = step(
-                    task,
-                    state,
-                    [batch.to(device) for batch in batches],
-                    config.batch_size,
-                    config.optimizer.lr * config.schedule.factor(state.step, config.steps),
-                    config.optimizer.grad_clip,
-                    world,
-                    requests=(stop_requested(), saver.overdue),
-                )
-                state.advance(batches[-1].cursor)
-                data.record_losses(start, result.losses)
+                requests = stop_requested(), saver.overdue
+                result = _update(config, task, state, batches, data, world, device, requests)
                 epoch = state.cursor.samples / data.samples_per_epoch
                 logger.log_step(state.step, config.batch_size, {"epoch": epoch} | result.record)
                 checks.check(state.step, batches, result.skipped and not result.overflow)
@@ -115,6 +105,33 @@ def train(
                 set_clock(True)
         world.barrier()  # before the lock is released, which lets another training start
     return state
+
+
+def _update(
+    config: TrainConfig,
+    task: Task,
+    state: TrainState,
+    batches: Sequence[BatchProtocol],
+    data: TrainData,
+    world: World,
+    device: torch.device,
+    requests: tuple[bool, ...],
+) -> StepResult:
+    """Make one step and record the losses of its samples."""
+    start = state.cursor.samples
+    result = step(
+        task,
+        state,
+        [batch.to(device) for batch in batches],
+        config.batch_size,
+        config.optimizer.lr * config.schedule.factor(state.step, config.steps),
+        config.optimizer.grad_clip,
+        world,
+        requests,
+    )
+    state.advance(batches[-1].cursor)
+    data.record_losses(start, result.losses)
+    return result
 
 
 def prepare(

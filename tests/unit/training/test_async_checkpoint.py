@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.training.test_checkpoint import state_at
 
 from gigamask.training import async_checkpoint, checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.trainer import train
 from tests.laws.test_training import run_in, same
 from tests.little import little
+from tests.unit.training.test_checkpoint import state_at
 
 
 @pytest.fixture
