@@ -38,7 +38,7 @@ def test_onnx_is_told_how_near_it_is(weights, tmp_path, capsys):
 def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     for words, message in (
-        ([weights, "--to", "tflite", *out], "--to is 'tflite'"),
+        ([weights, "--to", "tflite", *out], "'tflite'"),
         ([weights, *out], "--to"),
         ([str(tmp_path / "none.pth"), "--to", "official", *out], "none.pth: no such file"),
         ([weights, "--to", "official", *out], "file that ends in .pth"),
