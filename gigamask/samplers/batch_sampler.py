@@ -33,7 +33,7 @@ class SampleSequence:
 
     Args:
         sampler: Computes the order of each epoch.
-        items: Items to sample.
+        table: Samples to order.
         history: Losses so far; required where `sampler.decay` is not None.
         locate: Maps items to images and masks.
         strata: Whether samples carry the stratum that the sampler assigns to them.

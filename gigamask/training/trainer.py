@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def prepare(
 
 
 @contextmanager
-def stop_signal():
+def stop_signal() -> Iterator[Callable[[], bool]]:
     """Catch SIGINT and SIGTERM; a second SIGINT interrupts at once.
 
     Outside the main thread, where Python cannot handle signals, nothing is caught.
