@@ -16,13 +16,17 @@ import time
 import torch
 
 from gigamask.models.sam.attention import (
-    attend_augmented,
-    attend_in_chunks,
-    attend_plainly,
-    relative,
+    get_rel_pos,
+    rel_pos_attention_augmented,
+    rel_pos_attention_chunked,
+    rel_pos_attention_reference,
 )
 
-FORMS = {"plain": attend_plainly, "chunked": attend_in_chunks, "augmented": attend_augmented}
+FORMS = {
+    "plain": rel_pos_attention_reference,
+    "chunked": rel_pos_attention_chunked,
+    "augmented": rel_pos_attention_augmented,
+}
 
 
 def kept_bytes(function) -> int:
@@ -62,7 +66,7 @@ def main() -> None:
     ]
 
     def answer(form):
-        return form(q, k, v, relative(tables[0]), relative(tables[1]))
+        return form(q, k, v, get_rel_pos(tables[0]), get_rel_pos(tables[1]))
 
     def moment() -> tuple[float, float]:
         if device.type == "cuda":

@@ -85,7 +85,7 @@ def _layer_norm_2d(norm, x: torch.Tensor) -> torch.Tensor:
 
 def _attention(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (
-        x.unflatten(2, (layer.heads, -1)).transpose(1, 2)
+        x.unflatten(2, (layer.num_heads, -1)).transpose(1, 2)
         for x in (layer.q_proj(q), layer.k_proj(k), layer.v_proj(v))
     )
     weights = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), -1)

@@ -1,12 +1,10 @@
-"""How a model starts: every tensor from a named draw, and for small models an informed start.
+"""Initialization of models, with a key per tensor, and the custom initialization of small models.
 
-A small model trained for minutes from the plain start learns to draw blobs around its prompts and to ignore the picture: content is noise to a
-decoder that has not found its places yet, so the encoder is trained towards a constant embedding, and stays there. The informed start
-gives it what it would have to find out: a prompt's place in the image, an embedding that tells colours apart, and masks that follow likeness.
-
-Enters: a spec and a seed. Leaves: a `Sam` or a `MAE`.
-
-Not here: the modules (`model.sam`, `model.mae`), weights from files (`model.weights`).
+A small model that trains for minutes from the ordinary initialization learns to draw blobs around
+its prompts and to ignore the image. Image content is noise to a decoder that cannot locate prompts
+yet, so the encoder learns a constant embedding and stays there. The custom initialization therefore
+starts with what it would have to learn first: attention to the positions of prompts, an embedding
+that separates colors, and masks that follow similarity.
 """
 
 import math
@@ -24,21 +22,23 @@ from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
 from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam
-from gigamask.models.sam.transformer import DecoderAttention as CrossAttention
+from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.rng import make_rng
 
 TIE_SCALE = 1.5
-"""Scale of the orthogonal start of tied queries and keys: a prompt's logit at its own place is then about 2 * 1.5 ** 2 above one far away, which
-outweighs the few hundred other tokens."""
+"""Scale of the orthonormal rows of tied queries and keys. An attention logit at the prompt's
+position is then about 2 * 1.5 ** 2 above one far away, which outweighs the several hundred other
+tokens."""
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
-"""Of the encoder at the informed start: positions are quieter, patches louder and residual branches quieter than at the plain one."""
-RANDOM_SHARE, LIKENESS, PRIOR_LOGIT = 0.7, 0.5, -2.3
-"""Of the decoder: how much of the plain random start stays, how strongly likeness speaks, and the logit of an average pixel (a share of 9 %)."""
-LIFT, HEAD_LIFT = 1.0, 2.0
-"""Biases that lift GELU and ReLU to where they are nearly linear."""
+"""Factors of the encoder's position embedding, patch embedding and residual branches."""
+RANDOM_SCALE, SIMILARITY_SCALE, PRIOR_LOGIT = 0.7, 0.5, -2.3
+"""Of the mask decoder: scale of the random initialization that remains, scale of similarities, and
+logit of an average pixel (a probability of 9 %)."""
+GELU_BIAS, RELU_BIAS = 1.0, 2.0
+"""Biases that shift GELU and ReLU to where they are nearly linear."""
 
 
-Built = TypeVar("Built", bound=nn.Module)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @overload
@@ -48,14 +48,22 @@ def build_model(config: MAEConfig, seed: int, device: torch.device | str = "cpu"
 def build_model(
     config: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
 ) -> Sam | MAE:
-    """Returns the model of this spec that starts from `seed`; on the meta device, one without numbers."""
+    """Build a SAM or a MAE with random weights.
+
+    Args:
+        config: Configuration of the model.
+        seed: Random seed of the weights.
+        device: Device of the model; on the meta device it has no values.
+    """
     return materialize(
         lambda: Sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
     )
 
 
-def materialize(make: Callable[[], Built], seed: int, device: torch.device | str = "cpu") -> Built:
-    """Make a model and initialise it from a seed.
+def materialize(
+    make: Callable[[], ModuleT], seed: int, device: torch.device | str = "cpu"
+) -> ModuleT:
+    """Make a model and initialize it from a seed.
 
     Args:
         make: Makes the model; called on the meta device.
@@ -80,28 +88,35 @@ def materialize(make: Callable[[], Built], seed: int, device: torch.device | str
 
 @torch.no_grad()
 def init_weights(model: nn.Module, seed: int) -> None:
-    """Fills every parameter and buffer, each from a draw of its own that bears its name, so that sizes and order do not matter.
+    """Initialize every parameter and buffer from a random generator keyed by its name.
 
-    In all models but a Mae, matrices are normal, cut at two deviations, with variance 1 / (3 fan-in), which is 0.02 at ViT-B's width; biases and
-    relative positions are 0, embeddings and the position code standard normal, positions sines and cosines of the place in the image, and
-    the own parameters of a module with `parameter_std` normal with that deviation. A Mae starts as
-    its authors' does (`models_mae.py`): matrices uniform with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation
-    0.02. An image encoder of the user's own keeps the start that it was built with.
+    So values depend neither on the order of parameters nor on the sizes of others. Of all models
+    except a MAE, weight matrices are normal, truncated at two standard deviations, with variance
+    1 / (3 * fan-in), which is a deviation of 0.02 at ViT-B's width. Biases and relative positions
+    are 0, embeddings and the Gaussian position matrix standard normal, absolute positions sines and
+    cosines, and the own parameters of a module with `parameter_std` normal with that deviation. A
+    MAE is initialized as its authors' (`models_mae.py`): matrices uniform with variance
+    2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation 0.02. A custom
+    image encoder keeps its own initialization.
+
+    Args:
+        model: The model, changed in place.
+        seed: Random seed of the run.
     """
-    own = isinstance(model, Sam) and not isinstance(model.config.encoder, ViT)
-    kept = set(model.get_submodule("image_encoder").modules()) if own else set()
-    first = _init_mae if isinstance(model, MAE) else _init_sam
+    custom_encoder = isinstance(model, Sam) and not isinstance(model.config.encoder, ViT)
+    skipped = set(model.get_submodule("image_encoder").modules()) if custom_encoder else set()
+    init = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():
-        if module in kept:
+        if module in skipped:
             continue
         for name, tensor in [
             *module.named_parameters(recurse=False),
             *module.named_buffers(recurse=False),
         ]:
-            tensor.copy_(first(module, name, tensor, seed, f"{path}.{name}"))
+            tensor.copy_(init(module, name, tensor, seed, f"{path}.{name}"))
     if isinstance(model, Sam) and model.config.custom_init:
         init_tied_cross_attention(model, seed)
-        if not own:
+        if not custom_encoder:
             init_color_passthrough(model)
         init_similarity_head(model, seed)
 
@@ -111,10 +126,10 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
-    """Returns the first value of one parameter or buffer, on the CPU."""
+    """Return the initial value of a parameter or buffer, on the CPU."""
     shape = tuple(tensor.shape)
     if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) and name == "weight":
-        # A pixel of a 2 x 2 transposed convolution sees each input channel once.
+        # Each pixel of a 2 x 2 transposed convolution has one weight per input channel.
         fan_in = shape[0] if isinstance(module, nn.ConvTranspose2d) else math.prod(shape[1:])
         std = (3 * fan_in) ** -0.5
         return nn.init.trunc_normal_(
@@ -133,14 +148,15 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
     if name == "bias" or isinstance(module, EncoderAttention):
         return torch.zeros(shape)
     raise GigamaskError(
-        f"{full}: nothing says how a {type(module).__name__} starts; load weights into it, or start it yourself"
+        f"{full}: there is no initialization for {type(module).__name__}; set `parameter_std`, "
+        "load weights, or initialize it yourself"
     )
 
 
 def _init_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
-    """Returns the first value of one parameter or buffer of a `MAE`, on the CPU."""
+    """Return the initial value of a parameter or buffer of a MAE, on the CPU."""
     if isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight":
-        # A patch's kernel is one matrix from all its pixels.
+        # The kernel of the patch embedding is one matrix over all pixels of a patch.
         matrix = nn.init.xavier_uniform_(
             torch.empty(len(tensor), tensor[0].numel()), generator=_generator(seed, full)
         )
@@ -148,7 +164,7 @@ def _init_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
     if name in ("cls_token", "mask_token"):
         return 0.02 * torch.randn(tuple(tensor.shape), generator=_generator(seed, full))
     if name in ("pos_embed", "decoder_pos_embed"):
-        return fixed_positions(math.isqrt(tensor.shape[1] - 1), tensor.shape[2])
+        return get_2d_sincos_pos_embed(math.isqrt(tensor.shape[1] - 1), tensor.shape[2])
     if isinstance(module, MAE):
         return _pixel_scale(name)
     return (torch.ones if isinstance(module, nn.LayerNorm) and name == "weight" else torch.zeros)(
@@ -160,41 +176,59 @@ def _pixel_scale(name: str) -> Float[Tensor, "3 1 1"]:
     return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
 
 
-def fixed_positions(side: int, dim: int) -> Float[Tensor, "1 N C"]:
-    """Returns MAE's positions, never trained: 0 for the class token, then each patch's sines and cosines, those of its column before its row's.
+def get_2d_sincos_pos_embed(side: int, dim: int) -> Float[Tensor, "1 N C"]:
+    """Return MAE's fixed position embedding of a class token and N - 1 patches.
 
-    The waves have lengths of 2 pi to 10000 * 2 pi patches, in equal ratios (Vaswani et al. 2017).
+    The class token's is 0. A patch's has sines and cosines of its column, then of its row, with
+    wavelengths from 2 pi to 10000 * 2 pi patches in equal ratios (Vaswani et al. 2017).
+
+    Args:
+        side: Patches along a side of the image.
+        dim: Channels, C.
     """
     count = dim // 4
     angles = torch.arange(side, dtype=torch.float64)[:, None] * 10000.0 ** -(
         torch.arange(count, dtype=torch.float64) / count
     )
-    code = torch.cat([angles.sin(), angles.cos()], 1)
+    encoding = torch.cat([angles.sin(), angles.cos()], 1)
     grid = torch.cat(
-        [code[None].expand(side, -1, -1), code[:, None].expand(-1, side, -1)], 2
+        [encoding[None].expand(side, -1, -1), encoding[:, None].expand(-1, side, -1)], 2
     ).flatten(0, 1)
     return torch.cat([torch.zeros(1, dim), grid.float()])[None]
 
 
 def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
-    """Returns sines and cosines of each token's place: a quarter of the channels for each of the two and each axis.
+    """Return a position embedding of sines and cosines of each token's row and column.
 
-    The waves are relative to the image, from half a wave across it to one every two tokens, in equal ratios.
+    Frequencies are relative to the image, from half a wave across it to one wave per two tokens, in
+    equal ratios.
+
+    Args:
+        side: Tokens along a side of the image, E.
+        dim: Channels, C; a quarter each for sine and cosine of rows and columns.
     """
-    place = (torch.arange(side) + 0.5) / side
+    position = (torch.arange(side) + 0.5) / side
     count = dim // 4
-    waves = 0.5 * side ** (torch.arange(count) / max(1, count - 1))
-    angles = 2 * math.pi * place[:, None] * waves
-    code = torch.cat([angles.sin(), angles.cos()], 1)
-    down, across = code[:, None].expand(-1, side, -1), code[None].expand(side, -1, -1)
+    frequencies = 0.5 * side ** (torch.arange(count) / max(1, count - 1))
+    angles = 2 * math.pi * position[:, None] * frequencies
+    encoding = torch.cat([angles.sin(), angles.cos()], 1)
+    down, across = encoding[:, None].expand(-1, side, -1), encoding[None].expand(side, -1, -1)
     return torch.cat([down, across], 2)[None].float()
 
 
 def init_tied_cross_attention(model: Sam, seed: int) -> None:
-    """Starts queries and keys of every attention between tokens and image at one scaled matrix of orthonormal rows."""
+    """Initialize queries and keys of all token-image attention with one orthonormal matrix.
+
+    The rows of the matrix are orthonormal, times `TIE_SCALE`. A prompt then attends to the image
+    tokens at its position.
+
+    Args:
+        model: The model, changed in place.
+        seed: Random seed of the run.
+    """
     for path, module in model.mask_decoder.transformer.named_modules():
         if (
-            isinstance(module, CrossAttention)
+            isinstance(module, DecoderAttention)
             and module.q_proj.out_features < module.q_proj.in_features
         ):
             rows = _orthonormal(
@@ -205,7 +239,7 @@ def init_tied_cross_attention(model: Sam, seed: int) -> None:
 
 
 def init_color_passthrough(model: Sam) -> None:
-    """Lets the embedding start as a blurred copy of the picture's colours."""
+    """Scale the encoder so that its embedding is a blurred copy of the image's colors."""
     gains = {"pos_embed": POSITION_GAIN, "patch_embed.proj.weight": PATCH_GAIN}
     for index in range(model.config.depth):
         gains |= {
@@ -217,9 +251,14 @@ def init_color_passthrough(model: Sam) -> None:
 
 
 def init_similarity_head(model: Sam, seed: int) -> None:
-    """Lets a mask start as the likeness between its token and each image token, seen through one projection, above a prior for background.
+    """Initialize mask logits as the similarity of the mask token and each image token.
 
-    The upscaling and the hypernetworks are lifted to where they are nearly linear; both then apply the same orthonormal rows.
+    Both are projected by the same orthonormal rows, and the bias is a prior for background. The
+    activations of the upscaling and the hypernetworks are shifted to where they are nearly linear.
+
+    Args:
+        model: The model, changed in place.
+        seed: Random seed of the run.
     """
     dim = model.config.embedding_dim
     first, second = (
@@ -230,29 +269,29 @@ def init_similarity_head(model: Sam, seed: int) -> None:
         name: model.get_parameter(f"mask_decoder.output_upscaling.{name}")
         for name in ("0.weight", "1.bias", "3.weight", "3.bias")
     }
-    upscaling["0.weight"].mul_(RANDOM_SHARE).add_(first.T[:, :, None, None])
-    upscaling["3.weight"].mul_(RANDOM_SHARE).add_(second.T[:, :, None, None])
-    upscaling["1.bias"].fill_(LIFT)
-    upscaling["3.bias"].fill_(LIFT)
+    upscaling["0.weight"].mul_(RANDOM_SCALE).add_(first.T[:, :, None, None])
+    upscaling["3.weight"].mul_(RANDOM_SCALE).add_(second.T[:, :, None, None])
+    upscaling["1.bias"].fill_(GELU_BIAS)
+    upscaling["3.bias"].fill_(GELU_BIAS)
     average = functional.gelu(
         functional.gelu(upscaling["1.bias"]) @ upscaling["3.weight"].mean((2, 3))
         + upscaling["3.bias"]
     )
-    for number, head in enumerate(model.mask_decoder.output_hypernetworks_mlps):
+    for index, head in enumerate(model.mask_decoder.output_hypernetworks_mlps):
         names = ("0.weight", "1.weight", "2.weight", "0.bias", "2.bias")
         layers = {
             name: model.get_parameter(
-                f"mask_decoder.output_hypernetworks_mlps.{number}.layers.{name}"
+                f"mask_decoder.output_hypernetworks_mlps.{index}.layers.{name}"
             )
             for name in names
         }
-        layers["0.weight"].mul_(RANDOM_SHARE).add_(torch.eye(dim))
-        layers["1.weight"].mul_(RANDOM_SHARE).add_(torch.eye(dim))
-        layers["2.weight"].mul_(RANDOM_SHARE).add_(LIKENESS * second @ first)
-        layers["0.bias"].fill_(HEAD_LIFT)
-        # A token without content, looking at a pixel without content, says the prior.
-        silent = head(torch.zeros(dim)) - layers["2.bias"]
-        layers["2.bias"].copy_(PRIOR_LOGIT * average / average.square().sum() - silent)
+        layers["0.weight"].mul_(RANDOM_SCALE).add_(torch.eye(dim))
+        layers["1.weight"].mul_(RANDOM_SCALE).add_(torch.eye(dim))
+        layers["2.weight"].mul_(RANDOM_SCALE).add_(SIMILARITY_SCALE * second @ first)
+        layers["0.bias"].fill_(RELU_BIAS)
+        # A zero token and an average pixel then give the prior.
+        at_zero = head(torch.zeros(dim)) - layers["2.bias"]
+        layers["2.bias"].copy_(PRIOR_LOGIT * average / average.square().sum() - at_zero)
 
 
 def _orthonormal(rows: int, columns: int, seed: int, name: str) -> Float[Tensor, "rows columns"]:

@@ -1,12 +1,9 @@
-"""The masked autoencoder: the image encoder learns to see from images alone, by guessing the patches it is not shown (He et al. 2021).
+"""Masked autoencoder (MAE) for pre-training the image encoder (He et al. 2021).
 
-Enters: uint8 images fitted to the input square with the size of their valid part, and a uniform number for each patch. Leaves: a guess of every
-patch's pixels, and which patches it was held to. Names and shapes are those of MAE's own pre-training checkpoints (`models_mae.py`).
-
-The encoder is SAM's without what SAM's training adds: attention is global and has no relative position, since most of the grid is missing and
-windows would be full of holes. Windows and relative positions, which start at 0, come with SAM's fine-tuning, as in ViTDet (Li et al. 2022).
-
-Not here: how a model starts (`model.start`), the loss (`losses.reconstruction`), what a SAM takes over from it (`model.weights`).
+Names and shapes are those of MAE's pre-training checkpoints (`models_mae.py`). The encoder is SAM's
+with only global attention and no relative positions, because most of the grid is missing and
+windows would be full of holes. Windows and relative positions, which start at 0, are added in SAM's
+training, as in ViTDet (Li et al. 2022).
 """
 
 from typing import NamedTuple
@@ -23,8 +20,14 @@ from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, preprocess
 
 
 class MAEOutput(NamedTuple):
-    """What the model makes of a batch: the guessed pixels of every patch, row by row and red, green, blue within a pixel; the normalised pixels
-    of the images; and which patches were hidden, those of padding left out."""
+    """Output of a `MAE`.
+
+    Attributes:
+        patches: Predicted pixels of every patch, D = 3 * patch_size ** 2: rows of pixels with their
+            red, green and blue.
+        pixels: Normalized pixels of the images.
+        scored: Hidden patches that are not padding, which the loss is computed on.
+    """
 
     patches: Float[Tensor, "B P D"]
     pixels: Float[Tensor, "B 3 S S"]
@@ -32,7 +35,7 @@ class MAEOutput(NamedTuple):
 
 
 class MAEAttention(nn.Module):
-    """Self-attention of all tokens with all."""
+    """Multi-head self-attention, with MAE's parameter names."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -41,12 +44,13 @@ class MAEAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+        """Return the attended tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class MAEMLP(nn.Module):
-    """Two linear layers with GELU between; `model.layers.MLPBlock` under MAE's names."""
+    """Two linear layers with GELU between, with MAE's parameter names."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -54,11 +58,12 @@ class MAEMLP(nn.Module):
         self.fc2 = nn.Linear(4 * dim, dim)
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+        """Return the output of the second layer."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class MAEBlock(nn.Module):
-    """One transformer block: attention, then an MLP, each added to what came in."""
+    """Transformer block: attention and an MLP, each a residual branch."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -68,12 +73,13 @@ class MAEBlock(nn.Module):
         self.mlp = MAEMLP(dim)
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+        """Return the tokens after both branches."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 class MAE(nn.Module):
-    """The autoencoder: `blocks` see the visible patches and the class token alone, `decoder_blocks` all of them."""
+    """Masked autoencoder whose encoder sees only the visible patches and the class token."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
@@ -110,20 +116,30 @@ class MAE(nn.Module):
         input_sizes: Int64[Tensor, "B 2"],
         uniforms: Float[Tensor, "B P"],
     ) -> MAEOutput:
-        """Returns a guess of all patches from those with the lowest `uniforms`, the same number in every image.
+        """Predict all patches from the visible ones, those with the lowest `uniforms`.
 
-        A patch wholly in padding is seen only where an image has fewer others than are seen, and is never scored: of a padded image a smaller
-        share is hidden. Raises a Fault at another side or another number of patches.
+        Patches that lie in the padding are hidden first but never scored, so the scored share of a
+        padded image is smaller.
+
+        Args:
+            images: RGB in 0..255.
+            input_sizes: Height and width of each image without padding, at the top left.
+            uniforms: Uniform in [0, 1); ranks the patches.
+
+        Raises:
+            GigamaskError: The size of the images or the number of `uniforms` is wrong.
         """
         config = self.config
         if images.shape[-1] != config.image_size:
             side = images.shape[-1]
             raise GigamaskError(
-                f"images have side {side}, the model takes {config.image_size}; build it with input_side={side}"
+                f"images must be {config.image_size} pixels wide and high (got {side}); "
+                f"resize them, or build the model with image_size={side}"
             )
         if uniforms.shape[1] != config.patches:
             raise GigamaskError(
-                f"samples carry numbers for {uniforms.shape[1]} patches, the model has {config.patches}; set Chance.patches to that"
+                f"RandomSpec.patches must be {config.patches}, the patches of the model "
+                f"(got {uniforms.shape[1]})"
             )
         pixels, padding = (
             preprocess(images, input_sizes, self.pixel_mean, self.pixel_std),
@@ -138,7 +154,12 @@ class MAE(nn.Module):
     def encode(
         self, pixels: Float[Tensor, "B 3 S S"], visible: Int64[Tensor, "B V"]
     ) -> Float[Tensor, "B V1 C"]:
-        """Returns the class token and the tokens of the patches `visible`, encoded."""
+        """Return the encoded class token and visible patches.
+
+        Args:
+            pixels: Normalized pixels.
+            visible: Indices of the visible patches.
+        """
         tokens = self.patch_embed(pixels).flatten(1, 2) + self.pos_embed[:, 1:]
         tokens = tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[2]))
         x = torch.cat(
@@ -157,19 +178,24 @@ class MAE(nn.Module):
     def decode(
         self, encoded: Float[Tensor, "B V1 C"], visible: Int64[Tensor, "B V"]
     ) -> Float[Tensor, "B P D"]:
-        """Returns the guess of every patch; a hidden one is asked for by the mask token at its position."""
-        narrow = self.decoder_embed(encoded)
-        blank = self.mask_token.to(narrow.dtype).expand(len(narrow), self.config.patches, -1)
-        patches = blank.scatter(
-            1, visible[..., None].expand(-1, -1, narrow.shape[2]), narrow[:, 1:]
+        """Predict every patch; hidden patches are mask tokens at their positions.
+
+        Args:
+            encoded: Encoded class token and visible patches.
+            visible: Indices of the visible patches.
+        """
+        tokens = self.decoder_embed(encoded)
+        hidden = self.mask_token.to(tokens.dtype).expand(len(tokens), self.config.patches, -1)
+        patches = hidden.scatter(
+            1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, 1:]
         )
-        x = torch.cat([narrow[:, :1], patches], 1) + self.decoder_pos_embed
+        x = torch.cat([tokens[:, :1], patches], 1) + self.decoder_pos_embed
         for block in self.decoder_blocks:
             x = block(x)
         return self.decoder_pred(self.decoder_norm(x))[:, 1:]
 
     def _padding(self, input_sizes: Int64[Tensor, "B 2"]) -> Bool[Tensor, "B P"]:
-        """Tells which patches lie wholly in padding."""
+        """Return which patches lie entirely in the padding."""
         corner = (
             torch.arange(self.config.embedding_size, device=input_sizes.device)
             * self.config.patch_size

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gigamask.data.sample_config import SampleConfig
 from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.interfaces import PromptSchedule, Task
-from gigamask.models.sam.attention import form_on
+from gigamask.models.sam.attention import attention_for_device
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.types import (
     Batch,
@@ -190,7 +190,7 @@ def to_fake(model: Model, device: Device) -> Model:
                     )
                 tensors[name] = made[tensor]  # pyrefly: ignore[unsupported-operation]
         if isinstance(module, EncoderAttention):
-            module.attend = form_on(device)
+            module.attend = attention_for_device(device)
     return model
 
 

@@ -18,7 +18,12 @@ from gigamask.masks.rle import RLEMasks, decode_rle
 from gigamask.models import configs
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.attention import attend, attend_augmented, attend_plainly, relative
+from gigamask.models.sam.attention import (
+    get_rel_pos,
+    rel_pos_attention,
+    rel_pos_attention_augmented,
+    rel_pos_attention_reference,
+)
 from gigamask.profiling import timeline
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.memory_plan import peak_phase
@@ -81,7 +86,7 @@ def attention_leaves(batch, heads, height, width, dim, dtype=torch.float64):
 
 def answer_and_gradients(form, leaves):
     q, k, v, rows, columns = leaves
-    answer = form(q, k, v, relative(rows), relative(columns))
+    answer = form(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
     weight = (
         torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device)
         .view_as(answer)
@@ -104,8 +109,8 @@ def answer_and_gradients(form, leaves):
 def test_the_gpu_form_is_the_plain_form(shape):
     leaves = attention_leaves(*shape)
     for mine, plain in zip(
-        answer_and_gradients(attend, leaves),
-        answer_and_gradients(attend_plainly, leaves),
+        answer_and_gradients(rel_pos_attention, leaves),
+        answer_and_gradients(rel_pos_attention_reference, leaves),
         strict=True,
     ):
         assert (mine - plain).abs().max() <= 1e-12 * (1 + plain.abs().max())
@@ -116,10 +121,10 @@ def test_flash_attention_takes_the_gpu_form_and_is_close_to_the_truth(shape):
     """Asking for flash alone raises where its kernel cannot take the padded heads."""
     leaves = attention_leaves(*shape, dtype=torch.bfloat16)
     truth = answer_and_gradients(
-        attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves]
+        rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]
     )
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        mine = answer_and_gradients(attend_augmented, leaves)
+        mine = answer_and_gradients(rel_pos_attention_augmented, leaves)
     for ours, true in zip(mine, truth, strict=True):
         assert ours.dtype == torch.bfloat16
         assert (ours - true).abs().mean() <= 0.02 * true.abs().mean()
@@ -127,10 +132,10 @@ def test_flash_attention_takes_the_gpu_form_and_is_close_to_the_truth(shape):
 
 def test_the_bias_of_all_pairs_never_stands_in_memory():
     leaves = attention_leaves(1, 16, 64, 64, 80, torch.bfloat16)
-    answer_and_gradients(attend, leaves)
+    answer_and_gradients(rel_pos_attention, leaves)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    answer_and_gradients(attend, leaves)
+    answer_and_gradients(rel_pos_attention, leaves)
     # What one matrix of all pairs takes in bf16; the plain form needs several.
     assert torch.cuda.max_memory_allocated() - before < 16 * 4096**2 * 2
 

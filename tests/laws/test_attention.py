@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from gigamask.models.sam import attention
 from gigamask.models.sam.attention import (
-    attend,
-    attend_augmented,
-    attend_in_chunks,
-    attend_plainly,
-    relative,
+    get_rel_pos,
+    rel_pos_attention,
+    rel_pos_attention_augmented,
+    rel_pos_attention_chunked,
+    rel_pos_attention_reference,
 )
 
 
@@ -27,7 +27,7 @@ def inputs(batch, heads, height, width, dim, dtype=torch.float64):
 
 def answer_and_gradients(form, leaves):
     q, k, v, rows, columns = leaves
-    answer = form(q, k, v, relative(rows), relative(columns))
+    answer = form(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
     weight = (
         torch.linspace(-1, 1, answer.numel(), dtype=torch.float64)
         .view_as(answer)
@@ -40,13 +40,13 @@ def answer_and_gradients(form, leaves):
 def assert_equal(form, leaves, limit):
     for mine, plain in zip(
         answer_and_gradients(form, leaves),
-        answer_and_gradients(attend_plainly, leaves),
+        answer_and_gradients(rel_pos_attention_reference, leaves),
         strict=True,
     ):
         assert (mine - plain).abs().max() <= limit * (1 + plain.abs().max())
 
 
-@pytest.mark.parametrize("form", [attend_in_chunks, attend_augmented])
+@pytest.mark.parametrize("form", [rel_pos_attention_chunked, rel_pos_attention_augmented])
 @pytest.mark.parametrize(
     "shape",
     [(1, 2, 8, 8, 64), (2, 2, 7, 7, 80), (1, 1, 5, 9, 64), (6, 2, 4, 4, 64), (1, 1, 36, 36, 16)],
@@ -66,34 +66,35 @@ def test_fused_forms_equal_the_plain_form(form, shape):
 def test_the_size_of_chunks_changes_nothing(batch, heads, height, width, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "CHUNK", chunk)
-        assert_equal(attend_in_chunks, inputs(batch, heads, height, width, 8), 1e-12)
+        assert_equal(rel_pos_attention_chunked, inputs(batch, heads, height, width, 8), 1e-12)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 24))
 @settings(max_examples=25, deadline=None)
 def test_augmented_form_at_any_width(height, width, dim):
-    assert_equal(attend_augmented, inputs(1, 2, height, width, dim), 1e-12)
+    assert_equal(rel_pos_attention_augmented, inputs(1, 2, height, width, dim), 1e-12)
 
 
 def test_the_chunked_form_differentiates_numerically():
     assert torch.autograd.gradcheck(
-        lambda q, k, v, r, c: attend(q, k, v, relative(r), relative(c)), inputs(1, 2, 2, 3, 4)
+        lambda q, k, v, r, c: rel_pos_attention(q, k, v, get_rel_pos(r), get_rel_pos(c)),
+        inputs(1, 2, 2, 3, 4),
     )
 
 
 def test_relative_offsets_are_query_minus_key():
     table = torch.arange(7.0)[:, None]
-    pairs = relative(table)[..., 0]
+    pairs = get_rel_pos(table)[..., 0]
     assert pairs[0, 3] == 0
     assert pairs[3, 0] == 6
     assert torch.equal(pairs.diagonal(), torch.full((4,), 3.0))
 
 
-@pytest.mark.parametrize("form", [attend_in_chunks, attend_augmented])
+@pytest.mark.parametrize("form", [rel_pos_attention_chunked, rel_pos_attention_augmented])
 def test_half_precision_is_close_to_the_truth(form):
     leaves = inputs(1, 2, 9, 9, 64, torch.bfloat16)
     truth = answer_and_gradients(
-        attend_plainly, [leaf.detach().double().requires_grad_() for leaf in leaves]
+        rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]
     )
     for mine, true in zip(answer_and_gradients(form, leaves), truth, strict=True):
         assert mine.dtype == torch.bfloat16
@@ -103,7 +104,9 @@ def test_half_precision_is_close_to_the_truth(form):
 def test_autocast_takes_half_queries_and_float_tables():
     q, k, v, rows, columns = inputs(1, 2, 6, 6, 16, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        answer = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), relative(rows), relative(columns))
+        answer = rel_pos_attention(
+            q.bfloat16(), k.bfloat16(), v.bfloat16(), get_rel_pos(rows), get_rel_pos(columns)
+        )
     answer.float().sum().backward()
     assert answer.dtype == torch.bfloat16
     assert rows.grad.dtype == torch.float32
@@ -116,5 +119,5 @@ def test_no_more_than_queries_keys_and_values_are_kept():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
     ):
-        attend_in_chunks(q, k, v, relative(rows), relative(columns))
+        rel_pos_attention_chunked(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
     assert sum(kept) <= 3 * q.numel() + 2 * 16 * 16 * 8 + 4 * 16 * 16

@@ -44,15 +44,17 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions and methods that other modules may call: none that is private, or within another."""
+    """Yield functions and methods that other modules may call, without overloads."""
     bodies: list[ast.Module | ast.ClassDef] = [tree]
     for owner in bodies:
         for node in owner.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 bodies.append(node)
-            elif isinstance(
-                node, (ast.FunctionDef, ast.AsyncFunctionDef)
-            ) and not node.name.startswith("_"):
+            elif (
+                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and not node.name.startswith("_")
+                and "overload" not in map(ast.unparse, node.decorator_list)
+            ):
                 yield node
 
 

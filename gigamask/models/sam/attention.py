@@ -1,11 +1,10 @@
-"""Attention with decomposed relative position, exact, forward and backward, without the (heads, N, N) bias ever standing in memory.
+"""Exact attention with decomposed relative positions that never stores the (heads, N, N) bias.
 
-Enters: queries, keys and values of tokens on an h x w grid, and one vector per pair of rows and per pair of columns. Leaves: the attended values.
-A query's score for a key is `scale * q.k + q.rows[i, u] + q.columns[j, v]`, with the query at (i, j), the key at (u, v) and the query unscaled
-in the last two (Segment Anything, `modeling/image_encoder.py`; Li et al. 2021, MViTv2). Three forms of one function: `attend_plainly` says what is
-meant, `attend_in_chunks` is fastest on a CPU, `attend_augmented` is one call of a fused kernel, as a GPU wants it.
-
-Not here: windows and projections (`model.image_encoder`), the decoder's attention, which has no bias (`model.two_way`).
+With the query at (i, j) and the key at (u, v) of an h x w grid of tokens, the score is
+`scale * q.k + q.rows[i, u] + q.columns[j, v]`; the last two terms are not scaled (Segment Anything,
+`modeling/image_encoder.py`; Li et al. 2021, MViTv2). There are three implementations of the same
+function: a reference; a chunked one, the fastest on CPUs; and an augmented one, a single call of a
+fused kernel for GPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,61 +16,95 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 1 << 20
-"""Scores held at a time, in elements: 4 MiB of float32 twice, about a core's share of the outer caches."""
+"""Number of scores in memory at a time: two arrays of 4 MiB of float32, about one core's share of
+the outer caches."""
 
 
-def attend(
+def rel_pos_attention(
     q: Float[Tensor, "B n N d"],
     k: Float[Tensor, "B n N d"],
     v: Float[Tensor, "B n N d"],
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Returns attention with relative position in the form that suits the device."""
-    return form_on(q.device.type)(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
+    """Return attention with relative positions, in the implementation for the device.
+
+    Args:
+        q: Queries of N = h * w tokens, n heads and B images or windows.
+        k: Keys.
+        v: Values.
+        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        columns: Vector of each pair of columns.
+    """
+    return attention_for_device(q.device.type)(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
 
 
-def form_on(device: str) -> Callable[..., Tensor]:
-    """Returns the form that a device of this type takes: on the meta device the definition, whose products are there to be counted."""
-    return {"cuda": attend_augmented, "meta": attend_plainly}.get(device, attend_in_chunks)
+def attention_for_device(device: str) -> Callable[..., Tensor]:
+    """Return the implementation for a type of device.
+
+    On the meta device it is the reference, so that matrix products can be counted.
+    """
+    return {"cuda": rel_pos_attention_augmented, "meta": rel_pos_attention_reference}.get(
+        device, rel_pos_attention_chunked
+    )
 
 
-def relative(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:
-    """Returns each pair's vector from a table of 2 s - 1 offsets: `[i, u]` is the vector of offset i - u, offset 0 lying in the middle."""
+def get_rel_pos(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:
+    """Return the vector of each pair of positions, from a table with one vector per offset.
+
+    The table has L = 2 * s - 1 offsets with offset 0 in the middle; `[i, u]` of the result is the
+    vector of offset i - u.
+    """
     side = (len(table) + 1) // 2
-    place = torch.arange(side, device=table.device)
-    return table[place[:, None] - place[None, :] + side - 1]
+    index = torch.arange(side, device=table.device)
+    return table[index[:, None] - index[None, :] + side - 1]
 
 
-def attend_plainly(
+def rel_pos_attention_reference(
     q: Float[Tensor, "B n N d"],
     k: Float[Tensor, "B n N d"],
     v: Float[Tensor, "B n N d"],
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Returns the same by the definition, with the whole bias in memory: what the other forms are held against."""
+    """Return attention by its definition, with the whole bias in memory.
+
+    Args:
+        q: Queries of N = h * w tokens, n heads and B images or windows.
+        k: Keys.
+        v: Values.
+        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        columns: Vector of each pair of columns.
+    """
     by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
     bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(2).view(*q.shape[:3], -1)
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + bias).softmax(-1) @ v
 
 
-def attend_augmented(
+def rel_pos_attention_augmented(
     q: Float[Tensor, "B n N d"],
     k: Float[Tensor, "B n N d"],
     v: Float[Tensor, "B n N d"],
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Returns the same from one fused kernel: the biases become extra channels of the queries, met by each key's one-hot row and column.
+    """Return attention by one fused kernel.
 
-    The channels are padded to a multiple of 8, and the values to as many, because flash kernels ask for it; 64 + 64 + 64 and 80 + 64 + 64 stay
-    under their limit of 256.
+    The biases become extra channels of the queries, which each key's one-hot row and column select.
+    Channels, also of the values, are padded to a multiple of 8 as flash kernels require;
+    64 + 64 + 64 and 80 + 64 + 64 are below their limit of 256.
+
+    Args:
+        q: Queries of N = h * w tokens, n heads and B images or windows.
+        k: Keys.
+        v: Values.
+        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        columns: Vector of each pair of columns.
     """
     h, w, d = len(rows), len(columns), q.shape[-1]
     by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
-    spare = -(d + h + w) % 8
-    place = torch.cat(
+    padding = -(d + h + w) % 8
+    one_hot = torch.cat(
         [
             torch.eye(h, dtype=q.dtype, device=q.device).repeat_interleave(w, 0),
             torch.eye(w, dtype=q.dtype, device=q.device).repeat(h, 1),
@@ -81,23 +114,33 @@ def attend_augmented(
     queries = torch.cat(
         [q * d**-0.5, by_row.view(*q.shape[:3], h), by_column.view(*q.shape[:3], w)], -1
     )
-    keys = torch.cat([k, place.expand(*k.shape[:3], h + w)], -1)
-    answer = F.scaled_dot_product_attention(
-        F.pad(queries, (0, spare)), F.pad(keys, (0, spare)), F.pad(v, (0, h + w + spare)), scale=1.0
+    keys = torch.cat([k, one_hot.expand(*k.shape[:3], h + w)], -1)
+    out = F.scaled_dot_product_attention(
+        F.pad(queries, (0, padding)),
+        F.pad(keys, (0, padding)),
+        F.pad(v, (0, h + w + padding)),
+        scale=1.0,
     )
-    return answer[..., :d]
+    return out[..., :d]
 
 
-def attend_in_chunks(
+def rel_pos_attention_chunked(
     q: Float[Tensor, "B n N d"],
     k: Float[Tensor, "B n N d"],
     v: Float[Tensor, "B n N d"],
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Returns the same a few queries at a time, and keeps only q, k and v for backward, which computes the scores again.
+    """Return attention by chunks of queries; backward keeps q, k and v and recomputes the scores.
 
-    Half precisions are computed in float32 inside: a CPU without matrix units gains nothing from less.
+    Half precision is computed in float32, because a CPU without matrix units gains nothing from it.
+
+    Args:
+        q: Queries of N = h * w tokens, n heads and B images or windows.
+        k: Keys.
+        v: Values.
+        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        columns: Vector of each pair of columns.
     """
     return _Chunked.apply(q, k, v, rows, columns)
 
@@ -105,15 +148,15 @@ def attend_in_chunks(
 def _biases(
     q: Float[Tensor, "X N d"], rows: Float[Tensor, "h h d"], columns: Float[Tensor, "w w d"]
 ) -> tuple[Float[Tensor, "X N h"], Float[Tensor, "X N w"]]:
-    """Returns each query's bias for every row and for every column of keys."""
+    """Return each query's bias for every row and for every column of keys."""
     grid = q.unflatten(1, (len(rows), len(columns)))
     return torch.einsum("xijd,iud->xiju", grid, rows).flatten(1, 2), torch.einsum(
         "xijd,jvd->xijv", grid, columns
     ).flatten(1, 2)
 
 
-def _pieces(count: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Yields slices of heads (of all images) and of queries whose scores fill one chunk."""
+def _chunks(count: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of heads (of all images) and of queries whose scores fill one chunk."""
     queries = max(1, min(tokens, CHUNK // tokens))
     heads = max(1, CHUNK // (tokens * tokens))
     for head in range(0, count, heads):
@@ -121,10 +164,10 @@ def _pieces(count: int, tokens: int) -> Iterator[tuple[slice, slice]]:
             yield slice(head, min(head + heads, count)), slice(query, min(query + queries, tokens))
 
 
-def _weights(
+def _chunk_weights(
     buffer: Tensor, q: Tensor, k: Tensor, by_row: Tensor, by_column: Tensor
 ) -> Float[Tensor, "x m N"]:
-    """Writes a chunk's attention weights; `buffer` is overwritten with its scores."""
+    """Return a chunk's attention weights; its scores overwrite `buffer`."""
     heads, queries, tokens = len(q), q.shape[1], k.shape[1]
     scores = buffer[: heads * queries * tokens].view(heads, queries, tokens)
     grid = scores.view(heads, queries, by_row.shape[-1], by_column.shape[-1])
@@ -134,7 +177,7 @@ def _weights(
 
 
 class _Chunked(torch.autograd.Function):
-    """Attention in chunks of queries with its backward written out. The heads of all images lie on one axis."""
+    """Attention in chunks of queries with an explicit backward."""
 
     @staticmethod
     def forward(ctx, q, k, v, rows, columns):
@@ -142,22 +185,22 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             wide_q, wide_k, wide_v, wide_rows, wide_columns = _widen(q, k, v, rows, columns)
             by_row, by_column = _biases(wide_q, wide_rows, wide_columns)
-            answer = torch.empty_like(wide_v)
+            out = torch.empty_like(wide_v)
             buffer = wide_q.new_empty(max(CHUNK, wide_q.shape[1]))
-            for head, query in _pieces(*wide_q.shape[:2]):
-                weights = _weights(
+            for head, query in _chunks(*wide_q.shape[:2]):
+                weights = _chunk_weights(
                     buffer,
                     wide_q[head, query],
                     wide_k[head],
                     by_row[head, query],
                     by_column[head, query],
                 )
-                torch.bmm(weights, wide_v[head], out=answer[head, query])
-            return answer.view(q.shape).to(q.dtype)
+                torch.bmm(weights, wide_v[head], out=out[head, query])
+            return out.view(q.shape).to(q.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *gradients):  # pyrefly: ignore[bad-override]  (what the decorator makes of it)
+    def backward(ctx, *gradients):  # pyrefly: ignore[bad-override]  (the decorator's type)
         q, k, v, rows, columns = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
             wide = _widen(q, k, v, rows, columns)
@@ -171,7 +214,7 @@ class _Chunked(torch.autograd.Function):
 def _widen(
     q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the tensors in at least float32, images and heads on one contiguous axis."""
+    """Return the tensors in at least float32, with images and heads on one contiguous axis."""
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.flatten(0, 1).to(wide).contiguous() for x in (q, k, v))
     return q, k, v, rows.to(wide), columns.to(wide)
@@ -180,14 +223,14 @@ def _widen(
 def _chunked_gradients(
     q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the gradients of the five inputs, from scores computed again chunk by chunk."""
+    """Return the gradients of the five inputs, recomputing scores chunk by chunk."""
     h, w, scale = len(rows), len(columns), q.shape[-1] ** -0.5
     by_row, by_column = _biases(q, rows, columns)
     row_grads, column_grads = torch.empty_like(by_row), torch.empty_like(by_column)
     q_grads, k_grads, v_grads = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     buffer = q.new_empty(max(CHUNK, q.shape[1]))
-    for head, query in _pieces(*q.shape[:2]):
-        weights = _weights(
+    for head, query in _chunks(*q.shape[:2]):
+        weights = _chunk_weights(
             buffer, q[head, query], k[head], by_row[head, query], by_column[head, query]
         )
         v_grads[head].baddbmm_(weights.transpose(1, 2), gradient[head, query])

@@ -1,10 +1,7 @@
-"""The image encoder: a plain vision transformer with windows, relative positions and a neck (Li et al. 2022, ViTDet; Segment Anything).
+"""The image encoder: a plain vision transformer with windows, relative positions and a neck.
 
-Enters: normalised pixels of a square image, and the uniforms that decide which residual branches are skipped. Leaves: the image embedding.
-Parameter names and shapes are Meta's (`modeling/image_encoder.py`).
-
-Not here: normalising and padding (`model.sam`), the attention itself (`model.attention`), other sides' position tables (`model.weights`),
-checkpointing of blocks (`parallel.recompute`), masked pre-training (`model.mae`).
+After Li et al. 2022 (ViTDet) and Segment Anything; names and shapes of parameters are those of
+Meta's `modeling/image_encoder.py`.
 """
 
 import torch
@@ -14,56 +11,59 @@ from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.attention import attend, relative
+from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.sam.layers import LayerNorm2d, MLPBlock
 
 
 class PatchEmbed(nn.Module):
-    """Cuts the image into patches and projects each to a token."""
+    """Project each patch of the image to a token."""
 
     def __init__(self, patch: int, dim: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, dim, patch, stride=patch)
 
     def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B E E C"]:
+        """Return a token for each patch."""
         return self.proj(pixels).permute(0, 2, 3, 1)
 
 
 class EncoderAttention(nn.Module):
-    """Self-attention with relative position over the whole grid of tokens (`window` 0) or within windows of that side.
+    """Self-attention with relative positions, over the whole grid (`window` 0) or within windows.
 
-    The grid is padded to whole windows after the projection, where a padding token is the projection's bias: the same numbers as padding
-    zeros before it, as SAM does, for less work. `attend` may be set to a form of `model.attention`, whatever the device.
+    The grid is padded to whole windows after the projection, with the projection's bias. This gives
+    the same numbers as SAM's zero padding before the projection, with less computation. `attend`
+    can be set to another implementation of `models.sam.attention`.
     """
 
     def __init__(self, dim: int, heads: int, side: int, window: int) -> None:
         super().__init__()
-        self.num_heads, self.window_size, self.attend = heads, window, attend
+        self.num_heads, self.window_size, self.attend = heads, window, rel_pos_attention
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
         self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
+        """Return the attended tokens."""
         batch, height, width, dim = x.shape
         window = self.window_size or height
-        spare_h, spare_w = -height % window, -width % window
-        if spare_h or spare_w:
+        pad_h, pad_w = -height % window, -width % window
+        if pad_h or pad_w:
             projected = F.linear(x, self.qkv.weight)
-            projected = F.pad(projected, (0, 0, 0, spare_w, 0, spare_h)) + self.qkv.bias.to(
+            projected = F.pad(projected, (0, 0, 0, pad_w, 0, pad_h)) + self.qkv.bias.to(
                 projected.dtype
             )
         else:
             projected = self.qkv(x)
-        down, across = (height + spare_h) // window, (width + spare_w) // window
+        down, across = (height + pad_h) // window, (width + pad_w) // window
         windows = projected.view(
             batch, down, window, across, window, 3, self.num_heads, dim // self.num_heads
         ).permute(5, 0, 1, 3, 6, 2, 4, 7)
         q, k, v = windows.reshape(
             3, batch * down * across, self.num_heads, window * window, dim // self.num_heads
         ).unbind(0)
-        answer = self.attend(q, k, v, relative(self.rel_pos_h), relative(self.rel_pos_w))
-        grid = answer.reshape(
+        out = self.attend(q, k, v, get_rel_pos(self.rel_pos_h), get_rel_pos(self.rel_pos_w))
+        grid = out.reshape(
             batch, down, across, self.num_heads, window, window, dim // self.num_heads
         ).permute(0, 1, 4, 2, 5, 3, 6)
         grid = grid.reshape(batch, down * window, across * window, dim)
@@ -71,7 +71,7 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """One transformer block: attention, then an MLP, each added to what came in unless drop path skips it."""
+    """Transformer block: attention and an MLP, each a residual branch with drop path."""
 
     def __init__(self, config: SamConfig, index: int) -> None:
         super().__init__()
@@ -87,13 +87,19 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None
     ) -> Float[Tensor, "B H W C"]:
-        x = x + self._thin(self.attn(self.norm1(x)), drop_path, 0)
-        return x + self._thin(self.mlp(self.norm2(x)), drop_path, 1)
+        """Return the tokens after both branches.
 
-    def _thin(
+        Args:
+            x: Tokens.
+            drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
+        """
+        x = x + self._drop_path(self.attn(self.norm1(x)), drop_path, 0)
+        return x + self._drop_path(self.mlp(self.norm2(x)), drop_path, 1)
+
+    def _drop_path(
         self, branch: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None, index: int
     ) -> Float[Tensor, "B H W C"]:
-        """Returns the branch with 0 for the images that skip it and the rest scaled up, so that the expectation stays (Huang et al. 2016)."""
+        """Return the branch, 0 for images that skip it and else scaled (Huang et al. 2016)."""
         if drop_path is None or self.drop_rate == 0:
             return branch
         kept = (drop_path[:, index] >= self.drop_rate).to(branch.dtype) / (1 - self.drop_rate)
@@ -101,7 +107,7 @@ class EncoderBlock(nn.Module):
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):
-    """SAM's image encoder at any size; `blocks` is what recomputing and sharding wrap."""
+    """SAM's image encoder; activation checkpointing and sharding wrap its `blocks`."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -120,6 +126,12 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
     def forward(
         self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
+        """Return the image embedding; see `ImageEncoderModule`.
+
+        Args:
+            pixels: Normalized pixels, zero in the padding.
+            drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
+        """
         x = self.patch_embed(pixels) + self.pos_embed
         for index, block in enumerate(self.blocks):
             x = block(x, None if drop_path is None else drop_path[:, index])

@@ -1,7 +1,4 @@
-"""The small layers that encoder, prompt encoder and decoder share.
-
-Not here: attention (`model.attention`), the blocks made of these (`model.image_encoder`, `model.two_way`).
-"""
+"""Layers that the image encoder, the prompt encoder and the mask decoder share."""
 
 import contextlib
 
@@ -12,7 +9,7 @@ from torch import Tensor, nn
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
-    """Returns the dtype that matrix products of `tensor` are computed in: autocast's where it is on, else the tensor's own."""
+    """Return the dtype of matrix products of `tensor`: autocast's if it is on, else its own."""
     kind = tensor.device.type
     if (
         tensor.dtype == torch.float32
@@ -24,7 +21,7 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """Returns the context in which nothing on the device of `tensor` is cast by autocast, which not every device has."""
+    """Return a context without autocast for the device of `tensor`, if it has autocast."""
     kind = tensor.device.type
     return (
         torch.autocast(kind, enabled=False)
@@ -34,9 +31,14 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:
-    """Applies `norm` in the dtype of `x`, also under autocast, which would widen the result to float32 and with it all that is saved for backward.
+    """Apply a layer norm in the dtype of `x`, also under autocast.
 
-    The mean and the variance are summed in float32 inside the kernel either way.
+    Autocast would return float32, also for everything saved for backward. The kernel computes mean
+    and variance in float32 in both cases.
+
+    Args:
+        x: Tensor to normalize over its last dimension.
+        norm: The layer norm.
     """
     with no_autocast(x):
         return F.layer_norm(
@@ -45,17 +47,18 @@ def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Normalises the channels of each pixel of an image; eps 1e-6, as SAM's."""
+    """Layer norm over the channels of each pixel, with SAM's eps of 1e-6."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-6)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Return the normalized image."""
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class MLPBlock(nn.Module):
-    """Two linear layers with an activation between: GELU in the encoder, ReLU in the decoder. As many channels leave as enter, or `out`."""
+    """Two linear layers with an activation between; `out` channels, or as many as the input."""
 
     def __init__(
         self, dim: int, hidden: int, activation: type[nn.Module], out: int | None = None
@@ -66,11 +69,12 @@ class MLPBlock(nn.Module):
         self.activation = activation()
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
+        """Return the output of the second layer."""
         return self.lin2(self.activation(self.lin1(x)))
 
 
 class MLP(nn.Module):
-    """Three linear layers with ReLU between: the decoder's heads."""
+    """Three linear layers with ReLU between, used for the heads of the mask decoder."""
 
     def __init__(self, dim: int, hidden: int, out: int) -> None:
         super().__init__()
@@ -79,5 +83,6 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
+        """Return the output of the third layer."""
         first, second, third = self.layers
         return third(F.relu(second(F.relu(first(x)))))

@@ -1,10 +1,7 @@
-"""The mask decoder: image embeddings and prompt embeddings become mask logits and predicted IoUs (Segment Anything, `modeling/mask_decoder.py`).
+"""SAM's mask decoder: image and prompt embeddings become mask logits and predicted IoU.
 
-Enters: embeddings of B images, the tokens of M prompts, which image each belongs to, mask prompts, and which of the four mask tokens are `asked`.
-Leaves: logits `(M, K, G, G)` and IoU `(M, K)` of these. Heads of tokens that are not asked for are not computed. The 2 x 2 transposed convolutions do
-not overlap, so they are matrix products over tokens; pixels are put in order once, on the K logits.
-
-Not here: prompts (`model.prompt_encoder`), the transformer (`model.two_way`), masks at the image's own size (`geometry`).
+After `modeling/mask_decoder.py` of Segment Anything. The 2 x 2 transposed convolutions do not
+overlap, so they are matrix products over tokens; pixels are reordered once, on the K logits.
 """
 
 from collections.abc import Callable
@@ -21,15 +18,15 @@ from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
-"""Mask tokens: those of three masks, of a single one, and all as in Meta's export."""
+"""Mask tokens of three masks, of a single mask, and all of them as in Meta's export."""
 
 
 class MaskDecoder(nn.Module):
-    """SAM's mask decoder for many images with many masks each in one call."""
+    """SAM's mask decoder, for many masks of many images in one call."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
-        dim, self.side = config.embedding_dim, config.embedding_size
+        dim, self.embedding_size = config.embedding_dim, config.embedding_size
         self.transformer = TwoWayTransformer(config)
         self.iou_token = nn.Embedding(1, dim)
         self.mask_tokens = nn.Embedding(4, dim)
@@ -50,26 +47,42 @@ class MaskDecoder(nn.Module):
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
-        asked: range,
+        mask_tokens: range,
         token_mask: Bool[Tensor, "M N"] | None = None,
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        """Return mask logits and predicted IoU.
+
+        Only the heads of the requested mask tokens are computed.
+
+        Args:
+            images: Embeddings of B images.
+            positions: Position encoding of the image tokens.
+            prompts: Tokens of M prompts.
+            mask_image: Index of each prompt's image.
+            dense: Mask prompts; None: there are none, and `images` contain `no_mask_embed`.
+            mask_tokens: Which of the four mask tokens to use; K of them.
+            token_mask: Which prompt tokens are attended to; None: all.
+        """
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
-        attended = None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
+        attention_mask = (
+            None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
+        )
         flat = images.flatten(2).transpose(1, 2).contiguous()
         tokens, image = self.transformer(
-            flat, positions.flatten(0, 1), tokens, mask_image, dense, attended
+            flat, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask
         )
         heads = torch.stack(
-            [self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in asked], -1
+            [self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in mask_tokens],
+            -1,
         )
-        iou = self.iou_prediction_head(tokens[:, 0])[:, asked.start : asked.stop]
+        iou = self.iou_prediction_head(tokens[:, 0])[:, mask_tokens.start : mask_tokens.stop]
         return self._masks(image, heads), iou
 
     def _masks(
         self, image: Float[Tensor, "M T C"], heads: Float[Tensor, "M c K"]
     ) -> Float[Tensor, "M K G G"]:
-        """Returns each head's product with the image tokens, upscaled four times."""
+        """Return the product of each head with the image tokens, upscaled four times."""
         first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
         twice = _upscale(image, first).unflatten(-1, (4, -1))
@@ -79,7 +92,7 @@ class MaskDecoder(nn.Module):
             .flatten(1, 3)
         )
         logits = _checkpointed(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
-        side = self.side
+        side = self.embedding_size
         pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
             len(image), heads.shape[-1], 4 * side, 4 * side
@@ -87,8 +100,11 @@ class MaskDecoder(nn.Module):
 
 
 def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Applies a function of which backward keeps only the input: the upscaled tokens are the largest tensors here, and what is computed again
-    (a normalisation, a GELU, no matrix product) costs little."""
+    """Apply a function and recompute it in the backward pass, which keeps only its input.
+
+    The upscaled tokens are the largest tensors of the decoder, and recomputing a layer norm and
+    GELU costs little.
+    """
     return (
         checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
         if torch.is_grad_enabled()
@@ -97,6 +113,6 @@ def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _upscale(tokens: Float[Tensor, "... C"], layer: nn.ConvTranspose2d) -> Float[Tensor, "... D"]:
-    """Applies a 2 x 2 transposed convolution of stride 2 to tokens; the four pixels of each lie side by side in D, row by row."""
+    """Apply a 2 x 2 transposed convolution of stride 2; D holds the four pixels, row by row."""
     bias = cast(Tensor, layer.bias)
     return F.linear(tokens, layer.weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))

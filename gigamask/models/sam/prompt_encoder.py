@@ -1,11 +1,9 @@
-"""The prompt encoder: points, box corners and mask logits become embeddings, after SAM's conventions.
+"""SAM's prompt encoder: points, box corners and mask logits become embeddings.
 
-Enters: points in input pixels with labels (1 foreground, 0 background, 2 and 3 a box's corners, -1 no point), and mask logits. Leaves: one token
-per point, and the mask logits' sixteen channels, which the decoder projects itself. Coordinates are moved to pixel centres (+ 0.5),
-divided by the side of the input square on both axes, and coded by a fixed Gaussian matrix (Tancik et al. 2020; `modeling/prompt_encoder.py`).
-Masks are chosen by arithmetic, never by index, so nothing waits for the device and every embedding takes part in every step.
-
-Not here: which prompts are given (`prompts.policy`), the tokens the decoder adds (`model.mask_decoder`).
+After `modeling/prompt_encoder.py` of Segment Anything: coordinates are moved to pixel centers
+(+ 0.5), divided by the side of the model input on both axes, and encoded by a fixed Gaussian
+matrix. Embeddings are selected by arithmetic and not by index, so nothing waits for the device and
+every embedding takes part in every step.
 """
 
 import math
@@ -22,7 +20,10 @@ from gigamask.models.sam.layers import LayerNorm2d, layer_norm, no_autocast
 
 
 class PositionEmbeddingRandom(nn.Module):
-    """Codes positions by sines and cosines of random directions; the matrix is drawn once and kept with the weights."""
+    """Encode positions by sines and cosines of random projections (Tancik et al. 2020).
+
+    The Gaussian matrix is drawn once and saved with the weights.
+    """
 
     positional_encoding_gaussian_matrix: Tensor
 
@@ -31,7 +32,10 @@ class PositionEmbeddingRandom(nn.Module):
         self.register_buffer("positional_encoding_gaussian_matrix", torch.empty(2, dim // 2))
 
     def forward(self, xy: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
-        """Returns the code of positions in [0, 1], in at least float32: half precision cannot tell neighbouring pixels apart."""
+        """Return the encoding of positions in [0, 1].
+
+        It is computed in at least float32, since half precision cannot separate neighboring pixels.
+        """
         matrix = self.positional_encoding_gaussian_matrix
         wide = torch.promote_types(matrix.dtype, torch.float32)
         with no_autocast(xy):
@@ -40,7 +44,7 @@ class PositionEmbeddingRandom(nn.Module):
 
 
 class PromptEncoder(nn.Module):
-    """SAM's prompt encoder for prompts that are all points: a box is its two corners."""
+    """SAM's prompt encoder; a box is given as two corner points."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -64,7 +68,13 @@ class PromptEncoder(nn.Module):
     def points(
         self, points_xy_input: Float[Tensor, "M N 2"], labels: Int64[Tensor, "M N"]
     ) -> Float[Tensor, "M N C"]:
-        """Returns each point's token; a label of -1 has a token of its own, without a position."""
+        """Return a token for each point.
+
+        Args:
+            points_xy_input: Points, xy in input pixels.
+            labels: 1 foreground, 0 background, 2 and 3 the corners of a box, -1 no point, which has
+                its own token without a position.
+        """
         code = self.pe_layer((points_xy_input + 0.5) / self.image_size)
         kinds = torch.cat(
             [
@@ -80,18 +90,21 @@ class PromptEncoder(nn.Module):
             return torch.where((labels >= 0)[..., None], code, 0) + chosen @ kinds
 
     def get_dense_pe(self) -> Float[Tensor, "E E C"]:
-        """Returns the code of every token of the image embedding, at the token's centre."""
-        place = (
+        """Return the encoding of the center of each token of the image embedding."""
+        centers = (
             torch.arange(self.embedding_size, device=self.no_mask_embed.weight.device) + 0.5
         ) / self.embedding_size
         return self.pe_layer(
-            torch.stack([place.expand(len(place), -1), place[:, None].expand(-1, len(place))], -1)
+            torch.stack(
+                [centers.expand(len(centers), -1), centers[:, None].expand(-1, len(centers))], -1
+            )
         )
 
     def mask_features(self, masks: Float[Tensor, "M G G"]) -> Float[Tensor, "M T c"]:
-        """Returns the sixteen channels of each token that the last 1 x 1 convolution of `mask_downscaling` takes; T runs over E x E tokens.
+        """Return the 16 channels of T = E x E tokens before the last layer of `mask_downscaling`.
 
-        The convolutions do not overlap, so they are matrix products over 2 x 2 cells.
+        The last layer, a 1 x 1 convolution, is part of the mask decoder's projections. The other
+        convolutions do not overlap, so they are matrix products over 2 x 2 cells.
         """
         first, second = (cast(nn.Conv2d, self.mask_downscaling[index]) for index in (0, 3))
         norm, last_norm = (cast(LayerNorm2d, self.mask_downscaling[index]) for index in (1, 4))
@@ -109,17 +122,24 @@ class PromptEncoder(nn.Module):
         return F.gelu(layer_norm(quarter, last_norm))
 
     def mask_projection(self) -> tuple[Float[Tensor, "C c"], Float[Tensor, "C"]]:
-        """Returns weight and bias that turn `mask_features` into the dense embedding."""
+        """Return the weight and bias that turn `mask_features` into the dense embedding."""
         last = cast(nn.Conv2d, self.mask_downscaling[6])
         return last.weight.flatten(1), cast(Tensor, last.bias)
 
     def mixed_features(
         self, masks: Float[Tensor, "M G G"], has_mask_prompt: Bool[Tensor, "M"]
     ) -> tuple[Float[Tensor, "M T c"], Float[Tensor, "C c"], Float[Tensor, "C"]]:
-        """Returns features, weight and bias of dense embeddings of which those that are not `masked` are `no_mask_embed`.
+        """Return dense embeddings, some of them of mask prompts and the others `no_mask_embed`.
 
-        Two more channels, one for each kind, carry the bias of the masks' projection and `no_mask_embed`; the other sixteen are zero without a mask.
-        What stands in the place of a mask that is not given is neither read nor differentiated.
+        Two additional channels select the bias of the masks' projection or `no_mask_embed`; the
+        other 16 are zero without a mask prompt.
+
+        Args:
+            masks: Logits of mask prompts, ignored where there is none.
+            has_mask_prompt: Which masks have a mask prompt.
+
+        Returns:
+            Features, and the weight and bias that turn them into dense embeddings.
         """
         given = has_mask_prompt[:, None, None]
         features = torch.where(given, self.mask_features(torch.where(given, masks, 0)), 0)

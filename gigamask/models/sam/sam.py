@@ -1,10 +1,6 @@
-"""The model: pixels become an embedding once, prompts become masks as often as asked.
+"""The SAM model: one embedding per image, then masks for any number of prompts.
 
-Enters: uint8 images fitted to the input square with the size of their valid part, and `contracts.Prompts`. Leaves: the embedding
-`(B, C, E, E)`; mask logits `(M, K, G, G)` and predicted IoU `(M, K)`. The state dict is Meta's, key by key.
-
-Not here: how a model starts (`model.start`), rounds of prompts (`prompts.rounds`), reading and writing weights (`model.weights`),
-masks at the image's own size (`geometry.frame`).
+The state dict has Meta's names and shapes.
 """
 
 from collections.abc import Sequence
@@ -24,7 +20,7 @@ from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""ImageNet's mean and standard deviation in 0..255, red first (Segment Anything, `modeling/sam.py`)."""
+"""ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
 
 
 def preprocess(
@@ -33,16 +29,23 @@ def preprocess(
     mean: Float[Tensor, "3 1 1"],
     std: Float[Tensor, "3 1 1"],
 ) -> Float[Tensor, "B 3 S S"]:
-    """Returns pixels, in 0..255, less their mean over their deviation, 0 in the padding."""
-    place = torch.arange(images.shape[-1], device=images.device)
-    rows, columns = place < input_sizes[:, :1], place < input_sizes[:, 1:]
+    """Return normalized pixels, zero in the padding.
+
+    Args:
+        images: RGB in 0..255.
+        input_sizes: Height and width of each image without padding, at the top left.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+    """
+    index = torch.arange(images.shape[-1], device=images.device)
+    rows, columns = index < input_sizes[:, :1], index < input_sizes[:, 1:]
     return (
         (images.to(mean.dtype) - mean) / std * (rows[:, None, :, None] & columns[:, None, None, :])
     )
 
 
 class Sam(nn.Module):
-    """Segment Anything at any size, with the image encoder that its spec names."""
+    """Segment Anything, of the sizes and with the image encoder in its configuration."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
@@ -126,14 +129,22 @@ class Sam(nn.Module):
         input_sizes: Int64[Tensor, "B 2"],
         drop_path: Float[Tensor, "B L 2"] | None = None,
     ) -> Float[Tensor, "B C E E"]:
-        """Returns the embedding of images whose valid part, `input_sizes` (height, width), lies at the top left; the rest is zero once normalised.
+        """Return the image embedding.
 
-        `drop_path` holds the uniforms that decide which residual branches are skipped; None in evaluation. Raises a Fault at another side.
+        Args:
+            images: RGB in 0..255.
+            input_sizes: Height and width of each image without padding, at the top left.
+            drop_path: Uniform numbers that decide which residual branches are skipped; None in
+                evaluation.
+
+        Raises:
+            GigamaskError: The images do not have the size of the model input.
         """
         if images.shape[-1] != self.config.image_size:
             side = images.shape[-1]
             raise GigamaskError(
-                f"images have side {side}, the model takes {self.config.image_size}; build it with input_side={side} and load its weights there"
+                f"images must be {self.config.image_size} pixels wide and high (got {side}); "
+                f"resize them, or build the model with image_size={side} and load its weights"
             )
         return self.image_encoder(
             preprocess(images, input_sizes, self.pixel_mean, self.pixel_std), drop_path
@@ -142,9 +153,15 @@ class Sam(nn.Module):
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        """Returns mask logits and predicted IoU of prompt m on image `mask_image[m]`; K is 3 when `prompts.several`, else 1.
+        """Return mask logits and predicted IoU of M prompts.
 
-        A mask that `prompts.masked` leaves out is answered as without a mask prompt, whatever stands in its place.
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image.
+            prompts: The prompts. `prompts.masks` are ignored where `has_mask_prompt` is False.
+
+        Returns:
+            Logits on the G x G grid, and predicted IoU; K is 3 with `multimask_output`, else 1.
         """
         encoder = self.prompt_encoder
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
@@ -155,7 +172,13 @@ class Sam(nn.Module):
             dense = DensePrompt(encoder.mask_features(prompts.masks), *encoder.mask_projection())
         else:
             dense = DensePrompt(*encoder.mixed_features(prompts.masks, prompts.has_mask_prompt))
-        asked = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
+        mask_tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
         return self.mask_decoder(
-            embedding, encoder.get_dense_pe(), tokens, mask_image, dense, asked, prompts.token_mask
+            embedding,
+            encoder.get_dense_pe(),
+            tokens,
+            mask_image,
+            dense,
+            mask_tokens,
+            prompts.token_mask,
         )

@@ -1,12 +1,11 @@
-"""The decoder's transformer: prompt tokens and image tokens attend to each other, twice (Segment Anything, `modeling/transformer.py`).
+"""The mask decoder's transformer: prompt tokens and image tokens attend to each other, twice.
 
-Enters: image embeddings, the code of their positions, each mask's tokens, which image each mask belongs to, and the features of its mask prompt.
-Leaves: the tokens and each mask's image tokens. The numbers are SAM's; the order of work is not. Until the first block has updated them, the image
-tokens' projections are the image's, plus a linear function of sixteen channels for a mask prompt: computed once an image and gathered. Later, all
-projections of the image tokens are one matrix product with the positions' share added, so that one tensor, not three, is kept for backward. Under
-autocast the image tokens stay in half precision between the blocks.
-
-Not here: what comes before and after (`model.prompt_encoder`, `model.mask_decoder`); attention with relative position (`model.attention`).
+After `modeling/transformer.py` of Segment Anything, with the same numbers in another order of
+computation. In the first block, projections of the image tokens are computed once per image and
+gathered, with a linear function of 16 channels added for a mask prompt. Later, all projections of
+the image tokens are one matrix product, with the positions' part added, so that one tensor instead
+of three is kept for the backward pass. Under autocast the image tokens stay in half precision
+between the blocks.
 """
 
 from collections.abc import Iterable
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLPBlock, layer_norm, no_autocast, working_dtype
 
-Attended = Bool[Tensor, "M N"] | None
-"""Which keys are attended to; None where all are."""
+AttentionMask = Bool[Tensor, "M N"] | None
+"""Which keys are attended to; None: all."""
 
 
 @dataclass(frozen=True)
 class DensePrompt:
-    """Each mask prompt's features, and the projection that makes a dense embedding of them."""
+    """Features of mask prompts, and the projection that makes dense embeddings of them."""
 
     features: Float[Tensor, "M T c"]
     weight: Float[Tensor, "C c"]
@@ -35,7 +34,7 @@ class DensePrompt:
 
 
 class DecoderAttention(nn.Module):
-    """Multi-head attention whose inner width may be less than its outer."""
+    """Multi-head attention whose inner width can be less than its outer width."""
 
     def __init__(self, dim: int, inner: int, heads: int) -> None:
         super().__init__()
@@ -50,25 +49,42 @@ class DecoderAttention(nn.Module):
         q: Float[Tensor, "M Q C"],
         k: Float[Tensor, "M N C"],
         v: Float[Tensor, "M N C"],
-        attended: Attended,
+        attention_mask: AttentionMask,
     ) -> Float[Tensor, "M Q C"]:
-        return self.out_proj(self.mix(self.q_proj(q), self.k_proj(k), self.v_proj(v), attended))
+        """Return attended values.
 
-    def mix(
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            attention_mask: Which keys are attended to; None: all.
+        """
+        return self.out_proj(
+            self.attend(self.q_proj(q), self.k_proj(k), self.v_proj(v), attention_mask)
+        )
+
+    def attend(
         self,
         q: Float[Tensor, "M Q I"],
         k: Float[Tensor, "M N I"],
         v: Float[Tensor, "M N I"],
-        attended: Attended = None,
+        attention_mask: AttentionMask = None,
     ) -> Float[Tensor, "M Q I"]:
-        """Returns the attended values of inputs that are projected already."""
+        """Return attended values of projected inputs, without the output projection.
+
+        Args:
+            q: Projected queries.
+            k: Projected keys.
+            v: Projected values.
+            attention_mask: Which keys are attended to; None: all.
+        """
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-        mask = None if attended is None else attended[:, None, None]
+        mask = None if attention_mask is None else attention_mask[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
 
 
 class TwoWayAttentionBlock(nn.Module):
-    """One block: tokens among themselves, tokens to image, MLP, image to tokens."""
+    """Self-attention of tokens, tokens to image, MLP, image to tokens."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -85,9 +101,9 @@ class TwoWayAttentionBlock(nn.Module):
     def image_weights(
         self, positions: Float[Tensor, "T C"]
     ) -> tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]:
-        """Returns what makes the image's keys, values and queries, side by side: one weight, and the biases with the positions' share."""
+        """Return one weight and bias for the image's keys, values and queries, with positions."""
         to_image, to_token = self.cross_attn_token_to_image, self.cross_attn_image_to_token
-        return _joined(
+        return _join_projections(
             (to_image.k_proj, True),
             (to_image.v_proj, False),
             (to_token.q_proj, True),
@@ -97,45 +113,61 @@ class TwoWayAttentionBlock(nn.Module):
     def update_tokens(
         self,
         tokens: Float[Tensor, "M N C"],
-        code: Float[Tensor, "M N C"] | None,
+        query_pe: Float[Tensor, "M N C"] | None,
         image: Float[Tensor, "M T D"],
-        attended: Attended,
+        attention_mask: AttentionMask,
     ) -> Float[Tensor, "M N C"]:
-        """Returns the tokens after attending to themselves and to the image. `code` is added to queries and keys; None in the first block,
-        whose tokens are their own code, and whose self-attention has no residual."""
-        if code is None:
-            code = tokens
-            tokens = self.norm1(self.self_attn(tokens, tokens, tokens, attended))
+        """Return the tokens after self-attention, attention to the image, and the MLP.
+
+        Args:
+            tokens: Tokens of M prompts.
+            query_pe: Initial tokens, which are added to queries and keys. None: the first block,
+                where they are the tokens and self-attention has no residual connection.
+            image: Keys, values and queries of the image tokens, side by side.
+            attention_mask: Which tokens are attended to; None: all.
+        """
+        if query_pe is None:
+            query_pe = tokens
+            tokens = self.norm1(self.self_attn(tokens, tokens, tokens, attention_mask))
         else:
-            coded = tokens + code
-            tokens = self.norm1(tokens + self.self_attn(coded, coded, tokens, attended))
+            queries = tokens + query_pe
+            tokens = self.norm1(tokens + self.self_attn(queries, queries, tokens, attention_mask))
         across = self.cross_attn_token_to_image
         keys, values, _ = image.chunk(3, -1)
         tokens = self.norm2(
             tokens
-            + across.out_proj(across.mix(across.q_proj(tokens + code).to(keys.dtype), keys, values))
+            + across.out_proj(
+                across.attend(across.q_proj(tokens + query_pe).to(keys.dtype), keys, values)
+            )
         )
         return self.norm3(tokens + self.mlp(tokens))
 
     def update_image(
         self,
         tokens: Float[Tensor, "M N C"],
-        code: Float[Tensor, "M N C"],
+        query_pe: Float[Tensor, "M N C"],
         image: Float[Tensor, "M T D"],
-        attended: Attended,
+        attention_mask: AttentionMask,
     ) -> Float[Tensor, "M T C"]:
-        """Returns what the image tokens gain by attending to the prompt's, before it is added and normalised."""
+        """Return the update of the image tokens, before it is added and normalized.
+
+        Args:
+            tokens: Tokens of M prompts.
+            query_pe: Initial tokens, which are added to the keys.
+            image: Keys, values and queries of the image tokens, side by side.
+            attention_mask: Which tokens are attended to; None: all.
+        """
         across = self.cross_attn_image_to_token
         queries = image.chunk(3, -1)[2]
         keys, values = (
-            across.k_proj(tokens + code).to(queries.dtype),
+            across.k_proj(tokens + query_pe).to(queries.dtype),
             across.v_proj(tokens).to(queries.dtype),
         )
-        return across.out_proj(across.mix(queries, keys, values, attended))
+        return across.out_proj(across.attend(queries, keys, values, attention_mask))
 
 
 class TwoWayTransformer(nn.Module):
-    """Two blocks, then the tokens look at the image once more."""
+    """Two blocks, then a final attention of tokens to image."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -152,31 +184,50 @@ class TwoWayTransformer(nn.Module):
         tokens: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt | None,
-        attended: Attended,
+        attention_mask: AttentionMask,
     ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
+        """Return the tokens and the image tokens of each prompt.
+
+        Args:
+            images: Image tokens of B images, T = E x E.
+            positions: Position encoding of the image tokens.
+            tokens: Tokens of M prompts.
+            mask_image: Index of each prompt's image.
+            dense: Mask prompts; None: there are none.
+            attention_mask: Which tokens are attended to; None: all.
+        """
         first, second = cast(Iterable[TwoWayAttentionBlock], self.layers)
-        code, dtype = tokens, working_dtype(images)
+        query_pe, dtype = tokens, working_dtype(images)
         image = _first_projections(images, first.image_weights(positions), mask_image, dense)
-        tokens = first.update_tokens(tokens, None, image, attended)
-        gained = first.update_image(tokens, code, image, attended)
-        keys = layer_norm(_add_image(gained, images.to(dtype), mask_image, dense), first.norm4)
+        tokens = first.update_tokens(tokens, None, image, attention_mask)
+        update = first.update_image(tokens, query_pe, image, attention_mask)
+        keys = layer_norm(_add_image(update, images.to(dtype), mask_image, dense), first.norm4)
 
         image = _project(keys, second.image_weights(positions))
-        tokens = second.update_tokens(tokens, code, image, attended)
-        keys = layer_norm(second.update_image(tokens, code, image, attended) + keys, second.norm4)
+        tokens = second.update_tokens(tokens, query_pe, image, attention_mask)
+        keys = layer_norm(
+            second.update_image(tokens, query_pe, image, attention_mask) + keys, second.norm4
+        )
 
         last = self.final_attn_token_to_image
         image = _project(
-            keys, _joined((last.k_proj, True), (last.v_proj, False), positions=positions)
+            keys, _join_projections((last.k_proj, True), (last.v_proj, False), positions=positions)
         )
-        answer = last.mix(last.q_proj(tokens + code).to(image.dtype), *image.chunk(2, -1))
-        return self.norm_final_attn(tokens + last.out_proj(answer)), keys
+        out = last.attend(last.q_proj(tokens + query_pe).to(image.dtype), *image.chunk(2, -1))
+        return self.norm_final_attn(tokens + last.out_proj(out)), keys
 
 
 def gather(
     images: Float[Tensor, "B ..."], mask_image: Int64[Tensor, "M"]
 ) -> Float[Tensor, "M ..."]:
-    """Returns each mask's image: a view where there is one image only, else a copy whose gradient is summed in a fixed order."""
+    """Return the image of each prompt.
+
+    For one image this is a view; else a copy whose gradient is summed in a fixed order.
+
+    Args:
+        images: Tensors of B images.
+        mask_image: Index of each prompt's image.
+    """
     return (
         images.expand(len(mask_image), *images.shape[1:])
         if len(images) == 1
@@ -185,7 +236,10 @@ def gather(
 
 
 class _Gather(torch.autograd.Function):
-    """Picks rows by index; backward adds up by a matrix product, which is deterministic and accumulates halves in float32, as index_add does not."""
+    """Index select whose backward is a matrix product.
+
+    Unlike index_add this is deterministic and accumulates half precision in float32.
+    """
 
     @staticmethod
     def forward(ctx, images, mask_image):
@@ -196,34 +250,34 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         (mask_image,), (gradient,) = ctx.saved_tensors, gradients
-        chosen = (mask_image == torch.arange(ctx.count, device=mask_image.device)[:, None]).to(
+        one_hot = (mask_image == torch.arange(ctx.count, device=mask_image.device)[:, None]).to(
             gradient.dtype
         )
         with no_autocast(gradient):
-            return (chosen @ gradient.flatten(1)).view(ctx.count, *gradient.shape[1:]), None
+            return (one_hot @ gradient.flatten(1)).view(ctx.count, *gradient.shape[1:]), None
 
 
-def _joined(
+def _join_projections(
     *layers: tuple[nn.Linear, bool], positions: Float[Tensor, "T C"]
 ) -> tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]:
-    """Returns several projections as one weight and one offset; a layer marked True also projects the positions."""
-    offsets = [
+    """Return several projections as one weight and one bias; with True of the positions too."""
+    biases = [
         F.linear(positions, layer.weight, layer.bias)
-        if coded
+        if with_positions
         else layer.bias.expand(len(positions), -1)
-        for layer, coded in layers
+        for layer, with_positions in layers
     ]
-    dtype = offsets[0].dtype
+    dtype = biases[0].dtype
     return torch.cat([layer.weight for layer, _ in layers]), torch.cat(
-        [offset.to(dtype) for offset in offsets], -1
+        [bias.to(dtype) for bias in biases], -1
     )
 
 
 def _project(
     keys: Float[Tensor, "M T C"], weights: tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]
 ) -> Float[Tensor, "M T D"]:
-    weight, offset = weights
-    return F.linear(keys, weight).add_(offset)
+    weight, bias = weights
+    return F.linear(keys, weight).add_(bias)
 
 
 def _first_projections(
@@ -232,24 +286,28 @@ def _first_projections(
     mask_image: Int64[Tensor, "M"],
     dense: DensePrompt | None,
 ) -> Float[Tensor, "M T D"]:
-    """Returns each mask's keys, values and queries of the untouched image tokens."""
-    weight, offset = weights
+    """Return keys, values and queries of the initial image tokens, for each prompt.
+
+    The projections are computed once per image and gathered; a mask prompt adds a linear function
+    of its 16 channels.
+    """
+    weight, bias = weights
     if dense is None:
         return gather(_project(images, weights), mask_image)
     with no_autocast(images):
         folded, shift = weight @ dense.weight, weight @ dense.bias
-    base = _project(images, (weight, offset + shift.to(offset.dtype)))
+    base = _project(images, (weight, bias + shift.to(bias.dtype)))
     return F.linear(dense.features, folded).add_(gather(base, mask_image))
 
 
 def _add_image(
-    gained: Float[Tensor, "M T C"],
+    update: Float[Tensor, "M T C"],
     images: Float[Tensor, "B T C"],
     mask_image: Int64[Tensor, "M"],
     dense: DensePrompt | None,
 ) -> Float[Tensor, "M T C"]:
-    """Returns what was gained plus the image tokens and the dense prompt."""
-    total = gained + gather(images, mask_image)
+    """Return the update plus the image tokens and the mask prompt."""
+    total = update + gather(images, mask_image)
     return (
         total if dense is None else total.add_(F.linear(dense.features, dense.weight, dense.bias))
     )

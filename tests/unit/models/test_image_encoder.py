@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from gigamask.models.configs import SamConfig, tiny
 from gigamask.models.init import build_model
-from gigamask.models.sam.attention import attend_plainly, relative
+from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 
 SMALL = SamConfig(
@@ -35,7 +35,7 @@ def shaken(spec: SamConfig) -> ImageEncoderViT:
 
 def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
     """Pads with zeros before the projection, then attends window by window, as SAM's code does."""
-    side, window = x.shape[1], layer.window
+    side, window = x.shape[1], layer.window_size
     padded = F.pad(x, (0, 0, 0, -side % window, 0, -side % window))
     result = torch.empty_like(padded)
     for top in range(0, padded.shape[1], window):
@@ -43,11 +43,13 @@ def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
             tokens = padded[:, top : top + window, left : left + window].flatten(1, 2)
             q, k, v = (
                 layer.qkv(tokens)
-                .unflatten(2, (3, layer.heads, -1))
+                .unflatten(2, (3, layer.num_heads, -1))
                 .permute(2, 0, 3, 1, 4)
                 .unbind(0)
             )
-            answer = attend_plainly(q, k, v, relative(layer.rel_pos_h), relative(layer.rel_pos_w))
+            answer = rel_pos_attention_reference(
+                q, k, v, get_rel_pos(layer.rel_pos_h), get_rel_pos(layer.rel_pos_w)
+            )
             answer = layer.proj(answer.transpose(1, 2).flatten(2))
             result[:, top : top + window, left : left + window] = answer.unflatten(
                 1, (window, window)
@@ -94,13 +96,13 @@ def test_drop_rates_grow_linearly_from_zero():
 
 
 def test_a_block_whose_branches_are_all_skipped_is_the_identity():
-    encoder = shaken(replace(SMALL, drop_path=0.5))
+    encoder = shaken(replace(SMALL, drop_path_rate=0.5))
     x = torch.randn(2, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert torch.equal(encoder.blocks[2](x, torch.zeros(2, 2)), x)
 
 
 def test_drop_path_skips_single_images_and_single_branches():
-    encoder = shaken(replace(SMALL, drop_path=0.5))
+    encoder = shaken(replace(SMALL, drop_path_rate=0.5))
     block = encoder.blocks[2]
     x = torch.randn(4, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     uniforms = torch.tensor([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.1]])
@@ -113,9 +115,9 @@ def test_drop_path_skips_single_images_and_single_branches():
 
 
 def test_drop_path_keeps_the_expectation_of_a_branch():
-    block = shaken(replace(SMALL, drop_path=0.3)).blocks[2]
+    block = shaken(replace(SMALL, drop_path_rate=0.3)).blocks[2]
     uniforms = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
-    branch = block._thin(torch.ones(20000, 1, 1, 1), uniforms, 0)
+    branch = block._drop_path(torch.ones(20000, 1, 1, 1), uniforms, 0)
     assert branch.unique().tolist() == pytest.approx([0, 1 / 0.7])
     assert abs(branch.mean() - 1) < 4 * (0.3 / 0.7 / 20000) ** 0.5
 
@@ -140,7 +142,7 @@ def test_autocast_keeps_the_embedding_close():
 
 
 def test_every_parameter_of_the_encoder_learns():
-    encoder = shaken(replace(SMALL, drop_path=0.2))
+    encoder = shaken(replace(SMALL, drop_path_rate=0.2))
     pixels = torch.randn(
         2, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )

@@ -5,7 +5,7 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import MAEConfig, mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
-from gigamask.models.init import build_model, fixed_positions
+from gigamask.models.init import build_model, get_2d_sincos_pos_embed
 from gigamask.models.mae import MAE
 from gigamask.rng import make_rng
 
@@ -91,7 +91,7 @@ def test_names_and_shapes_are_the_published_ones(make, dim, depth, parameters, e
 
 
 def test_positions_are_columns_then_rows():
-    table = fixed_positions(3, 16)[0]
+    table = get_2d_sincos_pos_embed(3, 16)[0]
     assert table.shape == (10, 16)
     assert not table[0].any()
     for row in range(3):
@@ -171,9 +171,9 @@ def test_an_image_of_fewer_patches_than_are_seen_has_nothing_to_guess(model):
 
 
 def test_images_of_another_side_and_numbers_of_other_patches_are_refused(model):
-    with pytest.raises(GigamaskError, match=r"16.*32.*input_side=16"):
+    with pytest.raises(GigamaskError, match=r"32.*16.*image_size=16"):
         model(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1, 2), 16), uniforms_of(1))
-    with pytest.raises(GigamaskError, match=r"5.*64.*Chance\.patches"):
+    with pytest.raises(GigamaskError, match=r"RandomSpec\.patches.*64.*5"):
         model(images_of(1), whole(1), torch.zeros(1, 5))
 
 

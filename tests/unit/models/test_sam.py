@@ -113,7 +113,7 @@ def test_what_lies_in_the_padding_does_not_matter():
 
 
 def test_another_side_is_refused():
-    with pytest.raises(GigamaskError, match=r"64.*128.*input_side=64"):
+    with pytest.raises(GigamaskError, match=r"128.*64.*image_size=64"):
         build_model(tiny(), 0).encode(
             torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]])
         )

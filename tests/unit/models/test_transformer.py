@@ -39,4 +39,4 @@ def test_attention_mixes_values_by_softmax():
         -1,
     )
     wanted = torch.cat([weights[0] @ v[..., :2], weights[1] @ v[..., 2:]], -1)
-    assert torch.allclose(layer.mix(q, k, v), wanted, atol=1e-6)
+    assert torch.allclose(layer.attend(q, k, v), wanted, atol=1e-6)

@@ -82,8 +82,8 @@ def test_tied_parameters_stay_tied_and_attention_is_the_devices():
         assert model.scale.device.type == "cpu"
         assert isinstance(model.scale, torch.Tensor)
         assert not isinstance(model.scale, nn.Parameter)
-        assert model.attention.attend is attention.attend_augmented
-        assert to_fake(model, "cpu").attention.attend is attention.attend_in_chunks
+        assert model.attention.attend is attention.rel_pos_attention_augmented
+        assert to_fake(model, "cpu").attention.attend is attention.rel_pos_attention_chunked
 
 
 def test_a_gpu_has_allocator_blocks_float32_norms_and_a_flash_workspace():
