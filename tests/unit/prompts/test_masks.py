@@ -65,7 +65,7 @@ def test_its_box_is_the_noisy_box_to_a_cell(make_truth, make_draws):
 def test_a_finer_truth_is_averaged_to_the_models_grid(make_truth):
     fine = torch.zeros(1, 32, 32, dtype=torch.bool)
     fine[0, 8:16, 8:18] = True
-    truth = make_truth(fine, cell_xy=(1.0, 1.0), low_side=8)
+    truth = make_truth(fine, cell_xy=(1.0, 1.0), mask_prompt_size=8)
     logits = jittered_masks(truth, truth.boxes_input, 10.0)[0]
     assert logits.shape == (8, 8)
     wanted = torch.full((8, 8), -10.0)
@@ -78,22 +78,22 @@ def test_a_finer_truth_is_averaged_to_the_models_grid(make_truth):
 
 
 def test_no_masks(make_truth):
-    for low_side in (None, 8):
-        truth = make_truth(np.zeros((0, 32, 32), bool), low_side=low_side)
+    for mask_prompt_size in (None, 8):
+        truth = make_truth(np.zeros((0, 32, 32), bool), mask_prompt_size=mask_prompt_size)
         assert jittered_masks(truth, truth.boxes_input, 1.0).shape == (
             0,
-            low_side or 32,
-            low_side or 32,
+            mask_prompt_size or 32,
+            mask_prompt_size or 32,
         )
 
 
 @pytest.mark.parametrize(
-    ("shape", "low_side", "named"),
+    ("shape", "mask_prompt_size", "named"),
     [((20, 32), None, "20 x 32"), ((32, 32), 5, "32 x 32"), ((32, 20), 4, "32 x 20")],
 )
-def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, low_side, named):
-    truth = make_truth(np.zeros((1, *shape), bool), low_side=low_side)
-    side = low_side or shape[1]
+def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, mask_prompt_size, named):
+    truth = make_truth(np.zeros((1, *shape), bool), mask_prompt_size=mask_prompt_size)
+    side = mask_prompt_size or shape[1]
     message = f"{side} x {side}.*{named}"
     with pytest.raises(GigamaskError, match=message):
         jittered_masks(truth, truth.boxes_input, 1.0)

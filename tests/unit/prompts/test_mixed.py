@@ -182,7 +182,7 @@ def test_a_mask_prompt_is_the_truth_moved_with_its_noisy_box(make_truth, make_dr
 
 
 def test_the_grid_of_mask_prompts_may_be_coarser_than_the_truths(make_truth, make_draws):
-    truth = make_truth(np.ones((3, 32, 32), bool), low_side=8)
+    truth = make_truth(np.ones((3, 32, 32), bool), mask_prompt_size=8)
     assert MixedPrompts().next(None, truth, make_draws(3), 0.0).masks.shape == (3, 8, 8)
 
 

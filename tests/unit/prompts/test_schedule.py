@@ -220,9 +220,8 @@ def test_the_schedule_never_waits_for_the_device():
 def test_too_few_draws_are_refused(make_truth, make_draws):
     truth = make_truth(MASKS)
     for draws, given in ((make_draws(4, clicks=5), 5), (None, 0)):
-        with pytest.raises(
-            GigamaskError, match=rf"^InteractiveSchedule: {given}.*9.*Chance.clicks"
-        ):
+        message = rf"^InteractiveSchedule .*9.*\(got {given}\).*RandomSpec.clicks"
+        with pytest.raises(GigamaskError, match=message):
             InteractiveSchedule().next(None, truth, draws, 0.0)
 
 
