@@ -61,7 +61,7 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Flags of `pretrain` and `ground train`."""
+    """Train this recipe."""
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     epochs: float | None = None
@@ -81,7 +81,7 @@ class RunFlags:
 
 @dataclass(frozen=True)
 class TrainFlags(RunFlags):
-    """Flags of `train`, which can be split into stages."""
+    """Train this recipe, all at once or in stages."""
 
     stages: str | None = None
     """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or

@@ -10,12 +10,14 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 from tyro import _errors as tyro_errors
+from tyro import _strings as tyro_strings
 
 from gigamask.errors import GigamaskError
 from gigamask.suggestions import suggest_flag
@@ -52,8 +54,21 @@ def parse(
         if message := _message(event, kind, argv, default, extra_flags):
             raise GigamaskError(f"{message}; see '{prog} --help'")
 
-    with tyro_errors.on_parse_error(fail):
+    with tyro_errors.on_parse_error(fail), _joined_help():
         return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
+
+
+@contextmanager
+def _joined_help() -> Iterator[None]:
+    """Let tyro join the lines of help texts; it keeps the line breaks of indented docstrings."""
+    original = tyro_strings.remove_single_line_breaks
+    tyro_strings.remove_single_line_breaks = lambda text: "\n\n".join(
+        " ".join(paragraph.split()) for paragraph in text.split("\n\n")
+    )
+    try:
+        yield
+    finally:
+        tyro_strings.remove_single_line_breaks = original
 
 
 def _message(
