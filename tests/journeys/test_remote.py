@@ -70,7 +70,7 @@ def load(folder: Path, workers: int) -> list[Batch]:
 def check_same(one: Batch, other: Batch) -> None:
     for field in fields(Batch):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if field.name == "draws":
+        if field.name == "random_inputs":
             assert all(
                 torch.equal(getattr(mine, each.name), getattr(theirs, each.name))
                 for each in fields(mine)
