@@ -1,10 +1,8 @@
-"""Scenes whose things can be told in words, with queries: each thing has a named colour, pattern and shape, and most are plainly small or large.
+"""Synthetic scenes with text queries: things have a named color, pattern, shape and mostly a size.
 
-In: a folder, a count, a seed. Out: tars as `prepare.synthetic` writes them, and `queries.jsonl` beside them, whose right masks follow from what was
-painted; both are determined by (seed, number). Things are whole and hardly hidden; some scenes have a mask of two things that touch, too, which no
-query means.
-
-Not here: what is asked (`prepare.questions`), words (`prepare.descriptions`), the queries' file (`data.queries`).
+`queries.jsonl` is written beside the tars; its target masks follow from what was painted. Both
+depend only on (seed, number). Things are hardly hidden; some scenes also have a mask of two
+touching things, which is no query's target.
 """
 
 from collections.abc import Callable
@@ -27,13 +25,13 @@ from gigamask.synthetic.scenes import (
     touching,
     write_scenes,
 )
-from gigamask.synthetic.shapes import OUTLINES, Polygons, Window, affine, rasterise
-from gigamask.synthetic.text_queries import TextQuery, ask
-from gigamask.synthetic.textures import Colour, pick_second, weave
+from gigamask.synthetic.shapes import OUTLINES, Polygons, Window, affine, rasterize
+from gigamask.synthetic.text_queries import TextQuery, make_queries
+from gigamask.synthetic.textures import Color, make_pattern, pick_second
 
 QUERIES = "queries.jsonl"
 
-COLOURS = {
+COLORS = {
     "red": (205, 35, 35),
     "green": (45, 150, 55),
     "blue": (40, 75, 205),
@@ -56,9 +54,9 @@ GROUNDS = (
     (200, 172, 130),
     (150, 190, 205),
 )
-"""Pale and dull, each unlike most colours; those it is like are left out of its scene."""
-UNLIKE = 80
-"""Levels by which a thing's colour differs from the ground's at least."""
+"""Pale and dull background colors; colors similar to one are not used in its scene."""
+MIN_COLOR_DISTANCE = 80
+"""Smallest distance of a thing's color from the background's, in levels."""
 JITTER = 8
 SECONDS = {
     "yellow": 0.55,
@@ -69,23 +67,24 @@ SECONDS = {
     "green": 0.45,
     "purple": 0.45,
 }
-"""The share of its light that a colour's pattern keeps; the other colours' is lighter by a share of what is missing to white."""
+"""Second color of a pattern, as a share of the color's brightness."""
 LIGHTER = {"blue": 0.5, "orange": 0.6, "brown": 0.45, "black": 0.45}
+"""Second color of the other colors' patterns, as a share of the way to white."""
 RADII = {"small": (0.062, 0.072), None: (0.09, 0.098), "large": (0.126, 0.146)}
-"""Shares of the square root of the image's pixels."""
+"""Ranges of radii relative to the square root of the image's pixels."""
 SIZE_ODDS = (0.45, 0.2, 0.35)
 REACH = {"disc": 1.0, "box": 1.05, "star": 1.2, "ring": 1.1, "triangle": 1.25, "cross": 1.12}
-"""How much farther than a disc a shape reaches to look as large."""
+"""Radius relative to a disc that looks as large."""
 PATTERNS = {"plain": "solid", "striped": "stripes", "dotted": "dots", "checked": "checks"}
 PERIODS = {"plain": 1.0, "striped": 0.5, "dotted": 0.42, "checked": 0.32}
-"""Of a radius."""
+"""Period of a pattern relative to the radius."""
 PATTERN_ODDS = (0.4, 0.25, 0.2, 0.15)
 THINGS = (8, 14)
-LEAST_SEEN = 0.85
-PLACES_TRIED = 60
+MIN_VISIBLE_SHARE = 0.85
+POSITIONS_TRIED = 60
 SUN = (0.93, 1.05)
 PAIR_SHARE = 1 / 3
-"""Of the scenes in which things touch."""
+"""Share of the scenes with touching things that have a mask of two."""
 
 
 def _star(generator: np.random.Generator) -> Polygons:
@@ -125,17 +124,17 @@ SHAPES: dict[str, Callable[[np.random.Generator], Polygons]] = {
 }
 
 
-class Described(NamedTuple):
-    """A scene, its things in the order of their masks (a mask of two things comes anywhere), the number of each one's mask, and what is asked."""
+class DescribedScene(NamedTuple):
+    """A scene with its things, the number of each thing's mask, and the queries."""
 
     scene: SyntheticScene
     things: list[Thing]
     masks: Int64[np.ndarray, "things"]
-    questions: list[TextQuery]
+    queries: list[TextQuery]
 
 
 class Placed(NamedTuple):
-    """A thing's look and where its outline lies: its middle, how far it reaches, its pixels."""
+    """A painted thing: appearance, center, radius and number of pixels."""
 
     look: Appearance
     middle_xy: tuple[float, float]
@@ -151,32 +150,48 @@ def write(
     first: int = 0,
     progress: worker_pool.Progress | None = None,
 ) -> tuple[list[Path], list[Query]]:
-    """Writes images `first` to `first + images` with their queries, and returns the shards' paths and the queries; see `synthetic.write`.
+    """Write the images `first` to `first + images` with their queries.
 
-    Queries of other tars that the folder's `queries.jsonl` holds stay.
+    Queries of other tars in the folder's `queries.jsonl` are kept.
+
+    Args:
+        folder: The folder for the shards and `queries.jsonl`.
+        images: Number of images.
+        seed: Random seed of the scenes.
+        shard_images: Images per shard; image N is in shard `N // shard_images`.
+        first: Number of the first image.
+        progress: Called as `progress(done, images)` after each image.
+
+    Returns:
+        The paths of the shards, and the queries.
     """
-    asked: list[Query] = []
+    new: list[Query] = []
 
     def compose(number: int) -> SyntheticScene:
         described = compose_scene(seed, number)
-        for text, right, kind in described.questions:
-            masks = tuple(sorted(described.masks[list(right)].tolist()))
-            asked.append(
+        for text, targets, kind in described.queries:
+            masks = tuple(sorted(described.masks[list(targets)].tolist()))
+            new.append(
                 Query(f"sa_{number // shard_images:06d}.tar", f"sa_{number}.jpg", text, masks, kind)
             )
         return described.scene
 
     paths = write_scenes(folder, images, compose, shard_images, first, progress)
-    place, names = Path(folder) / QUERIES, {path.name for path in paths}
-    before = (
-        [query for query in queries.read(place) if query.tar not in names] if place.exists() else []
+    path, tars = Path(folder) / QUERIES, {path.name for path in paths}
+    others = (
+        [query for query in queries.read(path) if query.tar not in tars] if path.exists() else []
     )
-    queries.write(place, sorted([*before, *asked], key=lambda query: query.tar or ""))
-    return paths, asked
+    queries.write(path, sorted([*others, *new], key=lambda query: query.tar or ""))
+    return paths, new
 
 
-def compose_scene(seed: int, number: int) -> Described:
-    """Returns describable image `number` of the world that `seed` names."""
+def compose_scene(seed: int, number: int) -> DescribedScene:
+    """Draw a scene with queries.
+
+    Args:
+        seed: Random seed of the scenes.
+        number: Number of the scene.
+    """
     generator = make_rng(seed, "describable scene", number)
     long = int(generator.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
     short = int(long * generator.uniform(0.75, 1.0))
@@ -199,7 +214,9 @@ def compose_scene(seed: int, number: int) -> Described:
         _thing(look, pixels, box)
         for look, pixels, box in zip(looks, seen[: len(looks)], boxes.tolist(), strict=True)
     ]
-    return Described(scene, things, numbers, ask(make_rng(seed, "questions", number), things))
+    return DescribedScene(
+        scene, things, numbers, make_queries(make_rng(seed, "questions", number), things)
+    )
 
 
 def _thing(look: Appearance, seen: Bool[np.ndarray, "H W"], box: list[int]) -> Thing:
@@ -213,34 +230,36 @@ def _thing(look: Appearance, seen: Bool[np.ndarray, "H W"], box: list[int]) -> T
     )
 
 
-def _ground(generator: np.random.Generator, size: tuple[int, int], colour: Colour) -> Canvas:
+def _ground(generator: np.random.Generator, size: tuple[int, int], color: Color) -> Canvas:
     kind = str(generator.choice(["solid", "cloud"]))
-    light, mix = weave(generator, kind, size, float(max(size) * generator.uniform(0.05, 0.2)))
-    second = pick_second(generator, colour, spread=14.0)
+    light, mix = make_pattern(
+        generator, kind, size, float(max(size) * generator.uniform(0.05, 0.2))
+    )
+    second = pick_second(generator, color, spread=14.0)
     return Canvas(
         np.zeros(size, np.uint8),
         _soften(light),
         mix,
         parents=[0],
         objects=[0],
-        colours=[colour],
+        colors=[color],
         seconds=[second],
     )
 
 
 def _soften(light: np.ndarray) -> np.ndarray:
-    """Returns a third of the brightness' rise and fall: with all of it white would pass for grey."""
+    """Return a third of the brightness gradient: with all of it, white could look gray."""
     return 1 + (light - 1) / np.float32(3)
 
 
-def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Colour) -> list[Placed]:
-    """Paints eight to fourteen things of a few colours, patterns and shapes each, the large ones first; one that finds no place is left out."""
+def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Color) -> list[Placed]:
+    """Paint up to 8 to 14 things of a few colors and shapes, large ones first."""
     palette = [
         name
-        for name, colour in COLOURS.items()
-        if np.linalg.norm(np.array(colour) - ground) > UNLIKE
+        for name, color in COLORS.items()
+        if np.linalg.norm(np.array(color) - ground) > MIN_COLOR_DISTANCE
     ]
-    colours = generator.choice(palette, int(generator.integers(4, 7)), replace=False)
+    colors = generator.choice(palette, int(generator.integers(4, 7)), replace=False)
     shapes = generator.choice(WORDS.shape, int(generator.integers(3, 6)), replace=False)
     count = int(generator.integers(THINGS[0], THINGS[1] + 1))
     sizes = generator.choice(3, count, p=SIZE_ODDS)
@@ -249,30 +268,30 @@ def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Colour)
         pattern = str(generator.choice(WORDS.pattern, p=PATTERN_ODDS))
         look = Appearance(
             list(RADII)[size],
-            str(generator.choice(colours)),
+            str(generator.choice(colors)),
             pattern,
             str(generator.choice(shapes)),
         )
-        thing = _place(generator, canvas, look, placed)
+        thing = _paint_thing(generator, canvas, look, placed)
         if thing is not None:
             placed.append(thing)
     return placed
 
 
-def _place(
+def _paint_thing(
     generator: np.random.Generator, canvas: Canvas, look: Appearance, placed: list[Placed]
 ) -> Placed | None:
-    """Paints a thing where it lies within the picture and hides little of any other and nothing of its own colour; None where no place is found."""
+    """Paint a thing where it hides little of others; None if no such position is found."""
     height, width = canvas.size
     unit = np.sqrt(height * width)
     radius = float(unit * generator.uniform(*RADII[look.size]))
     reach = radius * REACH[look.shape or ""]
     outline, angle = SHAPES[look.shape or ""](generator), float(generator.uniform(-0.3, 0.3))
     seen = np.bincount(canvas.owner.ravel(), minlength=len(placed) + 1)
-    for _ in range(PLACES_TRIED):
+    for _ in range(POSITIONS_TRIED):
         middle = tuple(generator.uniform(reach + 2, np.array([width, height]) - reach - 2).tolist())
         window = (
-            rasterise(outline, affine(middle, (reach, reach), angle), canvas.size)
+            rasterize(outline, affine(middle, (reach, reach), angle), canvas.size)
             if _free(look, middle, reach, placed)
             else None
         )
@@ -282,8 +301,8 @@ def _place(
             canvas.owner[window.slices][window.pixels > 0], minlength=len(placed) + 1
         )
         if all(
-            seen[number] - hidden[number] >= LEAST_SEEN * each.pixels
-            for number, each in enumerate(placed, 1)
+            seen[number] - hidden[number] >= MIN_VISIBLE_SHARE * other.pixels
+            for number, other in enumerate(placed, 1)
         ):
             _paint(generator, canvas, look, window, radius)
             return Placed(look, middle, reach, int(window.pixels.sum()))
@@ -293,10 +312,10 @@ def _place(
 def _free(
     look: Appearance, middle_xy: tuple[float, ...], reach: float, placed: list[Placed]
 ) -> bool:
-    """Says whether a thing would be far enough from all others: from those of its colour so far that they do not touch."""
-    for each in placed:
-        distance = np.hypot(middle_xy[0] - each.middle_xy[0], middle_xy[1] - each.middle_xy[1])
-        if distance < (reach + each.reach) * (1.05 if each.look.colour == look.colour else 0.8):
+    """Return whether a thing would be far enough from others: not touching those of its color."""
+    for other in placed:
+        distance = np.hypot(middle_xy[0] - other.middle_xy[0], middle_xy[1] - other.middle_xy[1])
+        if distance < (reach + other.reach) * (1.05 if other.look.color == look.color else 0.8):
             return False
     return True
 
@@ -304,10 +323,10 @@ def _free(
 def _paint(
     generator: np.random.Generator, canvas: Canvas, look: Appearance, window: Window, radius: float
 ) -> None:
-    name, pattern = look.colour or "", look.pattern or ""
-    colour = np.clip(np.array(COLOURS[name]) + generator.uniform(-JITTER, JITTER, 3), 0, 255)
-    second = colour * SECONDS[name] if name in SECONDS else colour + (255 - colour) * LIGHTER[name]
-    light, mix = weave(
+    name, pattern = look.color or "", look.pattern or ""
+    color = np.clip(np.array(COLORS[name]) + generator.uniform(-JITTER, JITTER, 3), 0, 255)
+    second = color * SECONDS[name] if name in SECONDS else color + (255 - color) * LIGHTER[name]
+    light, mix = make_pattern(
         generator, PATTERNS[pattern], window.pixels.shape, max(4.0, PERIODS[pattern] * radius)
     )
-    canvas.paint(window, (_soften(light), mix), (colour, second))
+    canvas.paint(window, (_soften(light), mix), (color, second))

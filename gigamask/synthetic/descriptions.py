@@ -1,10 +1,8 @@
-"""What can be said of things that are seen: their looks and places enter, phrases, and whether they are true of a thing, leave.
+"""Phrases that describe things by appearance and position, and whether they are true of a thing.
 
-A phrase says of a thing its size, colour, pattern and shape, any of them or none, and perhaps where it lies beside another thing. What a person could
-take either way is neither true nor false: a thing of medium size is neither large nor certainly not, one with white and grey stripes neither grey nor
-certainly not, and one that is above and a little to the left neither left nor certainly not.
-
-Not here: which things are asked for (`prepare.questions`), how they are painted (`prepare.describable`).
+A phrase may state size, color, pattern and shape, and the position relative to another thing. What
+people could judge either way is neither true nor false: a medium thing as large, white and gray
+stripes as gray, a thing above and slightly to the left as left.
 """
 
 from typing import NamedTuple
@@ -13,16 +11,26 @@ import numpy as np
 
 
 class Appearance(NamedTuple):
-    """What is said of a thing, as words of `WORDS`; None where nothing is said. A thing of medium size has the size None, else it has all sides."""
+    """Properties of a thing, or stated in a phrase, as words of `WORDS`; None where not stated.
+
+    A thing of medium size has the size None.
+    """
 
     size: str | None = None
-    colour: str | None = None
+    color: str | None = None
     pattern: str | None = None
     shape: str | None = None
 
 
 class Thing(NamedTuple):
-    """A thing in a picture: how it looks, and what can be seen of it: its box `x0, y0, x1, y1` with inclusive ends, its middle, its pixels."""
+    """A thing in a picture.
+
+    Attributes:
+        look: Its appearance.
+        box: Its visible box `x0, y0, x1, y1`, ends inclusive.
+        middle_xy: The mean of its visible pixels.
+        area: The number of its visible pixels.
+    """
 
     look: Appearance
     box: tuple[float, float, float, float]
@@ -30,18 +38,18 @@ class Thing(NamedTuple):
     area: float
 
 
-class Wanted(NamedTuple):
-    """The words for each side of a look."""
+class Vocabulary(NamedTuple):
+    """The words for each property."""
 
     size: tuple[str, ...]
-    colour: tuple[str, ...]
+    color: tuple[str, ...]
     pattern: tuple[str, ...]
     shape: tuple[str, ...]
 
 
-WORDS = Wanted(
+WORDS = Vocabulary(
     size=("small", "large"),
-    colour=(
+    color=(
         "red",
         "green",
         "blue",
@@ -58,7 +66,7 @@ WORDS = Wanted(
     shape=("disc", "box", "star", "ring", "triangle", "cross"),
 )
 LOOKALIKES = {"white": ("grey",), "black": ("grey",), "grey": ("black", "white")}
-"""What a patterned thing could be called by its second colour."""
+"""What a patterned thing could be called because of its second color."""
 SYNONYMS = {"large": ("large", "big"), "disc": ("disc", "circle"), "box": ("box", "square")}
 PLURALS = {"box": "boxes", "cross": "crosses"}
 ANYTHING = ("object", "thing", "shape")
@@ -70,16 +78,22 @@ RELATIONS = {
     "below": ("below", "under"),
     "nearest": ("nearest to", "closest to"),
 }
-"""The places of a thing beside another, and how they are put."""
+"""Relations between two things, and their phrases."""
 EXTREMES = {"largest": ("largest", "biggest"), "smallest": ("smallest",)}
 APART = 1.35
-"""How many times farther than the nearest thing, or smaller than the largest, the next is at least, so that it is plain which one is meant."""
+"""Smallest ratio between the nearest and second nearest distance, or between the largest and second
+largest area, that makes a superlative unambiguous."""
 
 
-def meets(look: Appearance, wanted: Appearance) -> bool | None:
-    """Says whether all that is wanted is true of a look, None where it depends on what one calls large, small or grey."""
+def matches(look: Appearance, wanted: Appearance) -> bool | None:
+    """Return whether a description is true of an appearance, None if it is ambiguous.
+
+    Args:
+        look: The appearance of a thing.
+        wanted: The description.
+    """
     vague = False
-    for word, has, alike in zip(wanted, look, _alike(look), strict=True):
+    for word, has, alike in zip(wanted, look, _ambiguous_words(look), strict=True):
         if word is not None and word != has:
             if word not in alike:
                 return False
@@ -87,17 +101,22 @@ def meets(look: Appearance, wanted: Appearance) -> bool | None:
     return None if vague else True
 
 
-def _alike(look: Appearance) -> tuple[tuple[str, ...], ...]:
-    """Returns for each side of a look the words that are not true of it and could be said all the same."""
-    colours = LOOKALIKES.get(look.colour or "", ()) if look.pattern != "plain" else ()
-    return (WORDS.size if look.size is None else (), colours, (), ())
+def _ambiguous_words(look: Appearance) -> tuple[tuple[str, ...], ...]:
+    """Return for each property the words that are ambiguous for this appearance."""
+    colors = LOOKALIKES.get(look.color or "", ()) if look.pattern != "plain" else ()
+    return (WORDS.size if look.size is None else (), colors, (), ())
 
 
-def lies(thing: Thing, relation: str, anchor: Thing) -> bool | None:
-    """Says whether a thing lies left of another, and so on, `nearest` aside.
+def satisfies(thing: Thing, relation: str, anchor: Thing) -> bool | None:
+    """Return whether a thing is left of another (or right, above, below), None if ambiguous.
 
-    It does where their boxes are apart in that direction, in which their middles differ at least as much as in the other. It does not where the
-    middles differ the other way. Else None.
+    It is if the boxes are separate in that direction and the centers differ at least as much there
+    as across. It is not if the centers differ in the opposite direction.
+
+    Args:
+        thing: The thing.
+        relation: left, right, above or below.
+        anchor: The other thing.
     """
     axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[relation]
     along = sign * (thing.middle_xy[axis] - anchor.middle_xy[axis])
@@ -109,16 +128,21 @@ def lies(thing: Thing, relation: str, anchor: Thing) -> bool | None:
 
 
 def nearest(things: list[Thing], anchor: Thing) -> int | None:
-    """Returns which of several things is plainly the nearest to another, by their middles and by the gap between their boxes; None where none is."""
+    """Return which thing is unambiguously the nearest to another, None if there is none.
+
+    Args:
+        things: The candidates.
+        anchor: The other thing.
+    """
     middles = [
         float(
             np.hypot(
-                each.middle_xy[0] - anchor.middle_xy[0], each.middle_xy[1] - anchor.middle_xy[1]
+                thing.middle_xy[0] - anchor.middle_xy[0], thing.middle_xy[1] - anchor.middle_xy[1]
             )
         )
-        for each in things
+        for thing in things
     ]
-    gaps = [_gap(each.box, anchor.box) for each in things]
+    gaps = [_gap(thing.box, anchor.box) for thing in things]
     first, second = np.argsort(middles)[:2].tolist()
     return first if APART * middles[first] <= middles[second] and gaps[first] == min(gaps) else None
 
@@ -131,56 +155,83 @@ def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 
 def extreme(things: list[Thing], which: str) -> int | None:
-    """Returns which of several things is plainly the largest or the smallest, by its pixels and by its box's longer side; None where none is."""
+    """Return which thing is unambiguously the largest or smallest, None if there is none.
+
+    Both its area and the longer side of its box must be the extreme.
+
+    Args:
+        things: The candidates.
+        which: largest or smallest.
+    """
     sign = 1 if which == "largest" else -1
-    areas = np.array([each.area for each in things], float) ** sign
-    sides = (
-        np.array(
-            [max(each.box[2] - each.box[0], each.box[3] - each.box[1]) for each in things], float
-        )
-        ** sign
-    )
+    areas = np.array([thing.area for thing in things], float) ** sign
+    boxes = [thing.box for thing in things]
+    sides = np.array([max(x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes], float) ** sign
     first, second = np.argsort(-areas)[:2].tolist()
     return first if areas[first] >= APART * areas[second] and sides[first] == sides.max() else None
 
 
-def one(generator: np.random.Generator, wanted: Appearance, rank: str | None = None) -> str:
-    """Returns a phrase for a single thing, such as "the large red disc with stripes"; `rank` is one of `EXTREMES`."""
+def describe_one(
+    generator: np.random.Generator, wanted: Appearance, rank: str | None = None
+) -> str:
+    """Return a phrase for a single thing, such as "the large red disc with stripes".
+
+    Args:
+        generator: Random numbers.
+        wanted: The description.
+        rank: One of `EXTREMES`, if it is a superlative.
+    """
     article = "the " if rank or generator.random() < 0.8 else ""
-    return f"{article}{_put(generator, EXTREMES[rank]) + ' ' if rank else ''}{_noun(generator, wanted, plural=False)}"
+    superlative = f"{_choose(generator, EXTREMES[rank])} " if rank else ""
+    return f"{article}{superlative}{_noun(generator, wanted, plural=False)}"
 
 
-def several(generator: np.random.Generator, wanted: Appearance, pair: bool = False) -> str:
-    """Returns a phrase for all things of a look; for a `pair` it may be "both"."""
+def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool = False) -> str:
+    """Return a phrase for all things of an appearance.
+
+    Args:
+        generator: Random numbers.
+        wanted: The description.
+        pair: There are two of them, so the phrase may begin with "both".
+    """
     articles = ["all ", "all the ", "the ", "every ", ""] + ["both "] * pair
-    article = _put(generator, articles)
+    article = _choose(generator, articles)
     return article + _noun(generator, wanted, plural=article != "every ")
 
 
-def beside(
+def describe_relation(
     generator: np.random.Generator, wanted: Appearance, relation: str, anchor: Appearance
 ) -> str:
-    """Returns a phrase for a single thing by where it lies beside another."""
-    return f"{one(generator, wanted)} {_put(generator, RELATIONS[relation])} the {_noun(generator, anchor, plural=False)}"
+    """Return a phrase for a single thing by its relation to another.
+
+    Args:
+        generator: Random numbers.
+        wanted: The description of the thing.
+        relation: One of `RELATIONS`.
+        anchor: The description of the other thing.
+    """
+    thing = describe_one(generator, wanted)
+    words = _choose(generator, RELATIONS[relation])
+    return f"{thing} {words} the {_noun(generator, anchor, plural=False)}"
 
 
 def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> str:
-    """Returns the phrase without its article; the pattern stands before the colour, behind it, or at the end."""
-    noun = wanted.shape or _put(generator, ANYTHING)
-    word = _put(generator, SYNONYMS.get(noun, (noun,)))
+    """Return the phrase without article; the pattern is before or after the color, or last."""
+    noun = wanted.shape or _choose(generator, ANYTHING)
+    word = _choose(generator, SYNONYMS.get(noun, (noun,)))
     words = [word if not plural else PLURALS.get(word, f"{word}s")]
     if wanted.pattern in SUFFIXES and generator.random() < 0.25:
         words.append(SUFFIXES[wanted.pattern])
-        looks = [wanted.colour]
+        looks = [wanted.color]
     else:
         looks = (
-            [wanted.colour, wanted.pattern]
+            [wanted.color, wanted.pattern]
             if generator.random() < 0.4
-            else [wanted.pattern, wanted.colour]
+            else [wanted.pattern, wanted.color]
         )
-    size = wanted.size and _put(generator, SYNONYMS.get(wanted.size, (wanted.size,)))
+    size = wanted.size and _choose(generator, SYNONYMS.get(wanted.size, (wanted.size,)))
     return " ".join(word for word in (size, *looks, *words) if word)
 
 
-def _put(generator: np.random.Generator, ways: tuple[str, ...] | list[str]) -> str:
+def _choose(generator: np.random.Generator, ways: tuple[str, ...] | list[str]) -> str:
     return ways[int(generator.integers(len(ways)))]

@@ -1,9 +1,8 @@
-"""One sample as large as SA-1B's: its size, its number of masks and a seed enter, the bytes of a jpg and a json leave.
+"""A synthetic sample as large as SA-1B's, for benchmarks.
 
-The photograph is noise at SA-1B's rate of bits (q95, about 2.8 a pixel). Masks are smooth blobs whose relative side is log-normal with a median of
-0.061, which gives genuine masks' number of runs (about 300) and of characters (about 430).
-
-Not here: pictures with a meaning (`prepare.synthetic`).
+The picture is noise at SA-1B's bit rate (quality 95, about 2.8 bits per pixel). Masks are smooth
+blobs whose relative side is log-normal with a median of 0.061, which gives about as many runs (300)
+and characters (430) as real masks have.
 """
 
 import cv2
@@ -19,24 +18,42 @@ from gigamask.rng import make_rng
 JPEG_QUALITY = 95
 MEDIAN_SIDE, SPREAD = 0.061, 1.1
 LOGITS = 64
-"""Side of the grid a blob is made on before it is enlarged."""
+"""Side of the grid on which a blob is made before it is enlarged."""
 
 
 def make(size: tuple[int, int], masks: int, seed: int = 0) -> tuple[bytes, bytes]:
-    """Returns the jpg and the json of a sample of that size (H, W) with so many masks, none of them empty."""
+    """Make a sample.
+
+    Args:
+        size: Height and width in pixels.
+        masks: Number of masks; none is empty.
+        seed: Random seed.
+
+    Returns:
+        The bytes of the jpg and of the json.
+
+    Raises:
+        GigamaskError: The size or the number of masks is out of range.
+    """
     height, width = size
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise GigamaskError(
-            f"{height} x {width} pixels: a sample has sides of 1 to {MAX_SIDE} and at most {MAX_PIXELS} pixels; give such"
+            f"{height} x {width} pixels: sides must be 1 to {MAX_SIDE}, and at most {MAX_PIXELS}"
+            " pixels in total"
         )
     if not 0 <= masks <= MAX_MASKS:
-        raise GigamaskError(f"{masks} masks: a sample has 0 to {MAX_MASKS}; give such")
+        raise GigamaskError(f"{masks} masks: the number of masks must be 0 to {MAX_MASKS}")
     made = blobs(size, masks, make_rng(seed, "specimen masks"))
     return photograph(size, make_rng(seed, "specimen photograph")), annotation(seed, made)
 
 
 def annotation(image_id: int, masks: RLEMasks) -> bytes:
-    """Returns the json of masks that all have the same scores, prompted at the middle of their boxes."""
+    """Return the json of masks with equal scores, prompted at the centers of their boxes.
+
+    Args:
+        image_id: The `image_id`.
+        masks: The masks.
+    """
     boxes, scores = masks.boxes(), np.full(len(masks), 0.95)
     return records.encode(
         records.image_record(
@@ -46,7 +63,12 @@ def annotation(image_id: int, masks: RLEMasks) -> bytes:
 
 
 def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
-    """Returns a JPEG of noise in octaves with a camera's grain."""
+    """Return a JPEG of noise in octaves with camera grain.
+
+    Args:
+        size: Height and width in pixels.
+        generator: Random numbers.
+    """
     height, width = size
     picture = np.full((height, width, 3), 120, np.float32)
     for cells, strength in ((6, 60), (24, 30), (96, 18), (400, 10)):
@@ -62,7 +84,13 @@ def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
 
 
 def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> RLEMasks:
-    """Returns smooth masks with their centres in the image, each drawn on a grid of its own and laid into the image on its runs."""
+    """Return smooth masks with centers in the image, drawn on grids and placed as run lengths.
+
+    Args:
+        size: Height and width in pixels.
+        count: Number of masks.
+        generator: Random numbers.
+    """
     height, width = size
     parts = [RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))]
     ys, xs = np.mgrid[-1 : 1 : LOGITS * 1j, -1 : 1 : LOGITS * 1j].astype(np.float32)
@@ -77,7 +105,7 @@ def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> 
             )
             > 0
         )
-        blob[side // 2, side // 2] = True  # noise may leave nothing else
+        blob[side // 2, side // 2] = True  # never empty
         y0, x0 = (
             int(generator.integers(height)) - side // 2,
             int(generator.integers(width)) - side // 2,
@@ -91,6 +119,6 @@ def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> 
 
 
 def _lines(length: int, start: int, side: int) -> np.ndarray:
-    """Returns for each row or column of the image that of the blob that lies there, -1 beside it."""
+    """Return the blob's row or column at each of the image's, -1 outside the blob."""
     lines = np.arange(length) - start
     return np.where((lines >= 0) & (lines < side), lines, -1)

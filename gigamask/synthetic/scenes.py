@@ -1,10 +1,9 @@
-"""Synthetic scenes in SA-1B's exact format: overlapping textured objects with nested parts, so that a click is ambiguous.
+"""Synthetic scenes in SA-1B's format: overlapping textured objects with nested parts.
 
-In: a folder, a count, a seed. Out: tars of `sa_N.jpg` + `sa_N.json`, byte for byte determined by (seed, N).
-Every object is drawn as a tree of regions, back to front; a mask is what can be seen of one subtree: an object with its parts, a part, or
-two objects that touch. A click inside a part therefore has two or three right answers, as in SA-1B (SAM section 3, "Resolving ambiguity").
-
-Not here: outlines (`prepare.shapes`), colours and patterns (`prepare.textures`), the tar (`data.tar`).
+The bytes of image N depend only on (seed, N). An object is drawn as a tree of regions, back to
+front; a mask is the visible part of one subtree: an object with its parts, a part, or two touching
+objects. A click inside a part therefore has two or three correct answers, as in SA-1B (SAM section
+3, "Resolving ambiguity").
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,23 +29,30 @@ from gigamask.synthetic.shapes import (
     bar,
     circle,
     compose,
-    rasterise,
-    rasterise_within,
+    rasterize,
+    rasterize_within,
 )
-from gigamask.synthetic.textures import PATTERNS, Colour, Plane, pick_colour, pick_second, weave
+from gigamask.synthetic.textures import (
+    PATTERNS,
+    Color,
+    Plane,
+    make_pattern,
+    pick_color,
+    pick_second,
+)
 
 LONG_SIDE = (256, 320)
 JPEG_QUALITY = 92
-# A mask is kept when it can be seen at 128 px: 1 % of the image, mostly one piece, and not a sliver.
+# Masks must be visible at 128 px: 1 % of the image, mostly one piece, and not a sliver.
 MIN_AREA_SHARE = 0.01
-# In crowded scenes 0.3 %, which is 7 x 7 px there: most of their masks are fine, below 1 %.
+# 0.3 % in crowded scenes, 7 x 7 px at 128 px: most of their masks are fine, below 1 %.
 MIN_CROWDED_SHARE = 0.003
 MIN_PIECE_SHARE = 0.8
 MIN_CORE_SHARE = 0.2
-# A part that hides almost all of its object says nothing that the object does not.
+# A part that covers almost all of its object is nearly the same mask.
 MAX_PART_SHARE = 0.85
-# Of border that objects share which touch.
-LEAST_BORDER_PX = 12
+# Shared border of objects that touch.
+MIN_BORDER_PX = 12
 OUTLINE_NAMES = tuple(OUTLINES)
 OUTLINE_ODDS = (0.2, 0.18, 0.16, 0.08, 0.2, 0.08, 0.1)
 PATTERN_NAMES = ("solid", *PATTERNS)
@@ -57,7 +63,7 @@ PART_ODDS = (0.22, 0.18, 0.18, 0.14, 0.1, 0.18)
 
 @dataclass(frozen=True)
 class SyntheticScene:
-    """A picture, its masks, and for each mask the scores and the prompt that SA-1B's json holds."""
+    """A picture and its masks with SA-1B's scores and prompt points."""
 
     pixels: UInt8[np.ndarray, "H W 3"]
     masks: RLEMasks
@@ -68,9 +74,17 @@ class SyntheticScene:
 
 @dataclass
 class Canvas:
-    """What has been painted so far: the region that owns each pixel (0 is the background), its brightness and its share of the second colour.
+    """A scene being painted.
 
-    The lists hold each region's parent, the object it belongs to, and its two colours. `crowded` scenes have many small objects.
+    Attributes:
+        owner: The region of each pixel; 0 is the background.
+        light: The brightness of each pixel.
+        mix: The share of the region's second color in each pixel.
+        parents: The parent of each region.
+        objects: The object of each region.
+        colors: The first color of each region.
+        seconds: The second color of each region.
+        crowded: Whether the scene has many small objects.
     """
 
     owner: UInt8[np.ndarray, "H W"]
@@ -78,49 +92,68 @@ class Canvas:
     mix: Float32[np.ndarray, "H W"]
     parents: list[int] = field(default_factory=list)
     objects: list[int] = field(default_factory=list)
-    colours: list[Colour] = field(default_factory=list)
-    seconds: list[Colour] = field(default_factory=list)
+    colors: list[Color] = field(default_factory=list)
+    seconds: list[Color] = field(default_factory=list)
     crowded: bool = False
 
     @property
-    def least_area(self) -> float:
-        """The pixels that a mask has at least."""
+    def min_area(self) -> float:
+        """The smallest area of a mask in pixels."""
         return (MIN_CROWDED_SHARE if self.crowded else MIN_AREA_SHARE) * self.owner.size
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
         return self.owner.shape
 
     def add(self, generator: np.random.Generator, window: Window, parent: int) -> int:
-        """Paints a new region over what is there and returns its number."""
+        """Paint a new region with a random pattern and colors.
+
+        Args:
+            generator: Random numbers.
+            window: The pixels of the region.
+            parent: The region that it is a part of; 0 for an object.
+
+        Returns:
+            The number of the region.
+        """
         number = len(self.parents)
-        place, inside = window.slices, window.pixels
-        covered = np.bincount(self.owner[place][::3, ::3][inside[::3, ::3] > 0], minlength=number)
-        beneath = covered @ np.array(self.colours) / max(1, covered.sum())
+        area, inside = window.slices, window.pixels
+        covered = np.bincount(self.owner[area][::3, ::3][inside[::3, ::3] > 0], minlength=number)
+        beneath = covered @ np.array(self.colors) / max(1, covered.sum())
         kind = str(generator.choice(PATTERN_NAMES, p=PATTERN_ODDS))
         period = max(4.0, np.sqrt(inside.size) * generator.uniform(0.06, 0.3))
-        woven = weave(generator, kind, inside.shape, float(period))
-        colour = pick_colour(generator, beneath)
-        return self.paint(
-            window, woven, (colour, pick_second(generator, colour, spread=28.0)), parent
-        )
+        pattern = make_pattern(generator, kind, inside.shape, float(period))
+        color = pick_color(generator, beneath)
+        second = pick_second(generator, color, spread=28.0)
+        return self.paint(window, pattern, (color, second), parent)
 
     def paint(
         self,
         window: Window,
-        woven: tuple[Plane, Plane],
-        colours: tuple[Colour, Colour],
+        pattern: tuple[Plane, Plane],
+        colors: tuple[Color, Color],
         parent: int = 0,
     ) -> int:
-        """Paints a new region, of that brightness, share of the second colour, and those two colours, and returns its number."""
-        number, place, inside = len(self.parents), window.slices, window.pixels
-        cv2.copyTo(woven[0], inside, self.light[place])
-        cv2.copyTo(woven[1], inside, self.mix[place])
-        np.copyto(self.owner[place], np.uint8(number), where=inside.view(bool))
+        """Paint a new region over what exists.
+
+        Args:
+            window: The pixels of the region.
+            pattern: Brightness and share of the second color of the window's pixels.
+            colors: The two colors.
+            parent: The region that it is a part of; 0 for an object.
+
+        Returns:
+            The number of the region.
+        """
+        number, area, inside = len(self.parents), window.slices, window.pixels
+        cv2.copyTo(pattern[0], inside, self.light[area])
+        cv2.copyTo(pattern[1], inside, self.mix[area])
+        np.copyto(self.owner[area], np.uint8(number), where=inside.view(bool))
         self.parents.append(parent)
         self.objects.append(self.objects[parent] if parent else number)
-        self.colours.append(colours[0])
-        self.seconds.append(colours[1])
+        self.colors.append(colors[0])
+        self.seconds.append(colors[1])
         return number
 
 
@@ -134,18 +167,33 @@ def write(
     progress: worker_pool.Progress | None = None,
     crowded: float = 0.0,
 ) -> list[Path]:
-    """Writes images `first` to `first + images` and returns the shards' paths; image N lies in shard `N // shard_images`.
+    """Write the images `first` to `first + images`.
 
-    `long_side` bounds the images' longer side in pixels; `progress(done, images)` is called after each image. `crowded` is the share of scenes with
-    many small objects, whose masks are mostly fine (< 1 % of the image); the other scenes are the same with and without.
+    Args:
+        folder: The folder for the shards.
+        images: Number of images.
+        seed: Random seed of the scenes.
+        shard_images: Images per shard; image N is in shard `N // shard_images`.
+        first: Number of the first image.
+        long_side: Range of the images' longer side in pixels.
+        progress: Called as `progress(done, images)` after each image.
+        crowded: Share of scenes with many small objects, whose masks are mostly fine (< 1 % of the
+            image); the other scenes do not depend on it.
+
+    Returns:
+        The paths of the shards.
+
+    Raises:
+        GigamaskError: A number is out of range, or a shard exists with other images.
     """
     if not 32 <= long_side[0] <= long_side[1] <= 8192:
         raise GigamaskError(
-            f"{folder}: long sides of {long_side[0]} to {long_side[1]} px, known are 32 to 8192, the smaller first; give such"
+            f"{folder}: the range of long sides must be within 32 to 8192 px, the smaller first"
+            f" (got {long_side[0]} to {long_side[1]})"
         )
     if not 0 <= crowded <= 1:
         raise GigamaskError(
-            f"{folder}: {crowded} of the scenes are to be crowded, a share is from 0 to 1; give such"
+            f"{folder}: the share of crowded scenes must be between 0 and 1 (got {crowded})"
         )
     return write_scenes(
         folder,
@@ -165,34 +213,51 @@ def write_scenes(
     first: int = 0,
     progress: worker_pool.Progress | None = None,
 ) -> list[Path]:
-    """Writes the scenes `first` to `first + images`, each composed from its number, and returns the shards' paths; see `write`."""
+    """Write the scenes `first` to `first + images`.
+
+    Args:
+        folder: The folder for the shards.
+        images: Number of scenes.
+        compose: Returns the scene of a number.
+        shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
+        first: Number of the first scene.
+        progress: Called as `progress(done, images)` after each scene.
+
+    Returns:
+        The paths of the shards.
+
+    Raises:
+        GigamaskError: A number is out of range, or a shard exists with other images.
+    """
     if images < 1 or shard_images < 1 or first < 0:
         raise GigamaskError(
-            f"{folder}: {images} images from {first} on, {shard_images} a shard: counts start at 1 and numbers at 0; give such"
+            f"{folder}: counts must be at least 1 and image numbers at least 0 (got {images} images"
+            f" from {first} on, {shard_images} per shard)"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    held = {
+    shards = {
         folder / f"sa_{shard:06d}.tar": range(
             max(first, shard * shard_images), min(first + images, (shard + 1) * shard_images)
         )
         for shard in range(first // shard_images, (first + images - 1) // shard_images + 1)
     }
-    for path, numbers in held.items():
+    for path, numbers in shards.items():
         if path.exists() and not _begins_with(path, compose(numbers[0])):
             raise GigamaskError(
-                f"{path}: exists and holds other images than these scenes, so it is not overwritten; give another folder, or remove it"
+                f"{path}: exists with other images, so it is not overwritten; give another folder,"
+                " or remove it"
             )
-    for path, numbers in held.items():
+    for path, numbers in shards.items():
         scenes = zip(numbers, map(compose, numbers), strict=True)
         tar.write(
             path, _members(scenes, lambda number: progress and progress(number - first + 1, images))
         )
-    return list(held)
+    return list(shards)
 
 
 def _begins_with(path: Path, scene: SyntheticScene) -> bool:
-    """Tells whether a tar's first member is the scene's picture."""
+    """Return whether a tar's first member is the scene's picture."""
     jpg = _jpeg(scene)
     with open(path, "rb") as file:
         file.seek(tar.BLOCK)
@@ -213,7 +278,12 @@ def _jpeg(scene: SyntheticScene) -> bytes:
 
 
 def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
-    """Returns the scene's json as SA-1B writes it."""
+    """Return the scene's json in SA-1B's format.
+
+    Args:
+        scene: The scene.
+        number: Its number, which becomes the `image_id`.
+    """
     ids = range(number * 1000, number * 1000 + len(scene.masks))
     return records.image_record(
         number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score
@@ -223,7 +293,14 @@ def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
 def compose_scene(
     seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE, crowded: float = 0.0
 ) -> SyntheticScene:
-    """Returns image `number` of the world that `seed` names, of whose scenes a share is crowded."""
+    """Draw a scene.
+
+    Args:
+        seed: Random seed of the scenes.
+        number: Number of the scene.
+        long_side: Range of the longer side in pixels.
+        crowded: Share of scenes with many small objects.
+    """
     generator = make_rng(seed, "scene", number)
     long = int(generator.integers(long_side[0], long_side[1] + 1))
     short = max(2, int(long * generator.uniform(0.75, 1.0)))
@@ -241,7 +318,14 @@ def photograph(
     masks: RLEMasks,
     sun: tuple[float, float] = (0.75, 1.2),
 ) -> SyntheticScene:
-    """Returns the scene that the canvas and its masks make; `sun` bounds how bright its parts are lit."""
+    """Render a canvas with lighting, blur and noise.
+
+    Args:
+        generator: Random numbers.
+        canvas: The painted scene.
+        masks: Its masks.
+        sun: Range of the light's brightness.
+    """
     points = masks.sample_points(generator.random((len(masks), 1)))[:, 0]
     return SyntheticScene(
         pixels=_expose(generator, canvas, sun),
@@ -254,32 +338,34 @@ def photograph(
 
 def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas:
     kind = str(generator.choice(PATTERN_NAMES, p=(0.4, 0.15, 0.08, 0.1, 0.27)))
-    light, mix = weave(generator, kind, size, float(max(size) * generator.uniform(0.03, 0.2)))
-    colour = generator.uniform(40, 215, 3)
-    second = pick_second(generator, colour, spread=22.0)
+    light, mix = make_pattern(
+        generator, kind, size, float(max(size) * generator.uniform(0.03, 0.2))
+    )
+    color = generator.uniform(40, 215, 3)
+    second = pick_second(generator, color, spread=22.0)
     canvas = Canvas(
         np.zeros(size, np.uint8),
         light,
         mix,
         parents=[0],
         objects=[0],
-        colours=[colour],
+        colors=[color],
         seconds=[second],
     )
     if generator.random() < 0.3:  # a ground, a wall or a sky
-        centre = (size[1] * generator.uniform(0.3, 0.7), size[0] * generator.uniform(0.35, 0.65))
+        center = (size[1] * generator.uniform(0.3, 0.7), size[0] * generator.uniform(0.35, 0.65))
         reach = float(max(size))
-        place = affine(
-            centre, (reach, reach), generator.normal(0, 0.15) + generator.choice([0, 0, np.pi / 2])
+        transform = affine(
+            center, (reach, reach), generator.normal(0, 0.15) + generator.choice([0, 0, np.pi / 2])
         )
-        window = rasterise([bar(0.0, 3.0)], place, size)
+        window = rasterize([bar(0.0, 3.0)], transform, size)
         if window is not None:
             canvas.add(generator, window, parent=0)
     return canvas
 
 
 def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
-    """Draws three to six objects back to front, the larger ones mostly behind; twelve to twenty small ones in a crowded scene."""
+    """Draw three to six objects, larger ones mostly behind; 12 to 20 small ones when crowded."""
     count = int(generator.integers(12, 21) if canvas.crowded else generator.integers(3, 7))
     height, width = canvas.size
     low, high = (0.004, 0.012) if canvas.crowded else (0.05, 0.32)
@@ -287,7 +373,7 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
         1.0 if canvas.crowded else (5.0 / count) ** 0.4
     )
     shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.4, count)))]
-    centres: list[np.ndarray] = []
+    centers: list[np.ndarray] = []
     for share in shares:
         kind = str(generator.choice(OUTLINE_NAMES, p=OUTLINE_ODDS))
         ratio = (
@@ -296,54 +382,54 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
             else generator.uniform(0.45, 1.0)
         )
         radius = np.sqrt(share * height * width / (np.pi * ratio))
-        # The loneliest of three places, so that most of an object can be seen but objects still overlap.
-        places = generator.uniform(0.08, 0.92, (3, 2)) * (width, height)
-        lonely = [
-            min((float(np.linalg.norm(place - other)) for other in centres), default=0.0)
-            for place in places
+        # The most isolated of three positions: objects stay mostly visible but still overlap.
+        positions = generator.uniform(0.08, 0.92, (3, 2)) * (width, height)
+        distances = [
+            min((float(np.linalg.norm(position - other)) for other in centers), default=0.0)
+            for position in positions
         ]
-        centres.append(places[int(np.argmax(lonely))])
-        place = affine(
-            tuple(centres[-1]), (radius, radius * ratio), generator.uniform(0, 2 * np.pi)
+        centers.append(positions[int(np.argmax(distances))])
+        transform = affine(
+            tuple(centers[-1]), (radius, radius * ratio), generator.uniform(0, 2 * np.pi)
         )
         outline = OUTLINES[kind](generator)
-        window = rasterise(outline, place, canvas.size)
+        window = rasterize(outline, transform, canvas.size)
         if window is None:
             continue
         number = canvas.add(generator, window, parent=0)
         if generator.random() < 0.45:
-            _draw_parts(generator, canvas, outline, place, window, number)
+            _draw_parts(generator, canvas, outline, transform, window, number)
 
 
 def _draw_parts(
     generator: np.random.Generator,
     canvas: Canvas,
     outline: Polygons,
-    place: Float64[np.ndarray, "2 3"],
+    transform: Float64[np.ndarray, "2 3"],
     window: Window,
     parent: int,
     depth: int = 0,
 ) -> None:
-    """Draws one kind of part inside a region, and parts of that part once more."""
+    """Draw one kind of part inside a region, and parts within parts."""
     kind = (
         str(generator.choice(PART_NAMES, p=PART_ODDS))
         if len(outline) == 1
         else str(generator.choice(["band", "half"]))
     )
     for shape, inner in _part_shapes(generator, kind, outline):
-        inner_place = compose(place, inner)
-        part = rasterise_within(shape, inner_place, window)
-        if int(part.pixels.sum()) < canvas.least_area:
+        inner_transform = compose(transform, inner)
+        part = rasterize_within(shape, inner_transform, window)
+        if int(part.pixels.sum()) < canvas.min_area:
             continue
         number = canvas.add(generator, part, parent)
         if depth < 2 and kind in ("inner", "disc", "shape") and generator.random() < 0.4:
-            _draw_parts(generator, canvas, shape, inner_place, part, number, depth + 1)
+            _draw_parts(generator, canvas, shape, inner_transform, part, number, depth + 1)
 
 
 def _part_shapes(
     generator: np.random.Generator, kind: str, outline: Polygons
 ) -> list[tuple[Polygons, Float64[np.ndarray, "2 3"]]]:
-    """Returns outlines, each with the map from its own frame into its parent's."""
+    """Return outlines, each with the transform from its frame to its parent's."""
     shift = tuple(generator.uniform(-0.18, 0.18, 2))
     turn = generator.uniform(0, 2 * np.pi)
     if kind == "inner":
@@ -377,7 +463,7 @@ def _part_shapes(
 
 
 def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
-    """Returns what can be seen of each object, each part, and sometimes of two objects that touch, where it is worth a mask."""
+    """Return the visible masks of objects, parts, and sometimes of two touching objects."""
     regions = len(canvas.parents)
     within = np.eye(regions, dtype=bool)
     for number in range(regions - 1, 0, -1):
@@ -392,16 +478,16 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
         one, other = pairs[int(generator.integers(len(pairs)))]
         if min(areas[one], areas[other]) > 0.1 * max(areas[one], areas[other]):
             rows.append(within[one] | within[other])
-    rows = [row for row in rows if row @ seen >= canvas.least_area]
+    rows = [row for row in rows if row @ seen >= canvas.min_area]
     tables = np.zeros((len(rows), 256), np.uint8)
     tables[:, :regions] = np.array(rows).reshape(len(rows), regions)
     pictures = [cv2.LUT(canvas.owner, table) for table in tables]
-    kept = [picture.view(bool) for picture in pictures if _worth_a_mask(picture)]
-    return RLEMasks.from_dense(np.array(kept, dtype=bool).reshape(len(kept), *canvas.size))
+    visible = [picture.view(bool) for picture in pictures if _is_visible(picture)]
+    return RLEMasks.from_dense(np.array(visible, dtype=bool).reshape(len(visible), *canvas.size))
 
 
 def touching(canvas: Canvas) -> list[tuple[int, int]]:
-    """Returns the pairs of objects that share some pixels of border."""
+    """Return the pairs of objects with a shared border of at least `MIN_BORDER_PX`."""
     objects = np.array(canvas.objects)[canvas.owner]
     count = len(canvas.objects)
     border = np.concatenate(
@@ -409,20 +495,20 @@ def touching(canvas: Canvas) -> list[tuple[int, int]]:
     )
     lengths = np.bincount(border, minlength=count * count).reshape(count, count)
     lengths += lengths.T
-    one, other = np.nonzero(np.triu(lengths, 1) >= LEAST_BORDER_PX)
+    one, other = np.nonzero(np.triu(lengths, 1) >= MIN_BORDER_PX)
     return [(int(a), int(b)) for a, b in zip(one, other, strict=True) if a > 0]
 
 
 def _codes(
-    here: Int64[np.ndarray, "h w"], there: Int64[np.ndarray, "h w"], count: int
+    one: Int64[np.ndarray, "h w"], other: Int64[np.ndarray, "h w"], count: int
 ) -> Int64[np.ndarray, "k"]:
-    differ = here != there
-    return here[differ] * count + there[differ]
+    differ = one != other
+    return one[differ] * count + other[differ]
 
 
-def _worth_a_mask(pixels: UInt8[np.ndarray, "H W"]) -> bool:
-    """Says whether a mask is mostly one piece and thick enough to be seen."""
-    # A square of one fiftieth of the image must fit, and fit often: at 128 px that is three cells of the mask grid.
+def _is_visible(pixels: UInt8[np.ndarray, "H W"]) -> bool:
+    """Return whether a mask is mostly one piece and thick enough to be seen."""
+    # A square of 1/50 of the image must fit often: at 128 px, three cells of the mask grid.
     side = max(3, max(pixels.shape) // 50)
     x, y, width, height = cv2.boundingRect(pixels)
     pixels = pixels[y : y + height, x : x + width]
@@ -439,7 +525,7 @@ def _worth_a_mask(pixels: UInt8[np.ndarray, "H W"]) -> bool:
 def _expose(
     generator: np.random.Generator, canvas: Canvas, sun: tuple[float, float]
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Returns the picture a camera would take: slightly blurred edges, uneven light, sensor noise."""
+    """Render with slightly blurred edges, uneven light and sensor noise."""
     height, width = canvas.size
     blur = generator.uniform(0.4, 0.9)
     lit = generator.uniform(*sun, (3, 3)).astype(np.float32)
@@ -447,13 +533,13 @@ def _expose(
     noise = generator.standard_normal((height, width), dtype=np.float32) * np.float32(
         generator.uniform(1, 6)
     )
-    colours = np.zeros((256, 3), np.float32)
-    colours[: len(canvas.colours)] = canvas.colours
+    colors = np.zeros((256, 3), np.float32)
+    colors[: len(canvas.colors)] = canvas.colors
     steps = np.zeros((256, 3), np.float32)
-    steps[: len(canvas.seconds)] = np.array(canvas.seconds) - np.array(canvas.colours)
+    steps[: len(canvas.seconds)] = np.array(canvas.seconds) - np.array(canvas.colors)
     channels = []
     for channel in range(3):
-        plane = cv2.LUT(canvas.owner, colours[:, channel].copy()) + canvas.mix * cv2.LUT(
+        plane = cv2.LUT(canvas.owner, colors[:, channel].copy()) + canvas.mix * cv2.LUT(
             canvas.owner, steps[:, channel].copy()
         )
         plane = cv2.GaussianBlur(plane * light, (3, 3), blur)

@@ -1,9 +1,7 @@
-"""Outlines of the synthetic objects and how they become pixels.
+"""Outlines of synthetic objects and their rasterization.
 
-In: a kind and a generator. Out: polygons in an object's own frame, where the object fills about [-1, 1] x [-1, 1]; an affine map
-carries that frame into the image. Several polygons of one outline are even-odd: the second cuts a hole.
-
-Not here: what is put where and painted how (`prepare.synthetic`, `prepare.textures`).
+An outline is a list of polygons in the object's own frame, about [-1, 1] x [-1, 1]; an affine
+transform maps it to the image. Polygons are filled by the even-odd rule: a second one cuts a hole.
 """
 
 from collections.abc import Callable
@@ -19,7 +17,7 @@ Polygons = list[Float64[np.ndarray, "_ 2"]]
 
 @dataclass(frozen=True)
 class Window:
-    """Where a rasterised patch lies in the image."""
+    """A rasterized patch and its position in the image."""
 
     x0: int
     y0: int
@@ -27,20 +25,31 @@ class Window:
 
     @property
     def slices(self) -> tuple[slice, slice]:
+        """Rows and columns of the patch in the image."""
         height, width = self.pixels.shape
         return slice(self.y0, self.y0 + height), slice(self.x0, self.x0 + width)
 
 
 def circle(
-    radius: float = 1.0, centre: tuple[float, float] = (0.0, 0.0)
+    radius: float = 1.0, center: tuple[float, float] = (0.0, 0.0)
 ) -> Float64[np.ndarray, "p 2"]:
-    """Returns a circle as a polygon of 48 corners."""
+    """Return a circle as a polygon with 48 corners.
+
+    Args:
+        radius: Its radius.
+        center: Its center (x, y).
+    """
     angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    return np.stack([np.cos(angles), np.sin(angles)], 1) * radius + np.asarray(centre)
+    return np.stack([np.cos(angles), np.sin(angles)], 1) * radius + np.asarray(center)
 
 
 def bar(low: float, high: float) -> Float64[np.ndarray, "p 2"]:
-    """Returns the strip `low <= y <= high`, long enough to cross any object."""
+    """Return the strip `low <= y <= high`, long enough to cross any object.
+
+    Args:
+        low: Its lower end.
+        high: Its upper end.
+    """
     return np.array([[-3, low], [3, low], [3, high], [-3, high]], dtype=np.float64)
 
 
@@ -100,14 +109,20 @@ OUTLINES: dict[str, Callable[[np.random.Generator], Polygons]] = {
 
 
 def affine(
-    centre: tuple[float, float], axes: tuple[float, float], angle: float
+    center: tuple[float, float], axes: tuple[float, float], angle: float
 ) -> Float64[np.ndarray, "2 3"]:
-    """Returns the map that stretches by `axes`, turns by `angle` (radians) and moves to `centre`."""
+    """Return the transform that scales, then rotates, then translates.
+
+    Args:
+        center: Translation (x, y).
+        axes: Scale of each axis.
+        angle: Rotation in radians.
+    """
     cosine, sine = np.cos(angle), np.sin(angle)
     return np.array(
         [
-            [axes[0] * cosine, -axes[1] * sine, centre[0]],
-            [axes[0] * sine, axes[1] * cosine, centre[1]],
+            [axes[0] * cosine, -axes[1] * sine, center[0]],
+            [axes[0] * sine, axes[1] * cosine, center[1]],
         ]
     )
 
@@ -115,41 +130,64 @@ def affine(
 def compose(
     outer: Float64[np.ndarray, "2 3"], inner: Float64[np.ndarray, "2 3"]
 ) -> Float64[np.ndarray, "2 3"]:
-    """Returns the map that applies `inner`, then `outer`."""
+    """Return the transform that applies `inner`, then `outer`.
+
+    Args:
+        outer: The second transform.
+        inner: The first transform.
+    """
     return np.concatenate(
         [outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]], 1
     )
 
 
-def rasterise(
-    polygons: Polygons, place: Float64[np.ndarray, "2 3"], size: tuple[int, int]
+def rasterize(
+    polygons: Polygons, transform: Float64[np.ndarray, "2 3"], size: tuple[int, int]
 ) -> Window | None:
-    """Returns the pixels inside the polygons, cut at the image's border; None when nothing of them lies in the image."""
-    corners = [polygon @ place[:, :2].T + place[:, 2] for polygon in polygons]
-    low = np.floor(np.min([each.min(0) for each in corners], 0)).astype(int)
-    high = np.ceil(np.max([each.max(0) for each in corners], 0)).astype(int) + 1
+    """Rasterize an outline, cropped to the image.
+
+    Args:
+        polygons: The outline.
+        transform: Maps the outline to the image.
+        size: Height and width of the image in pixels.
+
+    Returns:
+        The pixels inside, None if none are in the image.
+    """
+    corners = [polygon @ transform[:, :2].T + transform[:, 2] for polygon in polygons]
+    low = np.floor(np.min([ring.min(0) for ring in corners], 0)).astype(int)
+    high = np.ceil(np.max([ring.max(0) for ring in corners], 0)).astype(int) + 1
     x0, y0 = np.maximum(low, 0)
     x1, y1 = np.minimum(high, (size[1], size[0]))
     if x1 - x0 < 2 or y1 - y0 < 2:
         return None
     pixels = np.zeros((y1 - y0, x1 - x0), np.uint8)
     fixed = [
-        np.round((each - (x0, y0)) * (1 << SUBPIXEL_BITS)).astype(np.int32) for each in corners
+        np.round((ring - (x0, y0)) * (1 << SUBPIXEL_BITS)).astype(np.int32) for ring in corners
     ]
     cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)
     return Window(int(x0), int(y0), pixels)
 
 
-def rasterise_within(
-    polygons: Polygons, place: Float64[np.ndarray, "2 3"], window: Window
+def rasterize_within(
+    polygons: Polygons, transform: Float64[np.ndarray, "2 3"], window: Window
 ) -> Window:
-    """Returns the pixels inside both the polygons and `window`, on `window`'s own patch."""
+    """Rasterize an outline inside a window.
+
+    Args:
+        polygons: The outline.
+        transform: Maps the outline to the image.
+        window: The pixels to stay inside of.
+
+    Returns:
+        The pixels inside both, on the window's patch.
+    """
     origin = np.array([window.x0, window.y0])
     fixed = [
-        np.round((each @ place[:, :2].T + place[:, 2] - origin) * (1 << SUBPIXEL_BITS)).astype(
-            np.int32
-        )
-        for each in polygons
+        np.round(
+            (polygon @ transform[:, :2].T + transform[:, 2] - origin) * (1 << SUBPIXEL_BITS)
+        ).astype(np.int32)
+        for polygon in polygons
     ]
     pixels = np.zeros_like(window.pixels)
     cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)

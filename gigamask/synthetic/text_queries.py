@@ -1,11 +1,10 @@
-"""What is asked of a describable scene: its things enter, phrases leave, each with the things that it means.
+"""Text queries about a described scene, each with the things it refers to.
 
-Kinds and how many of each a scene has, where it has that many plain ones: attribute (one thing by its look, 4), relation (one of several things of a
-look by where it lies beside another, 3), several (all things of a look, 2), absent (nothing that is there, 1 look that differs from one there in one
-word and 1 relation that none of the things of that look is in), size (the largest or smallest of a look, 1).
-Every phrase is plain: where it could mean another thing, or where it could be said of none (`descriptions.meets`, `lies`), it is not asked.
-
-Not here: what phrases mean, and their words (`prepare.descriptions`).
+Kinds and their numbers per scene, where there are enough unambiguous ones: attribute (one thing by
+its appearance, 4), relation (one of several things of an appearance by its position relative to
+another, 3), several (all things of an appearance, 2), absent (nothing: 1 appearance that differs in
+one word from one in the scene, and 1 relation that holds for none), size (the largest or smallest
+of an appearance, 1). Ambiguous phrases (`descriptions.matches`, `satisfies`) are not used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,31 +18,36 @@ from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, WORDS, Appearan
 
 KINDS = ("attribute", "relation", "several", "absent", "size")
 ATTRIBUTE, RELATION, SEVERAL, ABSENT_LOOK, ABSENT_RELATION, SIZE = 4, 3, 2, 1, 1, 1
-"""Questions of each kind, two of them absent."""
-SAID = list(product((False, True), repeat=len(WORDS)))
-"""Which sides of a look can be said."""
+"""Queries of each kind, two of them absent."""
+STATED = list(product((False, True), repeat=len(WORDS)))
+"""Which properties a description states."""
 LOOKS_TRIED, RELATIONS_TRIED = 20, 120
 RELATION_ODDS = (0.2425, 0.2425, 0.2425, 0.2425, 0.03)
-"""Some thing is plainly the nearest more often than one alone is plainly on a side."""
+"""Lower for nearest, which is unambiguous more often than the other relations."""
 
 
 class TextQuery(NamedTuple):
-    """A phrase, the numbers of the things that it means, and its kind."""
+    """A phrase, the numbers of the things it refers to, and its kind."""
 
     text: str
-    right: tuple[int, ...]
+    targets: tuple[int, ...]
     kind: str
 
 
-class Fits(NamedTuple):
-    """The things that a look is true of, and whether it could be said of others, too."""
+class Matches(NamedTuple):
+    """The things that match a description, and whether others match ambiguously."""
 
-    right: tuple[int, ...]
-    vague: bool
+    things: tuple[int, ...]
+    ambiguous: bool
 
 
-def ask(generator: np.random.Generator, things: Sequence[Thing]) -> list[TextQuery]:
-    """Returns what is asked of these things, no phrase twice."""
+def make_queries(generator: np.random.Generator, things: Sequence[Thing]) -> list[TextQuery]:
+    """Return queries about things, without duplicates.
+
+    Args:
+        generator: Random numbers.
+        things: The things of a scene.
+    """
     known = _looks(things)
     kinds = (
         (ATTRIBUTE, _by_look(generator, known)),
@@ -53,56 +57,67 @@ def ask(generator: np.random.Generator, things: Sequence[Thing]) -> list[TextQue
         (ABSENT_RELATION, _relation_of_none(generator, things, known)),
         (SIZE, _by_size(generator, things, known)),
     )
-    asked: dict[str, TextQuery] = {}
-    for number, found in kinds:
-        wanted = len(asked) + number
-        for question in found:
-            asked.setdefault(question.text, question)
-            if len(asked) == wanted:
+    queries: dict[str, TextQuery] = {}
+    for count, candidates in kinds:
+        limit = len(queries) + count
+        for query in candidates:
+            queries.setdefault(query.text, query)
+            if len(queries) == limit:
                 break
-    return list(asked.values())
+    return list(queries.values())
 
 
-def _looks(things: Sequence[Thing]) -> dict[Appearance, Fits]:
-    """Returns all that can be said of some thing, and of which it is true."""
-    told = {
-        Appearance(*(has if say else None for has, say in zip(thing.look, said, strict=True))): None
+def _looks(things: Sequence[Thing]) -> dict[Appearance, Matches]:
+    """Return all descriptions of the things, and the things that match each."""
+    looks = {
+        Appearance(
+            *(word if state else None for word, state in zip(thing.look, stated, strict=True))
+        ): None
         for thing in things
-        for said in SAID
+        for stated in STATED
     }
-    return {look: fits(things, look) for look in told}
+    return {look: find_matches(things, look) for look in looks}
 
 
-def fits(things: Sequence[Thing], wanted: Appearance) -> Fits:
-    """Returns which things a look is true of."""
-    found = [descriptions.meets(thing.look, wanted) for thing in things]
-    return Fits(tuple(number for number, meets in enumerate(found) if meets), None in found)
+def find_matches(things: Sequence[Thing], wanted: Appearance) -> Matches:
+    """Return the things that match a description.
+
+    Args:
+        things: The things of a scene.
+        wanted: The description.
+    """
+    results = [descriptions.matches(thing.look, wanted) for thing in things]
+    return Matches(tuple(i for i, result in enumerate(results) if result), None in results)
 
 
 def _length(look: Appearance) -> int:
     return sum(word is not None for word in look)
 
 
-def _by_look(generator: np.random.Generator, known: dict[Appearance, Fits]) -> Iterator[TextQuery]:
-    """Asks for one thing after the other by a look that only it has."""
+def _by_look(
+    generator: np.random.Generator, known: dict[Appearance, Matches]
+) -> Iterator[TextQuery]:
+    """Yield queries for one thing each, by a description that only it matches."""
     for look in _unique(generator, known):
-        yield TextQuery(descriptions.one(generator, look), known[look].right, "attribute")
+        yield TextQuery(descriptions.describe_one(generator, look), known[look].things, "attribute")
 
 
-def _unique(generator: np.random.Generator, known: dict[Appearance, Fits]) -> Iterator[Appearance]:
-    """Yields looks that only one thing has, one for each thing that has such; mostly one of which no word can be left out."""
+def _unique(
+    generator: np.random.Generator, known: dict[Appearance, Matches]
+) -> Iterator[Appearance]:
+    """Yield a description that only one thing matches, for each thing; mostly a minimal one."""
     unique = {
-        look: held.right[0]
-        for look, held in known.items()
-        if len(held.right) == 1 and not held.vague
+        look: matches.things[0]
+        for look, matches in known.items()
+        if len(matches.things) == 1 and not matches.ambiguous
     }
     for number in generator.permutation(sorted(set(unique.values()))).tolist():
         looks = [look for look, thing in unique.items() if thing == number]
-        odds = np.array([3.0 if _shortest(look, unique) else 1.0 for look in looks])
+        odds = np.array([3.0 if _is_minimal(look, unique) else 1.0 for look in looks])
         yield looks[int(generator.choice(len(looks), p=odds / odds.sum()))]
 
 
-def _shortest(look: Appearance, unique: dict[Appearance, int]) -> bool:
+def _is_minimal(look: Appearance, unique: dict[Appearance, int]) -> bool:
     return not any(
         word is not None and look._replace(**{side: None}) in unique
         for side, word in zip(look._fields, look, strict=True)
@@ -110,89 +125,90 @@ def _shortest(look: Appearance, unique: dict[Appearance, int]) -> bool:
 
 
 def _all_of(
-    generator: np.random.Generator, known: dict[Appearance, Fits], things: int
+    generator: np.random.Generator, known: dict[Appearance, Matches], things: int
 ) -> Iterator[TextQuery]:
-    """Asks for all things of a look of one to three words that several have but not all."""
+    """Yield queries for several but not all things, by descriptions of one to three words."""
     looks = [
         look
-        for look, held in known.items()
-        if 2 <= len(held.right) < things and not held.vague and 1 <= _length(look) <= 3
+        for look, matches in known.items()
+        if 2 <= len(matches.things) < things and not matches.ambiguous and 1 <= _length(look) <= 3
     ]
-    for place in generator.permutation(len(looks)).tolist():
-        right = known[looks[place]].right
-        yield TextQuery(
-            descriptions.several(generator, looks[place], pair=len(right) == 2), right, "several"
-        )
+    for i in generator.permutation(len(looks)).tolist():
+        targets = known[looks[i]].things
+        text = descriptions.describe_all(generator, looks[i], pair=len(targets) == 2)
+        yield TextQuery(text, targets, "several")
 
 
 def _by_size(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Fits]
+    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Asks for the largest or smallest of the things of a look that does not name a size."""
+    """Yield queries for the largest or smallest thing of a description without size."""
     looks = [
         look
-        for look, held in known.items()
-        if len(held.right) >= 2 and look.size is None and _length(look) <= 2
+        for look, matches in known.items()
+        if len(matches.things) >= 2 and look.size is None and _length(look) <= 2
     ]
-    for place in generator.permutation(len(looks)).tolist()[:LOOKS_TRIED]:
+    for i in generator.permutation(len(looks)).tolist()[:LOOKS_TRIED]:
         which = str(generator.choice(list(EXTREMES)))
-        right = known[looks[place]].right
-        found = descriptions.extreme([things[number] for number in right], which)
+        candidates = known[looks[i]].things
+        found = descriptions.extreme([things[number] for number in candidates], which)
         if found is not None:
-            yield TextQuery(
-                descriptions.one(generator, looks[place], which), (right[found],), "size"
-            )
+            text = descriptions.describe_one(generator, looks[i], which)
+            yield TextQuery(text, (candidates[found],), "size")
 
 
 def _by_relation(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Fits]
+    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Asks for one of several things of a look by where it alone lies."""
+    """Yield queries for one of several matching things, by a relation that only it satisfies."""
     for look, relation, anchor in _pairings(generator, known):
-        right = [number for number in known[look].right if number != known[anchor].right[0]]
-        there = [things[number] for number in right]
-        beside = things[known[anchor].right[0]]
-        if len(right) < 2:
+        anchor_number = known[anchor].things[0]
+        candidates = [number for number in known[look].things if number != anchor_number]
+        if len(candidates) < 2:
             continue
+        others = [things[number] for number in candidates]
         if relation == "nearest":
-            found = descriptions.nearest(there, beside)
+            found = descriptions.nearest(others, things[anchor_number])
         else:
-            lies = [descriptions.lies(thing, relation, beside) for thing in there]
-            found = lies.index(True) if lies.count(True) == 1 and None not in lies else None
+            results = [
+                descriptions.satisfies(thing, relation, things[anchor_number]) for thing in others
+            ]
+            unique = results.count(True) == 1 and None not in results
+            found = results.index(True) if unique else None
         if found is not None:
-            yield TextQuery(
-                descriptions.beside(generator, look, relation, anchor), (right[found],), "relation"
-            )
+            text = descriptions.describe_relation(generator, look, relation, anchor)
+            yield TextQuery(text, (candidates[found],), "relation")
 
 
 def _relation_of_none(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Fits]
+    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Asks for a thing of a look that several have, where none of them lies."""
+    """Yield queries with a relation that none of the matching things satisfies."""
     for look, relation, anchor in _pairings(generator, known):
-        beside = known[anchor].right[0]
-        if relation == "nearest" or beside in known[look].right:
+        anchor_number = known[anchor].things[0]
+        if relation == "nearest" or anchor_number in known[look].things:
             continue
         if all(
-            descriptions.lies(things[number], relation, things[beside]) is False
-            for number in known[look].right
+            descriptions.satisfies(things[number], relation, things[anchor_number]) is False
+            for number in known[look].things
         ):
-            yield TextQuery(descriptions.beside(generator, look, relation, anchor), (), "absent")
+            text = descriptions.describe_relation(generator, look, relation, anchor)
+            yield TextQuery(text, (), "absent")
 
 
 def _pairings(
-    generator: np.random.Generator, known: dict[Appearance, Fits]
+    generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[tuple[Appearance, str, Appearance]]:
-    """Yields looks that several things have, each with a relation and the look of a single thing to be beside."""
+    """Yield descriptions of several things, each with a relation and the description of one."""
     looks = [
         look
-        for look, held in known.items()
-        if len(held.right) >= 2 and not held.vague and 1 <= _length(look) <= 3
+        for look, matches in known.items()
+        if len(matches.things) >= 2 and not matches.ambiguous and 1 <= _length(look) <= 3
     ]
     anchors = [
         look
-        for look, held in known.items()
-        if len(held.right) == 1 and not held.vague and _length(look) <= 3
+        for look, matches in known.items()
+        if len(matches.things) == 1 and not matches.ambiguous and _length(look) <= 3
     ]
     if not looks or not anchors:
         return
@@ -206,9 +222,12 @@ def _pairings(
 
 
 def _look_of_none(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Fits]
+    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Asks for a look that nothing has and that differs in one word from a single thing's; mostly a word that is true of another thing."""
+    """Yield queries that match nothing and differ in one word from a thing's description.
+
+    The word is mostly one that matches another thing.
+    """
     for look in _unique(generator, known):
         if _length(look) < 2:
             continue
@@ -216,9 +235,9 @@ def _look_of_none(
         for side, word, words in zip(look._fields, look, WORDS, strict=True):
             for other in words if word is not None else ():
                 swapped = look._replace(**{side: other})
-                if other != word and fits(things, swapped) == Fits((), False):
+                if other != word and find_matches(things, swapped) == Matches((), False):
                     swaps.append(swapped)
                     odds.append(3.0 if Appearance(**{side: other}) in known else 1.0)
         if swaps:
             swapped = swaps[int(generator.choice(len(swaps), p=np.array(odds) / sum(odds)))]
-            yield TextQuery(descriptions.one(generator, swapped), (), "absent")
+            yield TextQuery(descriptions.describe_one(generator, swapped), (), "absent")

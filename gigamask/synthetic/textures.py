@@ -1,9 +1,7 @@
-"""Colours and patterns that the synthetic scenes are painted with.
+"""Colors and patterns of synthetic scenes.
 
-In: a kind, a generator, the size to fill. Out: two RGB colours in [0, 255], and planes that say how bright each pixel is and how much of
-the second colour it shows.
-
-Not here: which region is painted with what (`prepare.synthetic`).
+Colors are RGB in [0, 255]; a pattern is a plane of brightness and a plane with the share of the
+second color.
 """
 
 from collections.abc import Callable
@@ -12,20 +10,24 @@ import cv2
 import numpy as np
 from jaxtyping import Float32, Float64
 
-Colour = Float64[np.ndarray, "3"]
+Color = Float64[np.ndarray, "3"]
 Plane = Float32[np.ndarray, "h w"]
 Across = Float32[np.ndarray, "1 w"]
 Down = Float32[np.ndarray, "h 1"]
 
 
-def pick_colour(generator: np.random.Generator, beneath: Colour) -> Colour:
-    """Returns a colour that differs from `beneath`, sometimes by much and sometimes by little.
+def pick_color(generator: np.random.Generator, beneath: Color) -> Color:
+    """Return a color that differs from the one beneath by a random distance.
 
-    The first of eight random colours that is far enough, else the farthest; how far is far enough is itself random (60 to 130 levels).
+    It is the first of eight random colors beyond the distance (60 to 130 levels), else the farthest.
+
+    Args:
+        generator: Random numbers.
+        beneath: The color to differ from.
     """
     candidates = generator.uniform(15, 240, (8, 3))
-    grey = candidates.mean(1, keepdims=True)
-    candidates = np.clip(grey + (candidates - grey) * generator.uniform(0.3, 1.2), 8, 247)
+    gray = candidates.mean(1, keepdims=True)
+    candidates = np.clip(gray + (candidates - gray) * generator.uniform(0.3, 1.2), 8, 247)
     distances = np.linalg.norm(candidates - beneath, axis=1)
     enough = np.flatnonzero(distances > generator.uniform(60, 130))
     return candidates[enough[0] if len(enough) else distances.argmax()]
@@ -76,22 +78,32 @@ PATTERNS: dict[str, Callable[[np.random.Generator, Across, Down, float], Plane]]
 }
 
 
-def pick_second(generator: np.random.Generator, colour: Colour, spread: float) -> Colour:
-    """Returns a pattern's second colour, about `spread` levels away from the first and mostly lighter or darker."""
+def pick_second(generator: np.random.Generator, color: Color, spread: float) -> Color:
+    """Return a pattern's second color, mostly lighter or darker than the first.
+
+    Args:
+        generator: Random numbers.
+        color: The first color.
+        spread: Approximate distance from the first color in levels.
+    """
     direction = generator.normal(size=3) + generator.choice([-1.5, 1.5])
     return np.clip(
-        colour + direction / np.linalg.norm(direction) * spread * generator.uniform(0.6, 1.6),
+        color + direction / np.linalg.norm(direction) * spread * generator.uniform(0.6, 1.6),
         0,
         255,
     )
 
 
-def weave(
+def make_pattern(
     generator: np.random.Generator, kind: str, size: tuple[int, int], period: float
 ) -> tuple[Plane, Plane]:
-    """Returns how bright a patch is (a gradient around 1) and how much of the second colour shows, in [0, 1].
+    """Return a patch's brightness (a gradient around 1) and share of the second color in [0, 1].
 
-    `kind` is "solid" or one of `PATTERNS`; `period` is the pattern's, in pixels.
+    Args:
+        generator: Random numbers.
+        kind: "solid" or one of `PATTERNS`.
+        size: Height and width in pixels.
+        period: Period of the pattern in pixels.
     """
     height, width = size
     xs = np.arange(width, dtype=np.float32)[None]

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.synthetic.test_descriptions import read
 
-from gigamask.synthetic.described_scenes import COLOURS, Described, compose_scene
+from gigamask.synthetic.described_scenes import COLORS, DescribedScene, compose_scene
 from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, Appearance, Thing
-from gigamask.synthetic.text_queries import KINDS, ask
+from gigamask.synthetic.text_queries import KINDS, make_queries
 
 SCENES = 40
 
 
 @cache
-def scenes() -> list[Described]:
+def scenes() -> list[DescribedScene]:
     return [compose_scene(0, number) for number in range(SCENES)]
 
 
@@ -70,7 +70,7 @@ def test_sizes_are_clearly_apart():
 
 def test_colours_are_what_they_are_called():
     """The median of a plain thing's pixels is nearer to its name's colour than to any other's, and unlike the ground."""
-    names = list(COLOURS)
+    names = list(COLORS)
     wrong, total = [], 0
     for number, each in enumerate(scenes()):
         pixels, dense = each.scene.pixels.astype(float), each.scene.masks.to_dense()
@@ -80,9 +80,9 @@ def test_colours_are_what_they_are_called():
                 found = np.median(pixels[dense[mask]], axis=0)
                 total += 1
                 nearest = names[
-                    int(np.linalg.norm(np.array(list(COLOURS.values())) - found, axis=1).argmin())
+                    int(np.linalg.norm(np.array(list(COLORS.values())) - found, axis=1).argmin())
                 ]
-                wrong += [(number, thing.look, nearest)] if nearest != thing.look.colour else []
+                wrong += [(number, thing.look, nearest)] if nearest != thing.look.color else []
                 assert np.linalg.norm(found - ground) > 50
     assert total > 120
     assert wrong == []
@@ -146,8 +146,8 @@ def check_questions(things: list[Thing], asked) -> None:
 
 def test_every_question_is_answered_by_what_was_painted():
     for each in scenes():
-        check_questions(each.things, each.questions)
-    kinds = Counter(question.kind for each in scenes() for question in each.questions)
+        check_questions(each.things, each.queries)
+    kinds = Counter(question.kind for each in scenes() for question in each.queries)
     assert tuple(kinds) == KINDS
     assert [kinds[kind] / SCENES for kind in KINDS] == pytest.approx([4, 3, 2, 2, 1], abs=0.1)
 
@@ -155,7 +155,7 @@ def test_every_question_is_answered_by_what_was_painted():
 def test_questions_are_not_plain_from_less():
     """Places are asked for where the look alone does not tell, and what is absent differs in a word from what is there."""
     for each in scenes():
-        for text, _, kind in each.questions:
+        for text, _, kind in each.queries:
             cut = re.split(" (?:to the )?(?:left|right|above|below|under|nearest|closest) ", text)
             if len(cut) == 2:
                 assert sum(true_of(thing, read(cut[0])[0]) for thing in each.things) >= 2
@@ -198,4 +198,4 @@ def test_whatever_things_there_are_what_is_asked_is_true(given, seed):
         )
         for look, x, y, half in given
     ]
-    check_questions(things, ask(np.random.default_rng(seed), things))
+    check_questions(things, make_queries(np.random.default_rng(seed), things))

@@ -15,9 +15,9 @@ from gigamask.synthetic.descriptions import (
     Appearance,
     Thing,
     extreme,
-    lies,
-    meets,
+    matches,
     nearest,
+    satisfies,
 )
 
 
@@ -38,20 +38,20 @@ DISC = Appearance("small", "red", "striped", "disc")
     [
         (DISC, Appearance(), True),
         (DISC, DISC, True),
-        (DISC, Appearance(colour="red", shape="disc"), True),
-        (DISC, Appearance(colour="red", shape="box"), False),
+        (DISC, Appearance(color="red", shape="disc"), True),
+        (DISC, Appearance(color="red", shape="box"), False),
         (DISC, Appearance(size="large"), False),
         (DISC._replace(size=None), Appearance(size="large", shape="disc"), None),
         (DISC._replace(size=None), Appearance(size="large", shape="box"), False),
         (DISC._replace(size=None), Appearance(shape="disc"), True),
-        (DISC._replace(colour="white"), Appearance(colour="grey", shape="disc"), None),
-        (DISC._replace(colour="white"), Appearance(colour="grey", shape="box"), False),
-        (DISC._replace(colour="white", pattern="plain"), Appearance(colour="grey"), False),
-        (DISC._replace(colour="white"), Appearance(colour="white"), True),
+        (DISC._replace(color="white"), Appearance(color="grey", shape="disc"), None),
+        (DISC._replace(color="white"), Appearance(color="grey", shape="box"), False),
+        (DISC._replace(color="white", pattern="plain"), Appearance(color="grey"), False),
+        (DISC._replace(color="white"), Appearance(color="white"), True),
     ],
 )
 def test_a_look_meets_what_is_wanted_of_it(look, wanted, true):
-    assert meets(look, wanted) is true
+    assert matches(look, wanted) is true
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_look_meets_what_is_wanted_of_it(look, wanted, true):
 )
 def test_places_are_plain_or_left_open(x, y, left, right, above, below):
     found = [
-        lies(thing(x, y), relation, thing(100, 100))
+        satisfies(thing(x, y), relation, thing(100, 100))
         for relation in ("left", "right", "above", "below")
     ]
     assert found == [left, right, above, below]
@@ -95,19 +95,21 @@ def test_phrases_say_what_is_wanted_in_varied_words():
     generator = np.random.default_rng(0)
     for look in itertools.product(*[(None, *words) for words in WORDS]):
         wanted = Appearance(*look)
-        told = descriptions.one(generator, wanted)
+        told = descriptions.describe_one(generator, wanted)
         assert read(told) == (wanted, False), told
-        told = descriptions.several(generator, wanted)
+        told = descriptions.describe_all(generator, wanted)
         assert read(told)[0] == wanted, told
         assert read(told)[1] == ("every" not in told)
-    said = {descriptions.one(generator, DISC) for _ in range(200)}
+    said = {descriptions.describe_one(generator, DISC) for _ in range(200)}
     assert {
         "the small red striped disc",
         "small striped red circle",
         "the small red circle with stripes",
     } < said
     assert len(said) == 12
-    said = {descriptions.several(generator, Appearance(shape="box"), pair=True) for _ in range(200)}
+    said = {
+        descriptions.describe_all(generator, Appearance(shape="box"), pair=True) for _ in range(200)
+    }
     assert {
         "all boxes",
         "both squares",
@@ -117,11 +119,16 @@ def test_phrases_say_what_is_wanted_in_varied_words():
         "boxes",
     } < said
     said = {
-        descriptions.beside(generator, Appearance(shape="cross"), "below", Appearance(colour="red"))
+        descriptions.describe_relation(
+            generator, Appearance(shape="cross"), "below", Appearance(color="red")
+        )
         for _ in range(200)
     }
     assert {"the cross below the red thing", "cross under the red object"} < said
-    assert descriptions.one(generator, Appearance(shape="ring"), "smallest") == "the smallest ring"
+    assert (
+        descriptions.describe_one(generator, Appearance(shape="ring"), "smallest")
+        == "the smallest ring"
+    )
 
 
 def read(phrase: str) -> tuple[Appearance, bool]:

@@ -156,7 +156,7 @@ def test_counts_that_are_none_are_refused(tmp_path, wrong):
 
 @pytest.mark.parametrize("long_side", [(8, 20), (300, 200), (100, 9000)])
 def test_sizes_out_of_bounds_are_refused(tmp_path, long_side):
-    with pytest.raises(GigamaskError, match=rf"{long_side[0]}.*{long_side[1]}.*32.*8192"):
+    with pytest.raises(GigamaskError, match=rf"32.*8192.*{long_side[0]}.*{long_side[1]}"):
         write(tmp_path, 1, long_side=long_side)
 
 
@@ -183,7 +183,7 @@ def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
 
 
 def test_a_share_of_crowded_scenes_that_is_none_is_refused(tmp_path):
-    with pytest.raises(GigamaskError, match=r"1.5.*crowded"):
+    with pytest.raises(GigamaskError, match=r"crowded.*1.5"):
         write(tmp_path, 1, crowded=1.5)
 
 
