@@ -1,4 +1,4 @@
-"""Plan a training before it runs: bytes of each process, FLOPs, hours, and changes that make it fit.
+"""Plan a training before it runs: bytes per process, FLOPs, hours, and changes that make it fit.
 
 The trainer's own step runs once with fake tensors; the rest is arithmetic.
 """
@@ -184,7 +184,16 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
 
 
 def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
-    """Return the hours of a run at the given efficiency, or else at published ones."""
+    """Return the hours of a training at the given efficiency, or else at published ones.
+
+    Args:
+        run: The training.
+        hardware: The hardware, with a GPU.
+        flops: FLOPs of a step on the busiest process.
+
+    Returns:
+        A record per efficiency.
+    """
     assert hardware.gpu is not None
     efficiencies = memory_plan.PUBLISHED.get(run.command, {}) | memory_plan.TARGET
     if hardware.efficiency is not None:
@@ -201,7 +210,18 @@ def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> l
 
 
 def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
-    """Return the run with its precision chosen, checked against the hardware."""
+    """Check a training against the hardware.
+
+    Args:
+        run: The training.
+        hardware: The hardware.
+
+    Returns:
+        The training with its precision chosen.
+
+    Raises:
+        GigamaskError: The hardware cannot run it.
+    """
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(run.precision, torch.device(device_of(run)))
     checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
@@ -212,7 +232,8 @@ def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
         )
     if run.parallel != "ddp" and cluster.size == 1:
         raise GigamaskError(
-            f"--parallel {run.parallel} shards over several GPUs, but --world has one; give a larger --world, or remove --parallel"
+            f"--parallel {run.parallel} shards over several GPUs, but --world has one; "
+            "give a larger --world, or remove --parallel"
         )
     fsdp.check(run.parallel, cluster.nodes, cluster.gpus_per_node)
     if gpu is not None:
@@ -228,7 +249,16 @@ def device_of(run: ImageTrainConfig) -> Device:
 def bytes_by_phase(
     run: ImageTrainConfig, hardware: Hardware, result: DryRun
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes of each kind that the busiest process holds in each phase of a step."""
+    """Return the bytes that the busiest process holds in each phase of a step.
+
+    Args:
+        run: The training.
+        hardware: The hardware.
+        result: A dry run of the training.
+
+    Returns:
+        Bytes by phase and kind.
+    """
     images = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size).images
     with torch.device("meta"):
         batch = blank_batch(
@@ -252,6 +282,12 @@ def suggest_changes(
 
     Each kind of change is tried from the mildest one until the run fits; if no kind is enough
     alone, the strongest of all kinds are tried together.
+
+    Args:
+        run: The training.
+        hardware: The hardware, with a GPU.
+        step_flops: FLOPs of an image.
+        result: A dry run of the training.
     """
     found: list[dict[str, Any]] = []
 
@@ -282,6 +318,11 @@ def dry_run_change(run: ImageTrainConfig, changed: ImageTrainConfig, result: Dry
     """Dry-run a changed run, reusing the parts of `result` that the change does not affect.
 
     The rounds do not depend on the encoder's depth, nor the encoder on the masks.
+
+    Args:
+        run: The training of `result`.
+        changed: The changed training.
+        result: A dry run of `run`.
     """
     if changed is run:
         return result
@@ -301,7 +342,12 @@ def memory_options(
 ) -> list[list[tuple[str, dict[str, Any]]]]:
     """Return the flags that lower a run's peak: for each kind, from the mildest to the strongest.
 
-    Each option is the flag and the fields of the run that it changes.
+    Args:
+        run: The training.
+        hardware: The hardware.
+
+    Returns:
+        For each kind its options: the flag and the fields of the run that it changes.
     """
     cluster = hardware.cluster
     micro = BatchSplit.of(run.batch_size, run.micro_batch_size, cluster.size).micro_batch_size
@@ -386,7 +432,12 @@ def count_flops(run: ImageTrainConfig) -> StepFlops:
 
 
 def recompute_interval(run: ImageTrainConfig, result: DryRun) -> int:
-    """Return the run's `recompute`, or 0 where the encoder is frozen."""
+    """Return the interval of recomputed blocks, or 0 if the encoder is frozen.
+
+    Args:
+        run: The training.
+        result: A dry run of the training.
+    """
     return run.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
 
 
@@ -407,7 +458,9 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
     """
     blocks = blocks_of(state.model)
     block_of = {
-        parameter: index for index, block in enumerate(blocks) for parameter in fsdp.shardable_parameters(block)
+        parameter: index
+        for index, block in enumerate(blocks)
+        for parameter in fsdp.shardable_parameters(block)
     }
     entries = {
         parameter: entry

@@ -30,8 +30,8 @@ from gigamask.workflows.plan import (
     bytes_by_phase,
     dry_run,
     dry_run_change,
-    memory_options,
     make_plan,
+    memory_options,
     resolve,
 )
 from tests.little import little
@@ -115,7 +115,9 @@ def test_the_predicted_peak_is_the_measured_one(name, run):
 def test_what_stands_is_counted_part_by_part():
     model, found = BASE.build(), base()
     blocks = 4 * sum(
-        parameter.numel() for block in model.image_encoder.blocks for parameter in shardable_parameters(block)
+        parameter.numel()
+        for block in model.image_encoder.blocks
+        for parameter in shardable_parameters(block)
     )
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers())
