@@ -78,12 +78,11 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
     from gigamask.distributed.precision import choose_device
     from gigamask.distributed.world import destroy_world, init_world
 
-    checked = EvaluateOptions(**options)
-    checked.check()
-    world = init_world(os.environ, choose_device(checked.device))
+    evaluate_options = EvaluateOptions(**options)
+    world = init_world(os.environ, choose_device(evaluate_options.device))
     try:
         with ExitStack() as stack:
-            evaluated = score(weights, data, checked, world, stack)
+            evaluated = score(weights, data, evaluate_options, world, stack)
             return {} if evaluated is None else evaluated.summary
     finally:
         destroy_world(world)
@@ -110,10 +109,11 @@ def score(
     from gigamask.evaluation import clicks, proposals
 
     def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
+        options.check()
         recall = proposals.ProposalRecall(proposals.proposal_config(options.points_per_side))
         return load_model(weights, options.device), stack.enter_context(opened(data)), recall
 
-    model, index, recall = world.in_turn(begin)
+    model, index, recall = world.main_first(begin)
     count = len(index) if options.images is None else min(options.images, len(index))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
     protocol = clicks.ClickProtocol(feed_mask=options.feed_mask, boundaries=options.boundaries)
@@ -124,7 +124,7 @@ def score(
         size = options.batch_size
         return clicks.evaluate_clicks(model, index, filters, protocol, rows, size, on_image)
 
-    part = world.each(evaluate_part)
+    part = world.run_on_all(evaluate_part)
     result = clicks.ClickResult.concatenate(world.gather(part))
     recall = proposals.ProposalRecall.concatenate(world.gather(recall))
     if not world.is_main:

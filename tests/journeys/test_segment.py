@@ -1,4 +1,4 @@
-"""Everything in images, as a user types it: jsons, tars that the other verbs read, pictures; and what goes wrong."""
+"""`gigamask segment` as a user types it: JSON files, tars, images of masks, and errors."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from gigamask.data import annotation
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from gigamask.synthetic.scenes import compose_scene
-from gigamask.workflows.segment import painted
+from gigamask.workflows.segment import draw_masks
 from tests import little
 
 SPEC = replace(little.SPEC, custom_init=True)
@@ -192,7 +192,7 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "3 images with" in printed
-    assert "images left out: 2" in printed
+    assert "images skipped: 2" in printed
     assert "cut.jpg" in printed
     assert "no.png" in printed
     (pictures / "cut.jpg").write_bytes(
@@ -217,9 +217,9 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
     for words, message in [
         (
             [weights, *out],
-            "no image was given; give pictures, folders of them, tars, globs or an index",
+            "IMAGE",
         ),
-        (out, "Missing from gigamask segment: WEIGHTS a run folder, a checkpoint"),
+        (out, "missing WEIGHTS"),
         ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
         ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
         ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
@@ -229,24 +229,24 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
         ),
         (
             [weights, str(pictures), *out, "--shard-images", "0"],
-            "0 images a shard: at least one has to be",
+            "--shard-images must be at least 1 (got 0)",
         ),
         (
             [weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"],
             "0 bytes",
         ),
-        ([weights, str(pictures), *out], "holds what other weights or other numbers have made"),
+        ([weights, str(pictures), *out], "holds results of other weights or settings"),
         (
             [weights, str(pictures), *out, *FEW, "--precision", "bf16"],
-            "holds what other weights or other numbers have made",
+            "holds results of other weights or settings",
         ),
         (
             [str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW],
-            "holds what other weights or other numbers have made",
+            "holds results of other weights or settings",
         ),
         (
             [weights, str(pictures), "--out", str(tmp_path / "full")],
-            "holds 1 tars such as sa_1.tar, which new ones would mix with",
+            "1 other tars, such as sa_1.tar",
         ),
         (
             [weights, str(pictures), *out, "--points-per-sid", "3"],
@@ -261,7 +261,7 @@ def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
 
 def test_drawn_masks_are_seen():
     scene = compose_scene(1, 0)
-    canvas = painted(scene.pixels, scene.masks)
+    canvas = draw_masks(scene.pixels, scene.masks)
     inside = scene.masks.to_dense().any(0)
     assert (canvas[inside] != scene.pixels[inside]).any(1).mean() > 0.9
     edge = cv2.dilate(inside.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool)

@@ -38,7 +38,6 @@ class EvaluateCommand(EvaluateOptions):
         from gigamask.parser import check_writable
         from gigamask.workflows.evaluate import score
 
-        self.check()
         check_writable("--html", self.html)
         world = init_world(os.environ, choose_device(self.device))
         try:

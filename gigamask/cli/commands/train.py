@@ -54,7 +54,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         if flags.epochs is not None:
             # The first process builds the index, if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
-            configs = stages_of(world.in_turn(lambda: epochs_to_steps(flags, verbose)))
+            configs = stages_of(world.main_first(lambda: epochs_to_steps(flags, verbose)))
             changes = resolve_all(configs, flags)
             if flags.print_config:
                 return print_configs(configs)
