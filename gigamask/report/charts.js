@@ -13,7 +13,7 @@ const TITLES = new Map(Object.entries({
 }));
 const FIRST = ["loss", "iou", "right"];
 const LAST = ["lr", "grad_norm", "loss_scale", "images_per_s", "waiting", "memory_gb", "loader_mb"];
-const HIDDEN = ["step", "skipped", "data_time_s"];
+const HIDDEN = ["step", "epoch", "skipped", "data_time_s"];
 const UNSMOOTHED = ["lr", "loss_scale", "memory_gb", "loader_mb"];
 const SIGNS_OF_TROUBLE = ["blind", "automatic"];
 

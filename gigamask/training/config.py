@@ -92,7 +92,7 @@ class TrainConfig(ABC):
     device: str = "auto"
     """device to train on: cpu, cuda or cuda:N; auto is cuda if there is a GPU, else cpu"""
     seed: int = 0
-    """random seed (initialisation, sample order, mask choice, prompts)"""
+    """random seed (initialization, sample order, mask choice, prompts)"""
     save_every: int = 500
     """steps between checkpoints"""
     keep: int = 2

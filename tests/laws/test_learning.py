@@ -1,4 +1,4 @@
-"""Losses of training reach the orders of later epochs, the same ones wherever training stops, however it is cut."""
+"""Losses reach the orders of later epochs, wherever training stops and however it is split."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ def loss_of(number: int, item: int) -> float:
 
 
 def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
-    """The items of the sequence, by the definition: an epoch's order sees the losses of the steps before the one it begins in."""
+    """Items by definition: an epoch's order sees the losses before the step it starts in."""
     sampler, sequence, orders = Sensitive(per_epoch), [], {}
     known, seen, of_epochs = [np.nan] * count, [-1] * count, {}
     for start in range(0, steps * batch, batch):
@@ -88,7 +88,7 @@ def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
 def visited(
     history: LossHistory, per_epoch: int, batch: int, micro: int, world: int, first: int, steps: int
 ) -> list[int]:
-    """The same from step `first` on, as training goes through it: every rank takes all of a leg before the first step's losses are noted."""
+    """The same from step `first` on, as training does: ranks read a segment ahead of its losses."""
     sequences = [
         SampleSequence(
             Sensitive(per_epoch), SampleTable(len(history.losses), {}), replace_book(history)
@@ -176,7 +176,7 @@ def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(
 
 
 def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
-    """Epochs of five in steps of three: the order of an epoch sees the mean of one that ended before the step it begins in."""
+    """Epochs of five, steps of three: an order sees epochs that ended before its first step."""
     sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
     history = LossHistory.empty("", 7, 0.0)
     sequence = SampleSequence(sampler, SampleTable(7, {"difficulty": np.arange(7.0)}), history)
@@ -184,12 +184,13 @@ def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
         sequence.prepare(start, 3)
         shares.append(round(sampler.share(history.snapshot.epoch_losses), 1))
         sequence.record_losses(start, np.full(3, 0.5))
-    # Epochs begin at 0, 5, 10, 15, 20, 25: in the steps from 0, 3, 9, 15, 18 and 24 on, when 0, 0, 1, 3, 3 and 4 are over.
+    # Epochs start at 0, 5, 10, 15, 20, 25, in the steps from 0, 3, 9, 15, 18, 24 on, when
+    # 0, 0, 1, 3, 3 and 4 epochs have ended.
     assert shares == [0.3, 0.3, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.0]
 
 
 def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
-    """What the ledger holds is each sample's mean loss over masks and rounds, and the epochs after it are what the sampler makes of it."""
+    """The history holds mean losses of samples, and the sampler orders later epochs by them."""
     sampler = LossWeighted(per_epoch=6, ema=0.5, temperature=0.1)
     run = run_in(tmp_path / "run", scenes, sampler=sampler, batch_size=3, steps=2)
     state = train(run)
@@ -260,7 +261,7 @@ def gradient(run, state, source, visit) -> np.ndarray:
 
 
 def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
-    """Steps of weighted samples have in the mean the gradient of steps over all items alike, which unweighted ones miss."""
+    """Weighted samples have the mean gradient of all items, and unweighted ones have not."""
     run = run_in(tmp_path / "run", scenes, batch_size=1, micro_batch_size=1)
     source = SampleSource(
         str(open_index(run).folder),
@@ -305,7 +306,7 @@ def ledger_in(out: str) -> dict[str, np.ndarray]:
 def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(
     tmp_path, scenes, sampler
 ):
-    """Two processes train as one does: the same samples in every step, the same ledger, to rounding."""
+    """Two processes train as one: the same samples and loss history, up to rounding."""
     alone = train(run_in(tmp_path / "alone", scenes, sampler=sampler, steps=8, batch_size=4))
     run = run_in(tmp_path / "both", scenes, sampler=sampler, steps=8, batch_size=4, save_every=4)
     fork(2, main, ["train", "--resume", run.out])
@@ -316,8 +317,8 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(
     )
     both = ledger_in(run.out)
     shutil.rmtree(Path(run.out) / "checkpoints" / "step_00000008")
-    after = train(replace(run, loader=replace(run.loader, workers=1))).book.arrays()
-    for name, array in alone.book.arrays().items():
+    after = train(replace(run, loader=replace(run.loader, workers=1))).loss_history.arrays()
+    for name, array in alone.loss_history.arrays().items():
         for other in (both, after):
             assert np.allclose(
                 other[name], array, rtol=0 if name in ("seen", "counts") else 1e-3, equal_nan=True

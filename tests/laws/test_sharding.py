@@ -1,4 +1,4 @@
-"""However many processes share a step, and whatever they share out: the parameters after three steps are those of one process, in float64."""
+"""Any number of processes, sharded or not, trains the parameters of one process, in float64."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ class Exact(SamTrainConfig):
 
 
 def exact() -> Exact:
-    """A batch of five in micro-batches of one: of two processes one has three images, of four one has two and the others an empty turn."""
+    """A batch of five in micro-batches of one, so that some processes have an empty micro-batch."""
     run = little()
     return Exact(
         **{name: getattr(run, name) for name in run.__dataclass_fields__}
@@ -51,7 +51,7 @@ CASES = {
     4: {
         "ddp": {"parallel": "ddp"},
         "hsdp": {"parallel": "hsdp", "freeze": ("image_encoder.blocks.0", "prompt_encoder")},
-        "fsdp": {"parallel": "fsdp", "recompute": 1, "mining": OHEM(0.3)},
+        "fsdp": {"parallel": "fsdp", "activation_checkpointing": 1, "mining": OHEM(0.3)},
     },
 }
 
@@ -64,9 +64,9 @@ HALVES = {
 
 @dataclass(frozen=True)
 class Measured(Evaluator):
-    """Notes what it is shown."""
+    """Scores the size of the parameters."""
 
-    every: int = 2
+    interval: int = 2
 
     def open(self, run, world):
         def evaluate(model: Sam) -> EvaluationResult:
@@ -90,7 +90,7 @@ def case(folder: Path, scenes: Path, **changes):
 
 
 def by_ranks(folders: list[str]) -> None:
-    """What each process does: trains the run in every folder, and those in `on`, which have two steps behind them, to their end."""
+    """Train the run of each folder to its end, in every process."""
     world = init_world(os.environ, CPU, little().timeout_s)
     try:
         for folder in folders:
@@ -146,7 +146,7 @@ def alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], apart: flo
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_train_what_one_trains(tmp_path, scenes, count):
-    """Also one that goes on alone where they stopped, and they where one stopped: what is kept is whole."""
+    """Also alone where they stopped, and they where one stopped: checkpoints are not sharded."""
     runs = {
         name: case(tmp_path / name, scenes, **changes) for name, changes in CASES[count].items()
     }

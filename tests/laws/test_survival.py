@@ -1,4 +1,4 @@
-"""A run cannot be lost: whenever its process is killed, the same command goes on, and the end is that of a run nobody disturbed, bit for bit."""
+"""However often a training is killed, the same command continues it to the same weights."""
 
 import multiprocessing
 import random
@@ -17,7 +17,7 @@ MOST_S = 120
 
 
 def test_thirty_kills_at_any_moment(tmp_path, scenes):
-    """Also while it loads, saves or prunes: checkpoints are written after every update, and each process is killed soon after its first."""
+    """Also while it loads, saves or prunes: each process dies soon after its first checkpoint."""
     steps, chance = 90, random.Random(0)
     parts = {
         "steps": steps,

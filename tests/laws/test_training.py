@@ -1,5 +1,6 @@
-"""Laws of training: a resumed run is the run that was not stopped, and how a batch is cut changes nothing."""
+"""A resumed run equals one that was not stopped; micro-batches change no gradient."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -37,9 +38,9 @@ def same(a: TrainState, b: TrainState) -> bool:
         b.model.state_dict() | b.optimizer_tensors(),
     )
     assert ours.keys() == theirs.keys()
-    told, tells = (state.loss_history.arrays() if state.loss_history else {} for state in (a, b))
-    assert told.keys() == tells.keys()
-    assert all(np.array_equal(told[name], tells[name], equal_nan=True) for name in told)
+    one, other = (state.loss_history.arrays() if state.loss_history else {} for state in (a, b))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
     return (a.step, a.cursor) == (b.step, b.cursor) and all(
         torch.equal(ours[name], theirs[name]) for name in ours
     )
@@ -55,10 +56,10 @@ SAMPLERS = [
 
 @pytest.mark.parametrize(("sampler", "workers"), SAMPLERS)
 def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, workers):
-    """The first process dies by SIGKILL behind a checkpoint and in front of the next; another worker count finishes the run."""
-    loading = replace(little().loader, workers=workers)
+    """SIGKILL between two checkpoints; the run is finished with another number of workers."""
+    loader = replace(little().loader, workers=workers)
     whole = train(run_in(tmp_path / "whole", scenes, sampler=sampler))
-    run = run_in(tmp_path / "killed", scenes, sampler=sampler, loading=loading)
+    run = run_in(tmp_path / "killed", scenes, sampler=sampler, loader=loader)
     process = multiprocessing.get_context("fork").Process(
         target=die_after_twelve, args=(run,)
     )  # need not start Python anew
@@ -66,36 +67,49 @@ def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, wor
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert checkpoint.newest(Path(run.out)).name == "step_00000010"
-    assert same(whole, train(replace(run, loader=replace(loading, workers=2 - workers))))
+    assert same(whole, train(replace(run, loader=replace(loader, workers=2 - workers))))
 
 
 def die_after_twelve(run) -> None:
-    record = MetricsLogger.record
+    log_step = MetricsLogger.log_step
 
-    def dying(self, step, images, figures):
-        record(self, step, images, figures)
+    def dying(self, step, images, record):
+        log_step(self, step, images, record)
         if step == 12:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    MetricsLogger.record = dying
+    MetricsLogger.log_step = dying
     train(run)
 
 
-def gradients(run, micro: int, masks_per_chunk: int) -> tuple[list[torch.Tensor], float]:
+def test_each_record_has_the_epoch(tmp_path, scenes):
+    """A dozen images in steps of three: an epoch every four steps, also after resuming."""
+    run = run_in(tmp_path / "run", scenes, steps=3, save_every=3)
+    train(run)
+    train(replace(run, steps=6))
+    length = TrainData(run, open_index(run)).samples_per_epoch
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    epochs = {line["step"]: line["epoch"] for line in lines if "loss" in line}
+    assert epochs == {step: pytest.approx(3 * step / length, abs=1e-6) for step in range(1, 7)}
+
+
+def gradients(run, micro_batch_size: int, masks_per_chunk: int) -> tuple[list[torch.Tensor], float]:
     state = TrainState.from_model(
         TrainState.initialize(run, torch.device("cpu")).model.double(), run
     )
-    task, totals = (
+    task, metrics = (
         SamTask(run.prompts, run.loss, masks_per_chunk),
         StepMetrics.zero(run.batch_size, next(state.model.parameters())),
     )
-    for batch in next(TrainData(replace(run, micro_batch_size=micro), open_index(run)).batches()):
-        accumulate(task, state.model, batch, totals)
-    return [p.grad / totals.count for p in state.model.parameters()], totals.means()["loss"]
+    for batch in next(
+        TrainData(replace(run, micro_batch_size=micro_batch_size), open_index(run)).batches()
+    ):
+        accumulate(task, state.model, batch, metrics)
+    return [p.grad / metrics.count for p in state.model.parameters()], metrics.means()["loss"]
 
 
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes):
-    """Micro-batches of any size, the last one smaller, and groups of masks of any size give the whole batch's gradient."""
+    """Micro-batches and chunks of masks of any size give the gradient of the whole batch."""
     run = run_in(tmp_path / "run", scenes, batch_size=5)
     whole, loss = gradients(run, micro_batch_size=5, masks_per_chunk=1000)
     largest = max(float(g.abs().max()) for g in whole)
