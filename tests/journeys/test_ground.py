@@ -1,4 +1,4 @@
-"""Finding masks by words as a user types it: queries are made, a network is trained, stopped and resumed, scored and asked."""
+"""Finding masks by text: queries, training, interrupt and resume, evaluation and `ask`."""
 
 import json
 import multiprocessing
@@ -59,7 +59,7 @@ def picture(described, tmp_path_factory) -> Path:
 
 
 def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, described):
-    """The commands in a row, with the text model that the package brings, over a segmenter of the recipe's width."""
+    """The commands in a row, with the packaged text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
@@ -276,7 +276,7 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000
     assert main([*words, "--steps", str(step + 2)]) == 0
-    assert f"--steps was 100000 and is {step + 2}" in capfd.readouterr().out
+    assert f"--steps: changed from 100000 to {step + 2}" in capfd.readouterr().out
     assert checkpoint.newest(out).name == f"step_{step + 2:08d}"
 
 
@@ -290,7 +290,7 @@ def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
         "--sampler",
         "curriculum",
         "--mining",
-        "hardest",
+        "ohem",
     ]
     assert ground(described, out, "--steps", 4, *given) == 0
     shutil.copytree(out, whole, symlinks=True)
@@ -323,7 +323,7 @@ def test_help_is_there(capsys):
     for words, message in (
         (
             ["ground"],
-            "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE... --out RUN",
+            "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE...",
         ),
         (
             ["ground", "--help"],
@@ -368,18 +368,18 @@ def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_pa
         ([*train, *flags, "--val-split", "1e-9"], "--val-split 1e-09"),
         (
             ["ground", "train", "tiny", "--data", described / "scenes", "--out", out],
-            "recipe tiny is no recipe of 'gigamask ground train'",
+            "recipe tiny is for 'gigamask train', not 'gigamask ground train'",
         ),
         (
             ["train", asked.RECIPE, *flags],
-            "is no recipe of 'gigamask train'; give it to 'gigamask ground train'",
+            "is for 'gigamask ground train', not 'gigamask train'",
         ),
         (
             ["ground", "train"],
-            "ground train wants a recipe first (ground, ground_tiny, or file.py:function), or --resume RUN",
+            "ground train needs a recipe (ground, ground_tiny, or file.py:function) or --resume RUN",
         ),
-        (["ground", "train", "--resume", tmp_path / "gone"], "holds no config.yaml"),
-        (["ground", "test"], "ground 'test'"),
+        (["ground", "train", "--resume", tmp_path / "gone"], "config.yaml"),
+        (["ground", "test"], "'ground test'"),
     ):
         refused(capsys, words, message)
         assert not (out / "checkpoints").exists(), words
@@ -417,7 +417,7 @@ def test_scores_that_are_asked_for_wrongly_are_one_line(described, run, tmp_path
     assert ground(described, plain, "--steps", 1) == 0
     for words, message in (
         ([*evaluate], "missing"),
-        ([*evaluate, tmp_path / "gone"], "holds no config.yaml"),
+        ([*evaluate, tmp_path / "gone"], "config.yaml"),
         ([*evaluate, segmented], f"{segmented}: "),
         ([*evaluate, plain], "--data PATH... --queries FILE..."),
         ([*evaluate, run, "--data", described / "scenes"], "--data and --queries"),
@@ -482,6 +482,6 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),
         (["ask", run, first, "red", "--segmenter", tmp_path / "gone.pth"], "gone.pth"),
-        (["ask", tmp_path / "gone", first, "red"], "holds no config.yaml"),
+        (["ask", tmp_path / "gone", first, "red"], "config.yaml"),
     ):
         refused(capsys, words, message)

@@ -1,4 +1,4 @@
-"""A class of the user's own for every interface, by file, by module and by entry point: it trains, resumes, is planned and evaluated."""
+"""A user's own class for every interface, by file, module or entry point: train, resume, plan."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def used(prefix: str) -> set[str]:
-    """What has been used since this was last asked, of the module that was imported under this name."""
+    """Return the components of a module that were used since the last call."""
     import sys
 
     module = sys.modules["own_components" if prefix == "file" else "tests.own_components"]
@@ -80,7 +80,7 @@ def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, instal
     assert [line["step"] for line in lines if "size" in line.get("evaluation", {})] == [2, 4]
     assert {"focal", "squared", "iou_head"} <= records(run)[-1].keys()
     assert "dice" not in records(run)[-1]
-    assert [each["rate"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
+    assert [each["lr"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
 
 
 def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
@@ -140,7 +140,7 @@ def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, install
     assert distances[-1] < distances[0]
     assert main(["plan", recipe]) == 0
     assert main(["pretrain", recipe, "--data", str(scenes), "--out", str(tmp_path / "not")]) == 2
-    assert "give it to 'gigamask train'" in capsys.readouterr().err
+    assert "is for 'gigamask train'" in capsys.readouterr().err
     assert (
         main(
             [

@@ -1,4 +1,4 @@
-"""An image encoder of the user's own, in a recipe of theirs: what is trained with it is resumed, scored, exported and started from."""
+"""A user's own image encoder in their own recipe: train, resume, evaluate, export, initialize."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from gigamask.training.checkpoint import load_model, newest
 
 RECIPE = '''
 from dataclasses import dataclass, fields
-from gigamask.training.sam_config import Segmentation
+from gigamask.training.sam_config import SamTrainConfig
 from tests.little import little
 
 @dataclass(frozen=True)
-class Pooled(Segmentation):
+class Pooled(SamTrainConfig):
     """Patches of mean colour, projected."""
     scale: float = 1.0
 
@@ -23,11 +23,12 @@ class Pooled(Segmentation):
         class Pool(nn.Module):
             def __init__(self, patch, dim, scale):
                 super().__init__()
-                self.pool, self.colours, self.scale = nn.AvgPool2d(patch), nn.Conv2d(3, dim, 1, device=device), scale
+                self.pool, self.scale = nn.AvgPool2d(patch), scale
+                self.colours = nn.Conv2d(3, dim, 1, device=device)
             def forward(self, pixels, drop_path):
                 return self.scale * self.colours(self.pool(pixels))
         model = super().build(device)
-        model.image_encoder = Pool(self.model.patch-size, self.model.embedding_dim, self.scale)
+        model.image_encoder = Pool(self.model.patch_size, self.model.embedding_dim, self.scale)
         return model
 
 def pooled():

@@ -11,7 +11,7 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
-    """The recipe's flags are those of `train`, in a file as well; no data, no weights, no folder are needed."""
+    """The flags are those of `train`, in a file too; no data, weights or folder are needed."""
     config, told = tmp_path / "mine.yaml", tmp_path / "plan.json"
     config.write_text("masks-per-chunk: 2\noptimizer: muon\n")
     words = [
@@ -87,8 +87,8 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["plan"], "plan wants a recipe first (tiny, photos, "),
-        (["plan", "--gpu", "h200"], "plan wants a recipe first"),
+        (["plan"], "plan needs a recipe (tiny, photos, "),
+        (["plan", "--gpu", "h200"], "plan needs a recipe"),
         (["plan", "sam_vit_x"], "unknown recipe 'sam_vit_x'"),
         (["plan", "tiny", "--gpus", "h200"], "--gpus; perhaps you meant --gpu;"),
         (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
@@ -108,7 +108,10 @@ def test_help(capsys):
             "--dollars-per-gpu-hour must be > 0, got -1.0",
         ),
         (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib must be >= 0, got -1.0"),
-        (["plan", "tiny", "--parallel", "tp"], "--parallel is 'tp'"),
+        (
+            ["plan", "tiny", "--parallel", "tp"],
+            "--parallel must be one of ddp, fsdp, hsdp (got 'tp')",
+        ),
         (
             ["plan", "tiny", "--json", "nowhere/plan.json"],
             "--json nowhere/plan.json: cannot be written",

@@ -1,4 +1,4 @@
-"""Pre-training of an image encoder as a user types it: on images with and without masks, stopped and resumed, and put into a SAM."""
+"""Pre-training of an image encoder, with and without masks, resumed, and loaded into a SAM."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from tests.journeys.runs import records
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {
-    "input-side": 64,
-    "patch": 8,
+    "image-size": 64,
+    "patch-size": 8,
     "dim": 16,
     "depth": 2,
     "heads": 2,
@@ -108,7 +108,7 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
     assert json.loads(told.read_text()) == {"run": str(run), "step": 1, "samples": 3, "steps": 1}
     assert main(["pretrain", "--resume", str(run), "--steps", "2"]) == 0
     assert capsys.readouterr().out.startswith(
-        f"--steps was 1 and is 2 from here on\n{run}: 2 steps, 6 samples\n"
+        f"--steps: changed from 1 to 2\n{run}: 2 steps, 6 samples\n"
     )
 
 
@@ -119,7 +119,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         "--loader.workers",
         "1",
         "--schedule",
-        "drops",
+        "multistep",
         "--schedule.milestones",
         "1.0",
         "--schedule.warmup-steps",
@@ -223,7 +223,7 @@ def test_help_and_configuration(tmp_path, capsys):
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in ("mae_tiny", "mae_vit_b", "mae_vit_l", "mae_vit_h"))
     assert "--stages" not in said
-    assert "policy" not in said
+    assert "prompts" not in said
     with pytest.raises(SystemExit) as leaving:
         main(["pretrain", "mae_tiny", "--help"])
     said = capsys.readouterr().out
@@ -261,29 +261,29 @@ def test_help_and_configuration(tmp_path, capsys):
 REFUSED = [
     (
         "pretrain",
-        "pretrain wants a recipe first (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or file.py:function), or --resume RUN",
+        "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or file.py:function) or",
     ),
-    ("pretrain --resume", "--resume wants a run folder; see 'gigamask pretrain --help'"),
+    ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
     (
         "pretrain --resume nowhere",
-        "nowhere: holds no config.yaml, so there is no run to resume; name a run folder, or begin one there with RECIPE",
+        "nowhere: not a run folder (no config.yaml)",
     ),
     ("pretrain mae_tin --data {scenes}", "unknown recipe 'mae_tin'; choose among"),
     (
         "pretrain tiny --data {scenes}",
-        "recipe tiny is no recipe of 'gigamask pretrain'; give it to 'gigamask train'",
+        "recipe tiny is for 'gigamask train', not 'gigamask pretrain'",
     ),
     (
         "pretrain {little} --data {scenes}",
-        "little is no recipe of 'gigamask pretrain'; give it to 'gigamask train'",
+        "little is for 'gigamask train', not 'gigamask pretrain'",
     ),
     (
         "train mae_tiny --data {scenes}",
-        "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'",
+        "recipe mae_tiny is for 'gigamask pretrain', not 'gigamask train'",
     ),
     (
         "train --resume {mae}",
-        "recipe mae_tiny is no recipe of 'gigamask train'; give it to 'gigamask pretrain'",
+        "recipe mae_tiny is for 'gigamask pretrain', not 'gigamask train'",
     ),
     ("pretrain mae_tiny", "--data is required"),
     (
@@ -299,9 +299,12 @@ REFUSED = [
     ("pretrain mae_tiny --data {scenes} --stages mae", "unknown flag --stages"),
     (
         "pretrain mae_tiny --data {scenes} --prompts mixed",
-        "recipe mae_tiny has no such part; it has sampler, loader.augment, optimizer, schedule",
+        "recipe mae_tiny has no prompts; it has sampler, loader.augment, optimizer, schedule",
     ),
-    ("pretrain mae_tiny --data {scenes} --sampler nope", "--sampler is 'nope', known are random, "),
+    (
+        "pretrain mae_tiny --data {scenes} --sampler nope",
+        "--sampler 'nope' is unknown; choose from random, ",
+    ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
         "MAEConfig.mask_ratio must be in (0, 1) (got 1.5)",
@@ -320,7 +323,7 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --init nowhere.pth",
-        "--init nowhere.pth: no such file or folder; give a run folder, a checkpoint",
+        "--init nowhere.pth: no such file or folder",
     ),
     (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
@@ -381,7 +384,7 @@ def test_a_begun_run_keeps_its_shapes_and_its_order(mae, capsys):
 
 
 def test_metas_own_file_starts_a_sam(mae, scenes, tmp_path):
-    """As it is published: the weights under `model`, with no decoder and none of our numbers of pixels."""
+    """As published: the weights under `model`, without decoder and pixel statistics."""
     path = tmp_path / "mae_pretrain_vit_base.pth"
     torch.save(
         {

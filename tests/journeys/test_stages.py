@@ -1,4 +1,4 @@
-"""One training in stages as a user types it: the encoder alone, all else on it, then everything; at once, one at a time, and interrupted."""
+"""A training in stages: encoder, decoder on it, then everything; at once, one by one, resumed."""
 
 import json
 import os
@@ -139,7 +139,7 @@ def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
 def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     whole, scenes, tmp_path, monkeypatch, capsys, stage, step
 ):
-    """Told between updates, the next one is the last; when that is the stage's last, the stage after it does not begin."""
+    """After a signal the next update is the last one, and no further stage starts."""
     waiting, updates = MetricsLogger.time_data, []
 
     def told_to_stop(watch, batches):
@@ -163,7 +163,8 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     } == before
     said = capsys.readouterr().out
     assert said.endswith(
-        f"{before['run']}: stopped and saved at step {before['step']} of {before['steps']}; the same command goes on\n"
+        f"{before['run']}: interrupted and saved at step {before['step']} of {before['steps']}; "
+        "run the same command to continue\n"
     )
     assert sorted(path.name for path in out.iterdir()) == sorted(STAGES[: STAGES.index(stage) + 1])
     assert train(*words) == 0
@@ -224,8 +225,8 @@ def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, caps
     assert train(*words) == 0
     said = capsys.readouterr().out
     assert (
-        f"stage 1 of 3: is over, {out / 'decoder'} has begun\nstage 2 of 3: is over, {out / 'joint'} has begun\n"
-        in said
+        f"stage 1 of 3: done, {out / 'decoder'} has started\n"
+        f"stage 2 of 3: done, {out / 'joint'} has started\n" in said
     )
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert checkpoint.newest(out / "joint").name == "step_00000004"
@@ -266,7 +267,7 @@ def test_print_config_prints_each_stages(tmp_path, capsys):
         "2",
         "32",
     )
-    assert not [name for name in mae if name.startswith(("policy", "evaluation"))]
+    assert not [name for name in mae if name.startswith(("prompts", "evaluation"))]
     assert not out.exists()
     assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["schedule.warmup-steps"] == "2"
@@ -283,25 +284,28 @@ def test_what_is_frozen_anyway_is_frozen_once(capsys):
 REFUSED = [
     (
         "--stages joint,mae",
-        "--stages is joint,mae, they come in the order mae, decoder, joint; give each at most once",
+        "in the order mae, decoder, joint, each once (got joint,mae)",
     ),
-    ("--stages mae,mae", "they come in the order"),
-    ("--stages mae,encoder", "--stages names 'encoder', known are mae, decoder, joint"),
-    ("--stages mae,", "--stages names '', known are"),
-    ("--stages decoder", "there are no weights for one; give --init, or put mae before it"),
+    ("--stages mae,mae", "in the order mae, decoder, joint, each once (got mae,mae)"),
+    ("--stages mae,encoder", "--stages: unknown stage 'encoder'; choose from mae, decoder, joint"),
+    ("--stages mae,", "--stages: unknown stage ''"),
+    (
+        "--stages decoder",
+        "--stages decoder trains on a frozen encoder and needs its weights: give --init",
+    ),
     (
         "--mae-steps 3",
-        "--mae-steps is the length of the stage mae, but no stages are asked for; give --stages mae,decoder,joint",
+        "--mae-steps needs --stages",
     ),
     (
         "--stages joint --decoder-steps 3",
-        "--decoder-steps is the length of the stage decoder, but --stages is joint",
+        "--decoder-steps: --stages joint has no stage decoder",
     ),
     ("--stages mae,joint --mae-steps 0", "--mae-steps must be at least 1"),
     ("--stages mae,decoder --decoder-steps -1", "--decoder-steps must be at least 1"),
     (
         "--stages mae,decoder --init {whole}/joint",
-        "joint would not be used: the stage mae starts anew, the others from it; leave out mae, or --init",
+        "joint would not be used: the stage mae starts from random weights",
     ),
     ("--stages decoder,joint --init mae:nowhere", "--init mae:nowhere: no such file or folder"),
     (

@@ -1,4 +1,4 @@
-"""A run is told to stop, and a second training on its folder is refused."""
+"""A signal interrupts a run, and a second training in its folder is refused."""
 
 import os
 import signal
@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli.main import STOPPED, main
+from gigamask.cli.main import INTERRUPTED, main
 from gigamask.training import checkpoint
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_being_told_saves_and_leaves_with_its_own_code_while_a_second_training_is_refused(
-    scenes, tmp_path, capsys, number
-):
-    """Terminals and batch systems tell the loader's processes, too."""
+def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsys, number):
+    """Terminals and batch systems signal the loader's processes too."""
     out = tmp_path / "run"
     command = [
         "train",
@@ -57,7 +55,7 @@ def test_being_told_saves_and_leaves_with_its_own_code_while_a_second_training_i
         said, _ = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == STOPPED
+    assert process.returncode == INTERRUPTED
     assert b"continue with: gigamask train --resume" in said
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000
