@@ -179,8 +179,8 @@ class BatchProtocol(Protocol):
         """Return the batch with all tensors on `device`."""
         ...
 
-    def select(self, kept: Int64[Tensor, "K"]) -> "BatchProtocol":
-        """Return the batch with only the objects `kept`, indices in ascending order."""
+    def select(self, indices: Int64[Tensor, "K"]) -> "BatchProtocol":
+        """Return the batch with only the objects at `indices`, in ascending order."""
         ...
 
 
@@ -253,27 +253,27 @@ class Batch:
             (self.mask_size, self.mask_size),
         )
 
-    def select(self, kept: Int64[Tensor, "K"]) -> "Batch":
-        """Return the batch with only the masks `kept`, indices in ascending order.
+    def select(self, indices: Int64[Tensor, "K"]) -> "Batch":
+        """Return the batch with only the masks at `indices`, in ascending order.
 
         All images stay, also those that then have no mask.
         """
-        kept_cpu = kept.cpu()
-        lengths, firsts = self.rle_offsets.diff()[kept_cpu], self.rle_offsets[:-1][kept_cpu]
+        indices_cpu = indices.cpu()
+        lengths, firsts = self.rle_offsets.diff()[indices_cpu], self.rle_offsets[:-1][indices_cpu]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        indices = torch.repeat_interleave(firsts - offsets[:-1], lengths) + torch.arange(
+        gather = torch.repeat_interleave(firsts - offsets[:-1], lengths) + torch.arange(
             int(offsets[-1])
         )
         per_mask = {
-            name: getattr(self.random_inputs, name)[kept]
+            name: getattr(self.random_inputs, name)[indices]
             for name in ("first", "clicks", "box_noise")
         }
         return replace(
             self,
-            mask_image=self.mask_image[kept],
-            strata=self.strata[kept],
-            boxes_input=self.boxes_input[kept],
-            rle_bounds=self.rle_bounds[indices.to(self.rle_bounds.device)],
+            mask_image=self.mask_image[indices],
+            strata=self.strata[indices],
+            boxes_input=self.boxes_input[indices],
+            rle_bounds=self.rle_bounds[gather.to(self.rle_bounds.device)],
             rle_offsets=offsets,
             random_inputs=replace(self.random_inputs, **per_mask),
         )
@@ -309,12 +309,12 @@ class PaddedBatch:
 def _map_tensors(record, function):
     """Return the record with `function` applied to each tensor, also to its random inputs."""
     changes = {}
-    for spec in fields(record):
-        value = getattr(record, spec.name)
+    for item in fields(record):
+        value = getattr(record, item.name)
         if isinstance(value, Tensor):
-            changes[spec.name] = function(value)
+            changes[item.name] = function(value)
         elif isinstance(value, RandomInputs):
-            changes[spec.name] = _map_tensors(value, function)
+            changes[item.name] = _map_tensors(value, function)
     return replace(record, **changes)
 
 

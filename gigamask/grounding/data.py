@@ -285,18 +285,19 @@ class QueryBatch:
         }
         return replace(self, **tensors)
 
-    def select(self, kept: Int64[Tensor, "K"]) -> "QueryBatch":
-        """Return the batch with losses of these queries only, given in ascending order."""
+    def select(self, indices: Int64[Tensor, "K"]) -> "QueryBatch":
+        """Return the batch with only the queries at `indices`, in ascending order."""
         text = self.text_features
         return replace(
             self,
-            mask_image=self.mask_image[kept],
-            strata=self.strata[kept],
-            texts=tuple(self.texts[number] for number in kept.tolist()),
-            text_features=text and TextFeatures(text.features[kept], text.attention_mask[kept]),
-            features=self.features[kept],
-            mask_valid=self.mask_valid[kept],
-            is_target=self.is_target[kept],
+            mask_image=self.mask_image[indices],
+            strata=self.strata[indices],
+            texts=tuple(self.texts[number] for number in indices.tolist()),
+            text_features=text
+            and TextFeatures(text.features[indices], text.attention_mask[indices]),
+            features=self.features[indices],
+            mask_valid=self.mask_valid[indices],
+            is_target=self.is_target[indices],
         )
 
 

@@ -1,4 +1,4 @@
-"""The masked autoencoder's guesses, loss and gradients are those of `ViTMAEForPreTraining` in Hugging Face transformers, given the same numbers."""
+"""MAE against `ViTMAEForPreTraining` of Hugging Face transformers: outputs, loss and gradients."""
 
 import re
 
@@ -36,7 +36,7 @@ NAMES = (
 
 
 def renamed(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns tensors of our model, or gradients of them, under the other's names, where queries, keys and values are three."""
+    """Return our tensors or gradients with its names, where queries, keys and values are apart."""
     theirs = {}
     for name, value in ours.items():
         start, other = next(pair for pair in NAMES if name.startswith(pair[0]))

@@ -1,4 +1,4 @@
-"""The model against Hugging Face's `SamModel` with the same weights: an implementation that was itself checked against Meta's."""
+"""SAM against Hugging Face's `SamModel`, which was tested against Meta's, with the same weights."""
 
 import warnings
 from dataclasses import replace
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gigamask.export.huggingface import huggingface_config
-from gigamask.models.configs import SamConfig as SamSpec
+from gigamask.models import configs
 from gigamask.models.configs import tiny, vit_b
-from gigamask.models.init import build_model
 from gigamask.models.convert import infer_config, to_huggingface
+from gigamask.models.init import build_model
 from gigamask.models.state_dict import load_weights, to_official
 from gigamask.types import Prompts
 
@@ -22,16 +22,16 @@ with warnings.catch_warnings():
 SMALL = replace(tiny(), image_size=64, window_size=3)
 
 
-def pair(spec: SamSpec):
-    """Returns both models with the same weights, all of them away from zero."""
+def pair(config: configs.SamConfig):
+    """Return both models with the same weights, none of them zero."""
     chance = torch.Generator().manual_seed(1)
-    model = build_model(spec, 0)
+    model = build_model(config, 0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "rel_pos" in name or name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
     with torch.device("meta"):
-        theirs = SamModel(huggingface_config(spec))
+        theirs = SamModel(huggingface_config(config))
     theirs.load_state_dict(to_huggingface(to_official(model)), assign=True)
     for layer in theirs.mask_decoder.transformer.modules():
         if isinstance(layer, torch.nn.LayerNorm):
@@ -141,8 +141,8 @@ def test_mask_prompts_agree(models):
 
 
 def test_the_real_width_agrees_at_a_smaller_side_and_depth():
-    spec = replace(vit_b(), image_size=256, depth=3, global_attn_indexes=(2,))
-    models = pair(spec)
+    config = replace(vit_b(), image_size=256, depth=3, global_attn_indexes=(2,))
+    models = pair(config)
     mine, others = embeddings(models, 1, 256)
     assert_close(mine, others)
     point = torch.tensor([[[[200.0, 30.0]]]])

@@ -1,4 +1,4 @@
-"""Predictor and automatic masks against Meta's own package `segment_anything`, where it can be imported; it is no dependency, so skips are usual.
+"""Predictor and mask generator against Meta's package `segment_anything`, skipped without it.
 
 pip download --no-deps segment-anything && unzip segment_anything-*.whl -d official
 PYTHONPATH=official pytest tests/parity/test_official_sam.py -rs
@@ -24,7 +24,7 @@ SPEC = replace(tiny(), image_size=64, window_size=3)
 def package():
     if not official.there():
         pytest.skip(
-            "Meta's segment_anything is not installed: put it on PYTHONPATH, as the head of this file says, to compare with it"
+            "Meta's segment_anything is not installed: add it to PYTHONPATH as the docstring says"
         )
     with official.imported() as package:
         yield package

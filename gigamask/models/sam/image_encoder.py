@@ -102,8 +102,8 @@ class EncoderBlock(nn.Module):
         """Return the branch, 0 for images that skip it and else scaled (Huang et al. 2016)."""
         if drop_path is None or self.drop_rate == 0:
             return branch
-        kept = (drop_path[:, index] >= self.drop_rate).to(branch.dtype) / (1 - self.drop_rate)
-        return branch * kept[:, None, None, None]
+        scale = (drop_path[:, index] >= self.drop_rate).to(branch.dtype) / (1 - self.drop_rate)
+        return branch * scale[:, None, None, None]
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):

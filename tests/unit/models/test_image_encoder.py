@@ -22,8 +22,8 @@ SMALL = SamConfig(
 )
 
 
-def shaken(spec: SamConfig) -> ImageEncoderViT:
-    encoder = build_model(spec, 0).image_encoder.double()
+def shaken(config: SamConfig) -> ImageEncoderViT:
+    encoder = build_model(config, 0).image_encoder.double()
     chance = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in encoder.parameters():

@@ -1,4 +1,4 @@
-"""The informed start does what it says."""
+"""The custom initialization of small models."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 
 
-def likeness(informed: bool) -> float:
-    """Returns the share of image tokens whose own content, handed to a hypernetwork, answers louder at themselves than at the average token."""
-    decoder = build_model(replace(tiny(), custom_init=informed), 0).mask_decoder
+def similarity(custom_init: bool) -> float:
+    """Return the share of image tokens that a hypernetwork's mask from their content selects."""
+    decoder = build_model(replace(tiny(), custom_init=custom_init), 0).mask_decoder
     tokens = torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         heads = torch.stack(
@@ -23,9 +23,9 @@ def likeness(informed: bool) -> float:
     return float((own > by_token.mean(1)).float().mean())
 
 
-def test_masks_start_as_likeness():
-    assert likeness(informed=True) > 0.9
-    assert likeness(informed=False) < 0.7
+def test_masks_start_as_similarity():
+    assert similarity(custom_init=True) > 0.9
+    assert similarity(custom_init=False) < 0.7
 
 
 def test_background_is_the_start():
@@ -40,15 +40,15 @@ def test_background_is_the_start():
 
 
 def test_the_embedding_starts_as_a_picture_of_colours():
-    """At one place, embeddings of different pictures differ more than they do at the plain start."""
+    """Embeddings of different images differ more than with the ordinary initialization."""
     images = (
         torch.randint(0, 256, (8, 3, 4, 4), generator=torch.Generator().manual_seed(2))
         .repeat_interleave(32, 2)
         .repeat_interleave(32, 3)
     )
     spreads = []
-    for informed in (True, False):
-        model = build_model(replace(tiny(), custom_init=informed), 0)
+    for custom_init in (True, False):
+        model = build_model(replace(tiny(), custom_init=custom_init), 0)
         with torch.no_grad():
             spreads.append(
                 float(model.encode(images.to(torch.uint8), torch.full((8, 2), 128)).std(0).mean())

@@ -22,7 +22,7 @@ SPEC = MAEConfig(
 
 
 def public_layout(dim: int, depth: int, patches: int) -> dict[str, tuple[int, ...]]:
-    """Returns names and shapes of MAE's published pre-training checkpoints with a decoder of 8 blocks of width 512, patches of 16 pixels."""
+    """Return names and shapes of MAE's published checkpoints: decoder 8 x 512, patch size 16."""
 
     def block(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
         matrices = {

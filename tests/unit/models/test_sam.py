@@ -140,8 +140,8 @@ def test_pixels_become_masks_and_every_part_learns():
 
 @pytest.fixture(scope="module")
 def double():
-    """A small model in float64, every parameter away from its start, and a question about five masks of two images with a mask prompt each."""
-    spec = replace(
+    """A small model in float64 with random parameters, and prompts of five masks of two images."""
+    config = replace(
         tiny(),
         image_size=64,
         embed_dim=24,
@@ -152,7 +152,7 @@ def double():
         decoder_mlp=48,
         iou_hidden=24,
     )
-    model, chance = build_model(spec, 0).double(), torch.Generator().manual_seed(0)
+    model, chance = build_model(config, 0).double(), torch.Generator().manual_seed(0)
 
     def normal(*shape):
         return torch.randn(shape, generator=chance, dtype=torch.float64)

@@ -43,9 +43,9 @@ def test_save_read_load_gives_the_same_model(model, tmp_path):
     save_weights(to_official(model), model.config, tmp_path / "model.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     for path in (tmp_path, str(tmp_path / "model.safetensors")):
-        state, spec = read_weights(path)
-        assert spec == tiny()
-        other = build_model(spec, 0)
+        state, config = read_weights(path)
+        assert config == tiny()
+        other = build_model(config, 0)
         load_weights(other, state, str(path))
         assert_same(model.state_dict(), other.state_dict())
 
@@ -65,8 +65,8 @@ def test_save_read_load_gives_the_same_model(model, tmp_path):
 )
 def test_pth_files_are_read_however_they_are_wrapped(model, tmp_path, wrap):
     torch.save(wrap(to_official(model)), tmp_path / "weights.pth")
-    state, spec = read_weights(tmp_path / "weights.pth")
-    assert spec is None
+    state, config = read_weights(tmp_path / "weights.pth")
+    assert config is None
     assert_same(state, to_official(model))
 
 
@@ -78,9 +78,9 @@ def test_a_hugging_face_folder_is_read(model, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "sam", "mask_decoder_config": {"num_attention_heads": 2}})
     )
-    state, spec = read_weights(tmp_path)
+    state, config = read_weights(tmp_path)
     assert_same(state, to_official(model))
-    assert spec == replace(tiny(), custom_init=False)
+    assert config == replace(tiny(), custom_init=False)
 
 
 @pytest.mark.parametrize("make", [vit_b, vit_l, vit_h])
@@ -89,9 +89,9 @@ def test_the_spec_is_read_off_the_shapes(make):
 
 
 def test_a_model_without_windows_is_read_off_the_shapes():
-    spec = replace(tiny(), global_attn_indexes=(0, 1, 2, 3), window_size=16)
-    assert infer_config(build_model(spec, 0, "meta").state_dict(), decoder_heads=2) == replace(
-        spec, custom_init=False
+    config = replace(tiny(), global_attn_indexes=(0, 1, 2, 3), window_size=16)
+    assert infer_config(build_model(config, 0, "meta").state_dict(), decoder_heads=2) == replace(
+        config, custom_init=False
     )
 
 
@@ -214,9 +214,9 @@ def mae() -> MAE:
 
 def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
     save_weights(to_official(mae), mae.config, tmp_path / "model.safetensors")
-    state, spec = read_weights(tmp_path)
-    assert spec == mae_tiny()
-    other = build_model(spec, 0)
+    state, config = read_weights(tmp_path)
+    assert config == mae_tiny()
+    other = build_model(config, 0)
     load_init_weights(other, str(tmp_path))
     assert_same(mae.state_dict(), other.state_dict())
     with pytest.raises(GigamaskError, match=r"1.*cls_token"):
@@ -238,8 +238,8 @@ def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
     save_file(
         to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)}
     )
-    spec = read_weights(tmp_path / "old.safetensors")[1]
-    assert (type(spec), spec.depth) == (type(tiny()), 4)
+    config = read_weights(tmp_path / "old.safetensors")[1]
+    assert (type(config), config.depth) == (type(tiny()), 4)
     save_file(
         to_official(model),
         tmp_path / "odd.safetensors",
@@ -301,7 +301,7 @@ def test_an_image_encoder_starts_from_a_masked_autoencoder(mae, tmp_path, wrap):
 
 
 def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
-    spec = MAEConfig(
+    config = MAEConfig(
         image_size=70,
         patch_size=14,
         embed_dim=24,
@@ -311,7 +311,7 @@ def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
         decoder_depth=1,
         decoder_num_heads=2,
     )
-    mae = build_model(spec, 0)
+    mae = build_model(config, 0)
     sam = build_model(
         replace(
             tiny(),
