@@ -1,4 +1,4 @@
-"""docs/recipes.md is what its generator writes, each number has its source, and the recipes' docstrings state the recipes' numbers."""
+"""docs/recipes.md is up to date and names sources; docstrings state the recipes' numbers."""
 
 import re
 from collections.abc import Callable
@@ -191,6 +191,7 @@ def test_sams_docstrings_state_length_batch_rate_and_decays():
             f"{run.model.drop_path_rate}"[1:],
         )
         assert (
-            f"{run.steps // 1000}k updates of {run.batch_size} images, lr {rate}, layer decay {decay}, drop path {drop}"
+            f"{run.steps // 1000}k updates of {run.batch_size} images, lr {rate}, "
+            f"layer decay {decay}, drop path {drop}"
             in (recipe.__doc__ or "")
         )

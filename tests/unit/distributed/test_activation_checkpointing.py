@@ -19,7 +19,7 @@ DRAWN = torch.rand(2, 6, 2, generator=torch.Generator().manual_seed(1))
 
 
 def encoded(every: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
-    """The embedding, each parameter's gradient, and the bytes that the graph kept, weights aside."""
+    """Return the embedding, the gradients, and the bytes saved for backward besides weights."""
     model = build_model(DEEP, 0).double()
     if every is not None:
         checkpoint_blocks(model.image_encoder.blocks, every)
@@ -49,7 +49,7 @@ def encoded(every: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], i
 
 
 def test_embedding_and_gradients_are_the_same_and_less_is_kept():
-    """Every n-th block of six keeps what enters it alone, so about 1/n of what blocks keep is saved, and never 1 - 1/n."""
+    """Every n-th of six blocks keeps only its input, which saves about 1/n of the memory."""
     embedding, gradients, bytes_all = encoded(None)
     shares = {}
     for every in (1, 2, 3, 6):

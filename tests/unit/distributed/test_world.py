@@ -108,7 +108,7 @@ assert tasks() == before, (before, tasks())
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
 @pytest.mark.slow
 def test_who_leaves_takes_the_threads_along():
-    """A thread that outlives the group may need the interpreter while that is ending; the process aborts then, seldom and after its work."""
+    """A thread that outlives the group and needs the interpreter at exit aborts the process."""
     launch(2, LEAVING)
 
 

@@ -94,7 +94,7 @@ def test_a_rating_that_fails_is_told(run, monkeypatch):
 
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkeypatch, capsys):
-    """The saves of steps 2 and 3 fail, and that of step 4, the last, on its first attempt: what is kept and trained is the same as without."""
+    """The saves of steps 2 and 3 fail, and that of step 4, the last, on its first attempt."""
     monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.0)
     whole = train(run_in(tmp_path / "whole", scenes, steps=4, save_every=1))
     run, write, failing = (

@@ -112,7 +112,9 @@ def test_messages_name_file_and_numbers(run):
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ bytes with crc32 \d+"):
+    with pytest.raises(
+        GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ bytes with crc32 \d+"
+    ):
         checkpoint.verify(folder)
     with (
         pytest.warns(UserWarning, match="going back"),
@@ -156,7 +158,7 @@ OPERATIONS = [
 
 
 def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, monkeypatch):
-    """Lets the k-th file operation of a save and its rating fail, for every k until none is left, and after each the same save succeed."""
+    """Let each file operation of a save and its score fail in turn; the same save then succeeds."""
     run = replace(run, keep=1)
     folder, before = pathlib.Path(run.out) / "checkpoints", pathlib.Path(run.out) / "before"
     first, second = (checkpoint.Snapshot.of(with_book(state_at(run, step))) for step in (1, 2))
@@ -234,7 +236,7 @@ def test_optimizer_entries_must_match(run):
 
 
 def keep(state, run, score: float | None):
-    """Saves the state, rates it where there is a score, by what the run's best is, and returns the folder."""
+    """Save the state, record its score if there is one, and return the folder."""
     folder = checkpoint.save(state, run)
     if score is not None:
         checkpoint.record_score(folder, score, run.evaluation.best_by, run.keep)
@@ -292,7 +294,7 @@ def test_the_best_is_remembered_from_one_training_to_the_next(run):
 
 @pytest.mark.parametrize(("again", "best"), [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
 def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
-    """A run that went back to an earlier checkpoint comes by again, with other settings; the one saved then was the best."""
+    """A run that went back to an earlier checkpoint saves the best one again."""
     state = state_at(run, 0)
     for state.step, score in ((1, 0.5), (2, 0.9), (2, again)):
         keep(state, run, score)

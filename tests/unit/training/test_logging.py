@@ -254,7 +254,5 @@ def test_a_board_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch,
         for step in range(1, 5):
             watch.log_step(step, 3, {"loss": 0.5})
     assert board.shown == [1]
-    assert (
-        capsys.readouterr().err.count("Breaking stopped: No space left on device") == 1
-    )
+    assert capsys.readouterr().err.count("Breaking stopped: No space left on device") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

@@ -23,7 +23,7 @@ SPEC = MAEConfig(
 
 
 def batch_of(images: int, sizes: list[tuple[int, int]] | None = None) -> Batch:
-    """Returns a batch of images without masks: circles of waves, which a model can learn to continue."""
+    """Return images of circular waves, which a model can learn to continue, without masks."""
     rng = make_rng(0, "test batch")
     place = torch.arange(32.0)
     distance = (place[:, None] - 16).hypot(place[None, :] - 16)

@@ -91,7 +91,7 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 5)])
 def test_muon_is_torchs_in_float32(shape):
-    """torch's own rounds every product to bf16, so equal means within a few per cent of the largest entry."""
+    """torch's own rounds to bf16: equal within a few per cent of the largest entry."""
     start = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     mine = Muon([{"params": [ours], "weight_decay": 0.1}], lr=0.02, momentum=0.95)
@@ -170,7 +170,7 @@ def test_eight_bits_hold_the_moments_in_a_quarter_and_move_as_adamw_does():
 
 
 def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
-    """The embedding's 3 x 3 kernel is large enough for 8 bits at this width, most of the rest is not."""
+    """At this width the neck's 3 x 3 kernel is large enough for 8 bits, most others are not."""
     parts = {
         "model": replace(SPEC, embedding_dim=32),
         "optimizer": AdamW8bit(lr=1e-3),

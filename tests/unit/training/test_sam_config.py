@@ -1,4 +1,4 @@
-"""What a run of segmentation says reaches its batches and its task: grids, numbers to draw, mining."""
+"""A SAM configuration reaches batches and task: grids, random numbers, mining."""
 
 import json
 import os
@@ -314,7 +314,10 @@ def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_b
         (line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line
     ] == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
-    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_00000004", "step_00000005"]
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == [
+        "step_00000004",
+        "step_00000005",
+    ]
     assert (folder / "best").readlink() == Path("step_00000004")
     train(replace(run, steps=6, evaluation=Told(2, [0.8])))
     assert (folder / "best").readlink() == Path("step_00000006")

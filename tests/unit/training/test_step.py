@@ -22,7 +22,7 @@ EMPTY = collate([], (), little().sample_config, RandomSpec(0, 2, 2), 0.0, DataCu
 
 @dataclass(frozen=True)
 class Pull(Task):
-    """Pulls one bias down: a loss of `slope` times its sum, `pieces` times, each counting `count` masks."""
+    """A loss of `slope` times the sum of a bias, in `pieces` terms of `count` masks each."""
 
     slope: float
     pieces: int = 2
@@ -103,7 +103,7 @@ def test_weights_change_nothing_where_all_samples_have_equally_many_masks():
 
 
 def test_weighted_steps_estimate_what_ordinary_ones_do_where_samples_have_unequal_masks():
-    """Half the samples have four masks of a low loss, half 64 of a high one, which are drawn five times as often."""
+    """Samples with 64 masks of a high loss are drawn five times as often as those with four."""
     masks, losses = np.repeat([4.0, 64.0], 50), np.repeat([0.2, 1.0], 50)
     generator, chance = make_rng(0, "steps"), losses / losses.sum()
     estimates: dict[str, list[float]] = {"ordinary": [], "weighted": [], "by the bare count": []}
