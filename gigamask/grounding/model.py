@@ -126,7 +126,7 @@ class GroundingModel(nn.Module):
             nn.LayerNorm(config.embedding_dim),
             nn.Linear(config.embedding_dim, dim),
         )
-        self.color_jitter = MLPBlock(COLOR_FEATURES, dim, nn.GELU, dim)
+        self.colour = MLPBlock(COLOR_FEATURES, dim, nn.GELU, dim)
         self.geometry = MLPBlock(GEOMETRY_FEATURES, dim, nn.GELU, dim)
         self.outline = MLPBlock(config.crop_side**2, dim, nn.GELU, dim)
         self.none = nn.Parameter(torch.empty(dim))
@@ -175,7 +175,7 @@ class GroundingModel(nn.Module):
             the tokens' weights [B, T], which sum to 1.
         """
         look, colour, geometry, outline = mask_features.split(self.config.parts, 2)
-        masks = self.look(self.look_norm(look)) + self.color_jitter(colour)
+        masks = self.look(self.look_norm(look)) + self.colour(colour)
         masks = masks + self.geometry(geometry) + self.outline(outline)
         masks = torch.cat([masks, self.none.to(masks.dtype).expand(len(masks), 1, -1)], 1)
         tokens, valid = self.word(self.word_norm(token_features)), _append_true(mask_valid)
