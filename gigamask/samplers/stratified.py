@@ -200,7 +200,7 @@ def _number_strata(
         if max(distinct, count) > MAX_STRATA:
             raise GigamaskError(
                 f"attributes {', '.join(attributes)} of {type(sampler).__name__} must make at most "
-                f"{MAX_STRATA} strata (got {max(distinct, count)} or more of {items.count} items); "
+                f"{MAX_STRATA} strata (got {max(distinct, count)} or more of {table.count} items); "
                 f"leave out '{name}' or make its values coarser"
             )
     return labels, count
