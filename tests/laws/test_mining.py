@@ -42,7 +42,7 @@ MININGS = [
 def mining_run(folder: Path, scenes: Path, mining: Mining, **changes):
     """A step of five images, fifteen masks, two rounds."""
     sampler = Stratified(per_stratum=4) if mining.by_sampler else little().sampler
-    loading, policy = (
+    loader, prompts = (
         replace(little().loader, max_masks=3),
         InteractiveSchedule(clicks=1, mask_only_rounds=False),
     )
@@ -52,8 +52,8 @@ def mining_run(folder: Path, scenes: Path, mining: Mining, **changes):
         mining=mining,
         sampler=sampler,
         batch_size=5,
-        loading=loading,
-        **{"policy": policy, **changes},
+        loader=loader,
+        **{"prompts": prompts, **changes},
     )
 
 
@@ -116,7 +116,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
             (mask for mask, each in enumerate(strata) if each == stratum),
             key=lambda mask: -told[mask],
         )
-        kept += members[: max(int(np.ceil(len(members) * run.mining.share)), run.mining.min_kept)]
+        kept += members[: max(int(np.ceil(len(members) * run.mining.keep_ratio)), run.mining.min_kept)]
     torch.stack([loss[mask] for loss in losses for mask in kept]).mean().backward()
     for parameter in model.parameters():
         parameter.data -= parameter.grad
@@ -169,7 +169,7 @@ def test_a_minimum_beyond_the_batch_is_no_mining(tmp_path, scenes):
 
 
 def test_weights_and_other_policies_are_cut_alike(tmp_path, scenes):
-    run = mining_run(tmp_path / "run", scenes, OHEM(0.5), policy=TwoSidedCorrection(corrections=1))
+    run = mining_run(tmp_path / "run", scenes, OHEM(0.5), prompts=TwoSidedCorrection(corrections=1))
     (whole, _), (cut, _) = (
         after(
             replace(run, micro_batch_size=micro, masks_per_chunk=3), weigh=lambda place: 0.5 + place
@@ -316,7 +316,7 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
         scenes,
         sampler=sampler,
         mining=OHEM(within="sampler"),
-        loading=replace(little().loader, workers=workers),
+        loader=replace(little().loader, workers=workers),
     )
     index = open_index(run)
     items = open_sample_table(index, run.sample_config.filters, "image", None, 0, True).items
@@ -344,7 +344,7 @@ def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sample
         scenes,
         sampler=sampler,
         mining=mining,
-        loading=replace(little().loader, items=items, max_masks=64),
+        loader=replace(little().loader, items=items, max_masks=64),
     )
     found = batches_of(run)
     index = open_index(run)
