@@ -1,8 +1,10 @@
-"""Attention with relative position, each form against the plain one: CPU time of forward and of forward + backward, and bytes kept for backward.
+"""Compare forms of attention with relative position: CPU time of forward and backward, memory.
 
-Run: python benchmarks/attention.py [--tokens 64] [--heads 4] [--dim 64] [--images 1] [--repeats 5] [--bf16] [--device cuda]
+Memory is the bytes kept for the backward pass. On a GPU only the ratio of wall times counts: the
+clocks are read after synchronizing the device.
 
-On a GPU only the wall's ratio counts: the clocks are read with the device's queue drained.
+Run: python benchmarks/attention.py [--tokens 64] [--heads 4] [--dim 64] [--images 1] [--repeats 5]
+    [--bf16] [--device cuda]
 """
 
 import os

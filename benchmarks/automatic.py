@@ -1,9 +1,12 @@
-"""Automatic masks of one image: time and memory, beside Meta's `SamAutomaticMaskGenerator` where `segment_anything` lies on PYTHONPATH.
+"""Time and memory of automatic masks, compared with Meta's `SamAutomaticMaskGenerator`.
 
-Each is measured in a process of its own: seconds of that process (user and system, so that a busy machine does not count), and how far its resident
-memory rose above what it had before. Both get the same weights, image and thresholds, and the masks are counted. Prints Markdown.
+Meta's package is measured if `segment_anything` is on PYTHONPATH. Each runs in a process of its
+own: CPU seconds (user and system, so that a busy machine does not count), and the growth of its
+resident memory. Both get the same weights, image and thresholds, and the masks are counted. Prints
+Markdown.
 
-Run: python -m benchmarks.automatic WEIGHTS [--image FILE] [--size 1500 2250] [--points-per-side 32] [--pred-iou-thresh 0.88 0.5 0]
+Run: python -m benchmarks.automatic WEIGHTS [--image FILE] [--size 1500 2250] [--points-per-side 32]
+    [--pred-iou-thresh 0.88 0.5 0]
 """
 
 import os

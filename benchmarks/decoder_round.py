@@ -1,10 +1,11 @@
-"""One round of the decoder, forward and backward, against the straightforward formulation: CPU time and bytes kept for backward.
+"""Compare a decoder round, forward and backward, with SAM's published form: CPU time and memory.
 
-Run: python benchmarks/decoder_round.py [--masks 8] [--images 1] [--side 64] [--repeats 3] [--float32] [--device cuda]
+Memory is the bytes kept for the backward pass. `decode_plainly` is SAM's decoder as published:
+every image repeated for each of its masks, every projection and attention written out. On a CPU
+without bf16 units the bf16 times are those of emulated matrix products; use --float32 there.
 
-On a CPU without bf16 units the bf16 times are those of an emulated matrix product; --float32 tells more there.
-
-`decode_plainly` is SAM's decoder as published: every image repeated for each of its masks, every projection and attention written out.
+Run: python benchmarks/decoder_round.py [--masks 8] [--images 1] [--side 64] [--repeats 3]
+    [--float32] [--device cuda]
 """
 
 import os

@@ -1,8 +1,9 @@
-"""Tells what each dependency of gigamask takes: `python benchmarks/dependencies.py`, where those of the extras that are to be told of are installed.
+"""Print the disk space that each dependency of gigamask takes: `python benchmarks/dependencies.py`.
 
-A row is what pip puts there for one requirement with all that it needs in turn: bytes of the files that its record names, and how many distributions
-they are. What several rows need, such as numpy, counts in each; the last row of the core counts everything once. An extra's row is what it adds to
-the core.
+A row is one requirement with all its dependencies: megabytes of the files that their records name,
+and the number of distributions. Dependencies that several rows share, such as numpy, count in each;
+the last row of the core counts everything once. An extra's row is what it adds to the core. Extras
+are measured only where they are installed.
 """
 
 import sys

@@ -1,11 +1,13 @@
-"""`gigamask evaluate` beside the plain way: one mask after the other, one question to the predictor for each click, one comparison for each answer.
+"""Compare `gigamask evaluate` with a loop over `SamPredictor`: one mask and one prompt at a time.
 
-The plain way is written as one would over `SamPredictor`: an image is embedded once, then each mask is played alone, clicks chosen by the distance
-transform of the whole padded picture (RITM's `Clicker`), and IoU counted by numpy. Both get the same weights, images and masks. It
-measures the two alternately in one process, prints medians of wall and CPU time, and how far the scores are apart; the predictor resizes pixels by
-Pillow's filter and moves points as the reference code does, evaluation as training does.
+The loop encodes each image once, then evaluates each mask alone: clicks chosen by the distance
+transform of the whole padded image (RITM's `Clicker`), IoU counted by numpy. Both get the same
+weights, images and masks, and alternate in one process. Prints medians of wall and CPU time, and
+the difference of the scores: the predictor resizes pixels with Pillow's filter and scales points
+as the reference code does, evaluation does both as in training.
 
-Run: python -m benchmarks.evaluate [--weights RUN | --size tiny] [--data TARS] [--images 8] [--min-predicted-iou 0.75] [--batch-size 4] [--repeats 3]
+Run: python -m benchmarks.evaluate [--weights RUN | --size tiny] [--data TARS] [--images 8]
+    [--min-predicted-iou 0.75] [--batch-size 4] [--repeats 3]
 """
 
 import os

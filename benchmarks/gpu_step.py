@@ -1,10 +1,12 @@
-"""One training step of SAM: seconds by part, images a second, share of the chip's matrix-product peak, and peak memory, beside the targets.
+"""One training step of SAM: seconds by part, images/s, MFU and peak memory, beside the targets.
 
-The step is the trainer's own over a batch made in memory: a 3 : 2 photograph of noise with smooth masks whose sizes are spread evenly in logarithm,
-SAM's eleven rounds, the recipe's AdamW, drop path and clipping. A row for each set of levers, such as recompute=1 or optimizer=adamw8bit. Prints
-Markdown.
+The step is the trainer's own, on a batch made in memory: a 3 : 2 image of noise with smooth masks
+whose sizes are spread evenly on a log scale, SAM's eleven rounds, the recipe's AdamW, drop path and
+clipping. Each row is a set of changes, such as activation_checkpointing=1 or optimizer=adamw8bit.
+Prints Markdown.
 
-Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none recompute=1] [--compile] [--repeats 10] [--precision bf16] [--profile]
+Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none activation_checkpointing=1]
+    [--compile] [--repeats 10] [--precision bf16] [--profile]
 On a CPU: python -m benchmarks.gpu_step --size tiny --device cpu --repeats 1
 """
 

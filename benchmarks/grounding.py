@@ -1,11 +1,12 @@
-"""What the parts of grounding do: features kept, a curriculum over queries, equal exposure of their kinds, the hardest of a batch.
+"""Measure parts of grounding: mask feature cache, curriculum, equal exposure of kinds, OHEM.
 
-Four tables. An epoch of batches whose images go through the segmenter, and the next, and one of another process that finds what the first kept. Of
-`curriculum` and `random`, how difficult the queries of each epoch are. Of `relevance_diversity` and `random`, how often the queries of
-the rarest and the commonest joint cell come up. Of `hardest`, the mean loss of the queries that it keeps beside that of all, for a network that has
-trained so many steps.
+Prints four tables: an epoch of batches that runs the segmenter, the next epoch, and one in another
+process that reads the cache; the difficulty of the queries in each epoch of `curriculum` and
+`random`; how often `relevance_diversity` and `random` draw queries of the rarest and the most
+frequent joint cell; the mean loss of the queries that OHEM keeps and of all, after --steps steps.
 
-Run: python -m benchmarks.grounding [--data TARS --queries FILE --segmenter WEIGHTS] [--scenes 40] [--steps 50]
+Run: python -m benchmarks.grounding [--data TARS --queries FILE --segmenter WEIGHTS] [--scenes 40]
+    [--steps 50]
 """
 
 import os

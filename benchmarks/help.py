@@ -1,6 +1,9 @@
-"""Times `gigamask --help` and that of some verbs, each as a process of its own: `python -m benchmarks.help`. Target: half a second.
+"""Time `gigamask --help` and that of some commands, each in its own process. Target: 0.5 s.
 
-CPU time, user and system together, of the fastest of ten runs: on a busy machine the clock on the wall tells of the others' work.
+CPU time (user and system) of the fastest of ten runs, so that other work on the machine does not
+count.
+
+Run: python -m benchmarks.help
 """
 
 import os

@@ -1,7 +1,10 @@
-"""An index of SA-1B's shape on disk, and what it costs to open, to gather from, to filter, to order and to go through.
+"""Build an index of SA-1B's shape on disk; measure opening, gathering, filtering and ordering.
 
-`python benchmarks/index_scale.py [--scale 0.01] [--folder FOLDER] [--merge]`: 11.2 million images with 1.1 billion masks in 1,000 tars, times the
-scale; every byte of every column is written (24 GB at scale 1). Each measure runs in a process of its own. The folder goes unless it was named.
+11.2 million images with 1.1 billion masks in 1,000 tars, times --scale; every byte of every column
+is written (24 GB at scale 1). Each measurement runs in its own process. The folder is deleted
+unless --folder names it.
+
+Run: python benchmarks/index_scale.py [--scale 0.01] [--folder FOLDER] [--merge]
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Levers of a run by name, for benchmarks that pull them one at a time: `recompute=1`, `optimizer=adamw8bit,precision=bf16`, or `none`."""
+"""Changes to a configuration by name, for benchmarks that try them one at a time.
+
+Such as `activation_checkpointing=1`, `optimizer=adamw8bit,precision=bf16`, or `none`.
+"""
 
 from dataclasses import replace
 from typing import TypeVar
@@ -9,9 +12,9 @@ from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
 Kind = TypeVar("Kind", bound=TrainConfig)
 EACH = (
     "none",
-    "recompute=4",
-    "recompute=2",
-    "recompute=1",
+    "activation_checkpointing=4",
+    "activation_checkpointing=2",
+    "activation_checkpointing=1",
     "masks_per_chunk=4",
     "micro_batch_size=1",
     "optimizer=adamw8bit",

@@ -1,10 +1,13 @@
-"""Loader throughput through real loader processes: images a second, and a second of processor time, against the usual ways; and loader memory.
+"""Throughput of real loader processes in images/s and CPU seconds, and their memory.
 
-Every way delivers an image fitted to 1024 with 64 of its 100 masks on a 256 grid, one image a batch, from the same tars. Usual: Pillow, json, every
-mask decoded by pycocotools, OpenCV's resize, in a torch DataLoader. webdataset: its reading, our decoding. Repacked: our loader on the tars that
-`gigamask repack` makes. Photographs are noise of SA-1B's size and rate, or, with --photos, yours. Processor time is that of the loader's processes.
+Every variant delivers images resized to 1024 with 64 of their 100 masks on a 256 grid, one image
+per batch, from the same tars. "Usual" is Pillow, json, every mask decoded by pycocotools and
+OpenCV's resize in a torch DataLoader; "webdataset" its reading with our decoding; "repacked" our
+loader on tars from `gigamask repack`. Photographs are noise of SA-1B's size and bit rate, or yours
+with --photos. CPU time is that of the loader's processes.
 
-Run: python benchmarks/loader.py [--photos TAR] [--images 12] [--take 40] [--rounds 3] [--workers 1 2]
+Run: python benchmarks/loader.py [--photos TAR] [--images 12] [--take 40] [--rounds 3]
+    [--workers 1 2]
 """
 
 import os

@@ -1,7 +1,9 @@
-"""What a mask costs, in bytes as it may be kept, and in milliseconds as it is made: the mask store against run lengths from the json.
+"""Compare the mask store with RLE from the json: bytes per mask, and milliseconds to load.
 
-Photographs and masks are those of benchmarks/sample_to_batch.py: 1500 x 2250, 100 smooth masks of SA-1B's sizes, 64 of them on a 256 grid. One core,
-everything in the page cache, so what the larger store costs a disk is in the bytes, not in the times.
+Images and masks are those of benchmarks/sample_to_batch.py: 1500 x 2250, 100 smooth masks of
+SA-1B's sizes, 64 of them on a 256 grid. One core and everything in the page cache, so the times do
+not include the disk reads of the larger store.
+
 Run: python benchmarks/mask_store.py [--rounds 15]
 """
 

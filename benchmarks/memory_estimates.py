@@ -1,4 +1,4 @@
-"""Two memory estimates that write-ups about SA-1B give, from their own formulas (docs/plan.md).
+"""Compute two published memory estimates for SA-1B from their own formulas (docs/plan.md).
 
 Run: python benchmarks/memory_estimates.py
 """

@@ -1,13 +1,17 @@
-"""One training step of SAM here, and in the plain loops that are written over Meta's own modules and over Hugging Face's `SamModel`.
+"""Compare one training step of SAM with plain loops over Meta's modules and HF's `SamModel`.
 
-The same image, masks, rounds and optimizer in each. A plain loop encodes the image, answers all masks in every round, adds up the losses of all
-rounds and back-propagates once: focal 20 : dice 1 : squared error of the predicted IoU, a click on a random pixel of what is wrong, the mask of the
-highest predicted IoU handed on, autocast, AdamW. Gradients are those of the trainer's step up to chance; what differs is time and memory. Where it
-does not fit, the table says so. `--gather N` lets the plain loops take N masks at once, each group with an encoder's pass of its own.
+Image, masks, rounds and optimizer are the same in each. A plain loop encodes the image, predicts
+all masks in every round, sums the losses of all rounds and back-propagates once: focal 20 : dice 1
+: squared error of the predicted IoU, a click on a random wrong pixel, the mask of the highest
+predicted IoU fed back, autocast, AdamW. Gradients equal those of the trainer's step up to random
+numbers; time and memory differ. If a loop runs out of memory, the table says so. `--gather N`
+decodes N masks at a time in the plain loops, each group with an encoder pass of its own.
 
-Wants the packages: `pip install segment-anything transformers`; what is not installed is left out. Prints Markdown.
+Needs `pip install segment-anything transformers`; a package that is not installed is skipped.
+Prints Markdown.
 
-Run: python -m benchmarks.plain_loops --size b [--masks 64] [--rounds 11] [--repeats 5] [--levers none recompute=1] [--compile]
+Run: python -m benchmarks.plain_loops --size b [--masks 64] [--rounds 11] [--repeats 5]
+    [--levers none activation_checkpointing=1] [--compile]
 On a CPU: python -m benchmarks.plain_loops --size tiny --masks 8 --device cpu --repeats 2
 """
 

@@ -1,15 +1,18 @@
-"""Predicted against measured peak memory of one training step, phase by phase, and what each lever saves and costs.
+"""Predicted and measured peak memory of one training step by phase, for a list of changes.
 
-The step is the trainer's second one, when the optimizer holds what it keeps, from a batch of black images with empty masks, of which memory knows
-nothing. On a CPU the peak is the largest running sum of torch's own allocation events (torch.profiler), on a GPU torch.cuda.max_memory_allocated;
-phases are looked at in the same step. Levers are pulled one at a time; what they save and cost is told against the first row of their size, time as
-the process's own on a CPU. Prints Markdown.
+The step is the trainer's second one, when the optimizer state exists, on black images with empty
+masks, whose content does not change memory. On a CPU the peak is the largest running sum of
+torch's own allocation events (torch.profiler), on a GPU torch.cuda.max_memory_allocated; phases
+are measured in the same step. Changes are tried one at a time and compared with the first row of
+their size; time on a CPU is the process's own. Prints Markdown.
 
-Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro-batch-size 2] [--masks 4] [--masks-per-chunk 4] [--clicks 1]
-    [--levers none recompute=1]
-All levers: python -m benchmarks.plan --sizes b --masks 16 --masks-per-chunk 32 --levers all
-Two processes: torchrun --nproc-per-node 2 -m benchmarks.plan --sizes b --levers none parallel=fsdp parallel=fsdp,precision=bf16
-On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-per-chunk 64 --clicks 8 --levers all
+Run: python -m benchmarks.plan [--sizes tiny b] [--side 512] [--micro-batch-size 2] [--masks 4]
+    [--masks-per-chunk 4] [--clicks 1] [--levers none activation_checkpointing=1]
+All: python -m benchmarks.plan --sizes b --masks 16 --masks-per-chunk 32 --levers all
+Two processes: torchrun --nproc-per-node 2 -m benchmarks.plan --sizes b
+    --levers none parallel=fsdp parallel=fsdp,precision=bf16
+On a GPU: python -m benchmarks.plan --device cuda --sizes b h --masks 64 --masks-per-chunk 64
+    --clicks 8 --levers all
 """
 
 import os
@@ -219,7 +222,7 @@ def main() -> None:
     options.add_argument(
         "--levers",
         nargs="+",
-        default=["none", "recompute=1"],
+        default=["none", "activation_checkpointing=1"],
         help="rows: none, or leaves of the run as name=value,name=value; all",
     )
     options.add_argument("--device", default="auto")

@@ -1,6 +1,8 @@
-"""What it costs to look at a training: a profile while it records and while it is written, the marks and the watch for leaks that are always there.
+"""Measure the overhead of profiling a training, of its profiler ranges and of leak detection.
 
-Recipe tiny on synthetic scenes, loaded in the process, one thread, CPU time. The last table is of three steps: ours from the trace, and torch's own.
+Recipe tiny on synthetic scenes, loaded in the process, one thread, CPU time. The last table
+compares three steps in our trace and in torch's own.
+
 Run: python benchmarks/profiling.py [--steps 40]
 """
 
@@ -24,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from gigamask.data import process_memory
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.profiling import timeline
-from gigamask.profiling.leaks import MOST_LOOKS, Leaks
+from gigamask.profiling.leaks import MAX_SAMPLES, Leaks
 from gigamask.profiling.profiler import WARM_UP, Profile
 from gigamask.recipes import tiny
 from gigamask.synthetic import scenes
@@ -52,7 +54,7 @@ def profiled(folder: Path, steps: int) -> None:
     ends, begins, look = (
         [],
         [],
-        Profile(folder / "profile", PROFILED, BEFORE - WARM_UP, steps, CPU).look,
+        Profile(folder / "profile", PROFILED, BEFORE - WARM_UP, steps, CPU).observe,
     )
     quiet = [
         lambda done, over: ends.append(time.process_time()) or (),
@@ -96,8 +98,8 @@ def watch(plain: float) -> None:
     """Prints what the watch for leaks costs a step, its looks as many as they become."""
     leaks, every = Leaks(1, 10**9, CPU), tiny().log_every
     looks = [
-        timeit.timeit(lambda done=done: list(leaks.look(done, False)), number=1)
-        for done in range(1, 2 * MOST_LOOKS)
+        timeit.timeit(lambda done=done: list(leaks.observe(done, False)), number=1)
+        for done in range(1, 2 * MAX_SAMPLES)
     ]
     each = statistics.mean(looks)
     print(

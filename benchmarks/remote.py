@@ -1,6 +1,7 @@
-"""Training data from a server that answers slowly: images a second with random access and going through the tars, against the local disk.
+"""Images per second from a slow server, with random access and streamed, and from a local disk.
 
-The server is on this machine and waits before each answer, as an object store does; each of its connections is a thread. Images have SA-1B's size.
+The server runs on this machine and waits before each response, as an object store does; each
+connection is a thread. Images have SA-1B's size.
 
 Run: python benchmarks/remote.py [--delay 0.03] [--images 192] [--workers 2] [--micro-batch-size 4]
 """

@@ -1,6 +1,9 @@
-"""What repacking at 1024 px costs and what it brings: bytes, images a second and core, and samples a second and core from either shards.
+"""Cost and gain of repacking at 1024 px: bytes, images/s and core, samples/s and core.
 
-Photographs are those of `sample_to_batch.py` (1500 x 2250, about 1.2 MB, 100 masks), or, with a tar as argument, that tar's with the same masks.
+Images are those of `sample_to_batch.py` (1500 x 2250, about 1.2 MB, 100 masks), or those of a tar
+given as argument, with the same masks.
+
+Run: python benchmarks/repack.py [TAR]
 """
 
 import os

@@ -1,7 +1,10 @@
-"""Memory and time of the rounds: one graph over all of them against a backward pass for each round, and for each chunk of masks.
+"""Memory and time of the rounds: one graph over all, or a backward pass per round and per chunk.
 
-Official-size decoder on a 64 x 64 embedding, 4 masks. "saved" is the most that autograd keeps at a time, parameters left out; "peak" is how far the
-process's resident memory rises, each line in a process of its own. Run: python benchmarks/round_memory.py
+A decoder of the official size on a 64 x 64 embedding, 4 masks. "saved" is the most that autograd
+keeps at a time, without parameters; "peak" is the growth of the process's resident memory, each row
+in a process of its own.
+
+Run: python benchmarks/round_memory.py
 """
 
 import os

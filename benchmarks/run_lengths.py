@@ -1,6 +1,8 @@
-"""Masks from COCO counts to the training grid, on the runs against decoding: one image of 1500 x 2250 with 100 masks, 64 of them wanted.
+"""Masks from COCO counts to the training grid: on run lengths, and by decoding.
 
-The plain way decodes every mask with pycocotools and resizes the wanted ones with cv2 (nearest, or area-averaged for soft masks).
+One image of 1500 x 2250 with 100 masks, 64 of them used. The usual way decodes every mask with
+pycocotools and resizes those used with cv2 (nearest, or area-averaged for soft masks).
+
 Run: python benchmarks/run_lengths.py [--rounds 5]
 """
 

@@ -1,8 +1,11 @@
-"""From a tar to a sample: reading, parsing, decoding an SA-1B photograph, 64 of its 100 masks on a 256 grid; one core, against plain ways.
+"""From a tar to a sample on one core: read, parse, decode, 64 of 100 masks on a 256 grid.
 
-Photographs are filtered noise at SA-1B's size and rate (1500 x 2250, q95, about 1.2 MB), masks smooth blobs of SA-1B's sizes.
-Plain: Pillow, json, every mask decoded by pycocotools. Careful: OpenCV, json, only the 64 masks decoded, one at a time.
-With a tar of JPEGs as argument, its photographs are taken instead of noise. The second table says where our milliseconds go.
+Images are filtered noise of SA-1B's size and bit rate (1500 x 2250, q95, about 1.2 MB), masks
+smooth blobs of SA-1B's sizes; or the JPEGs of a tar given as argument. "plain" is Pillow, json,
+every mask decoded by pycocotools; "careful" OpenCV, json, only the 64 masks decoded, one at a
+time. The second table splits our milliseconds.
+
+Run: python benchmarks/sample_to_batch.py [TAR]
 """
 
 import os

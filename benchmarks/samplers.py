@@ -1,10 +1,12 @@
-"""Times every sampler at SA-1B's size: its order, its first batch, each further one, what it holds; and the plain list-based way beside it.
+"""Time every sampler at SA-1B's size: order, first batch, further batches, memory.
 
-    python benchmarks/samplers.py                    11,186,000 items in 1,000 tars, and 1,094,154,480 for those that hold no order
+    python benchmarks/samplers.py                    11,186,000 samples in 1,000 tars, and
+                                                     1,094,154,480 for samplers that store no order
     python benchmarks/samplers.py --count 100000     a quick look
 
-Each sampler runs in a process of its own. CPU time stands beside wall time; memory is what the process's peak grew by over the items' own columns.
-The plain way keeps Python lists and shuffles them, as samplers for `torch.utils.data` usually do; it draws and updates losses item by item.
+Each sampler runs in a process of its own. CPU time stands beside wall time; memory is the growth of
+the peak beyond the sample table's columns. The usual implementation keeps Python lists and shuffles
+them, as samplers for `torch.utils.data` do; it draws and updates losses one by one.
 """
 
 import argparse

@@ -1,7 +1,9 @@
-"""Scores beside the tools that they must equal: time, difference and memory.
+"""Scores compared with the tools that they must equal: time, difference and memory.
 
-Average precision and AR@1000 against pycocotools on images of 20 objects and 900 scored masks; DAVIS's boundary F against its form with distance
-transforms, and Boundary IoU against faster-coco-eval's bands, on masks of three sizes in an image of 1500 x 2250.
+Average precision and AR@1000 against pycocotools on images of 20 objects and 900 scored masks;
+boundary F against DAVIS's form with distance transforms, and Boundary IoU against
+faster-coco-eval's bands, on masks of three sizes in an image of 1500 x 2250.
+
 Run: python -m benchmarks.scores [--images 15] [--rounds 3]
 """
 

@@ -1,6 +1,9 @@
-"""Times the header scan of a tar against the standard library's, in one process, file cache warm: `python benchmarks/tar_scan.py [TAR]`.
+"""Time the header scan of a tar against the standard library's, with a warm file cache.
 
-Without a tar it writes one of 2,000 pairs with payloads of 60 and 20 KB. Target: 8 times as fast in CPU time.
+Without a tar it writes one of 2,000 pairs with payloads of 60 and 20 KB. Target: 8 times as fast in
+CPU time.
+
+Run: python benchmarks/tar_scan.py [TAR]
 """
 
 import os

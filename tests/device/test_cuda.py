@@ -311,7 +311,7 @@ def test_a_run_is_resumed_on_the_device(run, precision, optimizer):
     "changes",
     [
         {},
-        {"recompute": 1},
+        {"activation_checkpointing": 1},
         {"precision": "fp32"},
         {"optimizer": AdamW8bit()},
         {"masks_per_chunk": 4},
@@ -357,7 +357,7 @@ def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_
 
     def meters(done, device):
         profile = Profile(tmp_path, 2, done, run.steps, device)
-        return [lambda done, over: told.extend(line for line, _ in profile.look(done, over)) or ()]
+        return [lambda done, over: told.extend(line for line, _ in profile.observe(done, over)) or ()]
 
     train(replace(run, steps=6), make_observers=meters)
     assert len(told) == 1

@@ -44,7 +44,6 @@ SMALL_RUN = {
     "batch-size": 2,
     "micro-batch-size": 1,
     "loader": {"workers": 0},
-    "schedule": {"warmup-steps": 1},
 }
 
 
@@ -127,7 +126,6 @@ def _write_configs(folder: Path) -> None:
             "batch-size": 4,
             "micro-batch-size": 4,
             "model": {"embedding-dim": 16, "dim": 16},
-            "schedule": {"warmup-steps": 1},
         },
         "two.yaml": {"plain": [], "lanes": {"sampler": "streamed", "sampler.lanes": 2}},
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [
-    "gpu_step --size tiny --masks 2 --levers none recompute=1,optimizer=adamw8bit --repeats 1",
+    "gpu_step --size tiny --masks 2 --levers none activation_checkpointing=1,optimizer=adamw8bit --repeats 1",
     "plain_loops --size tiny --masks 2 --rounds 4 --repeats 1",
     "plan --sizes tiny --masks 1",
     "attention --tokens 4 --heads 1 --dim 8 --repeats 1",
