@@ -27,7 +27,17 @@ class ViT(ImageEncoder):
         """Return the encoder of a SAM."""
         from gigamask.models.sam.image_encoder import ImageEncoderViT
 
-        return ImageEncoderViT(model)
+        return ImageEncoderViT(
+            img_size=model.image_size,
+            patch_size=model.patch_size,
+            embed_dim=model.embed_dim,
+            depth=model.depth,
+            num_heads=model.num_heads,
+            out_chans=model.embedding_dim,
+            window_size=model.window_size,
+            global_attn_indexes=model.global_attn_indexes,
+            drop_path_rate=model.drop_path_rate,
+        )
 
     def drop_path_blocks(self, model: SamConfig) -> int:
         """Return the number of blocks."""

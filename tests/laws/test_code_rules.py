@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "gigamask").rglob("*.py"))
 # What may exceed its cap, and why.
 EXCEPTIONS = {
+    "gigamask/models/sam/image_encoder.py:__init__": "the arguments of Meta's class",
     "gigamask/masks/rle.py:RLEMasks": "one value with all operations on masks",
 }
 
@@ -81,7 +82,7 @@ def code_lines(source: str) -> set[int]:
 
 
 def over_cap(source: str, name: str) -> list[str]:
-    """Return what exceeds a cap: 400 lines of code a file, 60 a function, 8 parameters, 10 methods a class."""
+    """Return what exceeds a cap: lines of code, parameters, methods of a class."""
     lines = code_lines(source)
     sizes = [(name, len(lines), 400, "lines")]
     for node in ast.walk(ast.parse(source)):

@@ -4,13 +4,14 @@ After Li et al. 2022 (ViTDet) and Segment Anything; names and shapes of paramete
 Meta's `modeling/image_encoder.py`.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
-from gigamask.models.configs import SamConfig
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.sam.layers import LayerNorm2d, MLPBlock
 
@@ -73,16 +74,15 @@ class EncoderAttention(nn.Module):
 class EncoderBlock(nn.Module):
     """Transformer block: attention and an MLP, each a residual branch with drop path."""
 
-    def __init__(self, config: SamConfig, index: int) -> None:
+    def __init__(
+        self, embed_dim: int, num_heads: int, input_size: int, window_size: int, drop_rate: float
+    ) -> None:
         super().__init__()
-        window = 0 if index in config.global_attn_indexes else config.window_size
-        self.drop_rate = config.drop_path_rate * index / max(1, config.depth - 1)
-        self.norm1 = nn.LayerNorm(config.embed_dim, eps=1e-6)
-        self.attn = EncoderAttention(
-            config.embed_dim, config.num_heads, config.embedding_size, window
-        )
-        self.norm2 = nn.LayerNorm(config.embed_dim, eps=1e-6)
-        self.mlp = MLPBlock(config.embed_dim, 4 * config.embed_dim, nn.GELU)
+        self.drop_rate = drop_rate
+        self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.attn = EncoderAttention(embed_dim, num_heads, input_size, window_size)
+        self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.mlp = MLPBlock(embed_dim, 4 * embed_dim, nn.GELU)
 
     def forward(
         self, x: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None
@@ -109,18 +109,50 @@ class EncoderBlock(nn.Module):
 class ImageEncoderViT(nn.Module, ImageEncoderModule):
     """SAM's image encoder; activation checkpointing and sharding wrap its `blocks`."""
 
-    def __init__(self, config: SamConfig) -> None:
+    def __init__(
+        self,
+        img_size: int = 1024,
+        patch_size: int = 16,
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        out_chans: int = 256,
+        window_size: int = 14,
+        global_attn_indexes: Sequence[int] = (2, 5, 8, 11),
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Build the encoder; the arguments are those of Meta's class, the defaults ViT-B's.
+
+        Args:
+            img_size: Side of the square input in pixels.
+            patch_size: Side of a patch in pixels.
+            embed_dim: Channels of a token.
+            depth: Number of blocks.
+            num_heads: Attention heads of each block.
+            out_chans: Channels of the embedding.
+            window_size: Side of the attention windows in tokens.
+            global_attn_indexes: Blocks that attend over the whole image.
+            drop_path_rate: Rate of drop path at the last block; it grows linearly from 0.
+        """
         super().__init__()
-        self.patch_embed = PatchEmbed(config.patch_size, config.embed_dim)
-        self.pos_embed = nn.Parameter(
-            torch.empty(1, config.embedding_size, config.embedding_size, config.embed_dim)
+        size = img_size // patch_size
+        self.patch_embed = PatchEmbed(patch_size, embed_dim)
+        self.pos_embed = nn.Parameter(torch.empty(1, size, size, embed_dim))
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                embed_dim,
+                num_heads,
+                size,
+                0 if index in global_attn_indexes else window_size,
+                drop_path_rate * index / max(1, depth - 1),
+            )
+            for index in range(depth)
         )
-        self.blocks = nn.ModuleList(EncoderBlock(config, index) for index in range(config.depth))
         self.neck = nn.Sequential(
-            nn.Conv2d(config.embed_dim, config.embedding_dim, 1, bias=False),
-            LayerNorm2d(config.embedding_dim),
-            nn.Conv2d(config.embedding_dim, config.embedding_dim, 3, padding=1, bias=False),
-            LayerNorm2d(config.embedding_dim),
+            nn.Conv2d(embed_dim, out_chans, 1, bias=False),
+            LayerNorm2d(out_chans),
+            nn.Conv2d(out_chans, out_chans, 3, padding=1, bias=False),
+            LayerNorm2d(out_chans),
         )
 
     def forward(
