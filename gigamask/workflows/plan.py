@@ -235,7 +235,7 @@ def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
             f"--parallel {run.parallel} shards over several GPUs, but --world has one; "
             "give a larger --world, or remove --parallel"
         )
-    fsdp.check(run.parallel, cluster.nodes, cluster.gpus_per_node)
+    fsdp.check_mesh(run.parallel, cluster.nodes, cluster.gpus_per_node)
     if gpu is not None:
         gpu.peak(precision)
     return replace(run, precision=precision)

@@ -301,7 +301,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
     train = ["train", LITTLE, "--out", str(tmp_path / "run")]
     cases = {
         ("index", str(tmp_path / "gone.tar"), "--out", "x"): "no such path",
-        ("index", str(empty), "--out", "x"): "holds no .tar file",
+        ("index", str(empty), "--out", "x"): "contains no .tar file",
         ("index", str(bare), "--out", str(tmp_path / "i")): "bare.tar",
         ("index", str(tmp_path / "cut.tar"), "--out", str(tmp_path / "i")): "cut.tar: member",
         ("stats", str(tmp_path / "*.none")): "matches no file",
@@ -352,7 +352,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "32",
         ): "weights of another shape cannot be resumed",
         ("evaluate", str(tmp_path / "gone.pth"), "--data", str(scenes)): "gone.pth",
-        ("evaluate", str(trained), "--data", str(empty)): "holds no .tar file",
+        ("evaluate", str(trained), "--data", str(empty)): "contains no .tar file",
         ("evaluate", str(trained)): "data",
         (
             "evaluate",
@@ -432,7 +432,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "--automatic",
             "--points-per-side",
             "0",
-        ): "points_per_side is 0",
+        ): "points_per_side must be at least 1 (got 0)",
         ("follow", "sa_1"): "TAR:IMAGE",
         ("follow", f"{scenes}/sa_000000.tar:sa_99"): "has no image 'sa_99'",
         (
@@ -473,7 +473,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             f"gigamask: .*{re.escape(message)}", lines[0]
         ):
             wrong.append((words, message, code, lines))
-    assert not wrong
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_the_installed_command_answers_help_without_torch():

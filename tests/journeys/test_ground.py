@@ -478,7 +478,7 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
             ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "99"],
             "--pred-iou-thresh",
         ),
-        (["ask", run, picture, "red", "--points-per-side", "0"], "points_per_side is 0"),
+        (["ask", run, picture, "red", "--points-per-side", "0"], "points_per_side must be at least 1 (got 0)"),
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),
         (["ask", run, first, "red", "--segmenter", tmp_path / "gone.pth"], "gone.pth"),
