@@ -194,7 +194,7 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
         ([PromptStep(point=(1.0, 1.0))] * 65, "65 prompts"),
         ([PromptStep()], "either a point or a box"),
         ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
-        ([PromptStep(point=(61.0, 1.0))], "outside of the image of 60 x 40"),
+        ([PromptStep(point=(61.0, 1.0))], "outside the image of 60 x 40"),
         ([PromptStep(point=(float("nan"), 1.0))], "outside"),
         ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
         (
@@ -271,7 +271,9 @@ def test_described_masks_say_what_they_are():
 
 def test_an_untrained_models_unstable_empty_answers_have_scores_all_the_same(session, monkeypatch):
     monkeypatch.setattr(
-        sessions, "stability", lambda logits, offset: torch.full((len(logits),), float("nan"))
+        sessions,
+        "calculate_stability_score",
+        lambda logits, offset: torch.full((len(logits),), float("nan")),
     )
     key = session.open(png(picture()), "a")["id"]
     assert [each["stability"] for each in session.predict(key, [PromptStep(point=(1.0, 1.0))])] == [
