@@ -53,7 +53,7 @@ def test_padding_is_not_valid(index):
 def test_a_grid_that_does_not_divide_is_refused(index):
     run = little()
     batch = first_batch(replace(run, loader=replace(run.loader, target="area")), index)
-    with pytest.raises(GigamaskError, match=r"grid.*64.*24"):
+    with pytest.raises(GigamaskError, match=r"multiple of 24.*64"):
         targets_from_batch(batch, slice(0, 1), 24)
 
 
