@@ -191,7 +191,7 @@ def timed_step(
     seconds = time.perf_counter() - begin
     if done.skipped:
         sys.exit(
-            f"the step was skipped, its gradient norm is {done.record['gradient_norm']}: these times would not be a step's"
+            f"the step was skipped, its gradient norm is {done.record['grad_norm']}: these times would not be a step's"
         )
     return seconds, [encode, rounds, encoder, clear + update]
 

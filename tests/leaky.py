@@ -74,7 +74,7 @@ def main(scenes: str, out: str) -> None:
             replace(leaky(), copies=copies, data=(scenes,), out=str(Path(out) / str(copies))),
             [],
         )
-        look = Leaks(run.log_every, run.steps, torch.device("cpu")).look
+        look = Leaks(run.log_every, run.steps, torch.device("cpu")).observe
         train(
             run,
             make_observers=lambda done, device, look=look, told=told: [

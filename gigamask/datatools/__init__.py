@@ -1,1 +1,1 @@
-"""What is done with data before training: synthetic scenes are written, an index is described."""
+"""Tools that prepare data: download, conversion, verification, repacking and statistics."""

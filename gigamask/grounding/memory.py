@@ -69,7 +69,12 @@ class CrossModalHead(nn.Module):
         )
 
     def forward(self, masks: Tensor, words: Tensor) -> Tensor:
-        """Return scores `[B, M, T]` of masks `[B, M, 256]` for words `[B, T, C]`."""
+        """Return the score of every mask for every word, `[B, M, T]`.
+
+        Args:
+            masks: `[B, M, 256]` embeddings of masks.
+            words: `[B, T, C]` embeddings of words.
+        """
         masks, words = self.masks(masks), self.words(words)
         for block in self.blocks:
             masks = block(masks, words)
@@ -172,7 +177,14 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
 
 
 def fit(precision: str, tflops: Mapping[str, float], total: int, room: float) -> str:
-    """Return `fits`, `too small`, or that the GPU lacks the precision."""
+    """Return `fits`, `too small`, or that the GPU lacks the precision.
+
+    Args:
+        precision: `bf16`, `fp16` or `fp32`.
+        tflops: peak of the GPU by precision.
+        total: bytes needed.
+        room: bytes available.
+    """
     if precision not in tflops:
         return f"no {precision}"
     return "fits" if total <= room else "too small"
@@ -254,7 +266,12 @@ def text_model(encoder: HuggingFace) -> Any:
 
 
 def prepare(base: Any, encoder: HuggingFace) -> None:
-    """Freeze a language model and give it adapters, 4-bit layers and checkpointing, in place."""
+    """Freeze a language model and add adapters, 4-bit layers and checkpointing, in place.
+
+    Args:
+        base: the text model on the meta device.
+        encoder: which of these to add.
+    """
     base.requires_grad_(False)
     if encoder.recompute:
         text_models.enable_checkpointing(base)
@@ -300,15 +317,29 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
-    """Return the optimizer state of parameters: two moments and a step count, or its own rule."""
+    """Return the bytes of optimizer state: two moments and a step count, or its own rule.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: the trained parameters.
+    """
     rule = getattr(optimizer, "state_bytes", None)
-    return sum(rule(each.numel()) if rule else 2 * each.nbytes + 4 for each in parameters)
+    return sum(
+        rule(parameter.numel()) if rule else 2 * parameter.nbytes + 4 for parameter in parameters
+    )
 
 
 def dry_run_images(
     config: SamConfig, dtype: torch.dtype, images: int, device: Device = "cuda"
 ) -> tuple[int, int]:
-    """Return the bytes of an image encoder, and its peak above them while it embeds images."""
+    """Return the bytes of an image encoder, and its peak above them while it embeds images.
+
+    Args:
+        config: sizes of the model.
+        dtype: precision of its weights.
+        images: number of images embedded at a time.
+        device: the device that is planned.
+    """
     with fake_tensors(device) as tracker:
         encoder = to_fake(build_model(config, 0, "meta").image_encoder.to(dtype), device)
         before, _ = tracker.current, tracker.take_peak()

@@ -1,1 +1,1 @@
-"""What memory and time are spent on: a sample, the processes that load samples, a step that is planned, and the steps of a training."""
+"""Memory and time of samples, loader processes, planned steps and training steps."""

@@ -198,6 +198,10 @@ def use_gathered_weights(blocks: Iterable[nn.Module], dtype: torch.dtype) -> Non
     """Replace the sharded matrices of blocks by copies in `dtype`, whose gradients are not kept.
 
     This is how FSDP computes in half precision: autocast makes no further copies of the weights.
+
+    Args:
+        blocks: the encoder's blocks.
+        dtype: the compute precision.
     """
     for block in blocks:
         sharded = shardable_parameters(block)
@@ -255,6 +259,12 @@ def blank_batch(assembly: SampleConfig, chance: RandomSpec, images: int, masks: 
     """Return a batch of black images and empty masks with the shapes of the loader's batches.
 
     A mask has one RLE bound for four cells of the mask side (docs/measurements.md, Memory).
+
+    Args:
+        assembly: sizes of images and masks.
+        chance: numbers of random inputs.
+        images: number of images.
+        masks: number of masks, over all images.
     """
     zeros = torch.zeros
     mask_image = torch.arange(masks) // max(1, -(-masks // max(1, images)))
@@ -296,6 +306,13 @@ class PhaseTask(Task):
     def compute_losses(
         self, model: Any, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
+        """Yield the losses of the task and report its phases.
+
+        Args:
+            model: the model.
+            batch: one micro-batch.
+            detach: returns a leaf for the embedding.
+        """
         phase = "backward"
 
         def detach_and_report(embedding: Tensor) -> Tensor:
@@ -347,7 +364,14 @@ class ShortSchedule(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Return the prompts of the first, the second or the last round, then None."""
+        """Return the prompts of the first, the second or the last round, then None.
+
+        Args:
+            previous: the round before, None at the start.
+            targets: the masks.
+            random_inputs: the random numbers of the batch.
+            mask_only_round_u: the uniform number that picks the mask-only round.
+        """
         if previous is not None and previous.index > 1:
             return None
         index = 0 if previous is None else previous.index + 1

@@ -24,10 +24,15 @@ class Gpu:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Return the peak FLOP/s of a precision; raise `GigamaskError` if the GPU does not support it."""
+        """Return the peak FLOP/s of a precision.
+
+        Raises:
+            GigamaskError: if the GPU does not support it.
+        """
         if precision not in self.tflops:
             raise GigamaskError(
-                f"--gpu {self.name} has no units for {precision}; give --precision {' or '.join(self.tflops)}"
+                f"--gpu {self.name} has no units for {precision}; give --precision"
+                f" {' or '.join(self.tflops)}"
             )
         return self.tflops[precision] * 1e12
 
@@ -54,7 +59,7 @@ GPUS = (
 
 
 def find(name: str) -> Gpu:
-    """Return a GPU by name, or the one described by `NAME=GIB,TFLOPS` (TFLOP/s in the precision used)."""
+    """Return a GPU by name, or described as `NAME=GIB,TFLOPS` (TFLOP/s in the precision used)."""
     known = {gpu.name: gpu for gpu in GPUS}
     own, equals, numbers = name.partition("=")
     if equals:
@@ -73,6 +78,7 @@ def find(name: str) -> Gpu:
         near = difflib.get_close_matches(name.lower(), known, 1)
         more = f"; perhaps you meant {near[0]}" if near else ""
         raise GigamaskError(
-            f"no GPU is called {name!r}; known are {', '.join(known)}, and NAME=GIB,TFLOPS for your own{more}"
+            f"no GPU is called {name!r}; known are {', '.join(known)}, and NAME=GIB,TFLOPS for your"
+            f" own{more}"
         )
     return known[name.lower()]

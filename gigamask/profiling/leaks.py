@@ -1,14 +1,14 @@
-"""Leak detection: warn when the memory of this process, of the GPU or of loader processes keeps growing.
+"""Leak detection: warn when memory of this process, the GPU or loader processes keeps growing.
 
 For this process the bytes in use count, without what malloc keeps: a heap grows and shrinks by
 100 MB that nothing holds, which would hide a leak of that size (docs/measurements.md). Memory is
 sampled at a fixed interval of updates. The first `DROPPED` share of samples, when caches fill, is
 ignored. The rest is cut into `BLOCKS` of equal length, and the median of each is used. A leak is
-suspected when, over at least `LEAST_STEPS` updates and `LEAST_LOOKS` samples,
+suspected when, over at least `MIN_STEPS` updates and `MIN_SAMPLES` samples,
 
-- the last block exceeds the first by `LEAST_BYTES` and `LEAST_SHARE`. Quiet trainings moved by at
-  most 15 MB, single samples of a loader's process by 20 (`memory.loading`);
-- the growth is at least `LEAST_BYTES_A_STEP`: a page with every update is 0.7 GB in SAM's 180,000;
+- the last block exceeds the first by `MIN_BYTES` and `MIN_SHARE`. Quiet trainings moved by at
+  most 15 MB, single samples of a loader process by 20 (`profiling.loader_memory`);
+- the growth is at least `MIN_BYTES_PER_STEP`: a page with every update is 0.7 GB in SAM's 180,000;
 - every block exceeds the one before it, which a single jump does not;
 - the later half grew at least `STEADY` times as much as the earlier half. A leak has a ratio of 1,
   a square root of time 0.65, a logarithm (a fragmenting heap) 0.4, a filling cache less and less.
@@ -30,17 +30,17 @@ from gigamask.profiling.sample_memory import in_bytes
 
 BLOCKS = 8
 DROPPED = 1 / 8
-LEAST_STEPS, LEAST_LOOKS = 100, 3 * BLOCKS
-LEAST_BYTES, LEAST_SHARE = 32e6, 0.1
-LEAST_BYTES_A_STEP = 4096
+MIN_STEPS, MIN_SAMPLES = 100, 3 * BLOCKS
+MIN_BYTES, MIN_SHARE = 32e6, 0.1
+MIN_BYTES_PER_STEP = 4096
 STEADY = 0.8
-MOST_LOOKS = 1024
+MAX_SAMPLES = 1024
 """When this many samples are kept, every second one is dropped, then and from there on."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A leak: the first update it is visible in, the current bytes, and the bytes added per update."""
+    """A leak: the first update that shows it, the current bytes, and the bytes added per update."""
 
     since: int
     held: int
@@ -48,20 +48,25 @@ class Growth:
 
 
 def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
-    """Return the growth of `sizes` bytes sampled after the updates `steps`, or None if it is no leak."""
+    """Return the growth of memory, or None if it is not a leak.
+
+    Args:
+        steps: Updates after which memory was sampled.
+        sizes: Bytes in use after them.
+    """
     kept = slice(int(len(steps) * DROPPED), None)
     steps, sizes = steps[kept], sizes[kept]
-    if len(steps) < LEAST_LOOKS or steps[-1] - steps[0] < LEAST_STEPS:
+    if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
     at, held = (
-        np.array([np.median(block) for block in np.array_split(each, BLOCKS)])
-        for each in (steps, sizes)
+        np.array([np.median(block) for block in np.array_split(series, BLOCKS)])
+        for series in (steps, sizes)
     )
     grown, half = held[-1] - held[0], BLOCKS // 2
     a_step = grown / (at[-1] - at[0])
     if (
-        grown < max(LEAST_BYTES, LEAST_SHARE * held[0])
-        or a_step < LEAST_BYTES_A_STEP
+        grown < max(MIN_BYTES, MIN_SHARE * held[0])
+        or a_step < MIN_BYTES_PER_STEP
         or (np.diff(held) <= 0).any()
     ):
         return None
@@ -72,7 +77,7 @@ def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
 
 @dataclass
 class Series:
-    """Samples of one thing's memory, at most `MOST_LOOKS` however long the training is."""
+    """Samples of one thing's memory, at most `MAX_SAMPLES` however long the training is."""
 
     steps: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -82,13 +87,18 @@ class Series:
     suspected: bool = False
 
     def add(self, step: int, size: int) -> Growth | None:
-        """Add a sample; return the growth when it has been found twice."""
+        """Add a sample, and return the growth when it has been found twice.
+
+        Args:
+            step: Number of finished updates.
+            size: Bytes in use.
+        """
         self.seen += 1
         if self.seen % self.stride:
             return None
         self.steps.append(step)
         self.sizes.append(size)
-        if len(self.steps) == MOST_LOOKS:
+        if len(self.steps) == MAX_SAMPLES:
             self.steps, self.sizes, self.stride = (
                 self.steps[1::2],
                 self.sizes[1::2],
@@ -106,23 +116,37 @@ class Leaks:
     """Sample a training's memory every `every` updates, and warn once of each kind of leak."""
 
     def __init__(self, every: int, last: int, device: torch.device) -> None:
-        """Set the interval, the training's last update and its device."""
+        """Set the interval.
+
+        Args:
+            every: Number of updates between samples.
+            last: The last update of the training.
+            device: The device of the training.
+        """
         self._every, self._last, self._device = every, last, device
         self._series: dict[tuple[str, int], Series] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def look(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield a line and its metrics for each leak found after update `done`."""
+    def observe(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Sample the memory if it is time.
+
+        Args:
+            done: Number of finished updates.
+            over: The training has ended.
+
+        Yields:
+            A line to print and its metrics for each leak that is found.
+        """
         if over or not done or done % self._every:
             return
         for (what, number), held in self._held().items():
             if (
-                what in self._told
+                what in self._reported
                 or (found := self._series.setdefault((what, number), Series()).add(done, held))
                 is None
             ):
                 continue
-            self._told.add(what)
+            self._reported.add(what)
             noted = {
                 "leak": what,
                 "bytes": found.held,
@@ -145,11 +169,12 @@ class Leaks:
     @staticmethod
     def _line(what: str, found: Growth, left: int) -> str:
         more = (
-            f", {in_bytes(round(found.a_step * left))} more in the {left} steps that are left"
+            f", {in_bytes(round(found.a_step * left))} more in the {left} remaining steps"
             if left > 0
             else ""
         )
         return (
-            f"memory leak: {what} holds {in_bytes(found.held)}, {in_bytes(round(found.a_step))} more with every step since step {found.since}{more}; "
-            "--profile 5 tells which tensors stay (docs/profile.md)"
+            f"memory leak: {what} holds {in_bytes(found.held)},"
+            f" {in_bytes(round(found.a_step))} more with every step since step {found.since}{more};"
+            " --profile 5 lists the tensors that remain (docs/profile.md)"
         )

@@ -44,7 +44,7 @@ def measure(
         Bytes of each worker, of a batch, and of its masks.
 
     Raises:
-        Fault: if there are too few batches, or no worker processes.
+        GigamaskError: if there are too few batches, or no worker processes.
     """
     if count < LEAST_BATCHES:
         raise GigamaskError(
@@ -81,7 +81,13 @@ def measure(
 
 
 def worker(pid: int, seen: list[ProcessMemory], idle: int) -> dict[str, Any]:
-    """Return the peak of one process, and whether it grew between the first and the last third."""
+    """Return the peak of one process, and whether it grew between the first and the last third.
+
+    Args:
+        pid: its process id.
+        seen: the samples of its memory.
+        idle: allocated bytes of an idle process.
+    """
     above = np.array([look.allocated for look in seen]) - idle
     third = max(len(above) // 3, 1)
     first, last = (float(np.median(part)) for part in (above[:third], above[-third:]))
@@ -123,7 +129,8 @@ def table(found: dict[str, Any]) -> str:
     workers = found["workers"]
     heads = ("worker", "resident", "PSS", "above imports", "first third", "last third")
     lines = [
-        f"{found['images']} images in {found['batches']} batches from {len(workers)} processes; peak of each",
+        f"{found['images']} images in {found['batches']} batches from {len(workers)} processes;"
+        " peak of each",
         "".join(
             f"{head:>{width}}" for head, width in zip(heads, (10, 12, 12, 16, 14, 14), strict=True)
         ),
@@ -144,13 +151,15 @@ def table(found: dict[str, Any]) -> str:
         )
         lines.append(f"{each['pid']:>10}{row}{'  GROWS' if each['grew'] else ''}")
     lines += [
-        f"a batch as sent: {in_bytes(found['batch_bytes'])} at most; mask data of a sample {in_bytes(found['mask_bytes_per_sample'])},"
+        f"a batch as sent: {in_bytes(found['batch_bytes'])} at most; mask data of a sample"
+        f" {in_bytes(found['mask_bytes_per_sample'])},"
         f" in one batch {in_bytes(found['mask_bytes_per_sample_most'])}",
-        f"batches waiting: at most {len(workers)} processes x {found['prefetch']} x {in_bytes(found['batch_bytes'])}"
-        f" = {in_bytes(found['waiting_bytes_limit'])}",
+        f"batches waiting: at most {len(workers)} processes x {found['prefetch']} x"
+        f" {in_bytes(found['batch_bytes'])} = {in_bytes(found['waiting_bytes_limit'])}",
     ]
     if any(each["grew"] for each in workers):
         lines.append(
-            "a process that grows may keep what it has read: run again with more --batches, and report it if it keeps growing"
+            "a growing process may keep what it has read: run again with more --batches, and"
+            " report it if it keeps growing"
         )
     return "\n".join(lines)

@@ -67,13 +67,24 @@ class BatchSplit:
 
     @classmethod
     def of(cls, batch: int, micro: int, processes: int) -> "BatchSplit":
-        """Split a global batch as `samplers.split` does."""
+        """Split a global batch as `samplers.batch_sampler` does.
+
+        Args:
+            batch: images of the global batch.
+            micro: largest micro-batch of a process.
+            processes: number of processes.
+        """
         images = -(-batch // processes)
         micro_batches = -(-batch // (processes * micro))
         return cls(images, batch - (images - 1) * processes, micro_batches, min(micro, images))
 
     def describe(self, batch: int, processes: int) -> str:
-        """Return the split in words."""
+        """Return the split in words.
+
+        Args:
+            batch: images of the global batch.
+            processes: number of processes.
+        """
         others = f"on {self.busiest:,} of them, {self.images - 1:,} on the others"
         return (
             f"batch of {batch:,} images over {_count(processes, 'process', 'processes')}: "
@@ -189,7 +200,8 @@ def _heading(plan: Mapping[str, Any]) -> list[str]:
     parameters, trained = plan["parameters"], plan["trained"]
     frozen = "" if trained == parameters else f", {trained / 1e6:,.1f} M of them trained"
     lines = [
-        f"{plan['recipe']}: {parameters / 1e6:,.1f} M parameters{frozen}; {plan['precision']} on a {_DEVICES[plan['device']]}",
+        f"{plan['recipe']}: {parameters / 1e6:,.1f} M parameters{frozen};"
+        f" {plan['precision']} on a {_DEVICES[plan['device']]}",
         split.describe(plan["batch"], processes),
     ]
     if plan["masks"]:
@@ -198,7 +210,8 @@ def _heading(plan: Mapping[str, Any]) -> list[str]:
     idle = processes - split.busiest
     if idle and split.images == 1:
         lines.append(
-            f"{idle:,} processes have no image in any step: use a larger --batch-size, or fewer GPUs"
+            f"{idle:,} processes have no image in any step:"
+            " use a larger --batch-size, or fewer GPUs"
         )
     return lines
 
@@ -230,7 +243,8 @@ def _verdict(plan: Mapping[str, Any]) -> list[str]:
     gpu, left = plan["gpu"], (plan["available_bytes"] - plan["peak_bytes"]) / GIB
     fits = f"fits, {left:.1f} GiB left" if plan["fits"] else f"DOES NOT FIT, {-left:.1f} GiB over"
     lines = [
-        f"{peak} of {gpu['gib']:.1f} GiB ({gpu['name']}: {gpu['source']}), {plan['spare_gib']:g} kept free: {fits}"
+        f"{peak} of {gpu['gib']:.1f} GiB ({gpu['name']}: {gpu['source']}),"
+        f" {plan['spare_gib']:g} kept free: {fits}"
     ]
     for change in plan["changes"]:
         more = f", {change['more_flops']:.0%} more FLOPs" if change["more_flops"] else ""
@@ -239,7 +253,8 @@ def _verdict(plan: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {held}  {mark}  with {change['flags']}{more}")
     if not plan["fits"] and not any(change["fits"] for change in plan["changes"]):
         lines.append(
-            "  none of these is enough: try a smaller --model.image-size, more GPUs with --parallel fsdp, or larger GPUs"
+            "  none of these is enough: try a smaller --model.image-size, more GPUs with --parallel"
+            " fsdp, or larger GPUs"
         )
     return lines
 

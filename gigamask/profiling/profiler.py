@@ -1,12 +1,10 @@
-"""What a few steps of a training spend, and on what: steps go by, files about them leave.
+"""Profile of a few training steps.
 
-- `trace.json.gz`: every operator and kernel on a time line, and the parts of a step (`parallel.ranges`) around them
-- `profile.md`: the parts of a step, the costliest operators, memory behind each step, the tensors that stay
+- `trace.json.gz`: operators and kernels over time within the parts of a step
+- `profile.md`: parts of a step, the costliest operators, memory after each step, remaining tensors
 - on a GPU `memory.pickle`, the allocator's history, and `allocator.txt`, its statistics
 
-Of several processes each writes its own. No number of a training depends on being looked at.
-
-Not here: how a trace becomes tables (`memory.timeline`), memory that grows in the long run (`memory.leaks`).
+Each process writes its own files. Profiling does not change the results of the training.
 """
 
 import gc
@@ -26,20 +24,20 @@ from torch.profiler import ProfilerActivity, record_function, supported_activiti
 from gigamask.data import process_memory
 from gigamask.profiling import timeline
 from gigamask.profiling.sample_memory import in_bytes
-from gigamask.profiling.timeline import Spent
+from gigamask.profiling.timeline import TimeSpent
 
 WARM_UP = 3
-"""Steps that go by first: in them libraries are loaded, memory is claimed, and caches fill."""
+"""Steps that are not profiled: libraries are loaded, memory is allocated, and caches fill."""
 MOST_OPERATORS, MOST_TENSORS = 20, 10
 MOST_ALLOCATIONS = 100_000
-"""Of the GPU's history, the last ones; several KB each, says torch."""
-LEVEL = 3
-"""Of gzip: 30 % larger than by the highest, in an eighth of the time."""
+"""Last entries of the GPU's history; several KB each according to torch."""
+GZIP_LEVEL = 3
+"""30 % larger than with the highest level, in an eighth of the time."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen behind one step: how long it took, and the bytes that are held."""
+class StepRecord:
+    """Duration of one step, and the bytes in use after it by holder."""
 
     step: int
     ms: float
@@ -47,7 +45,7 @@ class Look:
 
 
 class Profile:
-    """Looks at some steps of a training behind its first few, or at those there are, and writes what it saw into a folder."""
+    """Profiles some steps of a training after its first few, and writes the files to a folder."""
 
     def __init__(
         self,
@@ -58,54 +56,67 @@ class Profile:
         device: torch.device,
         rank: int | None = None,
     ) -> None:
-        """`asked` steps are looked at of those that are left from `done` to `last`; where there are several processes, this is number `rank`."""
+        """Select the steps to profile.
+
+        Args:
+            folder: The folder for the files.
+            asked: Number of steps to profile.
+            done: Number of finished steps.
+            last: The last step of the training.
+            device: The device of the training.
+            rank: The process's rank, None if there is only one.
+        """
         self._folder, self._asked, self._device, self._rank = folder, asked, device, rank
         steps = min(asked, max(1, last - done - WARM_UP))
         self._first = last + 1 - steps if last - done < WARM_UP + steps else done + 1 + WARM_UP
         self._last = self._first + steps - 1
         self._done, self._over = done, False
-        self._began_s = time.perf_counter()
-        self._looks: list[Look] = []
+        self._start_s = time.perf_counter()
+        self._records: list[StepRecord] = []
         self._recorder: torch.profiler.profile | None = None
         self._range: record_function | None = None
         self._tensors: Counter[str] = Counter()
 
-    def look(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Begins and ends what there is to begin and to end behind update `done`, and yields a line once all is written."""
+    def observe(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Start or stop the profiler between two steps.
+
+        Args:
+            done: Number of finished steps.
+            over: The training has ended.
+
+        Yields:
+            A line to print and its metrics, once the files are written.
+        """
         if self._over:
             return
         if self._range:
             self._range.__exit__(None, None, None)
             self._range = None
         if done > self._done:
-            self._looks.append(
-                Look(done, 1e3 * (time.perf_counter() - self._began_s), held(self._device))
-            )
+            elapsed_ms = 1e3 * (time.perf_counter() - self._start_s)
+            self._records.append(StepRecord(done, elapsed_ms, bytes_in_use(self._device)))
             self._done = done
         try:
             if over or done == self._last:
                 self._over = True
-                told = self._finish()
+                line = self._finish()
             else:
-                told = None
+                line = None
                 if done == self._first - 1:
                     self._start()
-        except (
-            OSError,
-            RuntimeError,
-            msgspec.DecodeError,
-        ) as error:  # of the disk, of torch's profiler: no reason to end a training
+        # Errors of the disk or of torch's profiler do not end a training.
+        except (OSError, RuntimeError, msgspec.DecodeError) as error:
             self._over = True
-            told = f"{self._folder}: no profile can be written ({error}); training goes on"
+            line = f"{self._folder}: no profile can be written ({error}); training continues"
             if self._recorder:
                 self._recorder.stop()
                 self._recorder = None
-        if told and not self._rank:
-            yield told, {}
+        if line and not self._rank:
+            yield line, {}
         if self._recorder:
             self._range = record_function(f"{timeline.STEP}{done + 1}")
             self._range.__enter__()
-        self._began_s = time.perf_counter()
+        self._start_s = time.perf_counter()
 
     def _start(self) -> None:
         self._tensors = tensors()
@@ -121,23 +132,26 @@ class Profile:
             torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS, stacks="python")
 
     def _finish(self) -> str:
-        """Writes what there is to write, and returns what to say of it."""
+        """Write the files and return a line about them."""
         recorder, self._recorder = self._recorder, None
-        seen = [look for look in self._looks if look.step >= self._first]
+        records = [record for record in self._records if record.step >= self._first]
         if recorder:
             recorder.stop()
         try:
-            if not recorder or not seen:
-                return f"--profile {self._asked}: training ended behind step {self._done}, step {self._first} was to be the first; nothing is written"
-            files = self._write(recorder, seen)
+            if not recorder or not records:
+                return (
+                    f"--profile {self._asked}: nothing is written, training ended after step"
+                    f" {self._done}, before the first step to profile, {self._first}"
+                )
+            files = self._write(recorder, records)
         finally:
             if self._device.type == "cuda":
                 torch.cuda.memory._record_memory_history(enabled=None)
-        fewer = "" if len(seen) == self._asked else f", not {self._asked}: training had no more"
-        return f"profiled {named(seen)}{fewer}; in {self._folder}: {', '.join(files)}"
+        fewer = "" if len(records) == self._asked else f", not {self._asked}: training had no more"
+        return f"profiled {step_range(records)}{fewer}; in {self._folder}: {', '.join(files)}"
 
-    def _write(self, recorder: torch.profiler.profile, seen: Sequence[Look]) -> list[str]:
-        """Writes the files, and returns each with what opens it."""
+    def _write(self, recorder: torch.profiler.profile, records: Sequence[StepRecord]) -> list[str]:
+        """Write the files and return their names, each with a program that opens it."""
         mark = "" if self._rank is None else f"_rank{self._rank}"
         self._folder.mkdir(parents=True, exist_ok=True)
         plain, trace, report = (
@@ -155,89 +169,103 @@ class Profile:
             files += [f"{history.name} (for https://pytorch.org/memory_viz)", statistics.name]
         recorder.export_chrome_trace(str(plain))
         lines = plain.read_bytes()
-        trace.write_bytes(gzip.compress(lines, LEVEL))
+        trace.write_bytes(gzip.compress(lines, GZIP_LEVEL))
         plain.unlink()
-        report.write_text("\n".join(self._told(*timeline.read(lines, len(seen)), seen)) + "\n")
-        return (
-            files
-            if self._rank is None
-            else [*files, "and those of the other processes beside them"]
-        )
+        parts, operators = timeline.read(lines, len(records))
+        report.write_text("\n".join(self._report(parts, operators, records)) + "\n")
+        return files if self._rank is None else [*files, "and those of the other processes"]
 
-    def _told(
-        self, parts: list[Spent], operators: list[Spent], seen: Sequence[Look]
+    def _report(
+        self, parts: list[TimeSpent], operators: list[TimeSpent], records: Sequence[StepRecord]
     ) -> Iterator[str]:
-        """Yields the lines of the report."""
-        on_gpu, steps = self._device.type == "cuda", len(seen)
+        """Yield the lines of the report."""
+        on_gpu, steps = self._device.type == "cuda", len(records)
         process = "" if self._rank is None else f", process {self._rank}"
-        yield f"# {self._folder.parent}: {named(seen)}\n"
-        whole = sum(look.ms for look in seen) / steps
-        before = [
-            f"; the step before them, not profiled, took {look.ms:.1f} ms"
-            for look in self._looks
-            if look.step == self._first - 1
+        yield f"# {self._folder.parent}: {step_range(records)}\n"
+        step_ms = sum(record.ms for record in records) / steps
+        previous = [
+            f"; the step before them, not profiled, took {record.ms:.1f} ms"
+            for record in self._records
+            if record.step == self._first - 1
         ]
-        yield f"{self._device}{process}, torch {torch.__version__}. A step took {whole:.1f} ms while it was profiled{''.join(before)}.\n"
-        yield "No row counts what lies in it and has a row of its own; `a / b` is b in a.\n"
+        yield (
+            f"{self._device}{process}, torch {torch.__version__}. A profiled step took"
+            f" {step_ms:.1f} ms{''.join(previous)}.\n"
+        )
+        yield "Rows exclude nested rows; `a / b` is b within a.\n"
         yield from table("part of a step", parts, on_gpu)
         yield f"\nThe costliest {MOST_OPERATORS} of {len(operators)} operators:\n"
         yield from table("operator", operators, on_gpu, MOST_OPERATORS)
-        kinds = list(seen[0].held)
-        yield "\nMemory behind each step; what is recorded takes some of it:\n"
-        yield from (f"| {' | '.join(['step', 'ms', *kinds])} |", "|---" * (2 + len(kinds)) + "|")
-        for look in seen:
-            yield f"| {look.step} | {look.ms:.1f} | {' | '.join(in_bytes(look.held[kind]) for kind in kinds)} |"
+        holders = list(records[0].held)
+        yield "\nMemory after each step, including the recorded trace:\n"
+        head = ["step", "ms", *holders]
+        yield from (f"| {' | '.join(head)} |", "|---" * len(head) + "|")
+        for record in records:
+            sizes = " | ".join(in_bytes(record.held[holder]) for holder in holders)
+            yield f"| {record.step} | {record.ms:.1f} | {sizes} |"
         now = tensors()
         more = [
             (count, kind)
             for kind, count in (now - self._tensors).most_common(MOST_TENSORS)
             if count >= steps
         ]
-        stayed = (
-            ". Of each step one or more of these stayed:\n\n| more | kind |\n|---|---|"
+        remaining = (
+            ". At least one of these remained per step:\n\n| more | kind |\n|---|---|"
             if more
             else ""
         )
-        yield f"\nTensors that Python holds: {self._tensors.total()} before the first of these steps, {now.total()} behind the last{stayed}"
+        yield (
+            f"\nTensors in Python: {self._tensors.total()} before the first of these steps,"
+            f" {now.total()} after the last{remaining}"
+        )
         yield from (f"| {count} | {kind} |" for count, kind in more)
 
 
-def held(device: torch.device) -> dict[str, int]:
-    """Returns the bytes that are held now, by what holds them."""
-    written = process_memory.allocated_bytes()
-    found = {} if written is None else {"this process": written}
+def bytes_in_use(device: torch.device) -> dict[str, int]:
+    """Return the bytes in use by the process and on the GPU."""
+    process_bytes = process_memory.allocated_bytes()
+    sizes = {} if process_bytes is None else {"this process": process_bytes}
     if device.type == "cuda":
-        found |= {
+        sizes |= {
             "GPU, allocated": torch.cuda.memory_allocated(device),
-            "GPU, the most so far": torch.cuda.max_memory_allocated(device),
+            "GPU, peak": torch.cuda.max_memory_allocated(device),
         }
-    return found
+    return sizes
 
 
 def tensors() -> Counter[str]:
-    """Counts the tensors that Python holds, by what they are like."""
-    found = (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    """Count the tensors in Python by shape, dtype and device."""
+    found = (value for value in gc.get_objects() if issubclass(type(value), Tensor))
     return Counter(
-        f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')} {each.device.type}"
-        for each in found
+        f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device.type}"
+        for tensor in found
     )
 
 
-def named(seen: Sequence[Look]) -> str:
-    """Returns the steps in words."""
-    return f"step {seen[0].step}" if len(seen) == 1 else f"steps {seen[0].step} to {seen[-1].step}"
+def step_range(records: Sequence[StepRecord]) -> str:
+    """Return the steps in words."""
+    first, last = records[0].step, records[-1].step
+    return f"step {first}" if len(records) == 1 else f"steps {first} to {last}"
 
 
-def table(head: str, rows: Sequence[Spent], on_gpu: bool, most: int | None = None) -> Iterator[str]:
-    """Yields rows and their shares of all of these, the GPU's where there is one; with `most` the costliest so many."""
-    cost = {each.name: each.gpu_ms if on_gpu else each.ms for each in rows}
-    whole = sum(cost.values()) or 1.0
-    heads = [head, "ms a step", *(["GPU ms a step"] if on_gpu else []), "share", "times a step"]
+def table(
+    head: str, rows: Sequence[TimeSpent], on_gpu: bool, most: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a Markdown table of times.
+
+    Args:
+        head: Title of the first column.
+        rows: Times per step.
+        on_gpu: Add GPU times, and use them for the shares.
+        most: Number of rows to show, the costliest first; None shows all in their order.
+    """
+    cost = {row.name: row.gpu_ms if on_gpu else row.ms for row in rows}
+    total = sum(cost.values()) or 1.0
+    heads = [head, "ms/step", *(["GPU ms/step"] if on_gpu else []), "share", "calls/step"]
     yield from (f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
-    for each in (
-        rows
-        if most is None
-        else sorted(rows, key=lambda each: cost[each.name], reverse=True)[:most]
-    ):
-        took = [f"{each.ms:.2f}", *([f"{each.gpu_ms:.2f}"] if on_gpu else [])]
-        yield f"| {' | '.join([each.name, *took, f'{100 * cost[each.name] / whole:.1f} %', f'{each.times:.4g}'])} |"
+    if most is not None:
+        rows = sorted(rows, key=lambda row: cost[row.name], reverse=True)[:most]
+    for row in rows:
+        times = [f"{row.ms:.2f}", *([f"{row.gpu_ms:.2f}"] if on_gpu else [])]
+        share = f"{100 * cost[row.name] / total:.1f} %"
+        yield f"| {' | '.join([row.name, *times, share, f'{row.times:.4g}'])} |"

@@ -23,12 +23,17 @@ ANNOTATION_BYTES = 500
 """JSON of one mask, rounded: the figure usually given for SA-1B."""
 GRIDS = (256, 1024)
 SETTINGS = SampleConfig(image_size=1024, mask_size=GRIDS[0])
-CHANCE = RandomSpec(seed=0, clicks=12, blocks=12)
-VISIT = SampleRef(0, 0, 0)
+RANDOM_SPEC = RandomSpec(seed=0, clicks=12, blocks=12)
+SAMPLE_REF = SampleRef(0, 0, 0)
 
 
 def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
-    """Return the bytes of a sample with dense masks at the original size `(H, W)`."""
+    """Return the bytes of a sample with dense masks at the original size.
+
+    Args:
+        size: height and width of the image in pixels.
+        masks: number of masks.
+    """
     pixels = size[0] * size[1]
     annotations = ANNOTATION_BYTES * masks
     return {
@@ -57,10 +62,12 @@ def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
     record = annotation.read(json, name)
     entry = annotation.check(record, name)
     runs = {
-        grid: build_sample(jpg, entry, VISIT, replace(SETTINGS, mask_size=grid), CHANCE).masks
+        grid: build_sample(
+            jpg, entry, SAMPLE_REF, replace(SETTINGS, mask_size=grid), RANDOM_SPEC
+        ).masks
         for grid in GRIDS
     }
-    sample, batch = made(jpg, json, name)
+    sample, batch = make_sample(jpg, json, name)
     return {
         "name": name,
         "height": entry.size[0],
@@ -84,23 +91,40 @@ def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
 
 
 def coco_text_bytes(record: annotation.Sa1bRecord, entry: ImageAnnotation) -> int:
-    """Return the length of all masks' compressed COCO counts; plain lists are compressed first."""
+    """Return the length of all masks' compressed COCO counts; plain lists are compressed first.
+
+    Args:
+        record: the json of the sample.
+        entry: its masks.
+    """
     return sum(
-        len(each.segmentation.counts)
-        if isinstance(each.segmentation.counts, str)
+        len(one.segmentation.counts)
+        if isinstance(one.segmentation.counts, str)
         else len(entry.masks[number : number + 1].to_coco()[0])
-        for number, each in enumerate(record.annotations)
+        for number, one in enumerate(record.annotations)
     )
 
 
-def made(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
-    """Return the sample and a batch of only this sample, as a loader process makes them."""
-    sample = build_sample(jpg, annotation.parse(json, name), VISIT, SETTINGS, CHANCE)
-    return sample, collate([sample], (), SETTINGS, CHANCE, 0.5, DataCursor(1))
+def make_sample(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
+    """Return the sample and a batch of only this sample, as a loader process makes them.
+
+    Args:
+        jpg: the encoded image.
+        json: its annotations in SA-1B's format.
+        name: the sample's name in errors.
+    """
+    sample = build_sample(jpg, annotation.parse(json, name), SAMPLE_REF, SETTINGS, RANDOM_SPEC)
+    return sample, collate([sample], (), SETTINGS, RANDOM_SPEC, 0.5, DataCursor(1))
 
 
 def peak(jpg: bytes, json: bytes, name: str) -> int:
-    """Return by how many bytes making the sample raises the peak RSS of a warmed-up fresh process."""
+    """Return by how many bytes making the sample raises the peak RSS of a warm fresh process.
+
+    Args:
+        jpg: the encoded image.
+        json: its annotations in SA-1B's format.
+        name: the sample's name in errors.
+    """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_rise, jpg, json, name).result()
 
@@ -111,12 +135,12 @@ def _rise(jpg: bytes, json: bytes, name: str) -> int:
         "image": about,
         "annotations": [{"segmentation": mask, "predicted_iou": 1, "stability_score": 1}],
     }
-    made(
+    make_sample(
         encode_jpeg(np.zeros((8, 8, 3), np.uint8), 85, "444"), msgspec.json.encode(little), "little"
     )
     process_memory.reset_peak_rss()
     before = process_memory.rss_bytes()
-    made(jpg, json, name)
+    make_sample(jpg, json, name)
     return process_memory.peak_rss_bytes() - before
 
 
@@ -175,7 +199,8 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"decoded, it would take {decoded['total_uint8'] / ours['batch_share']:.3g} times what the worker sends",
+            f"decoded, it would take {decoded['total_uint8'] / ours['batch_share']:.3g} times what"
+            " the worker sends",
         ]
     )
 

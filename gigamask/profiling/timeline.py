@@ -1,8 +1,7 @@
-"""From a time line to tables: the trace of some steps as `torch.profiler` writes it enters, what parts of a step and operators took leaves.
+"""Time per part of a step and per operator, from a trace of `torch.profiler`.
 
-torch has tables of its own, but takes several times as long for them, and twice the memory (docs/measurements.md).
-
-Not here: how a trace is made (`memory.profiler`), where the parts of a step are marked (`parallel.ranges`).
+torch's own tables take several times as long and twice the memory (docs/measurements.md). The parts
+of a step are marked by `distributed.profile_ranges`.
 """
 
 from collections import defaultdict
@@ -16,21 +15,21 @@ from gigamask.distributed.profile_ranges import PREFIX
 
 STEP = f"{PREFIX}step "
 REST, OPTIMIZER = "everything else", "optimizer"
-OPTIMIZERS_OWN = "Optimizer.step#"
-"""How the range begins that torch itself makes of every optimizer's step."""
+OPTIMIZER_PREFIX = "Optimizer.step#"
+"""Prefix of the range that torch itself records for every optimizer step."""
 OPERATOR, RANGE = "cpu_op", "user_annotation"
 LAUNCHES, KERNELS = ("cuda_runtime", "cuda_driver"), ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Origin(msgspec.Struct):
-    """An operator and the kernels it launches have one number in common; a launch and its kernel another."""
+    """Numbers that an operator shares with its kernels, and a launch with its kernel."""
 
     operator: int | str | None = msgspec.field(default=None, name="External id")
     launch: int | str | None = msgspec.field(default=None, name="correlation")
 
 
 class Event(msgspec.Struct):
-    """A line of a trace; microseconds."""
+    """An event of a trace; times in microseconds."""
 
     name: str = ""
     cat: str = ""
@@ -41,20 +40,20 @@ class Event(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    """A trace, of which the rest is left aside."""
+    """The events of a trace; its other fields are ignored."""
 
     events: list[Event] = msgspec.field(name="traceEvents")
 
 
 class Launch(Event):
-    """The moment at which an operator, by name, launched a kernel, and how long that took."""
+    """A kernel at the time of its launch, by the operator's name, with the kernel's duration."""
 
-    took: float = 0.0
+    kernel_dur: float = 0.0
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a part or an operator took of one step, without what lies in it, and how often it came."""
+class TimeSpent:
+    """Time of a part or operator per step, without nested rows, and how often it ran."""
 
     name: str
     ms: float
@@ -62,8 +61,17 @@ class Spent:
     times: float
 
 
-def read(trace: bytes, steps: int) -> tuple[list[Spent], list[Spent]]:
-    """Returns the parts of a step in their order, what is in none of them last, and the operators; both as means of so many steps."""
+def read(trace: bytes, steps: int) -> tuple[list[TimeSpent], list[TimeSpent]]:
+    """Read a trace.
+
+    Args:
+        trace: The JSON that `torch.profiler` writes.
+        steps: Number of steps in it.
+
+    Returns:
+        The parts of a step in their order, with everything else last, and the operators; both as
+        means per step.
+    """
     events = msgspec.json.decode(trace, type=Trace).events
     by_operator = {event.args.operator: event for event in events if event.cat in (OPERATOR, RANGE)}
     by_launch = {event.args.launch: event for event in events if event.cat in LAUNCHES}
@@ -75,26 +83,36 @@ def read(trace: bytes, steps: int) -> tuple[list[Spent], list[Spent]]:
             )
             at = operator or by_launch.get(kernel.args.launch) or kernel
             launched.append(
-                Launch(name=operator.name if operator else kernel.name, ts=at.ts, took=kernel.dur)
+                Launch(
+                    name=operator.name if operator else kernel.name,
+                    ts=at.ts,
+                    kernel_dur=kernel.dur,
+                )
             )
     return parts(events, launched, steps), operators(events, launched, steps)
 
 
-def parts(events: Iterable[Event], launched: Iterable[Launch], steps: int) -> list[Spent]:
-    """Returns what is spent in each part of a step.
+def parts(events: Iterable[Event], launched: Iterable[Launch], steps: int) -> list[TimeSpent]:
+    """Return the time spent in each part of a step.
 
-    A kernel is of the part in which it was launched, by whatever thread: backward passes have threads of their own, for which ours waits.
+    A kernel belongs to the part during which it was launched, by any thread: backward passes have
+    their own threads, for which the main thread waits.
+
+    Args:
+        events: The events of the trace.
+        launched: Its kernels.
+        steps: Number of steps.
     """
-    ours = [
+    ranges = [
         event
         for event in events
-        if event.cat == RANGE and event.name.startswith((PREFIX, OPTIMIZERS_OWN))
+        if event.cat == RANGE and event.name.startswith((PREFIX, OPTIMIZER_PREFIX))
     ]
     sums: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(3))
-    for event, around in nested([*ours, *launched]):
+    for event, around in nested([*ranges, *launched]):
         outer = path(around)
         if isinstance(event, Launch):
-            sums[outer] += 0.0, event.took, 0.0
+            sums[outer] += 0.0, event.kernel_dur, 0.0
             continue
         sums[path([*around, event])] += event.dur, 0.0, 1.0
         if around:
@@ -103,8 +121,14 @@ def parts(events: Iterable[Event], launched: Iterable[Launch], steps: int) -> li
     return means({**sums, REST: rest}, steps)
 
 
-def operators(events: Iterable[Event], launched: Iterable[Launch], steps: int) -> list[Spent]:
-    """Returns what is spent in each operator; a kernel that none of them launched stands for itself."""
+def operators(events: Iterable[Event], launched: Iterable[Launch], steps: int) -> list[TimeSpent]:
+    """Return the time spent in each operator; kernels without an operator have their own row.
+
+    Args:
+        events: The events of the trace.
+        launched: Its kernels.
+        steps: Number of steps.
+    """
     threads: defaultdict[int | str, list[Event]] = defaultdict(list)
     for event in events:
         if event.cat in (OPERATOR, RANGE):
@@ -117,12 +141,12 @@ def operators(events: Iterable[Event], launched: Iterable[Launch], steps: int) -
             if around and around[-1].cat == OPERATOR:
                 sums[around[-1].name] -= event.dur, 0.0, 0.0
     for launch in launched:
-        sums[launch.name] += 0.0, launch.took, 0.0
+        sums[launch.name] += 0.0, launch.kernel_dur, 0.0
     return means(sums, steps)
 
 
 def nested(events: Iterable[Event]) -> Iterator[tuple[Event, list[Event]]]:
-    """Yields events in their order, each with those that it lies in, the outermost first."""
+    """Yield events by time, each with the events around it, outermost first."""
     around: list[Event] = []
     for event in sorted(events, key=lambda event: (event.ts, -event.dur)):
         while around and around[-1].ts + around[-1].dur <= event.ts:
@@ -132,18 +156,26 @@ def nested(events: Iterable[Event]) -> Iterator[tuple[Event, list[Event]]]:
 
 
 def path(ranges: Iterable[Event]) -> str:
-    """Returns the part of a step that ranges mean, one in the other; the step itself is an empty one."""
+    """Return the name of nested ranges, such as `a / b`; the step itself has no name."""
     names = [
-        each.name.removeprefix(PREFIX) if each.name.startswith(PREFIX) else OPTIMIZER
-        for each in ranges
-        if not each.name.startswith(STEP)
+        event.name.removeprefix(PREFIX) if event.name.startswith(PREFIX) else OPTIMIZER
+        for event in ranges
+        if not event.name.startswith(STEP)
     ]
     return " / ".join(names)
 
 
-def means(sums: dict[str, np.ndarray], steps: int) -> list[Spent]:
-    """Returns microseconds, the GPU's and numbers of times as milliseconds and numbers a step."""
+def means(sums: dict[str, np.ndarray], steps: int) -> list[TimeSpent]:
+    """Divide sums by the number of steps.
+
+    Args:
+        sums: Microseconds, GPU microseconds and number of calls by name.
+        steps: Number of steps.
+
+    Returns:
+        Milliseconds and numbers of calls per step.
+    """
     return [
-        Spent(name, float(own) / 1e3 / steps, float(gpu) / 1e3 / steps, float(times) / steps)
+        TimeSpent(name, float(own) / 1e3 / steps, float(gpu) / 1e3 / steps, float(times) / steps)
         for name, (own, gpu, times) in sums.items()
     ]

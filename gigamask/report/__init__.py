@@ -1,1 +1,1 @@
-"""Reports: what runs and scores were, on one HTML page."""
+"""Reports of runs and evaluations as single HTML files."""

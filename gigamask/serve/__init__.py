@@ -1,1 +1,1 @@
-"""The web page: try a model on a photograph, look at data and at runs. FastAPI behind, one page of plain JavaScript in front."""
+"""The web page to try a model, and to browse datasets and runs: FastAPI and plain JavaScript."""

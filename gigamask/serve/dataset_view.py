@@ -59,7 +59,12 @@ class DatasetView:
         }
 
     def images(self, first: int, count: int) -> list[dict[str, Any]]:
-        """Return `count` images in the order of the index, from row `first` on."""
+        """Return images in the order of the index.
+
+        Args:
+            first: row of the first image.
+            count: number of images.
+        """
         first = max(first, 0)
         last = min(first + min(count, MAX_ROWS), len(self.index))
         return [image_to_json(self.index, row) for row in range(first, last)]
@@ -70,7 +75,7 @@ class DatasetView:
         return stats.describe(self.index)
 
     def masks(self, row: int) -> dict[str, Any]:
-        """Return an image with its masks and their scores; raise CorruptSampleError if it is corrupt."""
+        """Return an image with its masks and scores; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
         if raw.json is None:
             raise NotFoundError(f"{raw.name}: has no json, so it has no masks")
@@ -107,7 +112,12 @@ class DatasetView:
 
 
 def image_to_json(index: Index, row: int) -> dict[str, Any]:
-    """Return what lists show of one image of an index."""
+    """Return the data of one image in a list.
+
+    Args:
+        index: the index.
+        row: row of the image.
+    """
     images = index.images
     return {
         "row": row,

@@ -1,7 +1,4 @@
-"""The runs below a folder, in responses short enough to be asked for every two seconds.
-
-Not here: how a run's files are read (`report.history`).
-"""
+"""The runs below a folder, in responses short enough to be requested every two seconds."""
 
 import threading
 import time
@@ -16,7 +13,7 @@ from gigamask.training import manifest
 
 MAX_EVENTS = 200
 LIVE_S = 60.0
-"""A run counts as being trained for so many seconds after its last record."""
+"""A run counts as training for this many seconds after its last record."""
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 WATCHED = (history.METRICS, history.CONFIG, history.SCORES, "checkpoints", "pictures")
 """A run is read again when one of these has changed."""
@@ -28,7 +25,7 @@ class RunsView:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise GigamaskError(
-                f"--runs {folder}: no such folder; name one that holds runs, or will"
+                f"--runs {folder}: no such folder; give one that holds runs, or will hold them"
             )
         self.folder, self._lock = folder, threading.Lock()
         self._folders: dict[str, Path] = {}
@@ -54,7 +51,12 @@ class RunsView:
         }
 
     def differences(self, one: str, other: str) -> list[dict[str, Any]]:
-        """Return the flags in which two runs' configurations differ."""
+        """Return the flags that differ between two runs.
+
+        Args:
+            one: name of the first run.
+            other: name of the second run.
+        """
         first, second = self._history(one).config, self._history(other).config
         return [
             {"flag": flag, "one": first.get(flag), "other": second.get(flag)}

@@ -59,13 +59,14 @@ def bind(host: str, port: int) -> socket.socket:
         port: port to listen on; 0 takes a free one.
 
     Raises:
-        Fault: if the host is no address of this machine, or the port is taken.
+        GigamaskError: if the host is not an address of this machine, or the port is taken.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         raise GigamaskError(
-            f"--host {host}: is no address of this machine ({error.strerror}); give one, such as 127.0.0.1"
+            f"--host {host}: is not an address of this machine ({error.strerror}); give one, such"
+            " as 127.0.0.1"
         ) from None
     try:
         return socket.create_server(
@@ -76,12 +77,19 @@ def bind(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise GigamaskError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); give another --port, or 0 for a free one"
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --port, or 0 for a"
+            " free one"
         ) from None
 
 
 def page_url(listener: socket.socket, host: str, token: str | None) -> str:
-    """Return the address to open in a browser, with the token if there is one."""
+    """Return the address to open in a browser.
+
+    Args:
+        listener: the listening socket.
+        host: the host that was requested.
+        token: the access token, if there is one.
+    """
     address, port = listener.getsockname()[:2]
     if ipaddress.ip_address(address).is_unspecified:
         host = socket.gethostname()

@@ -136,7 +136,8 @@ class Session:
         height, width = image.size(raw, name)
         if height * width > MAX_PIXELS:
             raise GigamaskError(
-                f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale it down first"
+                f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
+                " it down first"
             )
         decoded = image.decode(raw, name)
         pixels = decoded if masks is not None else upright(decoded, raw)
@@ -315,7 +316,8 @@ def check_steps(size: tuple[int, int], steps: Sequence[PromptStep]) -> None:
         inside = (corners >= 0).all() and (corners <= size[::-1]).all()
         if not (np.isfinite(corners).all() and inside):
             raise GigamaskError(
-                f"a prompt lies at {corners.tolist()}, outside of the image of {size[1]} x {size[0]}; give one inside"
+                f"a prompt is at {corners.tolist()}, outside the image of {size[1]} x {size[0]};"
+                " give one inside"
             )
 
 

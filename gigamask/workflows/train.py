@@ -129,11 +129,11 @@ def train_in_world(
         remaining.append(config.steps - step)
         observers: list[Observer] = []
         if world.is_main:
-            observers.append(Leaks(config.log_every, config.steps, device).look)
+            observers.append(Leaks(config.log_every, config.steps, device).observe)
         if profile is not None:
             rank = world.rank if world.size > 1 else None
             folder = Path(config.out) / "profile"
-            observers.append(Profile(folder, profile, step, config.steps, device, rank).look)
+            observers.append(Profile(folder, profile, step, config.steps, device, rank).observe)
         return observers
 
     try:

@@ -217,7 +217,7 @@ def test_how_many_steps_must_be_a_number_from_one_on(scenes, tmp_path, capsys, v
 
 def test_leaks_are_looked_for_in_every_training(scenes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "gigamask.profiling.leaks.Leaks.look",
+        "gigamask.profiling.leaks.Leaks.observe",
         lambda leaks, done, over: (
             [("memory leak: it grows", {"leak": "x"})] if done == 2 and not over else []
         ),

@@ -82,7 +82,7 @@ def test_looks_are_few_however_long_a_training_is():
     series = Series()
     for step in range(1, 10_001):
         series.add(step, HELD)
-    assert leaks.MOST_LOOKS / 2 <= len(series.steps) == len(series.sizes) < leaks.MOST_LOOKS
+    assert leaks.MAX_SAMPLES / 2 <= len(series.steps) == len(series.sizes) < leaks.MAX_SAMPLES
     assert set(np.diff(series.steps)) == {16}
 
 
@@ -101,8 +101,8 @@ def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
     meter = Leaks(every, last, device)
     for step in range(steps + 1):
         now = sizes(step)
-        told += meter.look(step, False)
-    assert list(meter.look(steps, True)) == []
+        told += meter.observe(step, False)
+    assert list(meter.observe(steps, True)) == []
     assert looks["all"] == steps // every
     return told
 
@@ -110,8 +110,8 @@ def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
 def test_a_leak_is_said_once_with_where_it_leads(monkeypatch):
     ((line, noted),) = watched(monkeypatch, lambda step: {"this process": HELD + MB * step})
     assert line == (
-        "memory leak: this process holds 1.03 GB, 1.0 MB more with every step since step 70, 470.0 MB more in the 470 steps that are left; "
-        "--profile 5 tells which tensors stay (docs/profile.md)"
+        "memory leak: this process holds 1.03 GB, 1.0 MB more with every step since step 70, 470.0 MB more in the 470 remaining steps; "
+        "--profile 5 lists the tensors that remain (docs/profile.md)"
     )
     assert noted == {
         "leak": "this process",

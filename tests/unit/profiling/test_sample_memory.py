@@ -40,7 +40,7 @@ def test_what_is_measured_is_what_is_held():
     assert ours["runs_original"] == masks.bounds.nbytes + masks.offsets.nbytes
     assert ours["runs_256"] < ours["runs_1024"] < 2**16
     assert ours["image_fitted"] == 3 * 683 * 1024
-    made, batch = sample_memory.made(jpg, raw, "specimen")
+    made, batch = sample_memory.make_sample(jpg, raw, "specimen")
     assert (
         ours["runs_256"]
         == made.masks.bounds.nbytes + made.masks.offsets.nbytes
@@ -89,7 +89,7 @@ def test_empty_is_nothing():
     assert sample_memory.held_bytes(("text", None, 3, [b"ab"])) == 2
     assert (
         sample_memory.held_bytes(
-            collate([], (), sample_memory.SETTINGS, sample_memory.CHANCE, 0.5, DataCursor(0)).images
+            collate([], (), sample_memory.SETTINGS, sample_memory.RANDOM_SPEC, 0.5, DataCursor(0)).images
         )
         == 0
     )

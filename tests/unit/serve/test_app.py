@@ -98,7 +98,7 @@ def test_data_and_runs_are_told(client):
             "/api/images/KEY/predict",
             {"steps": [{"point": [999, 1]}]},
             422,
-            "outside of the image",
+            "outside the image",
         ),
         ("POST", "/api/images/KEY/words", {"text": "red"}, 422, "--words RUN"),
         ("POST", "/api/images/KEY/words", {"text": "x" * 301}, 422, "text"),

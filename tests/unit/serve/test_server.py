@@ -56,9 +56,9 @@ def test_an_address_that_is_taken_or_none_is_a_fault():
         ):
             pass
     with (
-        pytest.raises(GigamaskError, match="is no address"),
+        pytest.raises(GigamaskError, match="--host"),
         server.bind("no.such.host.invalid", 0),
     ):
         pass
-    with pytest.raises(GigamaskError, match="cannot be listened on"), server.bind("192.0.2.1", 0):
+    with pytest.raises(GigamaskError, match="192.0.2.1"), server.bind("192.0.2.1", 0):
         pass
