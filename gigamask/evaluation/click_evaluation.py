@@ -46,7 +46,15 @@ class ClickEvaluation(Evaluator):
             run: Configuration of the training.
             world: Processes that evaluate together.
         """
+        if not self.data:
+            return None
         from gigamask.evaluation.in_training import ClickScorer
 
-        scorer = ClickScorer.from_config(self, run.out, world)
-        return None if scorer is None else scorer.run
+        return ClickScorer.open(
+            self.data,
+            f"{run.out}/evaluation",
+            self.images,
+            self.min_predicted_iou,
+            self.best_by,
+            world,
+        ).run

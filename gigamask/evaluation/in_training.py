@@ -29,7 +29,6 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation import figures
-from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, score_group
 from gigamask.evaluation.embedded_images import (
     EmbeddedImage,
@@ -82,29 +81,36 @@ class ClickScorer:
     world: World = field(default_factory=World)
 
     @classmethod
-    def from_config(
-        cls, config: ClickEvaluation, out: str, world: World | None = None
-    ) -> "ClickScorer | None":
+    def open(
+        cls,
+        data: Sequence[str],
+        folder: str,
+        images: int,
+        min_predicted_iou: float | None,
+        best_by: str,
+        world: World | None = None,
+    ) -> "ClickScorer":
         """Open the data to evaluate on.
 
         Args:
-            config: Settings of the evaluation.
-            out: Run folder; tars without an index are indexed there, once.
+            data: Tars, folders of tars, globs, or an index.
+            folder: Where tars without an index are indexed, once.
+            images: Number of images, drawn among those with a mask.
+            min_predicted_iou: Only masks with at least this predicted_iou.
+            best_by: Score that chooses the best checkpoint.
             world: Processes that evaluate together.
 
         Returns:
-            The evaluation; None if the settings name no data.
+            The evaluation.
 
         Raises:
             GigamaskError: No image has a mask that passes the filters, or none can be read.
         """
-        if not config.data:
-            return None
-        index = indexes.open_or_build(config.data, f"{out}/evaluation")
-        filters = MaskFilters(max_area=None, min_predicted_iou=config.min_predicted_iou)
+        index = indexes.open_or_build(data, folder)
+        filters = MaskFilters(max_area=None, min_predicted_iou=min_predicted_iou)
         order = make_rng(0, "evaluation").permutation(len(index)).tolist()
         annotated = (row for row in order if len(scored_masks(index, row, filters)))
-        rows = tuple(sorted(islice(annotated, config.images)))
+        rows = tuple(sorted(islice(annotated, images)))
         if not rows:
             advice = "give annotated images"
             if index.manifest.masks:
@@ -112,7 +118,7 @@ class ClickScorer:
             raise GigamaskError(
                 f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {advice}"
             )
-        scorer = cls(index, rows, filters, config.best_by, world or World())
+        scorer = cls(index, rows, filters, best_by, world or World())
         scorer.check_readable()
         return scorer
 

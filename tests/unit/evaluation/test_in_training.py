@@ -89,7 +89,8 @@ def evaluator(index, rows, best_by="1 click") -> ClickScorer:
 
 
 def opened(run) -> ClickScorer | None:
-    return ClickScorer.from_config(run.evaluation, run.out)
+    evaluate = run.evaluation.open(run, World())
+    return evaluate and evaluate.__self__
 
 
 def settled(data, out, **asked):
