@@ -321,12 +321,12 @@ class QueryLoader:
     max_masks: int
     seed: int
 
-    def batches(self, groups: Iterable[StepPlan]) -> Iterator[tuple[QueryBatch, ...]]:
+    def batches(self, plans: Iterable[StepPlan]) -> Iterator[tuple[QueryBatch, ...]]:
         """Yield the micro-batches of each step."""
         with closing(ShardReader(self.index.shard_paths)) as shards:
-            for group in groups:
-                cursor = DataCursor(group.samples)
-                yield tuple(self.batch(visits, shards, cursor) for visits in group.micro_batches)
+            for plan in plans:
+                cursor = DataCursor(plan.samples)
+                yield tuple(self.batch(visits, shards, cursor) for visits in plan.micro_batches)
 
     def close(self) -> None:
         """Do nothing: there are no worker processes."""

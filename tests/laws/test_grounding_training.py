@@ -37,14 +37,14 @@ from tests.ranks import fork
 
 
 def die_after_four(run) -> None:
-    record = MetricsLogger.record
+    log_step = MetricsLogger.log_step
 
     def dying(self, step, images, figures):
-        record(self, step, images, figures)
+        log_step(self, step, images, figures)
         if step == 4:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    MetricsLogger.record = dying
+    MetricsLogger.log_step = dying
     train(run)
 
 
