@@ -19,7 +19,7 @@ from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
-from gigamask.samplers.stratified import Stratified
+from gigamask.samplers.stratified import InterleavedStrata, Stratified
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepResult, step
 from gigamask.training.tasks import make_decoder, select_random_inputs, targets_from_batch
@@ -116,7 +116,9 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
             (mask for mask, each in enumerate(strata) if each == stratum),
             key=lambda mask: -told[mask],
         )
-        kept += members[: max(int(np.ceil(len(members) * run.mining.keep_ratio)), run.mining.min_kept)]
+        kept += members[
+            : max(int(np.ceil(len(members) * run.mining.keep_ratio)), run.mining.min_kept)
+        ]
     torch.stack([loss[mask] for loss in losses for mask in kept]).mean().backward()
     for parameter in model.parameters():
         parameter.data -= parameter.grad
@@ -334,7 +336,7 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
     [
         ("image", little().sampler, OHEM(within="granularity")),
         ("image", Stratified(per_stratum=4), OHEM(within="granularity")),
-        ("mask", Stratified(per_stratum=9), OHEM(within="sampler")),
+        ("mask", InterleavedStrata(ratio=(0, 1, 1)), OHEM(within="sampler")),
     ],
 )
 def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sampler, mining):
