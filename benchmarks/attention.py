@@ -90,7 +90,8 @@ def main() -> None:
             for leaf in (q, k, v, *tables):
                 leaf.grad = None
     print(
-        f"{given.tokens}x{given.tokens} tokens, {given.images} x {given.heads} heads of {given.dim}, {dtype}, {device}, ratios to plain: CPU (wall)"
+        f"{given.tokens}x{given.tokens} tokens, {given.images} x {given.heads} heads of "
+        f"{given.dim}, {dtype}, {device}, ratios to plain: CPU (wall)"
     )
     print("form       forward      forward + backward   its wall ms   kept for backward")
     for name, form in FORMS.items():
@@ -102,7 +103,8 @@ def main() -> None:
             )
             ratios.append(f"{mine[0] / plain[0]:.2f} ({mine[1] / plain[1]:.2f})")
         print(
-            f"{name:<10} {ratios[0]:<12} {ratios[1]:<20} {1e3 * mine[1]:<13.2f} {kept_bytes(lambda form=form: answer(form)) / 2**20:.0f} MiB"
+            f"{name:<10} {ratios[0]:<12} {ratios[1]:<20} {1e3 * mine[1]:<13.2f} "
+            f"{kept_bytes(lambda form=form: answer(form)) / 2**20:.0f} MiB"
         )
 
 

@@ -77,7 +77,8 @@ def main() -> None:
     )
     pixels = cv2.resize(pixels, tuple(asked.size[::-1]), interpolation=cv2.INTER_CUBIC)
     print(
-        f"{asked.size[0]} x {asked.size[1]} px, {asked.points_per_side} points a side, torch {torch.__version__}, {platform.machine()}\n"
+        f"{asked.size[0]} x {asked.size[1]} px, {asked.points_per_side} points a side, torch "
+        f"{torch.__version__}, {platform.machine()}\n"
     )
     print("| pred_iou_thresh | whose | s | MB | masks |\n|---|---|---|---|---|")
     spawn = multiprocessing.get_context("spawn")

@@ -30,7 +30,8 @@ from gigamask.types import Prompts
 def decode_plainly(
     model: Sam, embedding: torch.Tensor, mask_image: torch.Tensor, prompts: Prompts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what `Sam.decode` returns, with the model's own parameters, in the order of work of the publication."""
+    """Returns what `Sam.decode` returns, with the model's own parameters, in the order of work of
+    the publication."""
     encoder, decoder = model.prompt_encoder, model.mask_decoder
     count, side = len(mask_image), embedding.shape[-1]
     own = torch.cat([decoder.iou_token.weight, decoder.mask_tokens.weight]).expand(count, -1, -1)
@@ -177,10 +178,12 @@ def main() -> None:
     )
 
     print(
-        f"{given.images} images, {given.masks} masks, {given.side}x{given.side} tokens, {'float32' if given.float32 else 'bf16'}, forward + backward"
+        f"{given.images} images, {given.masks} masks, {given.side}x{given.side} tokens, "
+        f"{'float32' if given.float32 else 'bf16'}, forward + backward"
     )
     print(
-        "round             CPU time x    wall x   (target >= 2)   kept for backward a mask   ratio   (target <= 0.6)"
+        "round             CPU time x    wall x   (target >= 2)   kept for backward a mask   "
+        "ratio   (target <= 0.6)"
     )
     for title, fed_back in (("points, 3 masks", False), ("fed back, 1 mask", True)):
         drawn = draw_prompts(spec, given.masks, fed_back, chance)

@@ -73,7 +73,8 @@ def needed_by(name: str, extras: Iterable[str]) -> list[Requirement]:
 
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, int]:
-    """Returns the bytes of everything that some requirements put there, by name; KeyError where one is not installed."""
+    """Returns the bytes of everything that some requirements put there, by name; KeyError where one
+    is not installed."""
     found: dict[str, int] = {}
     left = list(requirements)
     while left:

@@ -83,7 +83,8 @@ def play(predictor: SamPredictor, truth: np.ndarray, box: np.ndarray) -> Scores:
 
 
 def next_click(truth: np.ndarray, guess: np.ndarray, points: np.ndarray) -> tuple[int, int, int]:
-    """Returns x, y and label of the deepest pixel of what is wrong, of the whole mask or background where nothing is."""
+    """Returns x, y and label of the deepest pixel of what is wrong, of the whole mask or background
+    where nothing is."""
     clicked = points.astype(int)
     for inside, outside in ((truth & ~guess, ~truth & guess), (truth, ~truth)):
         depths = [
@@ -148,7 +149,8 @@ def compare(
         for part in (0, 1)
     )
     print(
-        f"{masks} masks of {len(rows)} images, {max(CLICKS)} clicks and a box each, {at_once} images at once, {device.type}"
+        f"{masks} masks of {len(rows)} images, {max(CLICKS)} clicks and a box each, {at_once} "
+        f"images at once, {device.type}"
     )
     print("| way | wall s | CPU s | ms a mask |\n|---|---|---|---|")
     for name in ways:

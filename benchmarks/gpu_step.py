@@ -51,7 +51,8 @@ PARTS = ("encode forward", "rounds forward + backward", "encoder backward", "opt
 
 @dataclass
 class Marks:
-    """Moments of one step: on a GPU events in its queue, which nobody waits for until the step is over; else the clock."""
+    """Moments of one step: on a GPU events in its queue, which nobody waits for until the step is
+    over; else the clock."""
 
     device: torch.device
     moments: list = field(default_factory=list)
@@ -104,7 +105,8 @@ class MarkedBatches(tuple[Batch, ...]):
 
 
 def smooth_masks(count: int, size: tuple[int, int]) -> torch.Tensor:
-    """Returns blobs of 0.1 % to 30 % of the image, each with a wavy outline and in a place of its own."""
+    """Returns blobs of 0.1 % to 30 % of the image, each with a wavy outline and in a place of its
+    own."""
     rng = make_rng(0, "benchmark masks")
     height, width = size
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
@@ -155,7 +157,8 @@ def batch_in_memory(run: SamTrainConfig, masks: int) -> Batch:
 
 
 def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
-    """Returns the side of a square matrix product and the TFLOP/s it reaches: 8192 in the step's precision on a GPU, the median of twenty."""
+    """Returns the side of a square matrix product and the TFLOP/s it reaches: 8192 in the step's
+    precision on a GPU, the median of twenty."""
     side, repeats = (8192, 20) if device.type == "cuda" else (512, 3)
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
@@ -172,7 +175,8 @@ def matmul_peak(device: torch.device, precision: str) -> tuple[int, float]:
 def timed_step(
     task: SamTask, state: TrainState, batch: Batch, run: SamTrainConfig
 ) -> tuple[float, list[float]]:
-    """Makes one update; returns its seconds on the wall, the device's queue drained, and the seconds of each part."""
+    """Makes one update; returns its seconds on the wall, the device's queue drained, and the
+    seconds of each part."""
     marks = Marks(batch.images.device)
     batches = MarkedBatches([batch])
     batches.marks = marks
@@ -191,7 +195,8 @@ def timed_step(
     seconds = time.perf_counter() - begin
     if done.skipped:
         sys.exit(
-            f"the step was skipped, its gradient norm is {done.record['grad_norm']}: these times would not be a step's"
+            f"the step was skipped, its gradient norm is {done.record['grad_norm']}: these times "
+            f"would not be a step's"
         )
     return seconds, [encode, rounds, encoder, clear + update]
 
@@ -199,7 +204,8 @@ def timed_step(
 def measure(
     task: SamTask, state: TrainState, batch: Batch, run: SamTrainConfig, repeats: int
 ) -> dict[str, float]:
-    """Returns medians of the step's seconds and of its parts', and the peak memory of all repeats in GB, 0 where there is no GPU."""
+    """Returns medians of the step's seconds and of its parts', and the peak memory of all repeats
+    in GB, 0 where there is no GPU."""
     device = batch.images.device
     for _ in range(3 if device.type == "cuda" else 1):
         timed_step(task, state, batch, run)
@@ -307,12 +313,15 @@ def main() -> None:
 
     print(f"`python -m benchmarks.gpu_step {' '.join(sys.argv[1:])}`\n")
     print(
-        f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe {RECIPES[given.size]}, 1 image x {given.masks} masks, "
-        f"{run.prompts.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: {peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "
+        f"{chip_of(device)}, torch {torch.__version__}, {precision}; recipe "
+        f"{RECIPES[given.size]}, 1 image x {given.masks} masks, "
+        f"{run.prompts.rounds} rounds, medians of {given.repeats}. Matrix product of {side}^3: "
+        f"{peak:.3g} TFLOP/s; a step is {work:.3g} TFLOP, "
         "blocks that are computed again not counted.\n"
     )
     print(
-        f"| levers | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor s | allocated GB | reserved GB |"
+        f"| levers | step s | {' s | '.join(PARTS)} s | images/s | TFLOP/s | of the peak | floor "
+        f"s | allocated GB | reserved GB |"
     )
     print(f"|{'---|' * 12}")
     for levers in given.levers:

@@ -60,7 +60,8 @@ def main() -> None:
         index = indexes.open_or_build(run.data, run.out)
         dataset = open_queries(index, queries.read(run.queries), run.seed)
         print(
-            f"{len(dataset.queries)} queries about {len(np.unique(dataset.rows))} images, batches of {BATCH}"
+            f"{len(dataset.queries)} queries about {len(np.unique(dataset.rows))} images, batches "
+            f"of {BATCH}"
         )
         show_features(run, index)
         show_orders(dataset)
@@ -68,7 +69,8 @@ def main() -> None:
 
 
 def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
-    """Returns a run over the data that are given, or over scenes made for it; an untrained segmenter where none is."""
+    """Returns a run over the data that are given, or over scenes made for it; an untrained
+    segmenter where none is."""
     data, asked = tuple(given.data), tuple(given.queries)
     if not data:
         paths, made = described_scenes.write(folder / "scenes", given.scenes)
@@ -91,7 +93,8 @@ def prepared(given: argparse.Namespace, folder: Path) -> GroundingTrainConfig:
 
 
 def show_features(run: GroundingTrainConfig, index: Index) -> None:
-    """Prints what an epoch of batches takes while images are new, when they are in memory, and when another process finds them on disk."""
+    """Prints what an epoch of batches takes while images are new, when they are in memory, and when
+    another process finds them on disk."""
     print("epoch                 images encoded   wall s    CPU s")
     supply = run.data_source(index)
     for name in ("the first", "the next", "of another process"):
@@ -131,7 +134,8 @@ def show_orders(dataset: QueryDataset) -> None:
     ]
     _, cells = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
     print(
-        f"\nvisits of a joint cell of granularity, complexity and domain in an epoch, least and most of {cells.max() + 1}"
+        f"\nvisits of a joint cell of granularity, complexity and domain in an epoch, least and "
+        f"most of {cells.max() + 1}"
     )
     for name in ("random", "relevance_diversity"):
         order = make_component("sampler", name).order(items, 0, None)
@@ -162,7 +166,8 @@ def show_mining(run: GroundingTrainConfig, index: Index, steps: int) -> None:
     every, hard = np.concatenate(losses), np.concatenate(kept)
     share, mean = len(hard) / len(every), every[~np.isnan(every)].mean()
     print(
-        f"\nmining behind {steps} steps: mean loss of all {mean:.3f}, of the {share:.0%} kept {hard.mean():.3f}"
+        f"\nmining behind {steps} steps: mean loss of all {mean:.3f}, of the {share:.0%} kept "
+        f"{hard.mean():.3f}"
     )
 
 

@@ -42,7 +42,8 @@ BATCH, MICRO = 256, 4
 
 
 def masks_of(first: int, images: int) -> np.ndarray:
-    """How many masks each image has: on average SA-1B's, from none to some hundreds, by the image's number alone."""
+    """How many masks each image has: on average SA-1B's, from none to some hundreds, by the image's
+    number alone."""
     return make_rng(0, "masks", first).gamma(2.2, MASKS_AN_IMAGE / 2.2, images).astype("<i4")
 
 
@@ -137,7 +138,8 @@ def forget_pages(folder: Path) -> None:
 
 
 def gather(index: Index, in_order: bool = False) -> float:
-    """Returns the seconds that a million random mask rows of all columns take, sorted first when `in_order`."""
+    """Returns the seconds that a million random mask rows of all columns take, sorted first when
+    `in_order`."""
     rows = make_rng(1, "gather").integers(0, index.manifest.masks, GATHERED)
     start = time.perf_counter()
     rows = np.sort(rows) if in_order else rows
@@ -250,7 +252,8 @@ def report(folder: Path, scale: float, merge: bool) -> None:
         for kind in ("images", "masks")
     }
     print(
-        f"scale {scale}: {images:,} images, {masks:,} masks, {len(index.shard_paths)} tars; {sum(of.values()) / 1e9:.2f} GB"
+        f"scale {scale}: {images:,} images, {masks:,} masks, {len(index.shard_paths)} tars; "
+        f"{sum(of.values()) / 1e9:.2f} GB"
     )
     print(f"{of['images'] / images:.1f} bytes an image, {of['masks'] / masks:.1f} bytes a mask")
     print(f"{'':34}{'measured':>10}{'target':>9}{'peak MB':>9}")

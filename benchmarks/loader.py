@@ -94,7 +94,8 @@ def write_tars(folder: Path, path: str | None, images: int) -> None:
         )
     jpg_mb = np.mean([len(pair[0][1]) for pair in members]) / 1e6
     print(
-        f"{images} photographs of {jpg_mb:.2f} MB, {np.mean(bits):.2f} bits a pixel, {MASKS} masks each"
+        f"{images} photographs of {jpg_mb:.2f} MB, {np.mean(bits):.2f} bits a pixel, {MASKS} "
+        f"masks each"
     )
 
 
@@ -214,7 +215,8 @@ class Way:
 
 
 def compare(originals: Path, small: Path, workers: int, take: int, rounds: int) -> dict[str, float]:
-    """Prints a row for each way, all with so many processes, and returns each one's processor seconds an image."""
+    """Prints a row for each way, all with so many processes, and returns each one's processor
+    seconds an image."""
     few = max(take // 8, 4)
     ways = {
         "gigamask": Way(lambda: ours(originals, SETTINGS, workers), take, workers),
@@ -244,7 +246,8 @@ def compare(originals: Path, small: Path, workers: int, take: int, rounds: int) 
 
 
 def memory(folder: Path, grid: int, workers: int) -> dict[str, Any]:
-    """Measures the loader's processes; to be called in a process that holds nothing else, since they begin with what that has."""
+    """Measures the loader's processes; to be called in a process that holds nothing else, since
+    they begin with what that has."""
     multiprocessing.set_start_method(
         "fork", force=True
     )  # as in training; a spawned process would hand its own way on
@@ -289,11 +292,13 @@ def main() -> None:
                 found = fresh.submit(memory, originals, grid, max(given.workers)).result()
                 most = max(each["above_imports_bytes"] for each in found["workers"])
                 print(
-                    f"grid {grid:4}: {in_bytes(most)} above imports in the largest process (target {limit} MB);",
+                    f"grid {grid:4}: {in_bytes(most)} above imports in the largest process "
+                    f"(target {limit} MB);",
                     end=" ",
                 )
                 print(
-                    f"a batch of {in_bytes(found['batch_bytes'])}, masks {in_bytes(found['mask_bytes_per_sample'])} a sample (target 64 KB)"
+                    f"a batch of {in_bytes(found['batch_bytes'])}, masks "
+                    f"{in_bytes(found['mask_bytes_per_sample'])} a sample (target 64 KB)"
                 )
 
 

@@ -135,11 +135,13 @@ def main() -> None:
         )
         read_kb = TAKEN * GRID * GRID / 8e3, np.mean([len(raw) for _, raw in entries]) / 1e3
         print(
-            f"read for the masks of a sample: {read_kb[0]:.0f} KB from the store, {read_kb[1]:.0f} KB of json"
+            f"read for the masks of a sample: {read_kb[0]:.0f} KB from the store, "
+            f"{read_kb[1]:.0f} KB of json"
         )
         mask_ms = built_ms / index.manifest.masks
         print(
-            f"building: {mask_ms:.3f} ms a mask, {mask_ms * MASKS_OF_SA1B / 3.6e6:.0f} core hours for SA-1B"
+            f"building: {mask_ms:.3f} ms a mask, {mask_ms * MASKS_OF_SA1B / 3.6e6:.0f} core hours "
+            f"for SA-1B"
         )
 
 

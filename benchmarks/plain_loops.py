@@ -51,7 +51,8 @@ from tests import official
 
 
 class Official(nn.Module):
-    """Meta's modules; what they want of torchvision where that is missing stands in (`tests.official`)."""
+    """Meta's modules; what they want of torchvision where that is missing stands in
+    (`tests.official`)."""
 
     def __init__(self, spec: SamConfig) -> None:
         super().__init__()
@@ -76,7 +77,8 @@ class Official(nn.Module):
 
 
 class HuggingFace(nn.Module):
-    """Hugging Face's model; a mask prompt belongs to an image there, so each mask is an image of its own whose embedding is repeated."""
+    """Hugging Face's model; a mask prompt belongs to an image there, so each mask is an image of
+    its own whose embedding is repeated."""
 
     def __init__(self, spec: SamConfig) -> None:
         super().__init__()
@@ -107,7 +109,8 @@ Begin = Callable[[], Callable[[], float]]
 
 
 def loss_of(low: Tensor, predicted: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sum of all masks' losses, of the best answer each, and the answers of the highest predicted IoU, (m, G, G)."""
+    """Returns the sum of all masks' losses, of the best answer each, and the answers of the highest
+    predicted IoU, (m, G, G)."""
     target = truth[:, None].expand_as(low)
     chance = low.sigmoid()
     cross = functional.binary_cross_entropy_with_logits(low, target, reduction="none")
@@ -126,7 +129,8 @@ def loss_of(low: Tensor, predicted: Tensor, truth: Tensor) -> tuple[Tensor, Tens
 
 
 def click(wrong: Tensor, truth: Tensor, cell: float) -> tuple[Tensor, Tensor]:
-    """Returns a random pixel of what is wrong in input coordinates, (m, 1, 2), and whether it belongs to the mask."""
+    """Returns a random pixel of what is wrong in input coordinates, (m, 1, 2), and whether it
+    belongs to the mask."""
     grid = wrong.shape[-1]
     weights = wrong.flatten(1).float() + 1e-6
     place = torch.multinomial(weights, 1)
@@ -216,7 +220,8 @@ def contenders(
 
 
 def measured(device: torch.device, begin: Begin, repeats: int) -> tuple[float, float] | None:
-    """Returns the median of a step's seconds, and the peak memory in GiB; None where memory does not suffice."""
+    """Returns the median of a step's seconds, and the peak memory in GiB; None where memory does
+    not suffice."""
     gc.collect()
     looking = (
         contextlib.nullcontext()
@@ -273,7 +278,8 @@ def main() -> None:
     batch = batch_in_memory(run, given.masks).to(device)
     print(f"`python -m benchmarks.plain_loops {' '.join(sys.argv[1:])}`\n")
     print(
-        f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, {given.masks} masks, {given.rounds} rounds\n"
+        f"{chip_of(device)}, torch {torch.__version__}, {run.precision}; {given.size}, "
+        f"{given.masks} masks, {given.rounds} rounds\n"
     )
     print("| what | step s | images/s | times the first | peak GiB |\n|---|---|---|---|---|")
     first = None
@@ -284,7 +290,8 @@ def main() -> None:
             continue
         first = first or found[0]
         print(
-            f"| {name} | {found[0]:.4f} | {1 / found[0]:.2f} | {found[0] / first:.2f} | {found[1]:.3f} |",
+            f"| {name} | {found[0]:.4f} | {1 / found[0]:.2f} | {found[0] / first:.2f} | "
+            f"{found[1]:.3f} |",
             flush=True,
         )
 

@@ -67,7 +67,8 @@ class CudaCounter:
 
 
 def measure(run: SamTrainConfig, device: torch.device, world: World) -> dict[str, float]:
-    """Makes two updates; returns the peak in bytes of the second, those of its phases, and its seconds."""
+    """Makes two updates; returns the peak in bytes of the second, those of its phases, and its
+    seconds."""
     gc.collect()
     with contextlib.ExitStack() as looking:
         profile = None
@@ -129,7 +130,8 @@ def seconds(device: torch.device) -> float:
 
 
 def events_peak(profile: torch.profiler.profile) -> int:
-    """Returns the largest sum of allocations less what was given back, in the order in which they happened."""
+    """Returns the largest sum of allocations less what was given back, in the order in which they
+    happened."""
     result = profile.profiler.kineto_results if profile.profiler else None
     assert result is not None
     now = peak = 0
@@ -186,7 +188,8 @@ def base(
 def row(
     size: str, levers: str, run: SamTrainConfig, device: torch.device, world: World
 ) -> dict[str, float]:
-    """Prints a row of the table, from its third cell on but for the last two; returns what was measured."""
+    """Prints a row of the table, from its third cell on but for the last two; returns what was
+    measured."""
     predicted, measured = predict(run, world), measure(run, device, world)
     names = ["peak"] if world.size > 1 else ["forward", "rounds", "backward", "update", "peak"]
     cells = [f"{predicted[name] / MIB:,.1f} / {measured[name] / MIB:,.1f}" for name in names]
@@ -235,14 +238,16 @@ def main() -> None:
     )
     with contextlib.nullcontext() if world.is_main else contextlib.redirect_stdout(None):
         print(
-            f"{chip}, torch {torch.__version__}, {world.size} process(es), {given.micro_batch_size} images each, {given.masks} masks an image,"
+            f"{chip}, torch {torch.__version__}, {world.size} process(es), "
+            f"{given.micro_batch_size} images each, {given.masks} masks an image,"
         )
         print(
-            f"{given.masks_per_chunk} at once, {given.clicks + 3} rounds; predicted / measured MiB\n"
+            f"{given.masks_per_chunk} at once, {given.clicks + 3} rounds; predicted / measured "
+            f"MiB\n"
         )
         print(
-            "| size | lever | forward | rounds | backward | update | peak | ratio | step s | saved | longer |\n|"
-            + 11 * "---|"
+            "| size | lever | forward | rounds | backward | update | peak | ratio | step s | "
+            "saved | longer |\n|" + 11 * "---|"
         )
         for size in given.sizes:
             first = None

@@ -50,7 +50,8 @@ def run_in(folder: Path, name: str, steps: int):
 
 
 def profiled(folder: Path, steps: int) -> None:
-    """Prints the CPU time of steps that are profiled and of those that are not, and of writing the files."""
+    """Prints the CPU time of steps that are profiled and of those that are not, and of writing the
+    files."""
     ends, begins, look = (
         [],
         [],
@@ -90,7 +91,8 @@ def marks(folder: Path, plain: float) -> None:
 
     each = min(timeit.repeat(empty, number=10_000, repeat=7)) / 10_000
     print(
-        f"a mark {1e6 * each:.2f} us, {count:.0f} in a step: {count * each * 1e5 / plain:.4f} % of it"
+        f"a mark {1e6 * each:.2f} us, {count:.0f} in a step: {count * each * 1e5 / plain:.4f} % "
+        f"of it"
     )
 
 
@@ -103,7 +105,8 @@ def watch(plain: float) -> None:
     ]
     each = statistics.mean(looks)
     print(
-        f"a look for leaks {1e6 * each:.0f} us (the longest {1e6 * max(looks):.0f}), every {every} steps: {each * 1e5 / plain / every:.4f} % of them"
+        f"a look for leaks {1e6 * each:.0f} us (the longest {1e6 * max(looks):.0f}), every "
+        f"{every} steps: {each * 1e5 / plain / every:.4f} % of them"
     )
 
 
@@ -131,7 +134,8 @@ def tables(folder: Path, ours: bool) -> None:
         rows = recorder.key_averages()
     took, more = time.process_time() - start, process_memory.peak_rss_bytes() - before
     print(
-        f"tables of three steps, {'ours' if ours else 'torch'}: {took:.1f} s, {more / 1e6:.0f} MB more at most, {len(rows)} operators"
+        f"tables of three steps, {'ours' if ours else 'torch'}: {took:.1f} s, {more / 1e6:.0f} MB "
+        f"more at most, {len(rows)} operators"
     )
 
 

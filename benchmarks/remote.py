@@ -37,7 +37,8 @@ TARS = 4
 
 
 def serve(folder: Path, delay_s: float, told) -> None:
-    """Serves a folder until told to stop; what was asked for and sent is told each time it is wanted."""
+    """Serves a folder until told to stop; what was asked for and sent is told each time it is
+    wanted."""
     with FileServer(folder, delay_s=delay_s) as server:
         told.send(server.url)
         while told.recv():
@@ -93,7 +94,8 @@ def main() -> None:
         remote = indexes.build([f"{url}/{number}.tar" for number in range(TARS)], folder / "remote")
         here.send(True)
         print(
-            f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} ms"
+            f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} "
+            f"ms"
         )
         print(f"index: {time.perf_counter() - started:.1f} s, {here.recv()[0]} requests")
         local = indexes.build(folder / "tars", folder / "local")

@@ -113,7 +113,8 @@ def main() -> None:
             for name in ("before", "after")
         )
         print(
-            f"repack: {done['images']} images, {done['images'] / cpu:.1f} a second of CPU, {done['images'] / wall:.1f} a second"
+            f"repack: {done['images']} images, {done['images'] / cpu:.1f} a second of CPU, "
+            f"{done['images'] / wall:.1f} a second"
         )
         for column in ("jpg_bytes", "json_bytes"):
             one, other = (float(np.mean(index.images[column])) / 1e3 for index in (before, after))

@@ -44,7 +44,8 @@ SCHEDULES = {
 
 
 class SavedBytes:
-    """Counts the bytes autograd keeps for the backward pass: each storage once, parameters not at all."""
+    """Counts the bytes autograd keeps for the backward pass: each storage once, parameters not at
+    all."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -138,7 +139,8 @@ def run(
 
 
 def measure(way: str, chunk: int, rounds: int) -> dict[str, float]:
-    """Returns the peaks of one run in MiB; the first, of one mask and round, brings in what is loaded only once."""
+    """Returns the peaks of one run in MiB; the first, of one mask and round, brings in what is
+    loaded only once."""
     model, embedding, truth, draws = world(MASKS)
     one = Targets(truth.masks[:1], truth.valid[:1], truth.boxes_input[:1], truth.cell_xy)
     run(
@@ -228,7 +230,8 @@ def main() -> None:
             found[name, 11][kind] / found["one graph", 11][kind] for kind in ("saved", "peak")
         )
         print(
-            f"{name:<20} {'1/' + format(1 / saved, '.1f'):>10} {'1/' + format(1 / peak, '.1f'):>9}   1/8"
+            f"{name:<20} {'1/' + format(1 / saved, '.1f'):>10} {'1/' + format(1 / peak, '.1f'):>9} "
+            f"  1/8"
         )
         grown = {kind: found[name, 11][kind] / found[name, 3][kind] for kind in ("saved", "peak")}
         print(f"{'  over 3 rounds':<20} {grown['saved']:>10.2f} {grown['peak']:>9.2f}   1.00")

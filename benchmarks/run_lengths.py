@@ -29,7 +29,8 @@ WANTED = 64
 
 
 def make_masks(count: int, size: tuple[int, int]) -> list[bytes]:
-    """Returns the counts of smooth blobs whose relative side is log-normal with a median of 0.061, as measured on SA-1B."""
+    """Returns the counts of smooth blobs whose relative side is log-normal with a median of 0.061,
+    as measured on SA-1B."""
     random = make_rng(0, "benchmark masks")
     height, width = size
     counts = []
@@ -73,7 +74,10 @@ def compare(title: str, target: float, plain: Callable, ours: Callable, rounds: 
         [median(column) for column in zip(*times[f], strict=True)] for f in (plain, ours)
     )
     goal = f">= {target:g}x" if target else "none"
-    row = f"{plain_cpu:9.2f} {our_cpu:9.3f} {plain_cpu / our_cpu:8.0f}x {goal:>9} {plain_wall:9.2f} {our_wall:9.3f} {plain_wall / our_wall:8.0f}x"
+    row = (
+        f"{plain_cpu:9.2f} {our_cpu:9.3f} {plain_cpu / our_cpu:8.0f}x {goal:>9} {plain_wall:9.2f} "
+        f"{our_wall:9.3f} {plain_wall / our_wall:8.0f}x"
+    )
     print(f"{title:34} {row}")
 
 
@@ -117,10 +121,12 @@ def main() -> None:
     runs = RLEMasks.from_coco(counts, SIZE)
     lengths = np.diff(runs.offsets) + 1
     print(
-        f"{len(runs)} masks, {np.median(lengths):.0f} runs (median), {lengths.sum()} in all; milliseconds, one thread"
+        f"{len(runs)} masks, {np.median(lengths):.0f} runs (median), {lengths.sum()} in all; "
+        f"milliseconds, one thread"
     )
     print(
-        f"{'':34} {'plain cpu':>9} {'ours cpu':>9} {'ratio':>9} {'target':>9} {'plain':>9} {'ours':>9} {'ratio':>9}"
+        f"{'':34} {'plain cpu':>9} {'ours cpu':>9} {'ratio':>9} {'target':>9} {'plain':>9} "
+        f"{'ours':>9} {'ratio':>9}"
     )
     nearest, area = cv2.INTER_NEAREST, cv2.INTER_AREA
     chosen = runs[:WANTED]

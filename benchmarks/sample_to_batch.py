@@ -43,7 +43,8 @@ warnings.filterwarnings("ignore", message="__array__ implementation")
 
 
 def blob(generator: np.random.Generator) -> np.ndarray:
-    """A smooth mask: a bump with noise, thresholded; its side is a log-normal share of the image's, median .061 of the area's root."""
+    """A smooth mask: a bump with noise, thresholded; its side is a log-normal share of the image's,
+    median .061 of the area's root."""
     height, width = SIZE
     side = int(
         np.clip(np.exp(generator.normal(np.log(0.061), 0.6)), 0.01, 0.6)
@@ -138,7 +139,8 @@ def small(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def stages(index: indexes.Index, chance: RandomSpec) -> dict[str, float]:
-    """Returns the middle of each stage's processor milliseconds; stages that are set in belong to the one above them."""
+    """Returns the middle of each stage's processor milliseconds; stages that are set in belong to
+    the one above them."""
     dataset, settings, times = Sa1bDataset(index), SampleConfig(SIDE, GRID, TAKEN), {}
 
     def timed(name, call, *given):

@@ -104,7 +104,8 @@ def plain_random(items: SampleTable) -> Callable[[], object]:
 
 
 def plain_stratified(items: SampleTable) -> Callable[[], object]:
-    """Keeps a list for each stratum, takes as many of each as the smallest has, and shuffles them together."""
+    """Keeps a list for each stratum, takes as many of each as the smallest has, and shuffles them
+    together."""
     strata: dict[int, list[int]] = {}
     for item, stratum in enumerate(items.columns["granularity"].tolist()):
         strata.setdefault(stratum, []).append(item)
@@ -188,7 +189,8 @@ def main() -> None:
     )
     print(f"{given.count:,} items in {TARS:,} tars, batches of {BATCH}")
     print(
-        f"targets: first batch < 1 s (random: 0.5), draw and update of {LEARNED} < 1 ms; a draw is its share of an epoch's order"
+        f"targets: first batch < 1 s (random: 0.5), draw and update of {LEARNED} < 1 ms; a draw "
+        f"is its share of an epoch's order"
     )
     print(f"{'':38}" + "".join(f"{name:>20}" for name in columns))
     counts = [(name, given.count) for name in COMPONENTS["sampler"][1]] + [

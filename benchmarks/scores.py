@@ -33,7 +33,8 @@ LARGE = (1500, 2250)
 
 
 def scene(number: int) -> ImageDetections:
-    """Twenty ellipses of all sizes, and 900 masks that are the same ones moved and swollen, of random scores."""
+    """Twenty ellipses of all sizes, and 900 masks that are the same ones moved and swollen, of
+    random scores."""
     random = make_rng(0, "benchmark scores", number)
     centres, axes = random.uniform(0, SIZE[::-1], (20, 2)), np.exp(random.uniform(1.5, 5, (20, 2)))
     chosen = random.integers(0, 20, 900)
@@ -57,7 +58,8 @@ def ellipse(centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
 
 
 def by_pycocotools(images: list[ImageDetections], protocol: CocoProtocol) -> float:
-    """AR at the protocol's last count, after making the data sets, which is timed with it here as in ours."""
+    """AR at the protocol's last count, after making the data sets, which is timed with it here as
+    in ours."""
     sets = []
     for found in (False, True):
         annotations = []
@@ -149,7 +151,8 @@ def main() -> None:
     coco_metrics(images, PROPOSALS)
     masks = sum(len(image.truth) + len(image.detections) for image in images)
     print(
-        f"memory of AR@1000: {tracemalloc.get_traced_memory()[1] / masks:.0f} bytes of Python objects a mask, {masks:,} masks"
+        f"memory of AR@1000: {tracemalloc.get_traced_memory()[1] / masks:.0f} bytes of Python "
+        f"objects a mask, {masks:,} masks"
     )
     tracemalloc.stop()
     y, x = np.mgrid[: LARGE[0], : LARGE[1]]

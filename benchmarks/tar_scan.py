@@ -54,7 +54,8 @@ def compare(path: Path) -> None:
         for name, work in ways.items():
             times[name].append(clock(work))
     print(
-        f"{path.name}: {len(expected)} members, {path.stat().st_size / 1e6:.0f} MB, median of {ROUNDS} alternating rounds"
+        f"{path.name}: {len(expected)} members, {path.stat().st_size / 1e6:.0f} MB, median of "
+        f"{ROUNDS} alternating rounds"
     )
     print(f"{'':20}{'cpu ms':>9}{'wall ms':>9}{'headers/s (cpu)':>17}")
     medians = {}

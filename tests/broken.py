@@ -1,4 +1,6 @@
-"""Shards with every fault that data can have, made of sound synthetic scenes: each fault has a name, how it is done, and the words it is told in."""
+"""Shards with every fault that data can have, made of sound synthetic scenes: each fault has a
+name, how it is done, and the words it is told in.
+"""
 
 import functools
 import gzip
@@ -259,7 +261,8 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
 
 
 def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str, str]]:
-    """Writes one tar with a sample for each fault between sound ones, and returns of each bad sample its member and the words it is told in.
+    """Writes one tar with a sample for each fault between sound ones, and returns of each bad
+    sample its member and the words it is told in.
 
     `faulty` takes only the first so many.
     """
@@ -280,7 +283,8 @@ def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str,
 
 
 def write_tars(folder: Path) -> dict[str, tuple[str, int]]:
-    """Writes a tar of four sound samples for each fault of tars, and returns of each file the words and how many samples lie before the break."""
+    """Writes a tar of four sound samples for each fault of tars, and returns of each file the words
+    and how many samples lie before the break."""
     whole = folder / "whole.tar"
     tar.write(whole, [member for number in range(4) for member in members(number, *sound(number))])
     raw = whole.read_bytes()

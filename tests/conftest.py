@@ -1,4 +1,6 @@
-"""Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test processes do not fight."""
+"""Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test
+processes do not fight.
+"""
 
 import dataclasses
 import os
@@ -30,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real photographs with real masks; tests that need it skip, and say so, where it is absent."""
+    """The folder of real photographs with real masks; tests that need it skip, and say so, where it
+    is absent."""
     folder = Path(
         os.environ.get("GIGAMASK_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
     )
@@ -53,7 +56,8 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text` model of random weights; see `tests.asked`."""
+    """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text`
+    model of random weights; see `tests.asked`."""
     from gigamask.models.init import build_model
     from gigamask.models.state_dict import save_weights, to_official
     from gigamask.synthetic import described_scenes
@@ -71,6 +75,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shapes_are_checked_in_rooms(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laws and journeys train and score at length what rooms call once; checking every shape anew would double their time."""
+    """Laws and journeys train and score at length what rooms call once; checking every shape anew
+    would double their time."""
     if request.path.parent.name in ("laws", "journeys"):
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,8 +1,8 @@
-"""Meta's own package `segment_anything`, without torchvision, which does not load beside the CPU build of torch.
+"""Meta's own package `segment_anything`, without torchvision, which does not load beside the CPU
+build of torch.
 
-Two functions stand in for what it needs of that: Pillow's resize, and the textbook's suppression. Only comparisons need any of this, where the
-package lies on PYTHONPATH.
-"""
+Two functions stand in for what it needs of that: Pillow's resize, and the textbook's suppression.
+Only comparisons need any of this, where the package lies on PYTHONPATH."""
 
 import importlib
 import importlib.util
@@ -79,7 +79,8 @@ def with_weights_of(model: Sam, package: Any) -> Any:
 
 
 def suppression(boxes, scores, idxs, iou_threshold):
-    """One box after the other, in torch, as the reference generator calls torchvision's `batched_nms`: all of one category."""
+    """One box after the other, in torch, as the reference generator calls torchvision's
+    `batched_nms`: all of one category."""
     kept, left = [], torch.sort(scores, descending=True, stable=True)[1]
     while len(left):
         best, left = left[0], left[1:]

@@ -1,4 +1,6 @@
-"""A real HTTP server of a folder's files, well behaved or not: `with FileServer(folder, busy=2) as server: ...server.url...`; and an S3 server."""
+"""A real HTTP server of a folder's files, well behaved or not: `with FileServer(folder, busy=2) as
+server: ...server.url...`; and an S3 server.
+"""
 
 import logging
 import os
@@ -26,18 +28,21 @@ class Asked(NamedTuple):
 
 
 class FileServer:
-    """Serves the files under a folder on this machine until the `with` ends; `url` ends without a slash.
+    """Serves the files under a folder on this machine until the `with` ends; `url` ends without a
+    slash.
 
-    Misbehaviour, each may be changed while it runs: `ranges=False` answers 200 with the whole file to every request; `busy=n` answers the first n
-    requests with 503 (n < 0: all); `status` answers that to every request; `drop_after=n` closes the connection after n bytes of a body, for the
-    first `drops` bodies that are longer (all by default); `redirect=True` sends every path to `/moved/...` first, "relative" by a relative address,
-    "loop" again and again; `wrong_length=n` states n bytes more than it sends; `head=False` refuses HEAD with 403 as presigned links do;
-    `sizes=False` never states a file's length or version; `shift=n` answers a range with one that begins n bytes later,
-    `most=n` with n bytes of it at most; `kind` is the content's type;
+    Misbehaviour, each may be changed while it runs: `ranges=False` answers 200 with the whole file
+    to every request; `busy=n` answers the first n requests with 503 (n < 0: all); `status` answers
+    that to every request; `drop_after=n` closes the connection after n bytes of a body, for the
+    first `drops` bodies that are longer (all by default); `redirect=True` sends every path to
+    `/moved/...` first, "relative" by a relative address, "loop" again and again; `wrong_length=n`
+    states n bytes more than it sends; `head=False` refuses HEAD with 403 as presigned links do;
+    `sizes=False` never states a file's length or version; `shift=n` answers a range with one that
+    begins n bytes later, `most=n` with n bytes of it at most; `kind` is the content's type;
     `delay_s` waits before each answer, `piece_s` before each 64 KiB of a body.
 
-    Counted: `asked` (every request in order), `bytes_sent` (of bodies), `most_at_once` (answers under way at the same time).
-    """
+    Counted: `asked` (every request in order), `bytes_sent` (of bodies), `most_at_once` (answers
+    under way at the same time)."""
 
     def __init__(
         self,
@@ -216,7 +221,8 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 class ObjectStore:
-    """A real S3 server on this machine with one empty bucket, which fsspec finds by its own configuration, here and in new processes."""
+    """A real S3 server on this machine with one empty bucket, which fsspec finds by its own
+    configuration, here and in new processes."""
 
     bucket = "scenes"
 

@@ -1,4 +1,6 @@
-"""Check shapes and types of every call into gigamask while pytest runs, with jaxtyping and beartype."""
+"""Check shapes and types of every call into gigamask while pytest runs, with jaxtyping and
+beartype.
+"""
 
 import ast
 
@@ -6,7 +8,9 @@ import beartype
 from jaxtyping import _import_hook
 
 check = beartype.beartype
-"""The type checker. jaxtyping caches bytecode by its name, so modules compiled for another one are never reused."""
+"""The type checker. jaxtyping caches bytecode by its name, so modules compiled for another one are
+never reused.
+"""
 
 
 class Transformer(_import_hook.JaxtypingTransformer):

@@ -1,4 +1,6 @@
-"""Text models of a few thousand parameters, each a folder as Hugging Face's are, with a tokeniser that knows a few words."""
+"""Text models of a few thousand parameters, each a folder as Hugging Face's are, with a tokeniser
+that knows a few words.
+"""
 
 from pathlib import Path
 

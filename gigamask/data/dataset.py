@@ -285,7 +285,7 @@ def _resize(raw: RawSample, transform: ImageTransform, half_scale: bool) -> UInt
         -(-y1 * height // full_h),
         -(-x1 * width // full_w),
     )
-    return replace(transform, original=(height, width), crop=crop).image(pixels)
+    return replace(transform, original=(height, width), crop=crop).apply_image(pixels)
 
 
 def _draw_random_inputs(

@@ -1,7 +1,8 @@
-"""What only a CUDA device can show: the same numbers as on the CPU, rounds that never wait, memory that does not grow.
+"""What only a CUDA device can show: the same numbers as on the CPU, rounds that never wait, memory
+that does not grow.
 
-Skips, and says so, where there is no device: run `pytest -m gpu -rs tests/device` where there is one.
-"""
+Skips, and says so, where there is no device: run `pytest -m gpu -rs tests/device` where there is
+one."""
 
 import gc
 import gzip
@@ -44,7 +45,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not torch.cuda.is_available(),
-        reason="no CUDA device: equality with the CPU, flash attention, waiting, peak memory, plans, pinning and profiles on a GPU are not checked",
+        reason=(
+            "no CUDA device: equality with the CPU, flash attention, waiting, peak memory, plans, "
+            "pinning and profiles on a GPU are not checked"
+        ),
     ),
 ]
 
@@ -208,7 +212,8 @@ def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_rounds_never_wait_for_the_device(run, precision):
-    """Prompts, answers, clicks, losses and backward of all eleven rounds are queued without one look at a result."""
+    """Prompts, answers, clicks, losses and backward of all eleven rounds are queued without one
+    look at a result."""
     run = replace(run, prompts=InteractiveSchedule())
     batch = first_batch(run).to("cuda")
     model = TrainState.initialize(run, torch.device("cuda")).model
@@ -357,7 +362,9 @@ def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_
 
     def meters(done, device):
         profile = Profile(tmp_path, 2, done, run.steps, device)
-        return [lambda done, over: told.extend(line for line, _ in profile.observe(done, over)) or ()]
+        return [
+            lambda done, over: told.extend(line for line, _ in profile.observe(done, over)) or ()
+        ]
 
     train(replace(run, steps=6), make_observers=meters)
     assert len(told) == 1

@@ -6,7 +6,8 @@ import pytest
 
 
 def alike(ours: Any, theirs: Any) -> bool:
-    """Says whether scores are the same but for rounding, which depends on where in memory numbers lie and may turn a mask's pixels at its edge."""
+    """Says whether scores are the same but for rounding, which depends on where in memory numbers
+    lie and may turn a mask's pixels at its edge."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(
             alike(ours[name], theirs[name]) for name in ours

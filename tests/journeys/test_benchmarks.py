@@ -1,4 +1,6 @@
-"""Benchmarks that wait for a GPU run to their end on a CPU, so that a GPU's hour does not begin with mending them."""
+"""Benchmarks that wait for a GPU run to their end on a CPU, so that a GPU's hour does not begin
+with mending them.
+"""
 
 import os
 import subprocess
@@ -7,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [
-    "gpu_step --size tiny --masks 2 --levers none activation_checkpointing=1,optimizer=adamw8bit --repeats 1",
+    "gpu_step --size tiny --masks 2 --levers none activation_checkpointing=1,optimizer=adamw8bit "
+    "--repeats 1",
     "plain_loops --size tiny --masks 2 --rounds 4 --repeats 1",
     "plan --sizes tiny --masks 1",
     "attention --tokens 4 --heads 1 --dim 8 --repeats 1",
@@ -26,7 +29,8 @@ for line in sys.stdin.read().splitlines():
 
 
 def test_they_run():
-    """All in one process, which imports torch once; types are not checked at run time there, which would take longer than they do."""
+    """All in one process, which imports torch once; types are not checked at run time there, which
+    would take longer than they do."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -1,4 +1,6 @@
-"""Several processes as docs/cluster.md has them: its torchrun line, its Slurm script, and one that hangs."""
+"""Several processes as docs/cluster.md has them: its torchrun line, its Slurm script, and one that
+hangs.
+"""
 
 import os
 import re
@@ -60,7 +62,8 @@ def test_the_line_for_one_machine(scenes, tmp_path):
 
 
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
-    """torchrun starts all again when one was killed; when it is itself told to stop, they save, and the same command goes on. Bit for bit."""
+    """torchrun starts all again when one was killed; when it is itself told to stop, they save, and
+    the same command goes on. Bit for bit."""
     words = [
         "train",
         LITTLE,
@@ -186,7 +189,8 @@ def both(*words: str) -> list[subprocess.Popen]:
 
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
-    """The other says what befell it, both where they stand; the same command alone ends as if nothing had been, up to rounding."""
+    """The other says what befell it, both where they stand; the same command alone ends as if
+    nothing had been, up to rounding."""
     words = [
         "train",
         LITTLE,

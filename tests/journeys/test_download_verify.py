@@ -1,4 +1,6 @@
-"""From a list of links to data that was read in full, and training over data of which some is broken."""
+"""From a list of links to data that was read in full, and training over data of which some is
+broken.
+"""
 
 import functools
 import hashlib
@@ -234,7 +236,8 @@ def train(folder: Path, out: Path, *words: str) -> tuple[int, list[dict]]:
 
 
 def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
-    """Two broken JPEGs, which no index can know of, and a broken json among 12 samples, seen twice each."""
+    """Two broken JPEGs, which no index can know of, and a broken json among 12 samples, seen twice
+    each."""
     held = []
     for number in range(12):
         jpg, record = broken.sound(number)

@@ -30,7 +30,8 @@ def scenes(tmp_path_factory) -> str:
 
 
 def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
-    """Three images between two, to the bit but for rounding; an odd one out shows that order is kept."""
+    """Three images between two, to the bit but for rounding; an odd one out shows that order is
+    kept."""
     words = [
         "evaluate",
         model,

@@ -231,7 +231,8 @@ REFUSED = [
     ),
     ("{little} --data {scenes} --init {own}/photos", "photos: holds no model.safetensors"),
     (
-        "{little} --data {scenes} --model.depth 1 --model.global-attn-indexes 0 --init {own}/sam-vit-base",
+        "{little} --data {scenes} --model.depth 1 --model.global-attn-indexes 0 --init "
+        "{own}/sam-vit-base",
         "has unknown",
     ),
     (
@@ -243,7 +244,8 @@ REFUSED = [
         "--freeze encoder: the model has no such module or parameter; choose among image_encoder",
     ),
     (
-        "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder mask_decoder",
+        "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder "
+        "mask_decoder",
         "leaves nothing to train",
     ),
     ("{little} --data {scenes} --evaluation.data nowhere", "nowhere: no such path"),

@@ -197,8 +197,8 @@ def test_asking_a_picture_a_tar_and_with_an_annotation(run, described, picture, 
         assert each["best"][0]["confidence"] >= each["best"][1]["confidence"]
         assert f"{each['text']}: " in printed
         assert (
-            f"mask {each['best'][0]['mask']}: {100 * each['best'][0]['confidence']:.0f} % confidence, x "
-            in printed
+            f"mask {each['best'][0]['mask']}: {100 * each['best'][0]['confidence']:.0f} % "
+            f"confidence, x " in printed
         )
         height, width = cv2.imread(str(drawn / f"{number}.png")).shape[:2]
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"
@@ -323,7 +323,8 @@ def test_help_is_there(capsys):
     for words, message in (
         (
             ["ground"],
-            "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries FILE...",
+            "usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH... --queries "
+            "FILE...",
         ),
         (
             ["ground", "--help"],
@@ -376,7 +377,8 @@ def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_pa
         ),
         (
             ["ground", "train"],
-            "ground train needs a recipe (ground, ground_tiny, or file.py:function) or --resume RUN",
+            "ground train needs a recipe (ground, ground_tiny, or file.py:function) or --resume "
+            "RUN",
         ),
         (["ground", "train", "--resume", tmp_path / "gone"], "config.yaml"),
         (["ground", "test"], "'ground test'"),
@@ -478,7 +480,10 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
             ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "99"],
             "--pred-iou-thresh",
         ),
-        (["ask", run, picture, "red", "--points-per-side", "0"], "points_per_side must be at least 1 (got 0)"),
+        (
+            ["ask", run, picture, "red", "--points-per-side", "0"],
+            "points_per_side must be at least 1 (got 0)",
+        ),
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),
         (["ask", run, first, "red", "--segmenter", tmp_path / "gone.pth"], "gone.pth"),

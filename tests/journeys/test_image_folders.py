@@ -1,4 +1,6 @@
-"""A folder of photographs from the command line: indexed, described, and refused with one line where masks or tars are needed."""
+"""A folder of photographs from the command line: indexed, described, and refused with one line
+where masks or tars are needed.
+"""
 
 import json
 

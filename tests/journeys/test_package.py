@@ -22,7 +22,8 @@ LEFTOVERS = shutil.ignore_patterns(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, zipfile.ZipFile, list[str]]:
-    """The tree that was built from, the wheel made from its source archive, and the names in that archive."""
+    """The tree that was built from, the wheel made from its source archive, and the names in that
+    archive."""
     tree, out = tmp_path_factory.mktemp("package") / "tree", tmp_path_factory.mktemp("built")
     shutil.copytree(
         ROOT, tree, ignore=LEFTOVERS

@@ -23,12 +23,12 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {
     "image-size": 64,
     "patch-size": 8,
-    "dim": 16,
+    "embed-dim": 16,
     "depth": 2,
-    "heads": 2,
+    "num-heads": 2,
     "decoder-dim": 16,
     "decoder-depth": 1,
-    "decoder-heads": 2,
+    "decoder-num-heads": 2,
 }
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
 SHORT = [
@@ -231,7 +231,7 @@ def test_help_and_configuration(tmp_path, capsys):
     assert "--model.mask-ratio" in said
     assert not [
         flag
-        for flag in ("--stages", "--mae-steps", "--prompts", "--loader.items", "--evaluation")
+        for flag in ("--stages", "--mae-steps", "--prompts", "--loader.items", "--evaluation.data")
         if flag in said
     ]
     assert (

@@ -1,4 +1,6 @@
-"""A profile of a training as a user asks for it: what is written and said, and that nothing else changes."""
+"""A profile of a training as a user asks for it: what is written and said, and that nothing else
+changes.
+"""
 
 import gzip
 import json

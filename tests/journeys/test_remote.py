@@ -1,4 +1,6 @@
-"""Training data on servers, as a user reaches it: an index of http:// and s3:// tars, statistics of it, and the same batches as from a disk."""
+"""Training data on servers, as a user reaches it: an index of http:// and s3:// tars, statistics of
+it, and the same batches as from a disk.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""`gigamask report` as a user types it: of trainings, pre-trainings, groundings, stages, one or several; and where there is nothing to report."""
+"""`gigamask report` as a user types it: of trainings, pre-trainings, groundings, stages, one or
+several; and where there is nothing to report.
+"""
 
 import json
 import re
@@ -7,13 +9,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tests.unit.report.test_history import record, written
 
 from gigamask.cli.main import main
 from gigamask.synthetic import scenes as synthetic
 from tests import asked, little
 from tests.html import Page
 from tests.journeys.test_serve import browser, opened
+from tests.unit.report.test_history import record, written
 
 __all__ = ["browser"]
 
@@ -45,7 +47,8 @@ def held_out(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(scenes, held_out, tmp_path_factory) -> Path:
-    """Two runs: one that went through, and one that was stopped, whose last checkpoint was damaged, and that went on."""
+    """Two runs: one that went through, and one that was stopped, whose last checkpoint was damaged,
+    and that went on."""
     folder = tmp_path_factory.mktemp("runs")
     watched = ["--evaluation.data", held_out, "--evaluation.interval", 2]
     assert train("--data", scenes, "--out", folder / "whole", *watched) == 0

@@ -1,4 +1,6 @@
-"""The page as a user opens it: wrong words, a closed door, and a real browser that clicks, draws, browses and watches."""
+"""The page as a user opens it: wrong words, a closed door, and a real browser that clicks, draws,
+browses and watches.
+"""
 
 import json
 import re
@@ -16,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.unit.grounding.test_inference import saved as saved_run
 
 from gigamask import config_files
 from gigamask.cli.main import main
@@ -26,6 +27,7 @@ from gigamask.models.state_dict import save_weights, to_official
 from gigamask.training.trainer import train
 from tests.asked import run_in
 from tests.little import SPEC, little
+from tests.unit.grounding.test_inference import saved as saved_run
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -161,7 +163,10 @@ def chunked(address, chunks):
     """Sends a body in chunks, which states no length, and returns the status."""
     host, port = re.match(r"http://([\d.]+):(\d+)/", address).groups()
     with socket.create_connection((host, int(port)), timeout=30) as line:
-        head = f"POST /api/images/a/predict HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+        head = (
+            f"POST /api/images/a/predict HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: "
+            f"chunked\r\nContent-Type: application/json\r\n\r\n"
+        )
         line.sendall((head + chunks + "0\r\n\r\n").encode())
         return int(line.recv(100).split()[1])
 
@@ -186,7 +191,8 @@ def browser():
     """A real Chromium without a window."""
     if CHROMIUM is None:
         pytest.skip(
-            "no Chromium on this machine: install one (Debian: apt-get install chromium) to test the page"
+            "no Chromium on this machine: install one (Debian: apt-get install chromium) to test "
+            "the page"
         )
     from playwright.sync_api import sync_playwright
 
@@ -303,7 +309,8 @@ def test_data_are_browsed_and_samplers_asked(browser, address, size, scheme):
         drawn = page.locator("#drawn button").all_inner_texts()
         page.select_option("#sampler", "curriculum")
         page.wait_for_function(
-            "before => [...document.querySelectorAll('#drawn button')].map(b => b.innerText).join() !== before",
+            "before => [...document.querySelectorAll('#drawn button')].map(b => "
+            "b.innerText).join() !== before",
             arg=",".join(drawn),
         )
         page.select_option("#sampler", "relevance_diversity")

@@ -261,13 +261,13 @@ def test_print_config_prints_each_stages(tmp_path, capsys):
         "60",
     ], "of a short stage, at most a tenth"
     assert {each["seed"] for each in (mae, decoder, joint)} == {"5"}
-    assert (mae["recipe"], mae["model.dim"], mae["model.depth"], mae["batch-size"]) == (
+    assert (mae["recipe"], mae["model.embed-dim"], mae["model.depth"], mae["batch-size"]) == (
         "mae_tiny",
         "16",
         "2",
         "32",
     )
-    assert not [name for name in mae if name.startswith(("prompts", "evaluation"))]
+    assert not [name for name in mae if name.startswith(("prompts", "loss", "evaluation.data"))]
     assert not out.exists()
     assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["schedule.warmup-steps"] == "2"

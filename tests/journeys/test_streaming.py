@@ -1,4 +1,6 @@
-"""Training that goes through remote tars in sequence: every sample once, every byte about once, resumed in mid-tar; and from a mask store."""
+"""Training that goes through remote tars in sequence: every sample once, every byte about once,
+resumed in mid-tar; and from a mask store.
+"""
 
 import shutil
 from itertools import islice
@@ -83,7 +85,8 @@ def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(
 
 
 def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp_path):
-    # A rate that does not depend on the number of steps, so that a run of two can become one of four.
+    # A rate that does not depend on the number of steps, so that a run of two can become one of
+    # four.
     flags = [
         "--sampler",
         "streamed",

@@ -1,4 +1,6 @@
-"""The fused forms of attention with relative position are the plain form, forward and backward, at every shape."""
+"""The fused forms of attention with relative position are the plain form, forward and backward, at
+every shape.
+"""
 
 import pytest
 import torch

@@ -65,7 +65,8 @@ def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, sid
     assert sample.image.shape == (3, h, w)
     shown = np.zeros((side, side, 3), int)
     shown[:h, :w] = sample.image.numpy().transpose(1, 2, 0)
-    # Away from borders, where resizing and the JPEG mix colours, a pixel has its mask's colour, and beside the mask it has not.
+    # Away from borders, where resizing and the JPEG mix colours, a pixel has its mask's colour, and
+    # beside the mask it has not.
     reach = 2 + int(np.ceil(max(np.array(sample.transform.resized) / sample.transform.crop_size)))
     cells = sample.transform.apply_masks(entry.masks, side).areas()
     shown_masks = np.flatnonzero((cells > 0) & (dense.sum((1, 2)) <= 0.9 * dense[0].size))
@@ -83,7 +84,8 @@ def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, sid
 
 
 def eroded(mask, by):
-    """The pixels of a mask all of whose neighbours, up to `by` away, are in it; what lies beside the picture counts as in it."""
+    """The pixels of a mask all of whose neighbours, up to `by` away, are in it; what lies beside
+    the picture counts as in it."""
     for _ in range(2):  # down the columns, then along the rows
         padded = np.pad(mask, ((by, by), (0, 0)), constant_values=True)
         mask = np.logical_and.reduce(
@@ -139,7 +141,8 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
         int
     )
     for (x0, y0, x1, y1), inside, landed in zip(sample.boxes_input, points, original, strict=True):
-        # A cell belongs to a box when its centre does, whose edge is half a pixel of the original outside the box's last centre.
+        # A cell belongs to a box when its centre does, whose edge is half a pixel of the original
+        # outside the box's last centre.
         half = np.array(frame.resized[::-1]) / np.array(frame.crop_size[::-1]) / 2 + 1e-3
         assert (inside >= np.array([x0, y0]) - half).all()
         assert (inside <= np.array([x1, y1]) + half).all()

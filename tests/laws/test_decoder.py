@@ -1,4 +1,6 @@
-"""The decoder's order of work changes no number: it equals the published one, and a batch equals its masks one by one."""
+"""The decoder's order of work changes no number: it equals the published one, and a batch equals
+its masks one by one.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""What holds for every describable scene: things look as they are called, and what is asked of them is true."""
+"""What holds for every describable scene: things look as they are called, and what is asked of them
+is true.
+"""
 
 import re
 from collections import Counter
@@ -8,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.synthetic.test_descriptions import read
 
 from gigamask.synthetic.described_scenes import COLORS, DescribedScene, compose_scene
 from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, Appearance, Thing
 from gigamask.synthetic.text_queries import KINDS, make_queries
+from tests.unit.synthetic.test_descriptions import read
 
 SCENES = 40
 
@@ -52,7 +54,8 @@ def test_scenes_hold_whole_things_that_can_be_seen():
 
 
 def test_sizes_are_clearly_apart():
-    """Even a large triangle has more pixels than a medium disc, and a medium one more than a small disc, in the same picture."""
+    """Even a large triangle has more pixels than a medium disc, and a medium one more than a small
+    disc, in the same picture."""
     for each in scenes():
         for shape in ("disc", "box", "star", "ring", "triangle", "cross"):
             areas = {
@@ -69,7 +72,8 @@ def test_sizes_are_clearly_apart():
 
 
 def test_colours_are_what_they_are_called():
-    """The median of a plain thing's pixels is nearer to its name's colour than to any other's, and unlike the ground."""
+    """The median of a plain thing's pixels is nearer to its name's colour than to any other's, and
+    unlike the ground."""
     names = list(COLORS)
     wrong, total = [], 0
     for number, each in enumerate(scenes()):
@@ -103,7 +107,8 @@ def true_of(thing: Thing, wanted: Appearance) -> bool:
 
 
 def answers(text: str, things: list[Thing]) -> set[int]:
-    """Works out which things a phrase means, by rules of its own: middles instead of boxes, words instead of looks."""
+    """Works out which things a phrase means, by rules of its own: middles instead of boxes, words
+    instead of looks."""
     for relation, ways in RELATIONS.items():
         for way in sorted(ways, key=len, reverse=True):
             if f" {way} " in text:
@@ -153,7 +158,8 @@ def test_every_question_is_answered_by_what_was_painted():
 
 
 def test_questions_are_not_plain_from_less():
-    """Places are asked for where the look alone does not tell, and what is absent differs in a word from what is there."""
+    """Places are asked for where the look alone does not tell, and what is absent differs in a word
+    from what is there."""
     for each in scenes():
         for text, _, kind in each.queries:
             cut = re.split(" (?:to the )?(?:left|right|above|below|under|nearest|closest) ", text)

@@ -1,4 +1,6 @@
-"""Whatever bytes the readers are given, they return something sound or raise a Fault; nothing else, in bounded time and memory."""
+"""Whatever bytes the readers are given, they return something sound or raise a Fault; nothing else,
+in bounded time and memory.
+"""
 
 import contextlib
 import io
@@ -75,7 +77,8 @@ def archives() -> list[bytes]:
 
 
 def reseal(data: bytes) -> bytes:
-    """A tar whose blocks all have the checksum of a header, so that what stands in them is believed."""
+    """A tar whose blocks all have the checksum of a header, so that what stands in them is
+    believed."""
     blocks = []
     for start in range(0, len(data), tar.BLOCK):
         block = bytearray(data[start : start + tar.BLOCK])
@@ -271,7 +274,8 @@ def test_run_lengths_of_anything(masks, size):
 
 @cache
 def pictures() -> list[bytes]:
-    """JPEGs of each colour space, progressive or not, with metadata; one of two pictures; and samplings that only Pillow or no one encodes."""
+    """JPEGs of each colour space, progressive or not, with metadata; one of two pictures; and
+    samplings that only Pillow or no one encodes."""
     pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8))
     exif = Image.Exif()
     exif[0x112] = 6
@@ -329,7 +333,8 @@ def header(kind: bytes, size: bytes) -> bytes:
 
 
 def make_claims(folder: Path) -> None:
-    """Gives the readers what states enormous sizes, in an address space that cannot hold them; prints how much was refused."""
+    """Gives the readers what states enormous sizes, in an address space that cannot hold them;
+    prints how much was refused."""
     sizes = (
         b"\x80" + (2**62).to_bytes(11, "big"),
         b"\x80" + (2**33 - 512).to_bytes(11, "big"),
@@ -395,10 +400,14 @@ def make_claims(folder: Path) -> None:
 
 
 def test_no_claim_is_paid_for_in_memory(tmp_path):
-    """Sizes that are only stated are refused within 256 MiB of address space, by the readers and in verifying alike."""
+    """Sizes that are only stated are refused within 256 MiB of address space, by the readers and in
+    verifying alike."""
     if not sys.platform.startswith("linux"):
         pytest.skip("address space is limited and measured as on Linux")
-    command = f"from pathlib import Path; from tests.laws.test_fuzz import make_claims; make_claims(Path({str(tmp_path)!r}))"
+    command = (
+        f"from pathlib import Path; from tests.laws.test_fuzz import make_claims; "
+        f"make_claims(Path({str(tmp_path)!r}))"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", command],
         cwd=ROOT,

@@ -1,4 +1,6 @@
-"""Grounding is trained by the one loop: stopped, killed, cut and shared out, it is the same training."""
+"""Grounding is trained by the one loop: stopped, killed, cut and shared out, it is the same
+training.
+"""
 
 import json
 import multiprocessing
@@ -12,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.grounding.test_evaluation import spoilt
-from tests.unit.grounding.test_model import query_batch
 
 from gigamask.cli.main import main
 from gigamask.data import queries
@@ -34,6 +34,8 @@ from gigamask.training.trainer import train
 from tests.asked import run_in
 from tests.laws.test_training import same
 from tests.ranks import fork
+from tests.unit.grounding.test_evaluation import spoilt
+from tests.unit.grounding.test_model import query_batch
 
 
 def die_after_four(run) -> None:
@@ -53,7 +55,8 @@ def die_after_four(run) -> None:
     [{"lora_rank": 2}, {"sampler": LossWeighted(per_epoch=20), "mining": OHEM(keep_ratio=0.5)}],
 )
 def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
-    """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with it."""
+    """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with
+    it."""
     whole = train(run_in(tmp_path / "whole", described, steps=6, **parts))
     run = run_in(tmp_path / "killed", described, steps=6, **parts)
     process = multiprocessing.get_context("fork").Process(target=die_after_four, args=(run,))
@@ -79,7 +82,8 @@ def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
 
 
 def logits(model) -> torch.Tensor:
-    """How far masks score above none, for random queries. What moves all scores alike has no gradient but rounding, of which Adam makes steps."""
+    """How far masks score above none, for random queries. What moves all scores alike has no
+    gradient but rounding, of which Adam makes steps."""
     batch = query_batch(masks=7)
     with torch.no_grad():
         scores = model(
@@ -92,7 +96,8 @@ def logits(model) -> torch.Tensor:
 
 
 def steps_of(run, cuts):
-    """Two updates at these sizes of micro-batches: the state, the outcome of the second and the gradient of the first."""
+    """Two updates at these sizes of micro-batches: the state, the outcome of the second and the
+    gradient of the first."""
     states = []
     for micro in cuts:
         cut = replace(run, micro_batch_size=micro)

@@ -1,4 +1,6 @@
-"""The index says of any tar what tarfile, json and pycocotools say of it, and the same of many tars however they were indexed."""
+"""The index says of any tar what tarfile, json and pycocotools say of it, and the same of many tars
+however they were indexed.
+"""
 
 import json
 import os
@@ -21,7 +23,8 @@ from gigamask.errors import GigamaskError
 
 @st.composite
 def archives(draw):
-    """Members of one tar: images of any small size with or without a json, stray files, in any order and any folder."""
+    """Members of one tar: images of any small size with or without a json, stray files, in any
+    order and any folder."""
     members = []
     for number in draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5, unique=True)):
         height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
@@ -156,7 +159,8 @@ def _files(folder: Path) -> dict[str, bytes]:
 @settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_any_parts_in_any_order_make_the_same_index(six, data):
-    """Tars are dealt to parts, which may overlap; the parts are joined in any order, some in two stages."""
+    """Tars are dealt to parts, which may overlap; the parts are joined in any order, some in two
+    stages."""
     tars, whole = six
     paths = sorted(map(str, tars.iterdir()))
     with TemporaryDirectory() as folder:

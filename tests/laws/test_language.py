@@ -31,7 +31,8 @@ MANNERISMS = [
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each docstring, also of those below fields, which are help texts."""
+    """Yield the line and the text of each docstring, also of those below fields, which are help
+    texts."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
@@ -77,7 +78,8 @@ def mannerisms(text: str, first_line: int = 1) -> list[str]:
 
 
 def without_parameters(tree: ast.Module) -> list[str]:
-    """Return the public functions with two parameters or more whose docstring has no section `Args:`."""
+    """Return the public functions with two parameters or more whose docstring has no section
+    `Args:`."""
     found = []
     for node in public_functions(tree):
         names = [each.arg for each in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
@@ -112,7 +114,10 @@ def test_a_mannerism_and_a_missing_section_are_found():
         "7: 'enters, a batch leaves'",
         "9: 'give such'",
     ]
-    text = 'def f(a, b):\n    """Add."""\n\n\nclass A:\n    def g(self, a, b):\n        """Add.\n\n        Args:\n            a: One.\n        """\n'
+    text = (
+        'def f(a, b):\n    """Add."""\n\n\nclass A:\n    def g(self, a, b):\n        """Add.\n\n  '
+        '      Args:\n            a: One.\n        """\n'
+    )
     assert without_parameters(ast.parse(text)) == ["1: f has no Args:"]
     assert (
         without_parameters(

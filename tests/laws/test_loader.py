@@ -1,4 +1,6 @@
-"""What a loader delivers depends on the visits alone: not on workers, ranks, micro-batches, or where training was interrupted."""
+"""What a loader delivers depends on the visits alone: not on workers, ranks, micro-batches, or
+where training was interrupted.
+"""
 
 from dataclasses import fields
 from itertools import islice

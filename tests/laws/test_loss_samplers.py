@@ -1,4 +1,6 @@
-"""What holds for every order that goes from easy to hard or learns from losses, whatever the ledger says."""
+"""What holds for every order that goes from easy to hard or learns from losses, whatever the ledger
+says.
+"""
 
 import random
 from fractions import Fraction

@@ -1,4 +1,6 @@
-"""Every choice of masks is exact, distinct and a function of its generator; and each is good at what it is for."""
+"""Every choice of masks is exact, distinct and a function of its generator; and each is good at
+what it is for.
+"""
 
 import numpy as np
 import pytest

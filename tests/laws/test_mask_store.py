@@ -1,4 +1,6 @@
-"""A sample whose masks come from the mask store equals the one whose masks come from the json, bit for bit."""
+"""A sample whose masks come from the mask store equals the one whose masks come from the json, bit
+for bit.
+"""
 
 import json
 from dataclasses import fields, replace
@@ -32,7 +34,8 @@ SIZES = [(60, 90), (90, 61), (50, 50), (97, 70), (33, 200), (200, 33), (9, 9)]
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Noise of many sizes: every cell tells where it was taken from. Some masks are empty, some cover all."""
+    """Noise of many sizes: every cell tells where it was taken from. Some masks are empty, some
+    cover all."""
     folder = tmp_path_factory.mktemp("noise")
     members = []
     for number, size in enumerate(SIZES):

@@ -1,4 +1,6 @@
-"""Laws of mining masks: a step is made of the hardest of its global batch, however that is cut, and of nothing else."""
+"""Laws of mining masks: a step is made of the hardest of its global batch, however that is cut, and
+of nothing else.
+"""
 
 import os
 from collections import Counter
@@ -58,7 +60,8 @@ def mining_run(folder: Path, scenes: Path, mining: Mining, **changes):
 
 
 def fresh(run) -> TrainState:
-    """The state in float64, of plain gradient descent: a parameter then shows its gradient, small ones as well as large ones."""
+    """The state in float64, of plain gradient descent: a parameter then shows its gradient, small
+    ones as well as large ones."""
     state = TrainState.from_model(TrainState.initialize(run, CPU).model.double(), run)
     state.optimizers = [
         torch.optim.SGD([{"params": list(state.model.parameters()), "lr_scale": 1.0}], lr=0.0)
@@ -89,7 +92,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
-    """The same by the definition: one graph of everything, the mean over rounds of the masks that a sort keeps. Also how many of each place."""
+    """The same by the definition: one graph of everything, the mean over rounds of the masks that a
+    sort keeps. Also how many of each place."""
     state = fresh(run)
     start, model = flat(state), state.model
     (batch,) = next(
@@ -135,7 +139,8 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
 
 @pytest.mark.parametrize("mining", MININGS, ids=repr)
 def test_however_a_batch_is_cut_its_step_is_that_of_the_definition(tmp_path, scenes, mining):
-    """In micro-batches and groups of masks of any size; the ledger is told of all masks, also of those that are not kept."""
+    """In micro-batches and groups of masks of any size; the ledger is told of all masks, also of
+    those that are not kept."""
     run = mining_run(tmp_path / "run", scenes, mining)
     expected, losses, _ = plainly(run)
     everything, _ = after(replace(run, mining=NoMining()))
@@ -285,7 +290,8 @@ class Broken(Loss):
 
 @pytest.mark.parametrize("mining", MININGS, ids=repr)
 def test_a_loss_that_is_no_number_is_not_mined_away(tmp_path, scenes, mining):
-    """One such mask makes the step be skipped as it would be without mining, and so does a model that is broken everywhere."""
+    """One such mask makes the step be skipped as it would be without mining, and so does a model
+    that is broken everywhere."""
     run = mining_run(tmp_path / "run", scenes, mining)
     (batch,) = next(TrainData(replace(run, micro_batch_size=5), open_index(run)).batches())
     lefts = batch.boxes_input[:, 0].sort().values

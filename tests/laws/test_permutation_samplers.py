@@ -1,4 +1,6 @@
-"""What holds for every order that visits each item once an epoch, and for what such orders are made of."""
+"""What holds for every order that visits each item once an epoch, and for what such orders are made
+of.
+"""
 
 import random
 from dataclasses import replace
@@ -92,7 +94,8 @@ def test_chunks_of_any_size_hold_each_item_once(count, chunk, epoch, seed, data)
     assert len(np.unique(items)) == len(items)
     assert ((items >= 0) & (items < count)).all()
     borders = np.flatnonzero(np.diff(items // chunk)) + 1
-    # Forty neighbours lie in few chunks: the one they begin in, full ones, and perhaps the short last one.
+    # Forty neighbours lie in few chunks: the one they begin in, full ones, and perhaps the short
+    # last one.
     assert len(borders) <= 40 // chunk + 2
 
 

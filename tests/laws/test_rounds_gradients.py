@@ -1,4 +1,6 @@
-"""Back-propagating each round and chunk of masks at once, onto a leaf copy of the embedding, gives the whole graph's gradients."""
+"""Back-propagating each round and chunk of masks at once, onto a leaf copy of the embedding, gives
+the whole graph's gradients.
+"""
 
 import dataclasses
 import itertools
@@ -121,7 +123,8 @@ def test_leaf_gradients_in_any_chunks_are_the_whole_graphs(world, policy):
         found = leaf(world, policy, chunk)
         assert {name for name, grad in found.items() if grad is not None} == set(learned)
         for name, grad in learned.items():
-            # A bias of keys shifts all scores alike: its gradient is zero in theory and rounding in practice, so the largest one sets the floor.
+            # A bias of keys shifts all scores alike: its gradient is zero in theory and rounding in
+            # practice, so the largest one sets the floor.
             assert (found[name] - grad).norm() <= 1e-12 * grad.norm() + 1e-16 * largest, name
 
 

@@ -1,4 +1,6 @@
-"""Items and their columns are what plain Python finds in the same annotations, however they are cut into blocks."""
+"""Items and their columns are what plain Python finds in the same annotations, however they are cut
+into blocks.
+"""
 
 import json
 from collections import Counter
@@ -202,7 +204,8 @@ def test_locating_some_is_locating_all_and_taking_some(images, filters, kind, da
 
 @st.composite
 def archives(draw):
-    """Members of a tar: small images of masks of any density, none and all included; some images have no masks, some no json."""
+    """Members of a tar: small images of masks of any density, none and all included; some images
+    have no masks, some no json."""
     members = []
     for number in range(draw(st.integers(1, 4))):
         height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
@@ -274,7 +277,8 @@ def test_items_are_the_masks_that_assembling_keeps(members, filters):
 
 
 def trained_on(entry, filters, only=-1):
-    """The masks that are taken of an uncropped image when all may be, or when one of those that pass is asked for."""
+    """The masks that are taken of an uncropped image when all may be, or when one of those that
+    pass is asked for."""
     candidates = CandidateMasks(
         entry.size,
         entry.masks.areas(),

@@ -33,7 +33,8 @@ def exposures(sampler, items: SampleTable, epochs: int) -> np.ndarray:
 
 
 def spread(counts: np.ndarray, items: SampleTable) -> int:
-    """The largest difference between how often two items of one tar were visited, at the end of any epoch."""
+    """The largest difference between how often two items of one tar were visited, at the end of any
+    epoch."""
     tars = items.columns["tar"]
     return max(
         (int(np.ptp(counts[:, tars == tar], axis=1).max()) for tar in np.unique(tars)), default=0

@@ -38,7 +38,8 @@ def test_a_cell_shows_the_pixel_at_its_centre(frame, grid, seed):
     centres = (np.arange(grid) + 0.5) * frame.image_size / grid - 0.5
     xy = np.stack(np.meshgrid(centres, centres), -1)
     original = frame.points_to_original(xy)
-    # A centre on the border of two pixels may show either; the whole-number rule takes one, rounding in float perhaps the other.
+    # A centre on the border of two pixels may show either; the whole-number rule takes one,
+    # rounding in float perhaps the other.
     x, y = (
         np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int)
         for i in (0, 1)
@@ -89,7 +90,8 @@ def test_a_marked_pixel_lands_where_points_say(frame, data):
     soft = frame.apply_soft_masks(RLEMasks.from_dense(mask), frame.image_size)[0][
         : frame.resized[0], : frame.resized[1]
     ].astype(float)
-    # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than a pixel of the input or of the crop.
+    # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than
+    # a pixel of the input or of the crop.
     reach = max(1.0, *(np.array(frame.resized) / frame.crop_size))
     for seen in (weight, soft):
         rows, columns = np.indices(seen.shape)

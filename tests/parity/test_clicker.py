@@ -1,9 +1,10 @@
-"""Evaluation's next click against RITM's rule written out with distances in whole numbers, which know no rounding.
+"""Evaluation's next click against RITM's rule written out with distances in whole numbers, which
+know no rounding.
 
-The rule (Sofiiuk et al. 2021, `Clicker._get_next_click`; Kirillov et al. 2023, appendix D.1): misses and false alarms apart, each padded by a pixel
-of outside; every pixel's distance to the nearest outside it; pixels clicked before do not count; the larger maximum wins, a tie is negative;
-among equals the first in reading order.
-"""
+The rule (Sofiiuk et al. 2021, `Clicker._get_next_click`; Kirillov et al. 2023, appendix D.1):
+misses and false alarms apart, each padded by a pixel of outside; every pixel's distance to the
+nearest outside it; pixels clicked before do not count; the larger maximum wins, a tie is negative;
+among equals the first in reading order."""
 
 import cv2
 import numpy as np
@@ -32,7 +33,8 @@ def roots(region: np.ndarray) -> np.ndarray:
 
 
 def click_by_rule(truth, guess, valid, clicked, distance=squares) -> tuple[int, int, int]:
-    """The next click x, y and label; without an error left it confirms, as `CenterClicks` says, where the papers say nothing."""
+    """The next click x, y and label; without an error left it confirms, as `CenterClicks` says,
+    where the papers say nothing."""
     free = np.ones(truth.shape, np.int64)
     for x, y in clicked:
         free[y, x] = 0
@@ -54,7 +56,8 @@ def click_by_rule(truth, guess, valid, clicked, distance=squares) -> tuple[int, 
 def play_and_compare(
     truth: np.ndarray, guesses: list[np.ndarray], valid: np.ndarray | None = None, distance=squares
 ) -> list[tuple[int, int, int]]:
-    """Plays a click against each guess, the first against none, and compares each with the rule's; returns the clicks."""
+    """Plays a click against each guess, the first against none, and compares each with the rule's;
+    returns the clicks."""
     valid = np.ones_like(truth) if valid is None else valid
     given = Targets(
         torch.from_numpy(truth)[None], torch.from_numpy(valid)[None], torch.zeros(1, 4), (4.0, 4.0)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 def polygon(random: np.random.Generator, height: int, width: int) -> list[float]:
-    """One ring: within the image, tiny, reaching out of it, on whole numbers, all in one point, on a line, or far outside."""
+    """One ring: within the image, tiny, reaching out of it, on whole numbers, all in one point, on
+    a line, or far outside."""
     corners = int(random.integers(3, 25))
     centre = random.uniform(0, [width, height], (1, 2))
     kind = int(random.integers(7))

@@ -1,6 +1,6 @@
-"""Losses agree, in value and gradient, with independent implementations: those MaskFormer, DETR and Mask2Former are trained with in Hugging Face
-transformers, MONAI's where it is installed, pycocotools' IoU, and PyTorch's own errors.
-"""
+"""Losses agree, in value and gradient, with independent implementations: those MaskFormer, DETR and
+Mask2Former are trained with in Hugging Face transformers, MONAI's where it is installed,
+pycocotools' IoU, and PyTorch's own errors."""
 
 import warnings
 

@@ -84,7 +84,8 @@ def test_short_names_mean_the_flags_of_a_section(tmp_path):
 def test_files_come_before_flags_and_may_nest(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "steps: 7\noptimizer:\n  lr: 1e-4\n  grad_clip: null\nloader.half-scale: true\ndata: [x.tar]\n"
+        "steps: 7\noptimizer:\n  lr: 1e-4\n  grad_clip: null\nloader.half-scale: true\ndata: "
+        "[x.tar]\n"
     )
     run = parse_train(["tiny", "--steps", "9", "--config", str(file)]).run
     assert (

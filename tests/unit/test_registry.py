@@ -180,7 +180,8 @@ def test_presets_of_one_class_are_told_apart_by_their_fixed_fields():
     assert {
         name: registry.name_of_component("sampler", value) for name, value in samplers.items()
     } == {name: name for name in samplers}
-    # With other flags, a preset may become another one of its class; that one still gives the same sampler.
+    # With other flags, a preset may become another one of its class; that one still gives the same
+    # sampler.
     assert (
         registry.name_of_component(
             "sampler", replace(samplers["distributed_balanced"], ratio=(2, 1, 1))

@@ -43,9 +43,11 @@ def test_texts_are_numbered_in_their_order_and_numbers_stay(
     monkeypatch.setattr(attributes, "ROWS_AT_ONCE", at_once)
     monkeypatch.setattr(attributes, "IMAGES_AT_ONCE", images)
     path = table(
-        "name,domain,year\nsa_4,street,2020\nsa_1,indoor,-3\nsa_0,street,2020\nelsewhere,a desert,1\nsa_3,,7\nsa_2,indoor,10\n"
+        "name,domain,year\nsa_4,street,2020\nsa_1,indoor,-3\nsa_0,street,2020\nelsewhere,a "
+        "desert,1\nsa_3,,7\nsa_2,indoor,10\n"
     )
-    # The empty text is before 'a desert', which is counted though the index does not hold its image.
+    # The empty text is before 'a desert', which is counted though the index does not hold its
+    # image.
     assert values(path, index) == {"domain": [3, 2, 2, 0, 3], "year": [2020, -3, 10, 7, 2020]}
     found = read(path, index)
     assert found["domain"].dtype == np.int32

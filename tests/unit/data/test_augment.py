@@ -133,7 +133,8 @@ def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
     assert 0.9 < areas.max() <= 1
     assert np.log(3 / 4) - 0.003 < aspects.min() < np.log(3 / 4) + 0.01
     assert np.log(4 / 3) - 0.01 < aspects.max() < np.log(4 / 3) + 0.003
-    # Parts that fit whatever their aspect: even in area and in the logarithm of the aspect. Deviations of the means are below 0.01.
+    # Parts that fit whatever their aspect: even in area and in the logarithm of the aspect.
+    # Deviations of the means are below 0.01.
     small = areas < 0.5
     assert abs(areas[small].mean() - 0.35) < 0.02
     assert abs(aspects[small].mean()) < 0.03
@@ -229,7 +230,8 @@ def test_each_change_is_pillows(pixels, change, enhance, factor):
     expected = np.asarray(
         enhance(Image.fromarray(pixels.transpose(1, 2, 0))).enhance(factor)
     ).transpose(2, 0, 1)
-    # Pillow cuts values and rounds grey to a whole number first; what a blend multiplies by a factor, it multiplies that by, too.
+    # Pillow cuts values and rounds grey to a whole number first; what a blend multiplies by a
+    # factor, it multiplies that by, too.
     assert np.abs(change(pixels, factor).astype(int) - expected).max() <= 1 + abs(1 - factor)
     assert np.array_equal(change(pixels, 1.0), pixels)
 

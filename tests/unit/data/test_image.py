@@ -25,7 +25,8 @@ def saved(picture: Image.Image, **settings) -> bytes:
 
 
 def odd_sampling() -> bytes:
-    """A grey JPEG whose luma is sampled 3x1, which libjpeg decodes and TurboJPEG's interface does not name."""
+    """A grey JPEG whose luma is sampled 3x1, which libjpeg decodes and TurboJPEG's interface does
+    not name."""
     raw = bytearray(
         saved(Image.new("RGB", (48, 48), (128, 128, 128)), subsampling=0, optimize=True)
     )

@@ -103,7 +103,9 @@ def test_broken_images_are_left_out_and_named(photos, tmp_path):
     os.symlink(photos / "nowhere", photos / "dogs" / "dangling.jpg")
     index = build(photos, tmp_path / "index")
     assert len(index) == 6
-    assert {each["name"]: each["reason"].split(" bytes")[0] for each in index.report()["rejected"]} == {
+    assert {
+        each["name"]: each["reason"].split(" bytes")[0] for each in index.report()["rejected"]
+    } == {
         "dogs:blank.png": "dogs:blank.png: the 0",
         "dogs:broken.jpg": "dogs:broken.jpg: the 4",
     }

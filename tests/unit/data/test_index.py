@@ -636,7 +636,8 @@ def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
 
 
 def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
-    """By its last holder, between this process's open and its lock: the folder alone, then another file is in its place."""
+    """By its last holder, between this process's open and its lock: the folder alone, then another
+    file is in its place."""
     work, flock = tmp_path / ".index.parts", fcntl.flock
     removed = []
 

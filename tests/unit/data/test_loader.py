@@ -53,7 +53,8 @@ def source(index):
 
 @pytest.fixture
 def swept():
-    """Lets go of loaders that a traceback or a closed generator still holds, before another test forks with them."""
+    """Lets go of loaders that a traceback or a closed generator still holds, before another test
+    forks with them."""
     yield
     gc.collect()
 
@@ -217,7 +218,8 @@ def test_a_source_travels_without_what_it_opened(source):
 
 
 def test_masks_leave_a_worker_small(tmp_path):
-    """64 masks as large as SA-1B's (the median covers (.061)^2 of the image) take at most 64 KB, on the grid of the loss and on that of the input."""
+    """64 masks as large as SA-1B's (the median covers (.061)^2 of the image) take at most 64 KB, on
+    the grid of the loss and on that of the input."""
     height, width = 375, 562
     generator = make_rng(0, "ellipses")
     down, across = np.mgrid[:height, :width]
@@ -336,7 +338,8 @@ PLAIN = replace(ASSEMBLY, masks=False)
 
 @pytest.fixture(scope="module")
 def unlabelled(tmp_path_factory, jpg):
-    """A tar with no json at all, and one with jsons for some of its images, one of which is no picture."""
+    """A tar with no json at all, and one with jsons for some of its images, one of which is no
+    picture."""
     folder = tmp_path_factory.mktemp("unlabelled")
     tar.write(folder / "a.tar", [(f"x_{n}.jpg", jpg(40 + n, 60, n)) for n in range(3)])
     note = {

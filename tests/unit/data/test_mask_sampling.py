@@ -1,4 +1,6 @@
-"""Mask filters and each mask sampler; what all samplers share is in tests/laws/test_mask_sampling.py."""
+"""Mask filters and each mask sampler; what all samplers share is in
+tests/laws/test_mask_sampling.py.
+"""
 
 import numpy as np
 import pytest
@@ -114,7 +116,8 @@ def test_what_does_not_divide_evenly_comes_from_any_quarter():
         )
         for i in range(400)
     )
-    # Each of the four gives one mask always and a second one in half of the visits: 600, standard deviation 10.
+    # Each of the four gives one mask always and a second one in half of the visits: 600, standard
+    # deviation 10.
     assert np.abs(counts - 600).max() < 50
 
 

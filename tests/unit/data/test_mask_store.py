@@ -1,4 +1,6 @@
-"""Building, opening and verifying a mask store; that its samples equal those from the json is in tests/laws/test_mask_store.py."""
+"""Building, opening and verifying a mask store; that its samples equal those from the json is in
+tests/laws/test_mask_store.py.
+"""
 
 import json
 import os

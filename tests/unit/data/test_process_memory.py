@@ -17,7 +17,8 @@ MB = 10**6
 
 @pytest.fixture
 def fresh():
-    """Calls a function in a process of its own: one full of tests takes from memory it has, and lets go of some meanwhile."""
+    """Calls a function in a process of its own: one full of tests takes from memory it has, and
+    lets go of some meanwhile."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield lambda function, *given: pool.submit(function, *given).result()
 

@@ -27,7 +27,8 @@ def lines(tmp_path):
 
 @pytest.fixture
 def index(tmp_path, entry):
-    """Two tars called alike in two folders with sa_1 and sa_2, one with sa_3, each image with three masks."""
+    """Two tars called alike in two folders with sa_1 and sa_2, one with sa_3, each image with three
+    masks."""
     for name, numbers in {"one/a.tar": (1, 2), "two/a.tar": (1, 2), "two/b.tar": (3,)}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         tar.write(tmp_path / name, [member for number in numbers for member in entry(number)])
@@ -70,9 +71,9 @@ def test_what_is_written_reads_back_equal(tmp_path):
     write(tmp_path / "queries.jsonl", held)
     assert read(tmp_path / "queries.jsonl") == held
     first = (tmp_path / "queries.jsonl").read_text().split("\n")[0]
-    assert (
-        first
-        == '{"tar": "one/a.tar", "image": "sa_1.jpg", "query": "the cat", "mask_index": 2, "kind": "name"}'
+    assert first == (
+        '{"tar": "one/a.tar", "image": "sa_1.jpg", "query": "the cat", "mask_index": 2, '
+        '"kind": "name"}'
     )
 
 

@@ -46,7 +46,8 @@ def pair(number, sizes, scores=(1.0, 1.0)):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """One image each: all fine; as many fine as coarse; an empty mask only; no masks; too large a mask beside a fine one; no json."""
+    """One image each: all fine; as many fine as coarse; an empty mask only; no masks; too large a
+    mask beside a fine one; no json."""
     folder = tmp_path_factory.mktemp("small")
     tar.write(folder / "a.tar", [*pair(0, [5, 9, 10, 5]), *pair(1, [5, 101, 5, 200], (0.5, 0.25))])
     tar.write(folder / "b.tar", [*pair(2, [0]), *pair(3, []), *pair(4, [950, 8]), pair(5, [])[0]])
@@ -191,7 +192,8 @@ def test_an_unknown_column_is_told_with_those_there_are(small):
     with pytest.raises(GigamaskError) as fault:
         columns["domain"]
     assert str(fault.value) == (
-        "the items have no column 'domain'; choose one of tar, masks, width, height, area_share, predicted_iou, stability, granularity, difficulty, "
+        "the items have no column 'domain'; choose one of tar, masks, width, height, area_share, "
+        "predicted_iou, stability, granularity, difficulty, "
         "region, or add it to the table of attributes"
     )
 
@@ -210,7 +212,10 @@ def test_without_masks_every_image_is_an_item(small):
     assert columns["region"].tolist() == list(range(6))
     for name in ("granularity", "area_share", "predicted_iou", "stability", "difficulty"):
         assert name not in columns
-        told = f"the items have no column '{name}'; choose one of tar, masks, width, height, region, or add it to the table"
+        told = (
+            f"the items have no column '{name}'; choose one of tar, masks, width, height, region, "
+            f"or add it to the table"
+        )
         with pytest.raises(GigamaskError, match=told):
             columns[name]
 

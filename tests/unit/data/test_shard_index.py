@@ -1,4 +1,6 @@
-"""One tar's part: the same from a disk and from a server, and what becomes of bytes that cannot be read."""
+"""One tar's part: the same from a disk and from a server, and what becomes of bytes that cannot be
+read.
+"""
 
 import errno
 import os
@@ -20,7 +22,8 @@ def hurried(monkeypatch):
 
 @pytest.fixture
 def scenes_tar(tmp_path, entry, jpg):
-    """Five images with a json and one without, whose size stands behind a long preview; in a folder of its own."""
+    """Five images with a json and one without, whose size stands behind a long preview; in a folder
+    of its own."""
     raw = jpg(40, 50)
     comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
     members = [member for number in range(5) for member in entry(number)]

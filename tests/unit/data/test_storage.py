@@ -353,7 +353,9 @@ def test_nothing_remote_is_imported_for_local_files(tmp_path):
 
 
 def test_a_session_that_was_closed_is_tried_again():
-    again, words = storage._classify_error("s3://bucket/a.tar", RuntimeError("Session is closed"), 5)
+    again, words = storage._classify_error(
+        "s3://bucket/a.tar", RuntimeError("Session is closed"), 5
+    )
     assert again
     assert words.startswith(" after 5 tries (Session is closed); check the network and the server")
     with pytest.raises(NotImplementedError):

@@ -30,7 +30,8 @@ def test_lists_in_either_order(tmp_path, text):
         ("", r"sums: holds no checksum; give a list with a line 'SUM  NAME' for each file"),
         (
             f"{MD5} a.tar\nb.tar {MD5[:-1]}\n",
-            r"line 2 is not a name and a sum of 32 \(md5\), 40 \(sha1\), 64 \(sha256\) hexadecimal digits: 'b.tar",
+            r"line 2 is not a name and a sum of 32 \(md5\), 40 \(sha1\), 64 \(sha256\) "
+            r"hexadecimal digits: 'b.tar",
         ),
         (f"{MD5} a.tar b.tar\n", r"line 1 is not a name and a sum"),
         (f"{MD5}\n", r"line 1 is not a name and a sum"),

@@ -1,4 +1,6 @@
-"""Converting COCO's json and label images: what becomes a mask, what is left out, and what stops it all."""
+"""Converting COCO's json and label images: what becomes a mask, what is left out, and what stops it
+all.
+"""
 
 import io
 import json
@@ -250,7 +252,8 @@ def test_an_unusable_image_is_left_out_and_named(case, bad, message):
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_exif_orientation(case, orientation):
-    """Masks that lie on the turned picture get the turned picture; those that lie on the stored pixels get these."""
+    """Masks that lie on the turned picture get the turned picture; those that lie on the stored
+    pixels get these."""
     exif = Image.Exif()
     exif[274] = orientation
     raw = jpeg(exif=exif)
@@ -287,7 +290,8 @@ def test_other_formats_are_encoded_with_all_their_colour(case, name):
 
 
 def test_ids_that_are_no_numbers(case):
-    """Numbers written as text are numbers; other names, and names that clash as numbers, give way to places."""
+    """Numbers written as text are numbers; other names, and names that clash as numbers, give way
+    to places."""
     for name in ("7", "08", "street", "8"):
         case.put(f"{name}.jpg", jpeg())
     assert not case.coco([row("7"), row("08")], [thing(7), thing("08")])["renumbered"]

@@ -146,7 +146,8 @@ def test_a_whole_part_needs_no_request(served, tmp_path):
     ],
 )
 def test_a_part_of_another_version_is_thrown_away(served, tmp_path, receipt, requests):
-    """By the server, told with If-Range, in one request; or here, where sizes differ or nothing is known of the part."""
+    """By the server, told with If-Range, in one request; or here, where sizes differ or nothing is
+    known of the part."""
     begin(tmp_path, "a.tar", b"x" * 400_000, receipt)
     with FileServer(served) as server:
         assert fetch(server, tmp_path, "a.tar").status == "fetched"

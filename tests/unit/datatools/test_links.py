@@ -21,7 +21,8 @@ def listed(tmp_path, text: str | bytes):
     [
         "file_name\tcdn_link\nsa_000020.tar\thttps://cdn.example/a/b?oe=1&x=%2F\nsa_000021.tar\thttp://cdn.example/c\n",
         "sa_000020.tar\thttps://cdn.example/a/b?oe=1&x=%2F\r\n\r\nsa_000021.tar\thttp://cdn.example/c",
-        "\ufefffile_name  cdn_link\n# chosen\n  sa_000020.tar   https://cdn.example/a/b?oe=1&x=%2F\nhttp://cdn.example/c sa_000021.tar\n",
+        "\ufefffile_name  cdn_link\n# chosen\n  sa_000020.tar   "
+        "https://cdn.example/a/b?oe=1&x=%2F\nhttp://cdn.example/c sa_000021.tar\n",
     ],
 )
 def test_metas_list_and_its_like(tmp_path, text):

@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from tests.unit.datatools.test_sampler_stats import SIX, Fixed
 
 from gigamask.cli.main import main
 from gigamask.data.index import build
 from gigamask.datatools import plots, sampler_stats, stats
 from gigamask.errors import GigamaskError
 from gigamask.samplers.random import Random
+from tests.unit.datatools.test_sampler_stats import SIX, Fixed
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ def test_a_samplers_picture_shows_the_shares(tmp_path, drawn):
     } <= said
     assert {"samples drawn", "% of the samples", "difficulty, 0 to 1", "tars", "items"} <= said
     assert any(
-        "2 epochs of 4 samples from 6 items; each step of a curve is 2 samples; vertical lines end epochs"
-        in text
+        "2 epochs of 4 samples from 6 items; each step of a curve is 2 samples; vertical lines "
+        "end epochs" in text
         for text in said
     )
 

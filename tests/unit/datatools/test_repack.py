@@ -1,4 +1,6 @@
-"""Repacking: what is smaller afterwards, what is the same, what is left out, and that work done is not done again."""
+"""Repacking: what is smaller afterwards, what is the same, what is left out, and that work done is
+not done again.
+"""
 
 import io
 import json
@@ -121,7 +123,8 @@ def test_the_grid_is_the_frames(scenes, tmp_path):
 
 
 def test_training_sees_nearly_the_same(tmp_path):
-    """Samples of repacked shards at their size: the same names, boxes within 2 pixels, mean IoU above .97, images as JPEG leaves them."""
+    """Samples of repacked shards at their size: the same names, boxes within 2 pixels, mean IoU
+    above .97, images as JPEG leaves them."""
     synthetic.write(tmp_path / "in", 6, seed=4, long_side=(1000, 1200))
     repack(tmp_path / "in", tmp_path / "out", RepackConfig(512))
     indices = [indexes.build(tmp_path / name, tmp_path / f"{name}.index") for name in ("in", "out")]
@@ -169,7 +172,8 @@ def test_small_images_are_copied_byte_for_byte(tmp_path):
 
 
 def test_done_is_done(scenes, tmp_path, monkeypatch):
-    """A finished tar is kept until its source, the settings or the tar itself are others; copying or moving it changes nothing."""
+    """A finished tar is kept until its source, the settings or the tar itself are others; copying
+    or moving it changes nothing."""
     out = tmp_path / "out"
 
     def kept(size: int = 128, quality: int = 90) -> int:

@@ -112,7 +112,10 @@ def test_what_cannot_be_described_is_one_line():
         sampler_stats.describe(SIX, Random(), epochs=0)
     with pytest.raises(
         GigamaskError,
-        match=r"^there are no items to sample: no image has a mask that passes; give tars with masks$",
+        match=(
+            r"^there are no items to sample: no image has a mask that passes; give tars with "
+            r"masks$"
+        ),
     ):
         sampler_stats.describe(
             SampleTable(0, {name: column[:0] for name, column in SIX.columns.items()}), Random()

@@ -160,7 +160,8 @@ def test_three_quarters_lie_where_the_answer_is_most_uncertain():
     full = low.detach().abs().flatten(2)
     third = full.quantile(1 / 3, 2)[:, :, None]
     share = (found.logits.detach().abs() < third).float().mean(2)
-    # A quarter of three times the points is the hardest quarter of the square; of the others a third lies there by chance.
+    # A quarter of three times the points is the hardest quarter of the square; of the others a
+    # third lies there by chance.
     assert share.min() > 0.75, "uniform points would have a third there"
     assert share.mean() == pytest.approx(0.75 + 0.25 / 3, abs=0.03)
     found.logits.sum().backward()

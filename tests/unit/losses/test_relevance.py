@@ -29,7 +29,8 @@ def plainly(scores, right, there):
 
 
 def made(seed, queries=6, masks=5):
-    """Random scores; of the queries one has no mask, one no right one, and one nothing but right ones."""
+    """Random scores; of the queries one has no mask, one no right one, and one nothing but right
+    ones."""
     generator = torch.Generator().manual_seed(seed)
     scores = 3 * torch.randn(queries, masks + 1, generator=generator)
     there = torch.rand(queries, masks, generator=generator) < 0.7

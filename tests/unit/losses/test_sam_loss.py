@@ -153,7 +153,8 @@ def test_who_learns(case, supervise, iou_supervise, mask_learns, iou_learns):
 
 
 def plainly(objective, logits, iou, truth):
-    """Each mask's loss by loops over masks, answers and pixels; the actual IoU is float32 in the objective."""
+    """Each mask's loss by loops over masks, answers and pixels; the actual IoU is float32 in the
+    objective."""
     logits, iou, losses = logits.detach(), iou.detach(), []
     for m in range(len(logits)):
         answers = []

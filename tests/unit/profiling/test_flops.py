@@ -17,7 +17,8 @@ from tests.little import little
 
 
 def test_rounds_between_cost_what_their_neighbours_do():
-    """An encoder of 3 products, then rounds of 2, 4 and 6, with backward passes of as many again: for 5 rounds, on half of the masks."""
+    """An encoder of 3 products, then rounds of 2, 4 and 6, with backward passes of as many again:
+    for 5 rounds, on half of the masks."""
     meter, square = FlopMeter(), torch.ones(10, 10, device="meta")
 
     def multiply(times: int) -> None:

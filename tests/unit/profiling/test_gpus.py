@@ -35,7 +35,8 @@ def test_ones_own():
     [
         (
             "h20",
-            r"^no GPU is called 'h20'; known are b200, h200, .*, t4, and NAME=GIB,TFLOPS for your own; perhaps you meant h200$",
+            r"^no GPU is called 'h20'; known are b200, h200, .*, t4, and NAME=GIB,TFLOPS for your "
+            r"own; perhaps you meant h200$",
         ),
         ("zzz", r"^no GPU is called 'zzz'; known are .* for your own$"),
         ("mine=24", r"^--gpu mine=24: expected NAME=GIB,TFLOPS, such as mine=24,165$"),

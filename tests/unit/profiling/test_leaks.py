@@ -21,7 +21,8 @@ HELD = 500 * MB
 
 
 def found(size, last, every=10):
-    """Returns the step at which memory of `size(step)` bytes above `HELD` is called a leak, with what is said of it."""
+    """Returns the step at which memory of `size(step)` bytes above `HELD` is called a leak, with
+    what is said of it."""
     series = Series()
     for step in range(every, last + 1, every):
         if grows := series.add(step, int(HELD + size(step))):
@@ -87,7 +88,8 @@ def test_looks_are_few_however_long_a_training_is():
 
 
 def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
-    """Returns the lines and notes of a training of which `sizes(step)` tells this process's bytes, the GPU's and those of loader processes."""
+    """Returns the lines and notes of a training of which `sizes(step)` tells this process's bytes,
+    the GPU's and those of loader processes."""
     looks, now, told = Counter(), {}, []
     monkeypatch.setattr(
         process_memory, "in_use_bytes", lambda: looks.update(["all"]) or now.get("this process")
@@ -110,7 +112,8 @@ def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
 def test_a_leak_is_said_once_with_where_it_leads(monkeypatch):
     ((line, noted),) = watched(monkeypatch, lambda step: {"this process": HELD + MB * step})
     assert line == (
-        "memory leak: this process holds 1.03 GB, 1.0 MB more with every step since step 70, 470.0 MB more in the 470 remaining steps; "
+        "memory leak: this process holds 1.03 GB, 1.0 MB more with every step since step 70, "
+        "470.0 MB more in the 470 remaining steps; "
         "--profile 5 lists the tensors that remain (docs/profile.md)"
     )
     assert noted == {

@@ -69,9 +69,9 @@ def test_what_is_said_of_a_share():
         BatchSplit.of(256, 1, 256).describe(256, 256)
         == "batch of 256 images over 256 processes: 1 each, in 1 micro-batch of at most 1"
     )
-    assert (
-        BatchSplit.of(10, 2, 4).describe(10, 4)
-        == "batch of 10 images over 4 processes: 3 on 2 of them, 2 on the others, in 2 micro-batches of at most 2"
+    assert BatchSplit.of(10, 2, 4).describe(10, 4) == (
+        "batch of 10 images over 4 processes: 3 on 2 of them, 2 on the others, in 2 "
+        "micro-batches of at most 2"
     )
     assert (
         BatchSplit.of(4, 4, 1).describe(4, 1)

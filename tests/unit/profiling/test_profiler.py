@@ -16,7 +16,8 @@ CPU = torch.device("cpu")
 
 
 def goes_by(profile, done, last, act=lambda: None):
-    """Carries a training of one product a step past a profile, and returns what is said and behind which step."""
+    """Carries a training of one product a step past a profile, and returns what is said and behind
+    which step."""
     told = []
     for number in range(done, last):
         told += [(number, line) for line, noted in profile.observe(number, False) if not noted]
@@ -45,7 +46,8 @@ def test_steps_behind_the_warm_up_are_profiled_and_said_once(tmp_path):
     assert steps_of(folder) == ["gigamask: step 14", "gigamask: step 15"]
     report = (folder / "profile.md").read_text()
     assert report.startswith(
-        f"# {tmp_path / 'run'}: steps 14 to 15\n\ncpu, torch {torch.__version__}. A profiled step took "
+        f"# {tmp_path / 'run'}: steps 14 to 15\n\ncpu, torch {torch.__version__}. A profiled step "
+        f"took "
     )
     assert "; the step before them, not profiled, took " in report
     (encode,) = (row for row in report.splitlines() if row.startswith("| encode |"))
@@ -172,9 +174,9 @@ def test_on_a_gpu_the_allocator_is_told_of_too(tmp_path, monkeypatch):
 def test_an_allocator_without_history_ends_the_profile_and_not_the_training(tmp_path, monkeypatch):
     Gpu(monkeypatch, broken=True)
     ((_, line),) = goes_by(Profile(tmp_path, 1, 0, 9, torch.device("cuda:2")), 0, 9)
-    assert (
-        line
-        == f"{tmp_path}: no profile can be written (this allocator keeps no history); training continues"
+    assert line == (
+        f"{tmp_path}: no profile can be written (this allocator keeps no history); training "
+        f"continues"
     )
     assert goes_by(Profile(tmp_path, 1, 0, 1, CPU), 0, 1)[0][1].startswith("profiled step 1; ")
 

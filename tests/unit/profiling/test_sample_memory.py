@@ -89,7 +89,9 @@ def test_empty_is_nothing():
     assert sample_memory.held_bytes(("text", None, 3, [b"ab"])) == 2
     assert (
         sample_memory.held_bytes(
-            collate([], (), sample_memory.SETTINGS, sample_memory.RANDOM_SPEC, 0.5, DataCursor(0)).images
+            collate(
+                [], (), sample_memory.SETTINGS, sample_memory.RANDOM_SPEC, 0.5, DataCursor(0)
+            ).images
         )
         == 0
     )

@@ -97,7 +97,8 @@ def test_operators_are_told_without_those_they_call_in_each_thread():
 
 
 def test_kernels_are_of_the_part_that_launched_them_from_whatever_thread():
-    """They run later, when the process is in another part; one that no operator launched stands for itself."""
+    """They run later, when the process is in another part; one that no operator launched stands for
+    itself."""
     parts, operators = read(*STEPS, *KERNELS)
     assert {name: each.gpu_ms for name, each in parts.items() if each.gpu_ms} == {
         "encode": 20.0,

@@ -1,4 +1,6 @@
-"""A small world to prompt: a truth of given masks, draws, and a model whose answers are set by hand."""
+"""A small world to prompt: a truth of given masks, draws, and a model whose answers are set by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from gigamask.types import Prediction, RandomInputs, Targets
 
 @pytest.fixture
 def make_truth():
-    """Builds a truth from masks, everything valid unless told, cells of 4 x 4 input pixels, and the masks' own boxes."""
+    """Builds a truth from masks, everything valid unless told, cells of 4 x 4 input pixels, and the
+    masks' own boxes."""
 
     def build(masks, valid=None, cell_xy=(4.0, 4.0), mask_prompt_size=None):
         masks = torch.as_tensor(np.asarray(masks))
@@ -71,7 +74,8 @@ def make_draws():
 
 @pytest.fixture
 def answer():
-    """Builds a decode function that answers every round with one guess per mask, of predicted IoU 0.5; it keeps what it was asked in `.asked`."""
+    """Builds a decode function that answers every round with one guess per mask, of predicted IoU
+    0.5; it keeps what it was asked in `.asked`."""
 
     def build(guess):
         logits = torch.as_tensor(np.asarray(guess)).float()[:, None] * 2 - 1

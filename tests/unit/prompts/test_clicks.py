@@ -174,7 +174,8 @@ def test_two_clicks_are_uniform_one_in_the_misses_and_one_in_the_false_alarms():
 
 
 def sides(truth, guess, valid=None):
-    """Returns 200 pairs of clicks on one 3 x 5 picture as pixels and labels of each side; None for no point."""
+    """Returns 200 pairs of clicks on one 3 x 5 picture as pixels and labels of each side; None for
+    no point."""
     masks = [
         torch.tensor(mask, dtype=torch.bool).expand(200, 3, 5)
         for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)

@@ -1,4 +1,6 @@
-"""Masks of one pixel, of every pixel and of none, no masks at all, and padding, under every policy; and each policy against a real model."""
+"""Masks of one pixel, of every pixel and of none, no masks at all, and padding, under every policy;
+and each policy against a real model.
+"""
 
 import numpy as np
 import pytest

@@ -23,7 +23,8 @@ def clicked(played, cell=4.0):
 
 
 def depth(region):
-    """Returns each pixel's distance to the nearest pixel outside, the border counting, by trying all."""
+    """Returns each pixel's distance to the nearest pixel outside, the border counting, by trying
+    all."""
     padded = np.pad(region, 1)
     inside, outside = np.argwhere(padded), np.argwhere(~padded)
     distance = np.zeros(padded.shape)

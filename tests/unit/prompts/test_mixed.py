@@ -24,12 +24,14 @@ BOXES = MixedPrompts(point_prob=0.0, box_prob=1.0, mask_prob=0.0)
 
 
 def within(share, wanted, number):
-    """Tells whether a share of `number` trials is within five standard deviations of its probability."""
+    """Tells whether a share of `number` trials is within five standard deviations of its
+    probability."""
     return abs(float(share) - wanted) <= 5 * math.sqrt(wanted * (1 - wanted) / number)
 
 
 def even(places, region):
-    """Tells whether cells (x, y) are the region's, each as often as another (chi-square, five standard deviations)."""
+    """Tells whether cells (x, y) are the region's, each as often as another (chi-square, five
+    standard deviations)."""
     counts = np.zeros(region.shape)
     np.add.at(counts, (places[:, 1], places[:, 0]), 1)
     expected, freedom = len(places) / region.sum(), region.sum() - 1

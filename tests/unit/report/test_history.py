@@ -1,4 +1,6 @@
-"""What a run folder tells: of runs that went through, were killed, are still written to, or are none."""
+"""What a run folder tells: of runs that went through, were killed, are still written to, or are
+none.
+"""
 
 import json
 import os
@@ -75,7 +77,8 @@ def test_a_run_that_went_through(tmp_path):
 
 
 def test_what_was_trained_twice_counts_as_it_was_trained_last(tmp_path):
-    """Killed behind step 30, begun again at the checkpoint of step 15; its evaluation of step 20 and the skipped step 18 come again."""
+    """Killed behind step 30, begun again at the checkpoint of step 15; its evaluation of step 20
+    and the skipped step 18 come again."""
     lines = [
         record(10),
         {"step": 10, "evaluation": {"box": 0.1}},
@@ -242,7 +245,10 @@ def test_labels_are_as_short_as_they_tell_runs_apart():
 
 def test_torch_is_not_needed(tmp_path):
     """A run is looked at while it trains; a process of its own shows what is imported."""
-    code = "import sys; from gigamask.report import history; history.read(__import__('pathlib').Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from gigamask.report import history; "
+        "history.read(__import__('pathlib').Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+    )
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code, str(written(tmp_path / "run", record(1)))], env=environment

@@ -23,7 +23,8 @@ def ledger(*epoch_losses: float, count: int = 1000) -> LossSnapshot:
 
 
 def test_the_easiest_come_first_and_all_are_reached_and_stay():
-    """Where the share is computed anew from another length once warm-up is over, it falls from all items back to a third."""
+    """Where the share is computed anew from another length once warm-up is over, it falls from all
+    items back to a third."""
     sampler = Curriculum(epochs=2.0, stages=4)
     hardest = []
     for epoch in range(12):
@@ -75,7 +76,8 @@ def test_what_is_reached_is_mixed():
 
 
 def test_the_adaptive_share_follows_the_losses():
-    """As the source does it: after a growth the recent losses are forgotten, and three new ones are waited for."""
+    """As the source does it: after a growth the recent losses are forgotten, and three new ones are
+    waited for."""
     sampler = AdaptiveCurriculum()
     low, high = 0.05, 0.3
     assert sampler.share(np.array([])) == 0.3

@@ -15,7 +15,8 @@ def whole(size: int, *name: int) -> np.ndarray:
 
 
 def excess(order: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of 64 x 64 blocks of positions and items lies above its mean."""
+    """How many standard deviations the chi-square statistic of 64 x 64 blocks of positions and
+    items lies above its mean."""
     places = np.arange(len(order)) * 64 // len(order)
     counts = np.bincount(places * 64 + order * 64 // len(order), minlength=64 * 64)
     expected = len(order) / 64**2
@@ -85,7 +86,8 @@ def test_a_cycle_is_one_permutation_after_the_other():
 
 
 def test_a_subset_that_spans_two_permutations_is_uniform():
-    """With 30 of 100 every fourth visit crosses a border; what it takes of the next permutation is none of what it had, and else any alike."""
+    """With 30 of 100 every fourth visit crosses a border; what it takes of the next permutation is
+    none of what it had, and else any alike."""
     taken = np.zeros((100, 100))
     for seed in range(400):
         visit = balanced_subset(3, 30, 100, seed, "test")

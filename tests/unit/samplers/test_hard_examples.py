@@ -34,7 +34,8 @@ def probabilities(losses, temperature: float = 1.0, floor: float = 0.1) -> np.nd
 
 
 def chi_square(counts: np.ndarray, drawn: int, wanted: np.ndarray) -> float:
-    """Over its degrees of freedom: about 1 for free draws, below it for draws in equal parts of the probability."""
+    """Over its degrees of freedom: about 1 for free draws, below it for draws in equal parts of the
+    probability."""
     return float(((counts - drawn * wanted) ** 2 / (drawn * wanted)).sum() / (len(wanted) - 1))
 
 
@@ -138,7 +139,8 @@ def test_huge_and_tiny_losses_neither_overflow_nor_vanish():
 
 
 def test_weighted_losses_estimate_the_mean_over_all_items():
-    """Over 1,000 epochs, to within three standard errors; without weights the estimate is off by many."""
+    """Over 1,000 epochs, to within three standard errors; without weights the estimate is off by
+    many."""
     values = np.random.default_rng(1).normal(5.0, 2.0, 60) + LOSSES
     samplers = [
         LossWeighted(per_epoch=20, importance=True),
@@ -244,7 +246,8 @@ NOTHING = replayable({})
     "snapshot", [NOTHING, replayable(dict.fromkeys(range(100), 2.5)), replayable({3: 1.0})]
 )
 def test_an_empty_buffer_makes_ordinary_full_batches(snapshot):
-    """Where batches without replays are short and short batches are dropped, nothing is ever yielded and the buffer never fills."""
+    """Where batches without replays are short and short batches are dropped, nothing is ever
+    yielded and the buffer never fills."""
     sampler = Replay()
     orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(20)]
     assert {len(order) for order in orders} == {125}
@@ -266,7 +269,8 @@ def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
         buffer = sampler.buffer(epoch, history.snapshot).tolist()
         assert len(set(buffer)) == len(buffer)
         if epoch >= 2:
-            # From the sixth epoch on nothing is hard any more; what was is refreshed by being replayed.
+            # From the sixth epoch on nothing is hard any more; what was is refreshed by being
+            # replayed.
             assert set(buffer) == (hard if epoch <= 6 else set())
         order = sampler.order(ITEMS, epoch, history.snapshot)
         losses = np.array([2.0 if item in hard and epoch < 6 else 1.0 for item in order.tolist()])

@@ -18,14 +18,16 @@ SIZE = 40_000
 
 
 def excess(counts: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of equally likely counts lies above its mean."""
+    """How many standard deviations the chi-square statistic of equally likely counts lies above its
+    mean."""
     expected = counts.sum() / counts.size
     return (((counts - expected) ** 2 / expected).sum() - counts.size) / np.sqrt(2 * counts.size)
 
 
 def test_nothing_is_left_of_the_order_of_the_items():
     order = Random().order(ITEMS, 0, None)
-    # A random permutation's correlation with the identity has a standard deviation of 1/sqrt(n) = .03.
+    # A random permutation's correlation with the identity has a standard deviation of 1/sqrt(n) =
+    # .03.
     assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
 
 
@@ -80,7 +82,8 @@ def test_an_epoch_costs_about_what_numpy_needs_to_shuffle(count):
 
 
 def test_what_examples_do_repeats_and_misses_items_and_this_does_not():
-    """They multiply by a constant, and take the remainder of a power of two, then that of the number of items."""
+    """They multiply by a constant, and take the remainder of a power of two, then that of the
+    number of items."""
     count = 30_000
     hashed = (np.arange(count) * 2654435761 + 42) % 2**32 % count
     counts = np.bincount(hashed, minlength=count)

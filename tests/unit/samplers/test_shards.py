@@ -169,7 +169,8 @@ def test_invalid_nodes_raise(nodes, column, line):
 
 
 def test_a_tar_without_items_still_lies_on_its_node():
-    """Filters must not move a tar to another machine: of four tars, the first of which has nothing to train on, the third lies on the second node."""
+    """Filters must not move a tar to another machine: of four tars, the first of which has nothing
+    to train on, the third lies on the second node."""
     items = SampleTable(6, {"tar": np.array([1, 1, 2, 2, 3, 3])}, tars=4)
     order = Sharded(nodes=2).order(items, 0, None)[np.arange(8)]
     assert set(items.columns["tar"][order[::2]]) == {1}

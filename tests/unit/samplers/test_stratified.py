@@ -210,7 +210,10 @@ def test_strata_must_not_be_too_many(attributes):
     )
     with pytest.raises(
         GigamaskError,
-        match=rf"{', '.join(attributes)} .*at most {MAX_STRATA} strata \(got {count} or more of {count} items\)",
+        match=(
+            rf"{', '.join(attributes)} .*at most {MAX_STRATA} strata \(got {count} or more of "
+            rf"{count} items\)"
+        ),
     ):
         Cells(attributes=attributes).order(items, 0, None)
 
@@ -305,7 +308,10 @@ def test_it_orders_queries_and_says_what_other_items_lack(tmp_path):
     assert len(set(met.tolist())) == 1
     assert {0, 1, 2} <= set(columns["complexity"].tolist())
     images = open_sample_table(index, MaskFilters()).items
-    told = r"^the items have no column 'complexity'; choose one of tar, masks, .*, difficulty, or add it to the table of attributes$"
+    told = (
+        r"^the items have no column 'complexity'; choose one of tar, masks, .*, difficulty, or "
+        r"add it to the table of attributes$"
+    )
     for ask in (lambda: Relevance().order(images, 0, None), lambda: Relevance().strata(images)):
         with pytest.raises(GigamaskError, match=told):
             ask()

@@ -1,11 +1,13 @@
-"""The routes: valid requests are answered, wrong ones get one line and a status, and only our own files are sent."""
+"""The routes: valid requests are answered, wrong ones get one line and a status, and only our own
+files are sent.
+"""
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.unit.serve.test_session import picture, png
 
 from gigamask.serve.app import AppState, build
 from gigamask.serve.dataset_view import MAX_ROWS
+from tests.unit.serve.test_session import picture, png
 
 
 def shown(client):

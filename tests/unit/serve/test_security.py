@@ -12,7 +12,8 @@ TOKEN = "a1b2c3d4e5f6a7b8"
 
 
 async def app(scope, receive, send):
-    """Answers with the body it was given, and tells whether the server's own messages come through behind it."""
+    """Answers with the body it was given, and tells whether the server's own messages come through
+    behind it."""
     message = await receive()
     assert not message["more_body"]
     later = await receive()
@@ -24,7 +25,8 @@ async def app(scope, receive, send):
 def ask(
     policy, method="GET", path="/", headers=None, query="", parts=(b"",), kind="http", wrapped=app
 ):
-    """Sends one request in so many parts and returns status, headers and body; None where nothing was said."""
+    """Sends one request in so many parts and returns status, headers and body; None where nothing
+    was said."""
     told = {"host": "localhost:8000"} | (headers or {})
     scope = {"type": kind, "method": method, "path": path, "query_string": query.encode()}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in told.items()]

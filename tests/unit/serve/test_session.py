@@ -1,4 +1,6 @@
-"""Masks are those of the predictor, prompts are given one by one as in training, and wrong input is refused."""
+"""Masks are those of the predictor, prompts are given one by one as in training, and wrong input is
+refused.
+"""
 
 import io
 from dataclasses import replace

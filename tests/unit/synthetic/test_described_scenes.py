@@ -1,4 +1,6 @@
-"""Describable scenes as files: determined by seed and number, with queries that name the right masks."""
+"""Describable scenes as files: determined by seed and number, with queries that name the right
+masks.
+"""
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes

@@ -132,7 +132,8 @@ def test_phrases_say_what_is_wanted_in_varied_words():
 
 
 def read(phrase: str) -> tuple[Appearance, bool]:
-    """Returns the look that a phrase for one or several things states, read by a few rules of its own, and whether it is in the plural."""
+    """Returns the look that a phrase for one or several things states, read by a few rules of its
+    own, and whether it is in the plural."""
     for pattern, suffix in SUFFIXES.items():
         phrase = phrase.replace(suffix, pattern)
     known = {word: name for name, words in SYNONYMS.items() for word in words}

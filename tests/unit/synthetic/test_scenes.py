@@ -113,7 +113,8 @@ def test_scenes_are_worth_learning_from():
 
 
 def test_masks_follow_what_can_be_seen():
-    """Along a mask's border colours change more than inside it: on average over scenes, most objects can be told from what is around them."""
+    """Along a mask's border colours change more than inside it: on average over scenes, most
+    objects can be told from what is around them."""
     ratios = []
     for number in range(12):
         scene = compose_scene(1, number)

@@ -243,7 +243,8 @@ def test_only_flags_that_can_lower_the_peak_are_options():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Rehearsals that hold 1000 bytes an image, of which a recomputed block forgets half, and ten a mask at once; nothing else."""
+    """Rehearsals that hold 1000 bytes an image, of which a recomputed block forgets half, and ten a
+    mask at once; nothing else."""
     state = StateBytes(
         *(dict.fromkeys(("weights", "gradients", "optimizer"), held) for held in (80.0, 20.0, 10.0))
     )
