@@ -19,7 +19,8 @@ Down = Float32[np.ndarray, "h 1"]
 def pick_color(generator: np.random.Generator, beneath: Color) -> Color:
     """Return a color that differs from the one beneath by a random distance.
 
-    It is the first of eight random colors beyond the distance (60 to 130 levels), else the farthest.
+    It is the first of eight random colors beyond the distance (60 to 130 levels), else the
+    farthest.
 
     Args:
         generator: Random numbers.

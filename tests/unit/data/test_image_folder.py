@@ -33,10 +33,18 @@ def photos(tmp_path, jpg):
     """Two classes, one of them deeper, images at the top, and what is none."""
     root = tmp_path / "photos"
     files = {
-        "b_2.jpg": jpg(20, 30, 2), "a.JPEG": jpg(10, 40, 1), "notes.txt": b"x", "._a.jpg": b"mac", "stats.json": b"{}",
-        "dogs/n02_7.JPEG": jpg(24, 32, 3), "dogs/n02_5.jpg": jpg(32, 24, 4), "dogs/n02_5.png": png(11, 12),
-        "cats/small/9.Jpg": jpg(8, 8, 5), "empty/list.csv": b"", ".hidden/1.jpg": jpg(9, 9, 6),
-    }  # fmt: skip
+        "b_2.jpg": jpg(20, 30, 2),
+        "a.JPEG": jpg(10, 40, 1),
+        "notes.txt": b"x",
+        "._a.jpg": b"mac",
+        "stats.json": b"{}",
+        "dogs/n02_7.JPEG": jpg(24, 32, 3),
+        "dogs/n02_5.jpg": jpg(32, 24, 4),
+        "dogs/n02_5.png": png(11, 12),
+        "cats/small/9.Jpg": jpg(8, 8, 5),
+        "empty/list.csv": b"",
+        ".hidden/1.jpg": jpg(9, 9, 6),
+    }
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
@@ -54,12 +62,24 @@ def test_each_folder_with_images_is_a_shard_whose_files_go_by_name(photos, tmp_p
     index = build(photos, tmp_path / "index")
     assert index.shard_paths == [str(photos), str(photos / "cats" / "small"), str(photos / "dogs")]
     assert [index.entry_name(row) for row in range(len(index))] == [
-        "photos:a.JPEG", "photos:b_2.jpg", "small:9.Jpg", "dogs:n02_5.jpg", "dogs:n02_5.png", "dogs:n02_7.JPEG",
-    ]  # fmt: skip
+        "photos:a.JPEG",
+        "photos:b_2.jpg",
+        "small:9.Jpg",
+        "dogs:n02_5.jpg",
+        "dogs:n02_5.png",
+        "dogs:n02_7.JPEG",
+    ]
     assert index.images["image_id"].tolist() == [-1, 2, 9, 5, 5, 7]
-    assert list(zip(index.images["height"].tolist(), index.images["width"].tolist(), strict=True)) == [
-        (10, 40), (20, 30), (8, 8), (32, 24), (11, 12), (24, 32),
-    ]  # fmt: skip
+    assert list(
+        zip(index.images["height"].tolist(), index.images["width"].tolist(), strict=True)
+    ) == [
+        (10, 40),
+        (20, 30),
+        (8, 8),
+        (32, 24),
+        (11, 12),
+        (24, 32),
+    ]
     assert index.images["shard"].tolist() == [0, 0, 1, 2, 2, 2]
     assert index.images["masks"].tolist() == [0] * 6
     report = index.report()

@@ -161,9 +161,16 @@ def test_small_images_are_copied_byte_for_byte(tmp_path):
         ],
     )
     done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(80))
-    assert {key: done[key] for key in ("tars", "images", "copied", "masks", "vanished", "others")} == {
-        "tars": 1, "images": 3, "copied": 2, "masks": 3, "vanished": 0, "others": 2,
-    }  # fmt: skip
+    assert {
+        key: done[key] for key in ("tars", "images", "copied", "masks", "vanished", "others")
+    } == {
+        "tars": 1,
+        "images": 3,
+        "copied": 2,
+        "masks": 3,
+        "vanished": 0,
+        "others": 2,
+    }
     found = members(tmp_path / "out" / "a.tar")
     assert list(found) == ["sa_1.jpg", "sa_1.json", "sa_2.jpg", "sa_3.jpg"]
     assert dict(raw).items() <= found.items()
