@@ -126,7 +126,8 @@ def draw_prompts(
     chance: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> Prompts:
-    """Returns random prompts: three points of every kind of label, and logits fed back when asked."""
+    """Returns random prompts: three points of every kind of label, and logits fed back
+    when asked."""
     return Prompts(
         points_xy_input=spec.image_size * torch.rand(masks, 3, 2, generator=chance, dtype=dtype),
         labels=torch.randint(-1, 4, (masks, 3), generator=chance),
@@ -221,8 +222,10 @@ def main() -> None:
             for name, form in forms.items()
         }
         print(
-            f"{title:<17} {cpu['plain'] / cpu['gigamask']:<13.2f} {wall['plain'] / wall['gigamask']:<24.2f} "
-            f"{kept['gigamask']:.0f} of {kept['plain']:.0f} MiB {'':<12} {kept['gigamask'] / kept['plain']:.2f}"
+            f"{title:<17} {cpu['plain'] / cpu['gigamask']:<13.2f} "
+            f"{wall['plain'] / wall['gigamask']:<24.2f} "
+            f"{kept['gigamask']:.0f} of {kept['plain']:.0f} MiB {'':<12} "
+            f"{kept['gigamask'] / kept['plain']:.2f}"
         )
 
 

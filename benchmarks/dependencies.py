@@ -19,7 +19,7 @@ PURPOSES = {
     "numpy": "arrays, RLE masks, indexes",
     "simplejpeg": "JPEG by libjpeg-turbo",
     "pillow": "JPEGs that libjpeg-turbo refuses, PNG and other formats",
-    "opencv-python-headless": "exact distance transform, connected components, antialiased resizing, drawing",
+    "opencv-python-headless": "exact distance transform, connected components, resizing, drawing",
     "msgspec": "fast, checked parsing of SA-1B's json",
     "safetensors": "checkpoints and weights without pickle",
     "tyro": "flags from dataclasses",

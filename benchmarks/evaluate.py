@@ -156,7 +156,8 @@ def compare(
     for name in ways:
         print(f"| {name} | {wall[name]:.2f} | {cpu[name]:.2f} | {1e3 * wall[name] / masks:.1f} |")
     print(
-        f"ratio: wall {wall['plain'] / wall['gigamask']:.2f}, CPU {cpu['plain'] / cpu['gigamask']:.2f}"
+        f"ratio: wall {wall['plain'] / wall['gigamask']:.2f}, CPU "
+        f"{cpu['plain'] / cpu['gigamask']:.2f}"
     )
     print("| mIoU | " + " | ".join(COLUMNS) + " |\n" + "|---" * (1 + len(COLUMNS)) + "|")
     for name, scores in found.items():

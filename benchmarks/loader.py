@@ -185,7 +185,8 @@ def from_webdataset(folder: Path, workers: int) -> Iterator:
 
 
 class Way:
-    """One way with its processes, which stay alive between turns and fill their queues meanwhile."""
+    """One way with its processes, which stay alive between turns and fill their queues
+    meanwhile."""
 
     def __init__(self, begin: Callable[[], Iterator], take: int, workers: int) -> None:
         before = set(psutil.Process().children())
@@ -233,14 +234,16 @@ def compare(originals: Path, small: Path, workers: int, take: int, rounds: int) 
         for way in ways.values():
             way.turn()
     print(
-        f"\n{f'{workers} processes':32}{'images/s':>10}{'cpu ms':>9}{'images/s/core':>15}{'target':>8}{'x usual':>9}{'own cpu ms':>12}"
+        f"\n{f'{workers} processes':32}{'images/s':>10}{'cpu ms':>9}{'images/s/core':>15}"
+        f"{'target':>8}{'x usual':>9}{'own cpu ms':>12}"
     )
     middle = {name: statistics.median(way.cpu_s) for name, way in ways.items()}
     for name, way in ways.items():
         rate, main_ms = 1 / statistics.median(way.wall_s), 1e3 * statistics.median(way.main_s)
         ratio = middle["usual (Pillow, pycocotools)"] / middle[name]
         print(
-            f"{name:32}{rate:10.1f}{1e3 * middle[name]:9.1f}{1 / middle[name]:15.1f}{TARGETS.get(name, ''):>8}{ratio:9.1f}{main_ms:12.2f}"
+            f"{name:32}{rate:10.1f}{1e3 * middle[name]:9.1f}{1 / middle[name]:15.1f}"
+            f"{TARGETS.get(name, ''):>8}{ratio:9.1f}{main_ms:12.2f}"
         )
     return middle
 

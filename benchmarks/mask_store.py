@@ -56,7 +56,8 @@ def print_bytes(entries: list, store: mask_store.MaskStore) -> None:
     print(f"{'bytes a mask':34}{'bytes':>12}{'of SA-1B, TB':>14}{'of the store':>14}")
     for name, size in rows.items():
         print(
-            f"{name:34}{size:12.0f}{size * MASKS_OF_SA1B / 1e12:14.2f}{size / rows['bits at 256 (the store)']:13.2f}x"
+            f"{name:34}{size:12.0f}{size * MASKS_OF_SA1B / 1e12:14.2f}"
+            f"{size / rows['bits at 256 (the store)']:13.2f}x"
         )
 
 
@@ -117,7 +118,8 @@ def main() -> None:
             return build_sample(raw.jpg, raw.annotation(), SampleRef(0, row, 0), assembly, chance)
 
         print(
-            f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}{'json':>10}{'store':>10}{'ratio':>10}"
+            f"\n{'milliseconds an image':34}{'json cpu':>10}{'store cpu':>10}{'ratio':>10}"
+            f"{'json':>10}{'store':>10}{'ratio':>10}"
         )
         compare(
             f"{TAKEN} masks as runs of the grid",

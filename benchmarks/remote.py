@@ -94,7 +94,8 @@ def main() -> None:
         remote = indexes.build([f"{url}/{number}.tar" for number in range(TARS)], folder / "remote")
         here.send(True)
         print(
-            f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after {1e3 * flags.delay:.0f} "
+            f"{len(remote)} images of {len(jpg) / 1e6:.2f} MB; each answer after "
+            f"{1e3 * flags.delay:.0f} "
             f"ms"
         )
         print(f"index: {time.perf_counter() - started:.1f} s, {here.recv()[0]} requests")

@@ -95,7 +95,8 @@ def codecs(index: indexes.Index) -> None:
         ]
         decibel = np.mean(10 * np.log10(255**2 / np.array(errors)))
         print(
-            f"q{quality} {chroma:16}{np.mean([len(each) for each in coded]) / 1e3:8.0f}{decibel:8.1f}{spent:11.1f}"
+            f"q{quality} {chroma:16}{np.mean([len(each) for each in coded]) / 1e3:8.0f}"
+            f"{decibel:8.1f}{spent:11.1f}"
         )
 
 

@@ -221,7 +221,8 @@ def main() -> None:
             subprocess.run(command, check=True, capture_output=True, text=True).stdout
         )
         print(
-            f"{name:<20} {rounds:>6} {found[name, rounds]['saved']:>10.0f} {found[name, rounds]['peak']:>9.0f}",
+            f"{name:<20} {rounds:>6} {found[name, rounds]['saved']:>10.0f} "
+            f"{found[name, rounds]['peak']:>9.0f}",
             flush=True,
         )
     print(f"\n{'11 rounds':<20} {'saved':>10} {'peak':>9}   target")

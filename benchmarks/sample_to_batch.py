@@ -219,7 +219,8 @@ def main() -> None:
                 for other in ("plain (Pillow, 100 decoded)", "careful (OpenCV, 64 decoded)")
             ]
             print(
-                f"{name:32}{middle[name]:9.1f}{statistics.median(wall[name]):9.1f}{1e3 / middle[name]:11.1f}{against[0]:9.1f}{against[1]:11.1f}"
+                f"{name:32}{middle[name]:9.1f}{statistics.median(wall[name]):9.1f}"
+                f"{1e3 / middle[name]:11.1f}{against[0]:9.1f}{against[1]:11.1f}"
             )
         print(f"{'target (cpu)':32}{'':18}{70:11}{20:9}{12:11}")
         print(f"\n{'where the milliseconds go':32}{'cpu ms':>9}")

@@ -145,7 +145,8 @@ def main() -> None:
             told.rounds,
         )
         print(
-            f"{name:40}{theirs:9.2f}s{ours:9.2f}s{theirs / ours:7.1f}x{abs(expected - answer):12.1e}"
+            f"{name:40}{theirs:9.2f}s{ours:9.2f}s{theirs / ours:7.1f}x"
+            f"{abs(expected - answer):12.1e}"
         )
     tracemalloc.start()
     coco_metrics(images, PROPOSALS)
@@ -172,7 +173,8 @@ def main() -> None:
             )
             head = f"disc of radius {radius}: {name}"
             print(
-                f"{head:45}{1e3 * theirs:5.0f}ms{1e3 * ours:7.1f}ms{theirs / ours:8.1f}x{abs(expected - answer):12.1e}"
+                f"{head:45}{1e3 * theirs:5.0f}ms{1e3 * ours:7.1f}ms{theirs / ours:8.1f}x"
+                f"{abs(expected - answer):12.1e}"
             )
 
 

@@ -1,4 +1,6 @@
-"""One class of the user's own for every interface; `USED` notes which of them have done something."""
+"""One class of the user's own for every interface; `USED` notes which of them have done
+something.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields

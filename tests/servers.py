@@ -148,7 +148,9 @@ class _Answer(BaseHTTPRequestHandler):
             return self._plain(
                 302,
                 {
-                    "Location": f"{'' if served.redirect == 'relative' else served.url}/moved{quote(path)}"
+                    "Location": (
+                        f"{'' if served.redirect == 'relative' else served.url}/moved{quote(path)}"
+                    )
                 },
             )
         file = served.folder / path.removeprefix("/moved/").lstrip("/")

@@ -40,7 +40,8 @@ SIZES = {
 def tokeniser(
     first: str, last: str, padding_side: str = "right"
 ) -> transformers.PreTrainedTokenizerFast:
-    """Returns a tokeniser of whole words, which puts these around a text where they are not empty."""
+    """Returns a tokeniser of whole words, which puts these around a text where they are
+    not empty."""
     known = {word: number for number, word in enumerate(["<pad>", "<unk>", "<s>", "</s>", *WORDS])}
     made = tokenizers.Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -131,7 +132,8 @@ def write(kind: str, folder: Path, **changes) -> Path:
 
 
 def sentences(words):
-    """Returns one feature a text, as sentence encoders pool: the mean of its tokens', of length 1."""
+    """Returns one feature a text, as sentence encoders pool: the mean of its tokens',
+    of length 1."""
     means = (words.features * words.attention_mask[..., None]).sum(1) / words.attention_mask.sum(
         1, keepdim=True
     )

@@ -32,7 +32,8 @@ PAGE = (DOCS / "cluster.md").read_text()
 
 
 def settled(line: str, scenes: Path, out: Path) -> str:
-    """Returns a command of the page with a small recipe, data that are there, and a folder of ours."""
+    """Returns a command of the page with a small recipe, data that are there, and a
+    folder of ours."""
     line, count = re.subn(
         r"train sam_vit_b --data /sa1b --init \S+ --out \S+",
         f"train {LITTLE} --data {scenes} --out {out}",

@@ -1,4 +1,6 @@
-"""Data of one's own, from pictures and COCO's json or label images to training, as a user types it."""
+"""Data of one's own, from pictures and COCO's json or label images to training, as a
+user types it.
+"""
 
 import json
 from pathlib import Path

@@ -139,7 +139,8 @@ def test_what_cannot_be_fetched_is_said_and_ends_with_2(served, tmp_path, capsys
 
 @pytest.fixture
 def slow(tmp_path):
-    """A server of one file of 2 MB that takes some seconds for it, and the command that fetches it."""
+    """A server of one file of 2 MB that takes some seconds for it, and the command that
+    fetches it."""
     (tmp_path / "served").mkdir()
     content = hashlib.shake_128(b"slow").digest(2_000_000)
     (tmp_path / "served" / "sa_000000.tar").write_bytes(content)

@@ -100,9 +100,9 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
     run, told = tmp_path / "run", tmp_path / "told.json"
     assert pretrain("--data", scenes, "--out", run, "--steps", 1, "--json", told) == 0
     said = capsys.readouterr()
-    assert (
-        said.out
-        == f"{run}: 1 steps, 3 samples\nnext: gigamask train RECIPE --data TARS --init mae:{run} --out OUT\n"
+    assert said.out == (
+        f"{run}: 1 steps, 3 samples\nnext: gigamask train RECIPE --data TARS --init mae:{run}"
+        f" --out OUT\n"
     )
     assert "IoU" not in said.err, "there is none"
     assert json.loads(told.read_text()) == {"run": str(run), "step": 1, "samples": 3, "steps": 1}
@@ -261,7 +261,8 @@ def test_help_and_configuration(tmp_path, capsys):
 REFUSED = [
     (
         "pretrain",
-        "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or file.py:function) or",
+        "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or "
+        "file.py:function) or",
     ),
     ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
     (
@@ -319,7 +320,8 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --freeze image_encoder",
-        "--freeze image_encoder: the model has no such module or parameter; choose among patch_embed",
+        "--freeze image_encoder: the model has no such module or parameter; choose among "
+        "patch_embed",
     ),
     (
         "pretrain mae_tiny --data {scenes} --init nowhere.pth",

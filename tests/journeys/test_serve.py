@@ -45,7 +45,8 @@ def weights(tmp_path_factory):
 
 @contextmanager
 def served(*words):
-    """Starts the page on a free port and gives its address; it must stop with 0 when it is told to."""
+    """Starts the page on a free port and gives its address; it must stop with 0 when it
+    is told to."""
     command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -171,7 +171,8 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     assert all(same(out / each, whole / each) for each in STAGES)
     assert train(*words) == 0, "what is finished is left as it is"
     assert capsys.readouterr().out.endswith(
-        f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data HELD_OUT_TARS\n"
+        f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data "
+        f"HELD_OUT_TARS\n"
     )
 
 

@@ -25,7 +25,8 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory) -> Path:
-    """A folder of three tars of eight scenes each, and an index of them as they are on this disk."""
+    """A folder of three tars of eight scenes each, and an index of them as they are on
+    this disk."""
     folder = tmp_path_factory.mktemp("tars")
     scenes.write(str(folder), 24, seed=4, shard_images=8)
     return folder

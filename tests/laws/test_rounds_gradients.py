@@ -94,7 +94,8 @@ def whole_graph(world, policy):
 
 
 def leaf(world, policy, chunk):
-    """Each round's loss at once onto a leaf copy of the embedding, then once through the encoder."""
+    """Each round's loss at once onto a leaf copy of the embedding, then once through
+    the encoder."""
     model, images, sizes, truth, draws = world
     embedding = model.encode(images, sizes)
     copy = embedding.detach().requires_grad_()

@@ -10,7 +10,8 @@ from gigamask.masks.transforms import ImageTransform
 
 @st.composite
 def frames(draw) -> ImageTransform:
-    """Frames of any crop, scale and flip; the crop keeps its shape only roughly, as rounding does."""
+    """Frames of any crop, scale and flip; the crop keeps its shape only roughly, as
+    rounding does."""
     height, width = draw(st.integers(1, 60)), draw(st.integers(1, 60))
     y0, x0 = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     y1, x1 = draw(st.integers(y0 + 1, height)), draw(st.integers(x0 + 1, width))

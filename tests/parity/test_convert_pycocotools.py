@@ -88,7 +88,8 @@ def test_a_thousand_annotations():
 
 
 def check(folder, expected: dict[int, list[np.ndarray]]) -> None:
-    """Compares the masks that the index finds under a folder with those expected of each image id."""
+    """Compares the masks that the index finds under a folder with those expected of
+    each image id."""
     index = indexes.build(folder, folder / "index")
     shards = ShardReader(index.shard_paths)
     assert index.images["image_id"].tolist() == list(expected)

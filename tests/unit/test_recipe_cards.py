@@ -192,6 +192,5 @@ def test_sams_docstrings_state_length_batch_rate_and_decays():
         )
         assert (
             f"{run.steps // 1000}k updates of {run.batch_size} images, lr {rate}, "
-            f"layer decay {decay}, drop path {drop}"
-            in (recipe.__doc__ or "")
+            f"layer decay {decay}, drop path {drop}" in (recipe.__doc__ or "")
         )

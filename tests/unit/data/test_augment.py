@@ -170,7 +170,8 @@ def test_random_crops_lie_in_every_image(size):
 
 
 def test_image_and_masks_are_stretched_alike():
-    """A mask that is painted white into a black picture is the white part of what the encoder sees."""
+    """A mask that is painted white into a black picture is the white part of what the
+    encoder sees."""
     mask = np.zeros((90, 120), bool)
     mask[20:70, 30:100] = True
     pixels = np.repeat(mask[..., None], 3, 2).astype(np.uint8) * 255

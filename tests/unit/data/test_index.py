@@ -134,9 +134,18 @@ def test_broken_entries_are_left_out_and_named(tmp_path, entry, record, masks, j
     wrong = record(masks, 3)
     wrong["annotations"][0]["segmentation"]["counts"] = [5]
     members = [
-        *entry(1), ("sa_2.jpg", jpg()), ("sa_2.json", b"no json"), *entry(4), ("sa_3.jpg", jpg()), ("sa_3.json", json.dumps(wrong).encode()),
-        ("sa_5.jpg", jpg()), ("sa_5.json", json.dumps(record(masks, 6)).encode()), *entry(7), ("sa_8.jpg", b"none"), *entry(9),
-    ]  # fmt: skip
+        *entry(1),
+        ("sa_2.jpg", jpg()),
+        ("sa_2.json", b"no json"),
+        *entry(4),
+        ("sa_3.jpg", jpg()),
+        ("sa_3.json", json.dumps(wrong).encode()),
+        ("sa_5.jpg", jpg()),
+        ("sa_5.json", json.dumps(record(masks, 6)).encode()),
+        *entry(7),
+        ("sa_8.jpg", b"none"),
+        *entry(9),
+    ]
     tar.write(tmp_path / "a.tar", members)
     index = build(tmp_path / "a.tar", tmp_path / "index")
     assert index.images["image_id"].tolist() == [1, 4, 7, 9]

@@ -40,7 +40,8 @@ def scene(record, number, size, count=5):
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory, record):
-    """Two tars: landscapes, portraits and a square; an image without masks and one without a json."""
+    """Two tars: landscapes, portraits and a square; an image without masks and one
+    without a json."""
     folder = tmp_path_factory.mktemp("tars")
     sizes = [(60, 90), (90, 61), (50, 50), (97, 70), (70, 100), (80, 61)]
     parts = [scene(record, number, size) for number, size in enumerate(sizes)]

@@ -92,7 +92,8 @@ def test_all_rounds_cost_what_three_of_them_say():
 
 
 def test_vit_b_costs_what_was_counted_by_hand():
-    """Less than the 0.972 TFLOP of the published form, which projects the padding of windows, too."""
+    """Less than the 0.972 TFLOP of the published form, which projects the padding of
+    windows, too."""
     found = plan.count_flops(
         replace(sam_vit_b(), prompts=InteractiveSchedule(clicks=0, mask_only_rounds=False))
     )

@@ -156,7 +156,10 @@ def test_a_task_that_keeps_its_embeddings_is_found_and_the_same_task_without_is_
 ):
     """In a process of its own: one full of tests takes from memory it has."""
     here = Path(__file__).resolve()
-    script = f"import runpy, sys; runpy.run_path({str(here.parents[2] / 'leaky.py')!r})['main'](*sys.argv[1:])"
+    script = (
+        f"import runpy, sys; runpy.run_path({str(here.parents[2] / 'leaky.py')!r}"
+        f")['main'](*sys.argv[1:])"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parents[3])}
     done = subprocess.run(
         [sys.executable, "-c", script, scenes, tmp_path],

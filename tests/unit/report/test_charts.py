@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.unit.report.test_history import record, written
 
 from gigamask.report import charts, history, html
 from tests.html import Page
+from tests.unit.report.test_history import record, written
 
 
 def test_long_curves_are_thinned_to_means():

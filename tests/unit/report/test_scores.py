@@ -1,7 +1,5 @@
 """The page of scores: what is in the summary is on it, and what is not is not."""
 
-from tests.unit.evaluation.test_clicks import index
-
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks, proposals
 from gigamask.evaluation.figures import write_sheets
@@ -9,6 +7,7 @@ from gigamask.models.init import build_model
 from gigamask.report.scores import page
 from tests.html import Page, read
 from tests.little import SPEC
+from tests.unit.evaluation.test_clicks import index
 
 __all__ = ["index"]
 

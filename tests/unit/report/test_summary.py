@@ -1,9 +1,9 @@
 """What is worked out of runs."""
 
 import pytest
-from tests.unit.report.test_history import record, written
 
 from gigamask.report import history, summary
+from tests.unit.report.test_history import record, written
 
 
 def test_differences_are_only_what_differs():

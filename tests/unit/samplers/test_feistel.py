@@ -24,7 +24,8 @@ def excess(order: np.ndarray) -> float:
 
 
 def test_it_looks_like_chance():
-    """Each figure is held to five of the standard deviations that truly random permutations have."""
+    """Each figure is held to five of the standard deviations that truly random
+    permutations have."""
     orders = [whole(SIZE, epoch) for epoch in range(20)]
     fixed = [(order == np.arange(SIZE)).sum() for order in orders]
     beside = [(np.abs(np.diff(order)) == 1).sum() for order in orders]

@@ -1,4 +1,6 @@
-"""Watching runs: names come from our own list, curves are short, and changed files are read again."""
+"""Watching runs: names come from our own list, curves are short, and changed files are
+read again.
+"""
 
 import json
 import os

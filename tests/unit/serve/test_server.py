@@ -60,5 +60,5 @@ def test_an_address_that_is_taken_or_none_is_a_fault():
         server.bind("no.such.host.invalid", 0),
     ):
         pass
-    with pytest.raises(GigamaskError, match="192.0.2.1"), server.bind("192.0.2.1", 0):
+    with pytest.raises(GigamaskError, match=r"192\.0\.2\.1"), server.bind("192.0.2.1", 0):
         pass

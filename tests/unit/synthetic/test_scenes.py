@@ -1,4 +1,6 @@
-"""Synthetic shards: SA-1B's exact format, determined by seed and number, and worth learning from."""
+"""Synthetic shards: SA-1B's exact format, determined by seed and number, and worth
+learning from.
+"""
 
 import io
 import json

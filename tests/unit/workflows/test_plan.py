@@ -396,7 +396,8 @@ def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
 
 
 def test_hours_are_told_at_what_was_reached_elsewhere(quick, monkeypatch):
-    """SAM's 68 hours come out of its FLOPs, 256 A100, and the share of their peak that they imply."""
+    """SAM's 68 hours come out of its FLOPs, 256 A100, and the share of their peak that
+    they imply."""
     monkeypatch.setattr(
         planning, "count_flops", lambda run: StepFlops((16.99e12, 0.0), (6.287e12, 0.0), (), 11)
     )
