@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class TrainData:
 
     def batches(
         self, world: World | None = None, pin: bool = False
-    ) -> Iterator[tuple[BatchProtocol, ...]]:
+    ) -> Generator[tuple[BatchProtocol, ...]]:
         """Yield this process's micro-batches of each step.
 
         Args:
