@@ -46,7 +46,7 @@ class TwoBoxes(BoxPrompt):
     """Asks for the box twice."""
 
     def next(self, previous, targets, random_inputs, mask_only_round_u):
-        USED.add("policy")
+        USED.add("prompts")
         return (
             super().next(None, targets, random_inputs, mask_only_round_u)
             if previous is None or previous.index == 0
@@ -61,7 +61,7 @@ class SquaredLoss(SamLoss):
     squared_weight: float = 3.0
 
     def mask_losses(self, logits, targets, valid):
-        USED.add("objective")
+        USED.add("loss")
         focal = super().mask_losses(logits, targets, valid)["focal"]
         errors = (logits.sigmoid() - targets[:, None].float()) ** 2
         return {"focal": focal, "squared": errors.masked_fill(~valid[:, None], 0).mean((2, 3))}
@@ -177,8 +177,8 @@ class FirstMasks(MaskSampler):
 
 PARTS = {
     "sampler": Backwards,
-    "policy": TwoBoxes,
-    "objective": SquaredLoss,
+    "prompts": TwoBoxes,
+    "loss": SquaredLoss,
     "mining": Odd,
     "optimizer": SGD,
     "schedule": Halving,
@@ -193,7 +193,7 @@ PARTS = {
 class OneTask(Task):
     """Pulls the embedding of every image towards 1."""
 
-    def terms(self, model, batch, cut):
+    def compute_losses(self, model, batch, detach):
         import torch
 
         from gigamask.types import LossSums
@@ -235,13 +235,13 @@ class Distilled(ImageTrainConfig):
         return "image"
 
     @property
-    def chance(self):
+    def random_spec(self):
         from gigamask.types import RandomSpec
 
         return RandomSpec(seed=self.seed, clicks=0, blocks=self.model.depth)
 
     @property
-    def assembly(self):
+    def sample_config(self):
         return SampleConfig(image_size=self.model.image_size, mask_size=1, masks=False)
 
 

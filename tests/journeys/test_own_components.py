@@ -122,7 +122,7 @@ def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
         )
         == 2
     )
-    assert "--freeze names 'image_encoder.blocks'" in capsys.readouterr().err
+    assert "--freeze image_encoder.blocks: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
