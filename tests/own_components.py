@@ -220,6 +220,7 @@ class Distilled(ImageTrainConfig):
 
     model: SamConfig = field(default_factory=lambda: SPEC)
     save_every: int = 2
+    log_every: int = 1
     device: str = "cpu"
 
     def build(self, device="cpu"):
