@@ -1,1 +1,5 @@
 """From tars and image folders to batches: index, storage, annotations, images and loader."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
