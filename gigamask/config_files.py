@@ -105,7 +105,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
     Raises:
         GigamaskError: An argument is wrong, or the folder is not that of a run.
     """
-    rest = list(arguments)
+    rest, folder = list(arguments), ""
     resuming = rest[:1] == ["--resume"]
     if resuming:
         if len(rest) < 2:

@@ -61,10 +61,12 @@ def parse(
 @contextmanager
 def _joined_help() -> Iterator[None]:
     """Let tyro join the lines of help texts; it keeps the line breaks of indented docstrings."""
+
+    def join(helptext: str) -> str:
+        return "\n\n".join(" ".join(part.split()) for part in helptext.split("\n\n"))
+
     original = tyro_strings.remove_single_line_breaks
-    tyro_strings.remove_single_line_breaks = lambda text: "\n\n".join(
-        " ".join(paragraph.split()) for paragraph in text.split("\n\n")
-    )
+    tyro_strings.remove_single_line_breaks = join
     try:
         yield
     finally:
