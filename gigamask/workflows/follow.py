@@ -27,6 +27,29 @@ from gigamask.training.tasks import SamTask, make_decoder
 from gigamask.types import DataCursor, LossSums, Prediction, Prompts, SampleRef
 
 
+class _Tracer:
+    """Calls functions, and prints and keeps a record of each call."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        started_s = time.perf_counter()
+        result = call()
+        elapsed_ms = 1000 * (time.perf_counter() - started_s)
+        record = {
+            "step": len(self.steps) + 1,
+            "name": name,
+            "what": describe(result),
+            "ms": round(elapsed_ms, 2),
+            "bytes": held_bytes(result),
+        }
+        self.steps.append(record)
+        text = "{step}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}"
+        print(text.format(**record), flush=True)
+        return result
+
+
 def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any]]:
     """Trace an image through every step of a training, and print a line for each.
 
@@ -42,24 +65,7 @@ def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any
     Raises:
         GigamaskError: None of the image's masks passes the filters.
     """
-    steps: list[dict[str, Any]] = []
-
-    def trace(name: str, call: Callable[[], Any]) -> Any:
-        started_s = time.perf_counter()
-        result = call()
-        elapsed_ms = 1000 * (time.perf_counter() - started_s)
-        record = {
-            "step": len(steps) + 1,
-            "name": name,
-            "what": describe(result),
-            "ms": round(elapsed_ms, 2),
-            "bytes": held_bytes(result),
-        }
-        steps.append(record)
-        text = "{step}  {name:22} {ms:9.2f} ms {bytes:>12,} bytes  {what}"
-        print(text.format(**record), flush=True)
-        return result
-
+    trace = _Tracer()
     name = index.entry_name(row)
     table = open_sample_table(index, config.loader.filters, seed=config.seed)
     if row not in table.rows_or_offsets:
@@ -108,7 +114,7 @@ def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any
         "step, all rounds",
         lambda: step(task, state, [batch], 1, lr, config.optimizer.grad_clip).record,
     )
-    return steps
+    return trace.steps
 
 
 def describe(value: Any) -> str:

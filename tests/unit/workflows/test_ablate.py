@@ -22,7 +22,8 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
     plain:
     words: [--sampler, streamed, --sampler.lanes, "2"]
     values:
-      {sampler: streamed, sampler.buffer: 5, loader.half_scale: true, optimizer.lr: 1e-4, init: null}
+      {sampler: streamed, sampler.buffer: 5, loader.half_scale: true,
+       optimizer.lr: 1e-4, init: null}
     dashes: {--batch-size: 2}
     """
     assert ablate.load_table(written(tmp_path, text), LITTLE) == {
