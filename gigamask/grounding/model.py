@@ -48,6 +48,13 @@ class TextCrossAttention(nn.Module):
         context: Float[Tensor, "B T C"],
         context_valid: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B N C"]:
+        """Return what each element of `x` reads from the context.
+
+        Args:
+            x: Elements that attend.
+            context: Elements that are attended to.
+            context_valid: False for padding of the context.
+        """
         query = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
         key_value = self.key_value(context).unflatten(2, (2, self.heads, -1))
         key, value = key_value.permute(2, 0, 3, 1, 4).unbind(0)
@@ -73,6 +80,13 @@ class MaskSelfAttention(nn.Module):
         pairs: Float[Tensor, "B N N G"],
         valid: Bool[Tensor, "B N"],
     ) -> Float[Tensor, "B N C"]:
+        """Return what each mask reads from the others.
+
+        Args:
+            x: Features of masks.
+            pairs: Geometry of each pair of masks.
+            valid: False for padding.
+        """
         projected = self.query_key_value(x).unflatten(2, (3, self.heads, -1))
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
         pair = functional.gelu(self.between(pairs))
@@ -101,6 +115,15 @@ class GroundingLayer(nn.Module):
         mask_valid: Bool[Tensor, "B N"],
         token_valid: Bool[Tensor, "B T"],
     ) -> tuple[Float[Tensor, "B N C"], Float[Tensor, "B T C"]]:
+        """Return the updated masks and tokens.
+
+        Args:
+            masks: Features of masks.
+            tokens: Features of text tokens.
+            pairs: Geometry of each pair of masks.
+            mask_valid: False for padding.
+            token_valid: False for padding.
+        """
         masks = masks + self.reading(self.norms[0](masks), tokens, token_valid)
         masks = masks + self.relating(self.norms[1](masks), pairs, mask_valid)
         masks = masks + self.mlp(self.norms[2](masks))
@@ -168,7 +191,13 @@ class GroundingModel(nn.Module):
         token_features: Float[Tensor, "B T D"],
         token_valid: Bool[Tensor, "B T"],
     ) -> tuple[Float[Tensor, "B M1 T"], Float[Tensor, "B T"]]:
-        """Compare masks with tokens; arguments as in `forward`.
+        """Compare masks with tokens.
+
+        Args:
+            mask_features: Features of candidate masks.
+            mask_valid: False for padding.
+            token_features: Features of text tokens.
+            token_valid: False for padding.
 
         Returns:
             Similarity of each mask, and of "no mask fits" last, to each token [B, M + 1, T]; and

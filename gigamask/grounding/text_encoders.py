@@ -84,7 +84,12 @@ class MiniLm(TextEncoder):
         return self.lora_rank > 0
 
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
-        """Load the model in float32; see `HuggingFace.build`."""
+        """Load the model in float32.
+
+        Args:
+            device: Where the model is put.
+            seed: Seed of the LoRA adapters' weights.
+        """
         return self.as_hugging_face().build(device, seed)
 
     def as_hugging_face(self) -> HuggingFace:

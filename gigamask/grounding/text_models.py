@@ -258,7 +258,12 @@ def load_weights(
 
 
 def meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """Build the text encoder of a configuration on the meta device."""
+    """Build the text encoder of a configuration on the meta device.
+
+    Args:
+        config: Configuration from transformers.
+        dtype: Floating-point type of the weights.
+    """
     auto_class = _auto_class(config)
     make = auto_class._from_config if config.model_type in TOWERS else auto_class.from_config
     with torch.device("meta"):

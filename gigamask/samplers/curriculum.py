@@ -47,6 +47,11 @@ class Curriculum(Sampler):
         """Return the order of `epoch`: in each stage, passes over the items that are reached.
 
         Stages that reach the same number of items are one.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
         """
         reached = [
             _count_of(self.share(epoch + stage / self.stages), table.count)
@@ -101,6 +106,11 @@ class AdaptiveCurriculum(Sampler):
         """Return the order of `epoch`: passes over the items that are reached.
 
         Epochs that reach the same number of items continue the same passes.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
         """
         length = (self.per_epoch or table.count) if table.count else 0
         share = self.share(history.epoch_losses) if history else self.start

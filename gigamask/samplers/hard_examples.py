@@ -61,6 +61,11 @@ class LossWeighted(Sampler):
         One draw is made in each of N equal parts of the probability: an item comes as often as
         expected, give or take one or two. So estimates vary less than with N independent draws and
         have the same mean.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
         """
         if not table.count:
             return np.empty(0, np.int64)
@@ -142,6 +147,11 @@ class Replay(Sampler):
         Position P of the sequence of all epochs is a replay where `floor((P + 1) * share)` is above
         `floor(P * share)`: each batch of B holds B * share replays, rounded up or down. While the
         buffer is empty, replays are further items from a sequence of their own.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
         """
         if not table.count:
             return np.empty(0, np.int64)

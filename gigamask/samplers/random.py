@@ -32,7 +32,13 @@ class Random(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int[np.ndarray, "N"]:
-        """Return the permutation of `epoch`, as 32-bit integers where they suffice."""
+        """Return the permutation of `epoch`, as 32-bit integers where they suffice.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         indices = np.arange(table.count, dtype=np.int32 if table.count < 2**31 else np.int64)
         return shuffled(indices, make_rng(table.seed, "order", epoch))
 
@@ -52,7 +58,13 @@ class LazyShuffle(Sampler):
         check_positive(self, "chunk")
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the permutation of `epoch`; only the positions asked for are evaluated."""
+        """Return the permutation of `epoch`; only the positions asked for are evaluated.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         return _LazyOrder(table.count, self.chunk, table.seed, epoch)
 
 
@@ -99,7 +111,12 @@ class _LazyOrder:
 
 
 def shuffled(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> Int[np.ndarray, "n"]:
-    """Return the values in random order; short arrays are shuffled in place."""
+    """Return the values in random order; short arrays are shuffled in place.
+
+    Args:
+        values: What is shuffled.
+        generator: Random generator.
+    """
     if len(values) >= LARGE:
         return bucket_shuffled(values, generator)
     generator.shuffle(values)

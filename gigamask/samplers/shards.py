@@ -51,7 +51,13 @@ class TarSubset(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`."""
+        """Return the order of `epoch`.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         stream = "balanced tars" if self.mixed else "tar aware"
         generator = make_rng(table.seed, stream, epoch)
         firsts, sizes = tar_spans(table, self)
@@ -88,7 +94,13 @@ class StreamingTars(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`; only the tars that it visits are shuffled."""
+        """Return the order of `epoch`; only the tars that it visits are shuffled.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         firsts, sizes = tar_spans(table, self)
         if not table.count:
             return np.empty(0, np.int64)
@@ -125,7 +137,13 @@ class Streamed(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`."""
+        """Return the order of `epoch`.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         generator = make_rng(table.seed, "streamed", epoch)
         firsts, sizes = tar_spans(table, self)
         tars = generator.permutation(len(sizes))
@@ -180,7 +198,13 @@ class Sharded(Sampler):
             )
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the order of `epoch`, which is evaluated on demand."""
+        """Return the order of `epoch`, which is evaluated on demand.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         if self.column is None:
             members, edges = None, self._edges_by_tar(table)
         else:

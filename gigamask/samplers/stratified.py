@@ -58,7 +58,13 @@ class Stratified(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`: `per_stratum` items of each stratum."""
+        """Return the order of `epoch`: `per_stratum` items of each stratum.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         strata = _members(table, self.attributes, self)
         if self.epoch_length == "smallest":
             default, streams = min(map(len, strata), default=0), ("stratum", "stratified")
@@ -126,7 +132,13 @@ class InterleavedStrata(Sampler):
     def order(
         self, table: SampleTable, epoch: int, history: LossSnapshot | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`: whole patterns, which the next epoch continues."""
+        """Return the order of `epoch`: whole patterns, which the next epoch continues.
+
+        Args:
+            table: What can be sampled.
+            epoch: Number of the epoch.
+            history: Losses so far; None unless the sampler learns from them.
+        """
         if not table.count:
             return np.empty(0, np.int64)
         strata, ratio = self._strata(table)
