@@ -104,13 +104,9 @@ def _page_routes() -> APIRouter:
     """Return the routes of the page's own files, which are read once."""
     router = APIRouter()
     page, report = resources.files("gigamask.serve") / "page", resources.files("gigamask.report")
-    suffixes = {file.name: file.name.rpartition(".")[2] for file in page.iterdir()}
-    files = {
-        name: (page / name).read_bytes()
-        for name, suffix in suffixes.items()
-        if suffix in MEDIA_TYPES
-    }
-    files |= {name: (report / name).read_bytes() for name in ("charts.js", "charts.css")}
+    paths = *page.iterdir(), report / "charts.js", report / "charts.css"
+    suffixes = {path.name: path.name.rpartition(".")[2] for path in paths}
+    files = {path.name: path.read_bytes() for path in paths if suffixes[path.name] in MEDIA_TYPES}
 
     def file(name: str) -> Response:
         if name not in files:

@@ -31,7 +31,10 @@ def test_the_pages_own_files_are_sent_and_no_others(client):
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "<canvas" in page.text
-    assert client.get("/page/try.js").headers["content-type"].startswith("text/javascript")
+    for name in ("try.js", "charts.js"):
+        assert client.get(f"/page/{name}").headers["content-type"].startswith("text/javascript")
+    for name in ("style.css", "charts.css"):
+        assert client.get(f"/page/{name}").headers["content-type"].startswith("text/css")
     for other in (
         "/page/app.py",
         "/page/..%2fapp.py",
@@ -83,7 +86,7 @@ def test_data_and_runs_are_told(client):
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "words"),
     [
-        ("POST", "/api/images", None, 422, "no JPEG"),
+        ("POST", "/api/images", None, 422, "not a valid JPEG"),
         ("GET", "/api/images/none/jpeg", None, 404, "no longer cached"),
         ("POST", "/api/images/KEY/predict", {"steps": []}, 422, "steps"),
         ("POST", "/api/images/KEY/predict", {"steps": [{"point": [1, 1]}] * 65}, 422, "steps"),
