@@ -298,7 +298,7 @@ def test_what_is_no_picture_is_said(browser, address, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"no picture")
     with opened(browser, address) as page:
         page.set_input_files("#file", tmp_path / "photo.jpg")
-        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are no JPEG')")
+        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
         assert page.is_visible("#invite")
 
 

@@ -47,4 +47,4 @@ def test_the_verb_writes_them(tmp_path, capsys):
     assert main(["synth", str(tmp_path), "--images", "3", "--queries"]) == 0
     assert f"{tmp_path}/queries.jsonl" in capsys.readouterr().out
     assert main(["synth", str(tmp_path), "--images", "3", "--queries", "--crowded", "0.5"]) == 2
-    assert "--crowded is 0.5" in capsys.readouterr().err
+    assert "--crowded 0.5 cannot be combined with --queries" in capsys.readouterr().err
