@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigamask.interfaces import Sampler
-from gigamask.samplers._validation import check, check_positive, column
 from gigamask.samplers.feistel import cycle, group_by_label
+from gigamask.samplers.validation import check, check_positive, column
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Shaped

@@ -11,8 +11,8 @@ import numpy as np
 
 from gigamask.interfaces import Sampler, WeightedOrder
 from gigamask.rng import make_rng
-from gigamask.samplers._validation import check, check_positive
 from gigamask.samplers.feistel import cycle
+from gigamask.samplers.validation import check, check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64

@@ -9,8 +9,8 @@ import numpy as np
 
 from gigamask.interfaces import Sampler
 from gigamask.rng import make_rng
-from gigamask.samplers._validation import check_positive
 from gigamask.samplers.feistel import group_by_label, permute
+from gigamask.samplers.validation import check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Int, Int64

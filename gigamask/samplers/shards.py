@@ -22,9 +22,9 @@ import numpy as np
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler
 from gigamask.rng import make_rng
-from gigamask.samplers._validation import check_positive, column
 from gigamask.samplers.feistel import balanced_subset, cycle, group_by_label
 from gigamask.samplers.random import shuffled
+from gigamask.samplers.validation import check_positive, column
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

@@ -15,9 +15,9 @@ import numpy as np
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import GRANULARITIES, Sampler
 from gigamask.rng import make_rng
-from gigamask.samplers._validation import check, check_positive, column
 from gigamask.samplers.feistel import balanced_subset
 from gigamask.samplers.random import shuffled
+from gigamask.samplers.validation import check, check_positive, column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

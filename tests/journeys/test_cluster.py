@@ -77,7 +77,14 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         "--micro-batch-size",
         "2",
     ]
-    words += ["--schedule", "drops", "--schedule.milestones", "1.0", "--schedule.warmup-steps", "3"]
+    words += [
+        "--schedule",
+        "multistep",
+        "--schedule.milestones",
+        "1.0",
+        "--schedule.warmup-steps",
+        "3",
+    ]
     torchrun = [
         "torchrun",
         "--standalone",
@@ -163,14 +170,14 @@ def test_the_slurm_script(scenes, tmp_path):
 HANGING = """
 import os, sys, time
 from gigamask.cli.main import main
-from gigamask.training.logging import Watch
+from gigamask.training.logging import MetricsLogger
 if os.environ["RANK"] == "1":
-    record = Watch.record
+    log_step = MetricsLogger.log_step
     def hang(self, step, *given):
-        record(self, step, *given)
+        log_step(self, step, *given)
         if step == 3:
             time.sleep(1000)
-    Watch.record = hang
+    MetricsLogger.log_step = hang
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ def exact() -> Exact:
     """A batch of five in micro-batches of one, so that some processes have an empty micro-batch."""
     run = little()
     return Exact(
-        **{name: getattr(run, name) for name in run.__dataclass_fields__}
+        **{field.name: getattr(run, field.name) for field in fields(run)}
         | {"recipe": f"{__file__}:exact", "batch_size": 5, "micro_batch_size": 1}
     )
 

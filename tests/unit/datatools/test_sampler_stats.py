@@ -182,7 +182,7 @@ def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
     # Three are indoors and nine in streets; of both kinds six are drawn.
     assert "items visited: 3 never, 6 once, 3 more often" in capsys.readouterr().out
     cases = {
-        ("--sampler", "streamd"): "--sampler is 'streamd', known are random",
+        ("--sampler", "streamd"): "--sampler 'streamd' is unknown; choose from random",
         ("--sampler", "streamed", "--sampler.lane", "2"): "perhaps you meant --sampler.lanes",
         ("--sampler.lanes", "2"): "--sampler.lanes",
         ("--sampler", "random", "--epochs", "0"): "--epochs is 0",

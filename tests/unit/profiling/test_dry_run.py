@@ -40,7 +40,7 @@ class Counter:
 
 
 def rounds(policy) -> list[PromptRound]:
-    run = replace(little(), schedule=policy)
+    run = replace(little(), prompts=policy)
     batch = blank_batch(run.sample_config, run.random_spec, 1, 3)
     part = slice(0, 3)
 
@@ -76,7 +76,7 @@ def test_the_first_two_rounds_and_the_last_are_run(policy):
     short = ShortSchedule(policy)
     whole, some = rounds(policy), rounds(short)
     assert max(short.round_counts) == len(whole) == policy.rounds
-    assert short.draws == policy.num_uniforms
+    assert short.num_uniforms == policy.num_uniforms
     chosen = [whole[0], whole[1], whole[-1]] if len(whole) > 2 else whole
     assert len(some) == len(chosen)
     for ours, theirs in zip(some, chosen, strict=True):
@@ -113,7 +113,7 @@ def test_a_blank_batch_has_the_loaders_shapes():
     real = collate([], (), run.sample_config, run.random_spec, 0.0, batch.cursor)
     for ours, theirs, kind in (
         (batch, real, Batch),
-        (batch.random_inputs, real.draws, RandomInputs),
+        (batch.random_inputs, real.random_inputs, RandomInputs),
     ):
         for field in fields(kind):
             here, there = getattr(ours, field.name), getattr(theirs, field.name)

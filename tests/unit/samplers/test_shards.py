@@ -72,8 +72,8 @@ def test_streaming_has_a_position_even_where_the_average_tar_is_small():
 
 
 def test_streaming_looks_at_the_tars_it_visits_only(monkeypatch):
-    drawn, before = [], shards.draw
-    monkeypatch.setattr(shards, "draw", lambda *name: drawn.append(name) or before(*name))
+    drawn, before = [], shards.make_rng
+    monkeypatch.setattr(shards, "make_rng", lambda *name: drawn.append(name) or before(*name))
     StreamingTars(3).order(items_of([20] * 500), 7, None)
     assert len(drawn) == 1 + 3
 
