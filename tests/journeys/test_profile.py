@@ -13,14 +13,14 @@ from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {
-    "input-side": 64,
-    "patch": 8,
-    "dim": 16,
+    "image-size": 64,
+    "patch-size": 8,
+    "embed-dim": 16,
     "depth": 2,
-    "heads": 2,
+    "num-heads": 2,
     "decoder-dim": 16,
     "decoder-depth": 1,
-    "decoder-heads": 2,
+    "decoder-num-heads": 2,
 }
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
 SHORT = [
@@ -131,7 +131,7 @@ def test_what_mining_and_evaluation_do_has_parts_of_its_own(scenes, tmp_path):
     out = tmp_path / "run"
     words = [
         "--mining",
-        "hardest",
+        "ohem",
         "--evaluation.data",
         scenes,
         "--evaluation.images",
@@ -190,7 +190,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
     [
         ("0", "gigamask: --profile must be at least 1 (got 0)\n"),
         ("-3", "gigamask: --profile must be at least 1 (got -3)\n"),
-        ("few", "--profile must be a whole number, got 'few'"),
+        ("few", "gigamask: --profile must be a whole number (got 'few'); see "),
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "pretrain"])

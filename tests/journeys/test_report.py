@@ -218,7 +218,7 @@ def test_the_demo_leaves_its_report(tmp_path, capsys):
     page = Page((out / "report.html").read_text())
     assert page.row("demo, evaluation.json")[-1] == "2"
     assert {"Best", "Worst", "Typical"} <= set(page.text)
-    assert f"look at {out / 'report.html'}" in capsys.readouterr().out
+    assert f"; see {out / 'report.html'}, " in capsys.readouterr().out
 
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"
@@ -243,7 +243,9 @@ def hostile(folder: Path, scale: float) -> None:
         }
         for step in (20, 79)
     ]
-    written(folder, *records, *scored, config=f"recipe: {HOSTILE!r}\nsteps: '100'\nbatch: '4'\n")
+    written(
+        folder, *records, *scored, config=f"recipe: {HOSTILE!r}\nsteps: '100'\nbatch-size: '4'\n"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -284,7 +286,11 @@ def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path,
     [
         ([], "RUN is required"),
         (["nowhere"], "nowhere: no such folder"),
-        (["bare"], "bare: neither it nor a folder in it holds a config.yaml or a metrics.jsonl"),
+        (
+            ["bare"],
+            "bare: holds no run (a folder with config.yaml or metrics.jsonl), nor do its "
+            "subfolders; give",
+        ),
         (["empty"], "empty: has no records yet"),
         (["run", "empty"], "empty: has no records yet"),
         (["run", "run"], "run: is given twice"),
