@@ -323,10 +323,8 @@ def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
         optimizer: the optimizer.
         parameters: the trained parameters.
     """
-    rule = getattr(optimizer, "state_bytes", None)
-    return sum(
-        rule(parameter.numel()) if rule else 2 * parameter.nbytes + 4 for parameter in parameters
-    )
+    sizes = [(optimizer.state_bytes(each.numel()), each.nbytes) for each in parameters]
+    return sum(2 * size + 4 if state is None else state for state, size in sizes)
 
 
 def dry_run_images(
@@ -340,8 +338,9 @@ def dry_run_images(
         images: number of images embedded at a time.
         device: the device that is planned.
     """
+    encoder = build_model(config, 0, "meta").image_encoder.to(dtype)  # fakes cannot be converted
     with fake_tensors(device) as tracker:
-        encoder = to_fake(build_model(config, 0, "meta").image_encoder.to(dtype), device)
+        to_fake(encoder, device)
         before, _ = tracker.current, tracker.take_peak()
         with torch.no_grad():
             encoder(torch.zeros(images, 3, config.image_size, config.image_size, dtype=dtype), None)
@@ -352,6 +351,8 @@ def dry_run_texts(
     base: Any, head: CrossModalHead, counts: Mapping[str, int], device: Device = "cuda"
 ) -> int:
     """Return the peak of a step of text model and head, above their weights and gradients.
+
+    Texts are padded: a fake attention mask cannot tell that there is no padding.
 
     Args:
         base: the prepared text model, on the meta device.

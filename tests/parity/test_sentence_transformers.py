@@ -18,7 +18,7 @@ TEXTS = [
 def test_sentences_are_theirs():
     model = MiniLm().build()
     ours = sentences(model(model.tokenize(TEXTS)))
-    theirs = SentenceTransformer(MiniLm().files().name, device="cpu").encode(
+    theirs = SentenceTransformer(MiniLm().as_hugging_face().name, device="cpu").encode(
         TEXTS, convert_to_tensor=True, show_progress_bar=False
     )
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-5)

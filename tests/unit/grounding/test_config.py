@@ -10,6 +10,7 @@ import torch
 from gigamask import config_files
 from gigamask.data import index as indexes
 from gigamask.data import queries
+from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.grounding import mask_features
 from gigamask.grounding.config import (
@@ -41,9 +42,9 @@ def index(described, tmp_path_factory):
     [
         ({"queries": ()}, r"^--queries\b"),
         ({"segmenter": ""}, r"^--segmenter\b"),
-        ({"hold_out": 1.0}, r"^--val-split\b.* 1.0$"),
-        ({"hold_out": -0.1}, r"^--val-split\b.* -0.1$"),
-        ({"hold_out": float("nan")}, r"^--val-split\b.* nan$"),
+        ({"val_split": 1.0}, r"^--val-split\b.* 1.0$"),
+        ({"val_split": -0.1}, r"^--val-split\b.* -0.1$"),
+        ({"val_split": float("nan")}, r"^--val-split\b.* nan$"),
         ({"alignment_weight": -1.0}, r"^--alignment-weight\b.* -1.0$"),
         ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* nan$"),
         (
@@ -59,7 +60,7 @@ def index(described, tmp_path_factory):
         ({"max_masks": 0}, r"^--max-masks\b.*\b0\b"),
         ({"parallel": "fsdp"}, r"^--parallel\b.*fsdp"),
         ({"data": ()}, r"^--data\b"),
-        ({"batch": 0}, r"^--batch-size\b.*\b0\b"),
+        ({"batch_size": 0}, r"^--batch-size\b.*\b0\b"),
     ],
 )
 def test_numbers_that_cannot_be_trained_with(run, change, flag):
@@ -89,7 +90,7 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
         ({"segmenter": "other"}, "segmenter"),
         ({"text": MiniLm()}, "text"),
         ({"max_masks": 9}, "max-masks"),
-        ({"hold_out": 0.3}, "val-split"),
+        ({"val_split": 0.3}, "val-split"),
         ({"queries": ("other",)}, "queries"),
     ],
 )
@@ -97,8 +98,8 @@ def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, 
     with pytest.raises(
         GigamaskError,
         match=(
-            rf"^--{name}(\.[\w-]+)? was .* now, which changes the data or its order; give "
-            rf"--allow-data-change, or another --out$"
+            rf"^--{name}(\.[\w-]+)? was .* and is now .*, which changes the data or their order; "
+            rf"add --allow-data-change, or use another --out$"
         ),
     ):
         check_resume(run, replace(run, **change), False)
@@ -110,7 +111,7 @@ def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, 
 def test_sizes_are_refused_and_the_rest_is_told(run):
     with pytest.raises(
         GigamaskError,
-        match=r"^--model.embed-dim was 16 in .* weights of another shape cannot be resumed",
+        match=r"^--model.dim was 16 in .* weights of another shape cannot be resumed",
     ):
         check_resume(run, replace(run, model=replace(SPEC, dim=32)), True)
     other = replace(
@@ -192,15 +193,15 @@ def test_holding_out_everything_is_named(run, index):
         split_queries(replace(run, val_split=0.999999), queries.read(run.queries), index)
 
 
-def test_what_is_supplied_is_what_is_not_held_out(run, index):
+def test_the_source_of_data_is_what_is_not_held_out(run, index):
     half = replace(run, val_split=0.5)
-    supply = half.supply(index)
+    source = half.data_source(index)
     kept = split_queries(half, queries.read(run.queries), index)[0]
-    made = supply.make_loader(False)
-    assert supply.items.count == len(kept)
+    made = source.make_loader(False)
+    assert source.items.count == len(kept)
     assert list(made.dataset.queries) == kept
     assert (made.max_masks, made.seed) == (6, 0)
-    assert supply.description == "queries 6"
+    assert source.description == "queries 6"
 
 
 def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
@@ -221,7 +222,7 @@ def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch)
     monkeypatch.setattr(queries, "read", lambda paths: read.append(paths) or begin(paths))
     run = replace(run, val_split=0.5, evaluation=GroundingEvalConfig(count=10))
     run.check_inputs()
-    evaluated = run.evaluator().loader
+    evaluated = run.evaluation.open(run, World()).__self__.loader
     trained = run.data_source(evaluated.index).make_loader(False)
     assert trained.mask_features is evaluated.mask_features
     assert trained.text_features.__self__ is evaluated.text_features.__self__, "of one text model"
@@ -229,9 +230,9 @@ def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch)
 
 
 def test_nothing_to_evaluate_on(run):
-    assert replace(run, val_split=0.0).evaluator() is None
+    assert run.evaluation.open(replace(run, val_split=0.0), World()) is None
     with pytest.raises(GigamaskError, match=r"^--val-split 1e-06 .*\b72\b"):
-        replace(run, val_split=1e-6).evaluator()
+        run.evaluation.open(replace(run, val_split=1e-6), World())
 
 
 def test_other_data_may_be_evaluated_on(run, tmp_path):

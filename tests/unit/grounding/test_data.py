@@ -166,7 +166,7 @@ def test_only_some_of_the_queries(asker, dataset):
     whole = batch_of(asker(), visits_of(dataset)[:6])
     some = whole.select(torch.tensor([1, 4]))
     assert some.texts == (whole.texts[1], whole.texts[4])
-    assert (some.names, some.mask_image.tolist(), len(some.places)) == (whole.names, [1, 4], 6)
+    assert (some.names, some.mask_image.tolist(), len(some.batch_index)) == (whole.names, [1, 4], 6)
     for name in ("features", "mask_valid", "is_target", "strata"):
         assert torch.equal(getattr(some, name), getattr(whole, name)[[1, 4]])
     assert torch.equal(some.text_features.features, whole.text_features.features[[1, 4]])
@@ -343,7 +343,7 @@ def test_an_unknown_column_is_told_with_those_there_are(tiny_index):
 def test_samplers_order_queries(tiny_index, sampler):
     found = open_queries(tiny_index, ASKED)
     sequence = SampleSequence(sampler, found.items, locate=found.locate)
-    visits = sequence.visits(np.arange(sequence.per_epoch), 0)
+    visits = sequence.visits(np.arange(sequence.epoch_length), 0)
     assert {visit.mask for visit in visits} == {-1}
     assert {visit.row for visit in visits} <= set(range(5))
     if isinstance(sampler, Random):

@@ -11,6 +11,7 @@ from gigamask.data import index as indexes
 from gigamask.data import queries, tar
 from gigamask.data.queries import Query
 from gigamask.data.shards import ShardReader
+from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.grounding.config import (
     GroundingEvalConfig,
@@ -164,7 +165,7 @@ def test_no_answer_is_nothing_to_score(judged):
 
 def test_asking_is_scoring_every_query_alone(described, tmp_path, judged):
     """Whatever stands beside it, and with all masks of its image."""
-    run = run_in(tmp_path / "run", described, hold_out=0.0)
+    run = run_in(tmp_path / "run", described, val_split=0.0)
     index, dataset = judged
     asked, model, told = run.query_loader(dataset, index), run.build().train(), []
     answers, bad = score_queries(model, asked, lambda *counts: told.append(counts))
@@ -187,55 +188,53 @@ def run(tmp_path, described):
     return run_in(
         tmp_path / "run",
         described,
-        hold_out=0.5,
+        val_split=0.5,
         evaluation=GroundingEvalConfig(interval=3, count=10),
     )
 
 
+def evaluator(run):
+    """The evaluation that the training of a run opens."""
+    return run.evaluation.open(run, World())
+
+
 def test_a_fixed_few_of_the_held_out_queries_are_asked(run):
-    found = run.evaluator()
+    found = evaluator(run).__self__
     index, dataset = evaluation_set(run)
-    assert found.every == 3
+    assert run.evaluation.interval == 3
     asked = found.loader.dataset.queries
     assert len(asked) == 10
     assert set(asked) < set(dataset.queries)
-    assert asked == replace(run, seed=run.seed, steps=99).evaluator().loader.dataset.queries
+    assert asked == evaluator(replace(run, seed=run.seed, steps=99)).__self__.loader.dataset.queries
     assert not {query.image for query in dataset.queries} & {
         query.image for query in split_queries(run, queries.read(run.queries), index)[0]
     }
     assert found.loader.max_masks == index.images["masks"].max()
-    everything = (
-        replace(run, evaluation=GroundingEvalConfig(count=1000)).evaluator().loader.dataset.queries
-    )
-    assert everything == dataset.queries
+    everything = evaluator(replace(run, evaluation=GroundingEvalConfig(count=1000))).__self__
+    assert everything.loader.dataset.queries == dataset.queries
 
 
 def test_scores_are_shares_and_the_same_again(run):
-    found, model = run.evaluator(), run.build().train()
-    verdict = found.run(model)
+    evaluate_now, model = evaluator(run), run.build().train()
+    verdict = evaluate_now(model)
     assert set(verdict.scores) == {"top 1", "top 3", "IoU", "absent", "answered"}
     assert all(0 <= score <= 1 for score in verdict.scores.values())
     assert (verdict.best_by, verdict.warnings) == ("answered", ())
-    assert found.run(model) == verdict
+    assert evaluate_now(model) == verdict
     assert model.training
-    assert (
-        replace(run, evaluation=replace(run.evaluation, best_by="IoU"))
-        .evaluator()
-        .run(model)
-        .subject
-        != verdict.subject
-    )
+    by_iou = replace(run, evaluation=replace(run.evaluation, best_by="IoU"))
+    assert evaluator(by_iou)(model).subject != verdict.subject
     other = replace(run, queries=(str(Path(run.out) / "other.jsonl"),))
     asked = queries.read(run.queries)
     queries.write(other.queries[0], [replace(query, text=f"{query.text} there") for query in asked])
-    assert other.evaluator().run(model).subject != verdict.subject, "other queries, another score"
+    assert evaluator(other)(model).subject != verdict.subject, "other queries, another score"
 
 
 def test_a_score_that_no_query_has_gives_way(run, described):
     absent = Path(run.out) / "absent.jsonl"
     queries.write(absent, [query for query in queries.read(run.queries) if not query.mask_indices])
     watching = GroundingEvalConfig(data=run.data, queries=(str(absent),), best_by="top 1")
-    verdict = replace(run, val_split=0.0, evaluation=watching).evaluator().run(run.build())
+    verdict = evaluator(replace(run, val_split=0.0, evaluation=watching))(run.build())
     assert set(verdict.scores) == {"absent", "answered"}
     assert verdict.best_by == "answered"
 
@@ -258,11 +257,9 @@ def test_images_that_cannot_be_read_are_a_worry(run, tmp_path):
     rows = sorted(set(dataset.rows.tolist()))
     (tmp_path / "one").mkdir()
     (tmp_path / "all").mkdir()
-    some = spoilt(
-        replace(run, evaluation=GroundingEvalConfig()), tmp_path / "one", rows[:1]
-    ).evaluator()
-    [worry] = some.run(run.build()).warnings
+    some = spoilt(replace(run, evaluation=GroundingEvalConfig()), tmp_path / "one", rows[:1])
+    [worry] = evaluator(some)(run.build()).warnings
     assert worry.startswith(f"1 images cannot be read: sa_000000.tar:sa_{rows[0]}: ")
     with pytest.raises(GigamaskError, match=r"sa_000000.tar:sa_\d: "):
-        spoilt(run, tmp_path / "all", rows).evaluator().run(run.build())
+        evaluator(spoilt(run, tmp_path / "all", rows))(run.build())
     assert len(index) == 6

@@ -110,8 +110,8 @@ def test_the_planned_peak_of_a_step_equals_the_measured_one(folders, kind, recom
         parameter.grad = torch.zeros_like(parameter)
     with AllocationTracker() as tracker:
         ids, pooled = torch.zeros(6, 20, dtype=torch.int64), torch.zeros(6, 5, memory.EMBEDDING_DIM)
-        words = model.base(
-            input_ids=ids, attention_mask=torch.ones_like(ids)
+        words = model.base(  # texts of 15 to 20 tokens: without padding no mask is made
+            input_ids=ids, attention_mask=torch.ones_like(ids).tril_(14)
         ).last_hidden_state.float()
         head(pooled, words).sum().backward()
     assert (
@@ -232,8 +232,7 @@ def test_the_command(setup, capsys):
         ({"head": HeadShape(65, 1)}, r"^--head-dim must be a multiple of 64 .*, got 65 and 1$"),
         (
             {"text": HuggingFace("some/model")},
-            r"^text model 'some/model': no such folder, and Hugging Face's cache does not hold "
-            r"it; ",
+            r"^text model 'some/model': no such folder, and not in the Hugging Face cache; ",
         ),
     ],
 )
@@ -247,7 +246,7 @@ def test_without_transformers(setup, monkeypatch):
     with pytest.raises(
         GigamaskError,
         match=(
-            r"^the plan of a language model wants transformers, which is not installed; run pip "
+            r"^the plan of a language model needs transformers, which is not installed; pip "
             r"install 'gigamask\[grounding\]'$"
         ),
     ):

@@ -176,12 +176,14 @@ def test_it_starts_by_seed_alone():
     "name", ["embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"]
 )
 def test_sizes_that_cannot_be(name):
-    with pytest.raises(GigamaskError, match=rf"^{name}\b.*\b0\b"):
+    with pytest.raises(GigamaskError, match=rf"^GroundingModelConfig\.{name}\b.*\b0\b"):
         replace(SPEC, **{name: 0})
 
 
 def test_a_width_that_heads_do_not_divide():
-    with pytest.raises(GigamaskError, match=r"\bdim\b.*16.*\bheads\b.*3"):
+    with pytest.raises(
+        GigamaskError, match=r"^GroundingModelConfig\.dim\b.*\b3\b.*\bheads\b.*\b16\b"
+    ):
         GroundingModelConfig(dim=16, heads=3)
 
 
@@ -218,7 +220,7 @@ def cut(whole: QueryBatch, rows: list[int]) -> QueryBatch:
     return replace(
         some,
         names=names,
-        places=whole.batch_index[rows],
+        batch_index=whole.batch_index[rows],
         weights=whole.weights[rows],
         mask_image=torch.arange(len(rows)),
     )
