@@ -1,7 +1,7 @@
 """What samplers visit in an index: images at a position of an epoch, and statistics of an epoch.
 
 Not here: the images (`serve.dataset_view`), the orders (`samplers`), the statistics
-(`prepare.sampler_stats`).
+(`datatools.sampler_stats`).
 """
 
 from functools import lru_cache
