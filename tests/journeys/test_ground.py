@@ -82,7 +82,7 @@ def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, descr
         "4",
         "--model.embedding-dim",
         "16",
-        "--model.embed-dim",
+        "--model.dim",
         "16",
         "--val-split",
         "0.6",
@@ -464,7 +464,7 @@ def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, ca
         (["ask", run, described / "scenes" / "sa_000000.tar", "red"], "sa_000000.tar"),
         (
             ["ask", run, tmp_path / "no.jpg", "red"],
-            "no.jpg: the 10 bytes are no JPEG that can be read",
+            "no.jpg: the 10 bytes are not a valid JPEG",
         ),
         (
             ["ask", run, picture, "red", "--annotation", tmp_path / "gone.json"],
