@@ -77,7 +77,7 @@ class Confidence:
         """Read from a run folder; the default if nothing was fitted.
 
         Raises:
-            Fault: The file is damaged.
+            GigamaskError: The file is damaged.
         """
         path = Path(folder) / FILE
         try:

@@ -123,7 +123,7 @@ class GroundingTrainConfig(TrainConfig):
         """Return the config itself.
 
         Raises:
-            Fault: A value is invalid.
+            GigamaskError: A value is invalid.
         """
         check_at_least(1, max_masks=self.max_masks)
         if not self.queries:
@@ -214,7 +214,7 @@ class GroundingTrainConfig(TrainConfig):
             earlier: Run folders of earlier stages, which need not exist yet.
 
         Raises:
-            Fault: A file is missing or invalid.
+            GigamaskError: A file is missing or invalid.
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries

@@ -163,7 +163,7 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
         The dataset.
 
     Raises:
-        Fault: An image is not in the index, or has fewer masks than a query names.
+        GigamaskError: An image is not in the index, or has fewer masks than a query names.
     """
     queries, rows = tuple(queries), locate(queries, index)
     folders = [
@@ -251,7 +251,7 @@ def _sorted_ids(names: Sequence[str]) -> Int[np.ndarray, "n"]:
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
-    """Queries of a micro-batch with their candidate masks; implements `contracts.Portion`.
+    """Queries of a micro-batch with their candidate masks.
 
     B counts samples, Q the queries with a loss (B unless some were mined away), M the candidates of
     the query with the most.

@@ -174,7 +174,7 @@ def evaluate(
         The metrics.
 
     Raises:
-        Fault: There are no results.
+        GigamaskError: There are no results.
     """
     if not results:
         reason = rejected[0] if rejected else "no query is about an image of these data"

@@ -52,7 +52,7 @@ def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
         The model.
 
     Raises:
-        Fault: There is no checkpoint, or it is damaged.
+        GigamaskError: There is no checkpoint, or it is damaged.
     """
     folder = checkpoint.newest(Path(path))
     if folder is None:
@@ -96,7 +96,7 @@ class GroundingPredictor:
             The predictor.
 
         Raises:
-            Fault: There is no checkpoint, or a file is damaged.
+            GigamaskError: There is no checkpoint, or a file is damaged.
         """
         return cls(config, load_model(config, path), Confidence.load(config.out))
 
@@ -115,7 +115,7 @@ class GroundingPredictor:
             One result per text.
 
         Raises:
-            Fault: A text is empty.
+            GigamaskError: A text is empty.
         """
         if any(not text.strip() for text in texts):
             raise GigamaskError(f"the text must not be empty, got {list(texts)}")

@@ -66,7 +66,7 @@ class MaskFeatureExtractor:
             memory_bytes: Limit of the features in memory.
 
         Raises:
-            Fault: The segmenter's embedding has another width than the config.
+            GigamaskError: The segmenter's embedding has another width than the config.
         """
         if model.config.embedding_dim != config.embedding_dim:
             raise GigamaskError(
@@ -297,7 +297,7 @@ class Backbones:
             A model that nothing else uses.
 
         Raises:
-            Fault: Its features have another width than the config.
+            GigamaskError: Its features have another width than the config.
         """
         text = self.text.build(device, self.seed)
         if text.dim != self.config.text_dim:

@@ -143,7 +143,7 @@ class PositionPrior:
             The prior.
 
         Raises:
-            Fault: No query has a target.
+            GigamaskError: No query has a target.
         """
         positions: dict[str, list[np.ndarray]] = {}
         absent: dict[str, list[bool]] = {}

@@ -53,7 +53,7 @@ class HuggingFace(HuggingFaceOptions, TextEncoder):
             The model, frozen except for its adapters.
 
         Raises:
-            Fault: The files or a required package are missing, or the files are not a text model.
+            GigamaskError: A file or a required package is missing, or there is no text model.
         """
         require("transformers", f"text model {self.name!r}", "grounding")
         if self.lora_rank:
@@ -115,7 +115,7 @@ def require(package: str, feature: str, extra: str) -> None:
         extra: The extra of gigamask that installs it.
 
     Raises:
-        Fault: The package is not installed.
+        GigamaskError: The package is not installed.
     """
     if importlib.util.find_spec(package) is None:
         raise GigamaskError(

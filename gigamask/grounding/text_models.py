@@ -56,7 +56,7 @@ class HuggingFaceTextModel(TextModel):
             seed: Seed of the adapters' initial values.
 
         Raises:
-            Fault: The model does not have `options.layer` or cannot read `options.max_tokens`.
+            GigamaskError: The model has no `options.layer` or cannot read `options.max_tokens`.
         """
         super().__init__()
         self._frozen = (base,)  # in a tuple so that torch does not register it as a submodule
@@ -101,7 +101,7 @@ class HuggingFaceTextModel(TextModel):
         """Return the tokens of texts, padded at the end; warn once if texts are truncated.
 
         Raises:
-            Fault: A text has no tokens, or a token that the model does not know.
+            GigamaskError: A text has no tokens, or a token that the model does not know.
         """
         limit = self._options.max_tokens
         ids = self._token_ids(texts, limit + 1)
@@ -192,7 +192,7 @@ def load(
         The model, frozen except for its adapters.
 
     Raises:
-        Fault: The folder is not a complete text model, or `four_bit` is set without a GPU.
+        GigamaskError: The folder is not a complete text model, or `four_bit` is set without a GPU.
     """
     name = options.name
     if options.four_bit and device.type != "cuda":
@@ -318,7 +318,7 @@ def add_lora(base: Any, options: HuggingFaceOptions, seed: int) -> dict[str, nn.
         The adapters' linear layers by name.
 
     Raises:
-        Fault: No linear layer is a target.
+        GigamaskError: No linear layer is a target.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -359,7 +359,7 @@ def lora_targets(base: Any, options: HuggingFaceOptions) -> list[str]:
         The full names of the layers.
 
     Raises:
-        Fault: No linear layer has one of the names.
+        GigamaskError: No linear layer has one of the names.
     """
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     from transformers.pytorch_utils import Conv1D

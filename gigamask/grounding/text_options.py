@@ -49,7 +49,7 @@ class HuggingFaceOptions:
         """Return the model's folder, without using the network.
 
         Raises:
-            Fault: `name` is neither a folder nor a model in the local Hugging Face cache.
+            GigamaskError: `name` is neither a folder nor a model in the local Hugging Face cache.
         """
         folder = Path(self.name).expanduser()
         if self.name and folder.is_dir():

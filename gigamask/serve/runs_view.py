@@ -129,6 +129,7 @@ class RunsView:
         return {
             "name": name,
             "recipe": read.config.get("recipe"),
+            "batch_size": read.config.get("batch-size"),
             "step": read.step,
             "steps": read.steps,
             "live": read.step < (read.steps or 0) and age_s < LIVE_S,

@@ -135,7 +135,7 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
         The plan as JSON-compatible data; `memory_plan.table` formats it.
 
     Raises:
-        Fault: if the run cannot be trained with these numbers.
+        GigamaskError: if the run cannot be trained with these numbers.
     """
     run = resolve(run, hardware)
     split = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size)

@@ -116,13 +116,13 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
         "segmenter",
         "data",
         "query_files",
-        "hold_out",
+        "val_split",
         "protocol",
         "confidence",
         "calibration",
         "rejected",
     } < summary.keys()
-    assert (summary["hold_out"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
+    assert (summary["val_split"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
     assert json.loads((run / "confidence.json").read_text()) == summary["confidence"]
     assert (
         main(
@@ -155,7 +155,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     ]
     assert main(["ground", "evaluate", str(run), *words]) == 0
     summary = json.loads(told.read_text())
-    assert (summary["query_files"], summary["hold_out"], summary["data"]) == (
+    assert (summary["query_files"], summary["val_split"], summary["data"]) == (
         [str(tmp_path / "few.jsonl")],
         0.0,
         [str(tmp_path / "other")],

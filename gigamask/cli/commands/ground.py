@@ -79,7 +79,7 @@ class GroundCommand:
             "segmenter": config.segmenter,
             "data": list(source.data),
             "query_files": list(source.queries),
-            "hold_out": 0.0 if config.evaluation.data else config.val_split,
+            "val_split": 0.0 if config.evaluation.data else config.val_split,
         }
         print(format_table(summary))
         for reason in rejected:

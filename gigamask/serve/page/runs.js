@@ -71,10 +71,10 @@ function facts() {
 }
 
 /** Estimates the remaining time of a run in training. */
-function eta({ records, steps, step, images_per_s: speed }) {
-  const batch = records.batch?.at(-1);
-  if (!batch) return null;
-  const minutes = ((steps - step) * batch) / speed / 60;
+function eta({ batch_size, steps, step, images_per_s: speed }) {
+  const images = Number(batch_size); // a line of config.yaml
+  if (!(images > 0)) return null;
+  const minutes = ((steps - step) * images) / speed / 60;
   return minutes > 90 ? `about ${(minutes / 60).toFixed(1)} h left` : `about ${Math.ceil(minutes)} min left`;
 }
 

@@ -41,6 +41,7 @@ def test_runs_are_listed_by_names_below_the_folder_and_new_ones_come(runs):
     assert (told["a"]["step"], told["a"]["steps"], told["a"]["live"]) == (4, 4, False)
     assert told["deep/b"]["live"]
     assert told["deep/b"]["images_per_s"] == 2.0
+    assert told["deep/b"]["batch_size"] == str(little().batch_size)
     config_files.save_config(replace(little(), out=str(runs / "later")))
     assert "later" in {each["name"] for each in view.runs()}
 
