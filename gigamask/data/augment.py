@@ -117,31 +117,13 @@ class LargeScaleJitter(Augment):
 
 
 @dataclass(frozen=True)
-class ScaleJitter(Augment):
+class ScaleJitter(LargeScaleJitter):
     """Large-scale jitter within the narrow range of the mixed_prompts recipe."""
 
     low: float = 0.8
     """smallest scale: the image's long side as a multiple of the square's"""
     high: float = 1.2
     """largest scale; above 1 the square shows a crop"""
-    flip: float = 0.5
-    """probability of a horizontal flip"""
-
-    def __post_init__(self) -> None:
-        _check_scales(type(self).__name__, self.low, self.high)
-        _check_flip(f"{type(self).__name__}.flip", self.flip)
-
-    def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
-    ) -> ImageTransform:
-        """Draw a scale, a crop and a flip.
-
-        Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: random numbers of the transform.
-        """
-        return _random_scale(original, image_size, generator, (self.low, self.high), self.flip)
 
 
 @dataclass(frozen=True)
