@@ -216,8 +216,8 @@ class Way:
 
 
 def compare(originals: Path, small: Path, workers: int, take: int, rounds: int) -> dict[str, float]:
-    """Prints a row for each way, all with so many processes, and returns each one's processor
-    seconds an image."""
+    """Print a row for each way, all with `workers` processes, and return the CPU seconds per
+    image of each."""
     few = max(take // 8, 4)
     ways = {
         "gigamask": Way(lambda: ours(originals, SETTINGS, workers), take, workers),

@@ -33,8 +33,7 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float = 120) -> None:
-    """Calls a function in so many processes, which need not start Python anew, and fails when one
-    of them does."""
+    """Call a function in `count` forked processes, and fail if one of them fails."""
     port = free_port()
 
     def play(rank: int) -> None:
@@ -56,8 +55,7 @@ def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float =
 
 
 def launch(count: int, script: str, *words: str, timeout_s: float = 120) -> None:
-    """Runs Python code in so many processes under torchrun, and fails with what they said when one
-    of them fails."""
+    """Run Python code in `count` processes under torchrun; fail with their output if one fails."""
     run = [
         sys.executable,
         "-m",

@@ -139,8 +139,8 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
 
 @pytest.mark.parametrize("mining", MININGS, ids=repr)
 def test_however_a_batch_is_cut_its_step_is_that_of_the_definition(tmp_path, scenes, mining):
-    """In micro-batches and groups of masks of any size; the ledger is told of all masks, also of
-    those that are not kept."""
+    """In micro-batches and groups of masks of any size; the losses of all masks are recorded, also
+    of those that are not kept."""
     run = mining_run(tmp_path / "run", scenes, mining)
     expected, losses, _ = plainly(run)
     everything, _ = after(replace(run, mining=NoMining()))

@@ -291,7 +291,7 @@ def test_the_order_of_changes_is_drawn(pixels):
                 found.add(tuple(change for change, _ in order))
                 break
         else:
-            pytest.fail(f"position {position} is no order of the three changes")
+            pytest.fail(f"position {position} matches no order of the three changes")
     assert len(found) == 6
 
 

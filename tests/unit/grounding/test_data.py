@@ -247,7 +247,7 @@ def test_rows_are_padded_with_zeros():
 
 
 def pair(number, sizes):
-    """A jpg of 10 x 100 pixels and its json, whose masks cover so many pixels of it."""
+    """A JPEG of 10 x 100 pixels and its JSON with a mask of each of these numbers of pixels."""
     masks = RLEMasks.from_dense(
         np.arange(1000).reshape(1, 10, 100) < np.array(sizes).reshape(-1, 1, 1)
     ).to_coco()

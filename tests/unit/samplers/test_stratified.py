@@ -22,7 +22,7 @@ Relevance = partial(Stratified, RELEVANCE, epoch_length="data")
 
 
 def strata(*sizes: int, seed: int = 0) -> SampleTable:
-    """So many fine, medium and coarse items, mixed."""
+    """Return these numbers of fine, medium and coarse items in random order."""
     granularity = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     return SampleTable(len(granularity), {"granularity": granularity.astype(np.int32)})
 

@@ -25,8 +25,8 @@ async def app(scope, receive, send):
 def ask(
     policy, method="GET", path="/", headers=None, query="", parts=(b"",), kind="http", wrapped=app
 ):
-    """Sends one request in so many parts and returns status, headers and body; None where nothing
-    was said."""
+    """Send a request whose body comes in `parts`; return status, headers and body, or None where
+    there was no answer."""
     told = {"host": "localhost:8000"} | (headers or {})
     scope = {"type": kind, "method": method, "path": path, "query_string": query.encode()}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in told.items()]

@@ -336,7 +336,7 @@ def test_all_together_is_tried_where_nothing_alone_is_enough(quick):
 
 
 def tried(less: int) -> tuple[int, list[dict]]:
-    """Returns the peak of a run, and what to change on a GPU that has so many bytes less."""
+    """Return the peak of a run, and the suggestions for a GPU with `less` bytes less."""
     run = replace(
         BASE,
         micro_batch_size=8,
