@@ -10,6 +10,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
@@ -44,6 +45,7 @@ PREFETCH = 2
 """Micro-batches that each worker prepares ahead."""
 MAX_NAMES = 8
 """Most sample names in an error message."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BatchJob(NamedTuple):
@@ -290,14 +292,28 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back, here and in workers started meanwhile.
+
+    A worker would die of a signal that arrives before `_ignore_signals`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _ignore_signals(worker: int) -> None:
     """Ignore SIGINT and SIGTERM in a worker.
 
     Terminals and batch systems signal all processes, but the training process finishes its step,
     for which it needs its workers, before it stops them.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def batches(
@@ -366,7 +382,8 @@ class Loader:
 
     def _micro_batches(self) -> Iterator[Batch]:
         """Yield micro-batches; raise a worker's `GigamaskError`, or one that says it died."""
-        self._stream = iter(self._loader)
+        with _stop_signals_blocked():
+            self._stream = iter(self._loader)
         while True:
             try:
                 result = next(self._stream)

@@ -140,13 +140,15 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         "100000",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    errors = tmp_path / "stderr.txt"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
     try:
         deadline = time.monotonic() + 60
         while (
@@ -158,7 +160,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         said, _ = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == INTERRUPTED
+    assert process.returncode == INTERRUPTED, errors.read_text()
     assert f"gigamask pretrain --resume {run}" in said.decode()
     step = records(run)[-1]["step"]
     assert 0 < step < 100000

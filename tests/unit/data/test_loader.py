@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from torch.utils.data._utils import signal_handling
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
@@ -303,6 +304,20 @@ def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
     with pytest.raises(GigamaskError, match=message) as caught:
         next(steps)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_survives_a_signal_while_it_starts(source, monkeypatch, number):
+    """As when a terminal or a batch system signals all processes just then."""
+    torch_handlers = signal_handling._set_worker_signal_handlers
+
+    def signalled() -> None:
+        torch_handlers()
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", signalled)
+    [(batch,)] = batches(source, [step([0])], workers=1)
+    assert len(batch.names) == 1
 
 
 @dataclass(frozen=True)
