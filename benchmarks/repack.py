@@ -22,8 +22,7 @@ import simplejpeg
 import torch
 from sample_to_batch import blob, members
 
-from gigamask.data import annotation_json as records
-from gigamask.data import image, tar
+from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.loader import SampleSource
@@ -60,7 +59,7 @@ def from_tar(path: str):
             )
             masks = masks[masks.areas() > 0]
             ones = np.ones(len(masks))
-            told = records.image_record(
+            told = annotation.image_record(
                 number,
                 masks,
                 range(len(masks)),
@@ -69,7 +68,7 @@ def from_tar(path: str):
                 ones,
             )
             yield f"sa_{number}.jpg", jpg
-            yield f"sa_{number}.json", records.encode(told)
+            yield f"sa_{number}.json", annotation.encode(told)
 
 
 def codecs(index: indexes.Index) -> None:

@@ -28,8 +28,8 @@ from .workflows.evaluate import load_model as load_model
 from .workflows.evaluate import save_model as save_model
 from .workflows.opening import open_index as open_index
 from .workflows.plan import plan as plan
-from .workflows.run import Run as Run
 from .workflows.segment import segment as segment
+from .workflows.train import Run as Run
 from .workflows.train import pretrain as pretrain
 from .workflows.train import train as train
 

@@ -1,15 +1,17 @@
-"""Parse and check SA-1B annotations.
+"""Parse, check and write SA-1B annotations.
 
 Format (segment-anything README, "Dataset"): `{"image": {image_id, width, height, file_name},
 "annotations": [{segmentation: {size, counts}, predicted_iou, stability_score, ...}]}`. Other fields
-are not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are a pixel short.
+are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are a pixel short.
 """
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32, Int
 
 from gigamask.data.image import MAX_PIXELS
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -155,3 +157,73 @@ def _scores(values: list[float], key: str, name: str) -> Float32[np.ndarray, "n"
             "leave it out"
         )
     return scores
+
+
+def image_record(
+    image_id: int,
+    masks: RLEMasks,
+    ids: Sequence[int],
+    points_xy: Int[np.ndarray, "n 2"] | Float[np.ndarray, "n 2"],
+    predicted_iou: Float[np.ndarray, "n"],
+    stability_score: Float[np.ndarray, "n"],
+    crops: Int[np.ndarray, "n 4"] | None = None,
+) -> dict[str, Any]:
+    """Return the annotation of the image `sa_<image_id>`.
+
+    Args:
+        image_id: Number of the image.
+        masks: The masks.
+        ids: Id of each mask.
+        points_xy: Prompt point of each mask in pixels.
+        predicted_iou: Predicted IoU of each mask.
+        stability_score: Stability score of each mask.
+        crops: Crop of the image that each mask was made from, xyxy in pixels with exclusive ends;
+            None for the whole image.
+
+    Returns:
+        The json as a dict.
+    """
+    height, width = masks.size
+    if crops is None:
+        crops = np.tile([0, 0, width, height], (len(masks), 1))
+    return {
+        "image": {
+            "image_id": image_id,
+            "width": width,
+            "height": height,
+            "file_name": f"sa_{image_id}.jpg",
+        },
+        "annotations": [
+            {
+                **fields,
+                "predicted_iou": float(predicted_iou[i]),
+                "point_coords": [[float(points_xy[i, 0]), float(points_xy[i, 1])]],
+                "crop_box": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
+                "id": ids[i],
+                "stability_score": float(stability_score[i]),
+            }
+            for i, (fields, (x0, y0, x1, y1)) in enumerate(
+                zip(mask_fields(masks), crops.tolist(), strict=True)
+            )
+        ],
+    }
+
+
+def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
+    """Return the fields `bbox`, `area` and `segmentation` of each mask."""
+    size, areas = list(masks.size), masks.areas().tolist()
+    return [
+        {
+            "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
+            "area": area,
+            "segmentation": {"size": size, "counts": counts.decode()},
+        }
+        for (x0, y0, x1, y1), area, counts in zip(
+            masks.boxes().tolist(), areas, masks.to_coco(), strict=True
+        )
+    ]
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """Encode an annotation as the bytes of its file."""
+    return json.dumps(record).encode()

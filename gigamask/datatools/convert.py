@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
-from gigamask.data import annotation_json as records
 from gigamask.datatools import convert_coco, convert_labels
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
@@ -216,11 +215,11 @@ def _record(image: SourceImage, objects: Objects) -> bytes:
         for i, extra in enumerate(objects.extras)
     ]
     middles = masks.sample_points(np.full((len(masks), 1), 0.5))[:, 0]
-    record = records.image_record(image.number, masks, ids, middles, ones, ones)
+    record = annotation.image_record(image.number, masks, ids, middles, ones, ones)
     record["image"]["source"] = image.source
     for entry, extra in zip(record["annotations"], objects.extras, strict=True):
         entry |= extra
-    return records.encode(record)
+    return annotation.encode(record)
 
 
 def _check(source: Path, what: str, rejected: list[SkippedSample], usable: int) -> None:

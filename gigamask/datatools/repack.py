@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from gigamask.data import annotation, image, storage, tar, worker_pool
-from gigamask.data import annotation_json as records
 from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
@@ -299,7 +298,7 @@ def repack_image(
     record = _resize_record(msgspec.json.decode(raw), masks[visible], visible, frame, name)
     vanished = len(masks) - len(visible)
     return RepackedImage(
-        stem, jpg, records.encode(record), False, len(visible), vanished, int(areas.sum())
+        stem, jpg, annotation.encode(record), False, len(visible), vanished, int(areas.sum())
     )
 
 
@@ -328,7 +327,7 @@ def _resize_record(
     )
     scale = np.array([width / frame.original[1], height / frame.original[0]] * 2)
     annotations = []
-    for old, shape, coords in zip(entries, records.mask_fields(masks), pixels, strict=True):
+    for old, shape, coords in zip(entries, annotation.mask_fields(masks), pixels, strict=True):
         new = old | shape
         if "point_coords" in old:
             new["point_coords"] = list(islice(points, len(coords.point_coords)))

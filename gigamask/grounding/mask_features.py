@@ -28,8 +28,7 @@ from gigamask.distributed.precision import choose_device
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.text_encoders import TextEncoder
 from gigamask.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
-from gigamask.inference.embedding import ImageEmbedder
-from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.configs import GroundingModelConfig

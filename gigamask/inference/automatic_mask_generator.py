@@ -26,9 +26,8 @@ from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.decoding import PromptDecoder
-from gigamask.models.sam.prompts import make_prompts
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.sam.sam import PromptDecoder, Sam
 
 EDGE_TOLERANCE_PX = 20.0
 """A box this close to a crop's side within the image counts as cut off (SAM's `utils/amg.py`)."""

@@ -12,13 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding import ImageEmbedder
-from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.masks.transforms import ImageTransform
-from gigamask.models.sam.decoding import PromptDecoder
-from gigamask.models.sam.prompts import make_prompts
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MASK_THRESHOLD = 0.0
 """Logits above it are foreground."""

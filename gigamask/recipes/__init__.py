@@ -11,16 +11,19 @@ from gigamask.errors import GigamaskError
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
-from gigamask.recipes.sam import sam_vit_b, sam_vit_h, sam_vit_l
-from gigamask.recipes.tiny import photos, tiny
-from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
-from gigamask.recipes.variants import (
+from gigamask.recipes.sam import (
     finetune,
     finetune_vit_h,
     finetune_vit_l,
     mixed_prompts,
     one_gpu,
+    photos,
+    sam_vit_b,
+    sam_vit_h,
+    sam_vit_l,
+    tiny,
 )
+from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig

@@ -33,9 +33,8 @@ from gigamask.inference.automatic_mask_generator import (
 from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.decoding import PromptDecoder
-from gigamask.models.sam.prompts import make_prompts
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MAX_CACHED_BYTES = 2**30
 """Of opened images' pixels; an SA-1B image has 10 MB, its embedding 4."""

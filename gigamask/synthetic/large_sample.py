@@ -8,8 +8,7 @@ and characters (430) as real masks have.
 import cv2
 import numpy as np
 
-from gigamask.data import annotation_json as records
-from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
+from gigamask.data.annotation import MAX_MASKS, MAX_SIDE, encode, image_record
 from gigamask.data.image import MAX_PIXELS, encode_jpeg
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -55,8 +54,8 @@ def annotation(image_id: int, masks: RLEMasks) -> bytes:
         masks: The masks.
     """
     boxes, scores = masks.boxes(), np.full(len(masks), 0.95)
-    return records.encode(
-        records.image_record(
+    return encode(
+        image_record(
             image_id, masks, range(len(masks)), (boxes[:, :2] + boxes[:, 2:]) / 2, scores, scores
         )
     )

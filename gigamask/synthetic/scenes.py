@@ -15,8 +15,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-from gigamask.data import annotation_json as records
-from gigamask.data import tar, worker_pool
+from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import encode_jpeg
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -269,7 +268,7 @@ def _members(
 ) -> Iterator[tuple[str, bytes]]:
     for number, scene in scenes:
         yield f"sa_{number}.jpg", _jpeg(scene)
-        yield f"sa_{number}.json", records.encode(record(scene, number))
+        yield f"sa_{number}.json", annotation.encode(record(scene, number))
         done(number)
 
 
@@ -285,7 +284,7 @@ def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
         number: Its number, which becomes the `image_id`.
     """
     ids = range(number * 1000, number * 1000 + len(scene.masks))
-    return records.image_record(
+    return annotation.image_record(
         number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score
     )
 

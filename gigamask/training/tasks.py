@@ -16,8 +16,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
 from gigamask.models.mae import MAE, MAEOutput
-from gigamask.models.sam.decoding import PromptDecoder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import Batch, LossSums, RandomInputs, Targets
 

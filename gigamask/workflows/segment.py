@@ -24,7 +24,6 @@ import torch
 from jaxtyping import UInt8
 
 from gigamask.data import annotation, image, image_folder, storage, tar, worker_pool
-from gigamask.data import annotation_json as records
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
@@ -318,7 +317,7 @@ def _segment_one(
     if entry is None:
         pixels = image.decode(source.read(), source.name)
         proposals = generator.generate_proposals(pixels)
-        raw = records.encode(make_record(proposals, number, source))
+        raw = annotation.encode(make_record(proposals, number, source))
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, raw)
@@ -354,7 +353,7 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
     """
     finite = np.isfinite(proposals.predicted_iou) & np.isfinite(proposals.stability_score)
     proposals = proposals[(proposals.masks.areas() > 0) & finite]
-    record = records.image_record(
+    record = annotation.image_record(
         number,
         proposals.masks,
         [number * annotation.MAX_MASKS + i for i in range(len(proposals))],
@@ -425,4 +424,4 @@ def _members(out: Path, images: Sequence[tuple[InputImage, int]]) -> Iterator[tu
         for i, mask in enumerate(record["annotations"]):
             mask["id"] = number * annotation.MAX_MASKS + i
         yield f"sa_{number}.jpg", to_jpeg(source.read(), size, source.name)
-        yield f"sa_{number}.json", records.encode(record)
+        yield f"sa_{number}.json", annotation.encode(record)

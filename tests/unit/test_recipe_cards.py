@@ -11,7 +11,7 @@ from docs.recipe_cards import PAGE, built_in, render, tables_of
 from gigamask import recipes, registry
 from gigamask.cli.main import main
 from gigamask.config_files import TrainFlags, config_yaml, read_config
-from gigamask.recipes import mae, sam, variants
+from gigamask.recipes import mae, sam
 from gigamask.training.config import TrainConfig, flatten_config
 
 MARKS = ("paper", "code", "author", "measured", "not stated: ours", "ours")
@@ -143,7 +143,7 @@ def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
 NUMBER = re.compile(r"(?<![\w.,-])(\d+/\d+|(?:\d*\.)?\d+(?:e-?\d+)?)(k| million)?(?!\w)")
 SHARED: dict[str, Callable[..., TrainConfig]] = {
     **dict.fromkeys(("sam_vit_b", "sam_vit_l", "sam_vit_h"), sam._sam),
-    **dict.fromkeys(("finetune", "finetune_vit_l", "finetune_vit_h"), variants._finetune),
+    **dict.fromkeys(("finetune", "finetune_vit_l", "finetune_vit_h"), sam._finetune),
     **dict.fromkeys(("mae_vit_b", "mae_vit_l", "mae_vit_h"), mae._mae),
 }
 FACTS = {

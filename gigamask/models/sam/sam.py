@@ -1,9 +1,12 @@
 """The SAM model: one embedding per image, then masks for any number of prompts.
 
-The state dict has Meta's names and shapes.
+The state dict has Meta's names and shapes. `PromptDecoder` decodes prompts about embedded images
+for training, evaluation and prediction alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +17,9 @@ from torch.nn.functional import interpolate, pad
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
-from gigamask.models.sam.prompt_encoder import PromptEncoder
-from gigamask.models.sam.prompts import make_prompts
+from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.sam.transformer import DensePrompt
-from gigamask.types import Prompts
+from gigamask.types import Prediction, Prompts
 
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
@@ -182,3 +184,48 @@ class Sam(nn.Module):
             mask_tokens,
             prompts.token_mask,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PromptDecoder:
+    """Answers prompts about embedded images.
+
+    Args:
+        model: the model whose prompt encoder and mask decoder are used.
+        embedding: embeddings of the images.
+        image_index: the image that each prompt is about; None where there is only one image.
+        resize: enlarges low-resolution logits to the size of the wanted masks; None keeps them.
+        autocast: makes the context in which the model runs; resizing happens outside of it.
+        best_only: keep only the mask with the highest predicted IoU.
+    """
+
+    model: Sam
+    embedding: Float[Tensor, "B C E E"]
+    image_index: Int64[Tensor, "M"] | None = None
+    resize: Callable[[Tensor], Tensor] | None = None
+    autocast: Callable[[], AbstractContextManager] = nullcontext
+    best_only: bool = False
+
+    def __call__(self, prompts: Prompts) -> Prediction:
+        """Return logits at the wanted size, predicted IoU and low-resolution logits per prompt."""
+        prompts = _to_device(prompts, self.embedding.device)
+        index = self.image_index
+        if index is None:
+            count = len(prompts.labels)
+            index = torch.zeros(count, dtype=torch.int64, device=self.embedding.device)
+        with self.autocast():
+            low, iou = self.model.decode(self.embedding, index, prompts)
+        if self.best_only:
+            best = torch.arange(len(iou), device=iou.device), iou.argmax(1)
+            low, iou = low[best][:, None], iou[best][:, None]
+        return Prediction(low if self.resize is None else self.resize(low), iou, low)
+
+
+def _to_device(prompts: Prompts, device: torch.device) -> Prompts:
+    masks = prompts.masks
+    return replace(
+        prompts,
+        points_xy_input=prompts.points_xy_input.to(device),
+        labels=prompts.labels.to(device),
+        masks=None if masks is None else masks.to(device),
+    )

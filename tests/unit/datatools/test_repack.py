@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from gigamask.data import annotation, image, tar
-from gigamask.data import annotation_json as records
 from gigamask.data import index as indexes
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
@@ -47,7 +46,7 @@ def discs(height: int = HEIGHT, width: int = WIDTH) -> RLEMasks:
 
 def told(number: int, masks: RLEMasks) -> dict:
     scores = np.linspace(0.9, 0.99, len(masks))
-    return records.image_record(
+    return annotation.image_record(
         number, masks, range(len(masks)), np.array([[20, 30], [10, 10], [60, 20]]), scores, scores
     )
 

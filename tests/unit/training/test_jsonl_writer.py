@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gigamask.training import jsonl_writer
-from gigamask.training.jsonl_writer import JsonlWriter
+from gigamask.training import logging
+from gigamask.training.logging import JsonlWriter
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def test_lines_that_a_full_disk_does_not_take_are_said_once_and_written_later_in
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_go(book, tmp_path, said, monkeypatch):
-    monkeypatch.setattr(jsonl_writer, "MAX_PENDING_BYTES", 60)
+    monkeypatch.setattr(logging, "MAX_PENDING_BYTES", 60)
     with full_at(0):
         for step in range(100):
             book.write({"step": step})

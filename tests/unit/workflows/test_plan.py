@@ -16,7 +16,7 @@ from gigamask.profiling.gpus import find
 from gigamask.profiling.memory_plan import Cluster, StateBytes, peak_phase
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import mae_tiny, mae_vit_l, sam_vit_h, tiny
-from gigamask.recipes.variants import finetune
+from gigamask.recipes.sam import finetune
 from gigamask.samplers.shards import Sharded
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import AdamW8bit, MuonAdamW
