@@ -2,7 +2,8 @@
 
 Format (segment-anything README, "Dataset"): `{"image": {image_id, width, height, file_name},
 "annotations": [{segmentation: {size, counts}, predicted_iou, stability_score, ...}]}`. Other fields
-are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are a pixel short.
+are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are a
+pixel short.
 """
 
 import json
