@@ -1,7 +1,7 @@
-# The two commands of a fresh clone: `make demo` and `make test`. Each sets up its own environment first.
+# On a fresh clone: `make demo` or `make test`. Each sets up the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes of two threads each on a two-core machine would only get in each other's way.
+# Two threads per process; `make test` runs two processes of one thread each.
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: demo test quick lint docs clean
