@@ -1,14 +1,14 @@
-"""Errors that the user can fix; any other exception that escapes is a bug.
+"""Errors that the user can fix; any other exception is a bug.
 
-A message is one line with the name, the value, the limit and what to do.
+Each message is one line with the name, the value, the limit and what to do.
 """
 
 
 class GigamaskError(ValueError):
-    """The input cannot be used; the command line prints one line and exits with 2."""
+    """An error in the user's input; the command line prints one line and exits with code 2."""
 
     def __init__(self, message: str) -> None:
-        # Names come from archives and may hold line breaks or bytes that are not text.
+        # Names come from archives and may contain line breaks or bytes that are not text.
         super().__init__(
             "".join(
                 letter if letter.isprintable() else letter.encode("unicode_escape").decode()
@@ -18,13 +18,13 @@ class GigamaskError(ValueError):
 
 
 class CorruptSampleError(GigamaskError):
-    """A sample has a broken image, json or mask; training skips it and counts it."""
+    """A broken image, json or mask; training skips the sample and counts it."""
 
 
 class TrainingInterruptedError(GigamaskError):
-    """Work stopped before its end and saved its progress; the command line exits with 75.
+    """Work that stopped early and saved its progress; the command line exits with code 75.
 
-    Running the same command again continues.
+    Running the same command again resumes it.
     """
 
 
@@ -35,13 +35,13 @@ def check_range(
 
     Args:
         name: Flag or field, for the message.
-        value: Value to check; NaN is in no range.
+        value: Value to check; NaN is always out of range.
         least: Smallest allowed value.
-        most: Largest allowed value; None: no limit.
+        most: Largest allowed value; None: no upper limit.
 
     Raises:
-        GigamaskError: The value lies outside of the range.
+        GigamaskError: The value is out of range.
     """
     if not (least <= value and (most is None or value <= most)):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise GigamaskError(f"{name} is {value}, it must be {limits}; give another value")
+        raise GigamaskError(f"{name} is {value}, but must be {limits}")

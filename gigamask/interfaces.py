@@ -1,8 +1,8 @@
 """Interfaces of the components that a user can replace.
 
-A component is a frozen dataclass: its fields are its parameters, and one method is its behavior.
-Torch is imported for annotations only, so that recipes, which consist of components, load without
-it.
+A component is a frozen dataclass: its fields are its parameters, and one method does its work.
+Torch is imported for type annotations only, so that recipes, which consist of components, load
+without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 GRANULARITIES = ("fine", "medium", "coarse")
-"""Meaning of the values 0, 1 and 2 of the column `granularity`."""
+"""Names of the values 0, 1 and 2 of the column `granularity`."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class SampleTable:
 
     Attributes:
         count: Number of items.
-        columns: Attributes by name, arrays of length `count`; they may be computed at their first
-            use or be memory-mapped.
-        seed: Random seed of the training, which orders derive from.
+        columns: Attributes by name, arrays of length `count`; they may be memory-mapped, or
+            computed on first use.
+        seed: Random seed of the run, from which orders derive.
         tars: Number of tars, including those without items.
     """
 
@@ -49,7 +49,7 @@ class SampleTable:
 
 @dataclass(frozen=True, eq=False)
 class LossSnapshot:
-    """The losses of the items as they were before the step in which an epoch begins.
+    """The losses of all items before the step in which an epoch begins.
 
     Attributes:
         losses: Loss of each item, a moving average if the sampler has a `decay` above 0; NaN for
@@ -83,7 +83,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WeightedOrder:
-    """An order with a weight for each position, by which the sample's losses are multiplied."""
+    """An order with a loss weight for each position."""
 
     items: Int[np.ndarray, "N"]
     weights: Float32[np.ndarray, "N"]
@@ -97,7 +97,7 @@ class WeightedOrder:
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Order the items of each epoch.
+    """Base class of samplers, which order the items of each epoch.
 
     An order is a pure function of the sampler's fields, the table with its seed, the epoch and the
     loss history. Random numbers come from `make_rng(table.seed, "purpose", epoch)`.
@@ -105,14 +105,14 @@ class Sampler(ABC):
 
     @property
     def decay(self) -> float | None:
-        """Share of an item's average loss that remains when there is a new loss; 0 keeps the last.
+        """Decay of the moving average of an item's losses; 0 keeps only the last loss.
 
         None: orders do not depend on losses.
         """
         return None
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
-        """Check that the sampler works with the size of the job.
+        """Check that the sampler supports the batch size and the number of processes.
 
         Args:
             batch_size: Samples of a step, over all processes.
@@ -147,11 +147,11 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class PromptSchedule(ABC):
-    """Choose the prompts of each round."""
+    """Base class of prompt schedules, which choose the prompts of each round."""
 
     @property
     def num_uniforms(self) -> int:
-        """Pairs of uniform numbers that each mask needs for its clicks; samples carry that many."""
+        """Number of uniform pairs that each mask needs for its clicks, drawn with the sample."""
         return 0
 
     @abstractmethod
@@ -165,23 +165,23 @@ class PromptSchedule(ABC):
         """Return the prompts of the next round.
 
         Args:
-            previous: The round before; None before the first.
+            previous: The previous round; None for the first.
             targets: Ground-truth masks and boxes of M masks.
             random_inputs: Random numbers of the masks; None where the schedule needs none.
-            mask_only_round_u: Uniform number in [0, 1) that picks the round without a new point.
+            mask_only_round_u: Uniform number in [0, 1) that selects the mask-only round.
 
         Returns:
-            The prompts of all M masks; None: there is no further round.
+            The prompts of all M masks; None after the last round.
         """
 
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """Compute the loss of a round."""
+    """Base class of losses, which compute the loss of a round."""
 
     @property
     def num_uniforms(self) -> int:
-        """Pairs of uniform numbers that each mask needs, 0 or 1; they arrive as `Targets.shift`."""
+        """Number of uniform pairs that each mask needs, 0 or 1; passed as `Targets.shift`."""
         return 0
 
     @abstractmethod
@@ -196,11 +196,11 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class Mining(ABC):
-    """Choose the masks of a step that are trained on (online hard example mining)."""
+    """Base class of online hard example mining, which chooses the masks of a step to train on."""
 
     @property
     def by_sampler(self) -> bool:
-        """Whether strata are the sampler's instead of the masks' granularities."""
+        """Whether strata come from the sampler instead of the masks' granularities."""
         return False
 
     @abstractmethod
@@ -208,33 +208,33 @@ class Mining(ABC):
         """Return which masks of the global batch are trained on.
 
         Args:
-            losses: Loss of each mask; NaN: there is no such mask.
+            losses: Loss of each mask; NaN: no mask.
             strata: Stratum of each mask.
         """
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Compute the losses of a training step: SAM, MAE or grounding."""
+    """Base class of tasks (SAM, MAE, grounding), which compute the losses of a training step."""
 
     @property
     def mining(self) -> Mining | None:
-        """Chooses the masks that are trained on; None: all of them."""
+        """How to choose the masks to train on; None: all masks."""
         return None
 
     @abstractmethod
     def compute_losses(
         self, model: Any, batch: Any, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
-        """Yield the loss of a batch in pieces.
+        """Yield the loss of a batch in chunks.
 
-        The graph of a piece is freed before the next one is requested.
+        The graph of a chunk is freed before the next one is requested.
 
         Args:
             model: Model in training mode.
             batch: A `BatchProtocol`, as the configuration's data source yields it.
-            detach: Returns a leaf copy of a tensor that several pieces can share. Gradients are
-                accumulated on the copy and go through the tensor once, at the end.
+            detach: Returns a leaf copy of a tensor that several chunks can share. Gradients
+                accumulate on the copy and are propagated through the tensor once, at the end.
         """
 
 
@@ -244,10 +244,10 @@ class EvaluationResult:
 
     Attributes:
         scores: Scores by name.
-        best_by: Name of the score that chooses the best checkpoint.
+        best_by: Name of the score that selects the best checkpoint.
         warnings: Warnings, one line each.
         subject: What was evaluated; only scores of the same subject are compared.
-        picture: Image of some results, if there is one.
+        picture: Image of some results, if any.
     """
 
     scores: Mapping[str, float]
@@ -259,7 +259,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Evaluate the model during training, every `interval` updates and after the last one."""
+    """Base class of evaluation in training, every `interval` updates and after the last one."""
 
     interval: int = 1000
     """updates between evaluations"""
@@ -270,7 +270,7 @@ class Evaluator(ABC):
             raise GigamaskError(f"--evaluation.interval must be at least 1 (got {self.interval})")
 
     def check_inputs(self) -> None:
-        """Raise `GigamaskError` if data that `open` needs are missing; called before training."""
+        """Raise `GigamaskError` if data that `open` needs is missing; called before training."""
         return
 
     @abstractmethod
@@ -288,7 +288,7 @@ class Evaluator(ABC):
 
 @dataclass(frozen=True)
 class NoEvaluation(Evaluator):
-    """Evaluate nothing during training."""
+    """No evaluation during training."""
 
     def open(self, run: Any, world: Any) -> None:
         """Return None.
@@ -302,12 +302,12 @@ class NoEvaluation(Evaluator):
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """Build the torch optimizers of a model; the training step schedules, clips and updates."""
+    """Base class of optimizer builders; the training step schedules, clips and updates."""
 
     lr: float = 1e-3
     """peak learning rate"""
     grad_clip: float | None = 1.0
-    """largest global gradient norm; None is off"""
+    """maximum global gradient norm; None disables clipping"""
     supports_sharding: ClassVar[bool] = False
     """whether it works on shards of parameters (DTensor), as --parallel fsdp and hsdp need"""
 
@@ -315,7 +315,7 @@ class Optimizer(ABC):
         check_range("lr", self.lr, 0, None)
         if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
             raise GigamaskError(
-                f"grad_clip is {self.grad_clip}, it must be above 0; give another value"
+                f"grad_clip must be positive and finite, or None (got {self.grad_clip})"
             )
 
     @abstractmethod
@@ -327,17 +327,17 @@ class Optimizer(ABC):
         """
 
     def state_bytes(self, numel: int) -> int | None:
-        """Return the bytes of state per parameter of `numel` elements; None: `plan` measures."""
+        """Return the state bytes of a parameter of `numel` elements; None: `plan` measures them."""
         return None
 
 
 @dataclass(frozen=True)
 class LRSchedule(ABC):
-    """Scale the learning rate by a pure function of the step, so there is no state to save."""
+    """Base class of learning-rate schedules: pure functions of the step, without state to save."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """Return what the learning rate is multiplied by.
+        """Return the factor by which the learning rate is multiplied.
 
         Args:
             step: Number of the update, from 0.
@@ -359,8 +359,8 @@ class ImageEncoderModule(Protocol):
 
         Args:
             pixels: Normalized pixels, zero in the padding.
-            drop_path: Uniform numbers that decide which residual branches are skipped, for the
-                attention and the MLP of L blocks; None in evaluation.
+            drop_path: Uniform numbers that decide which residual branches (attention and MLP of L
+                blocks) are skipped; None in evaluation.
 
         Returns:
             C channels on a grid of E x E tokens.
@@ -370,7 +370,7 @@ class ImageEncoderModule(Protocol):
 
 @dataclass(frozen=True)
 class ImageEncoder(ABC):
-    """Build an image encoder; its fields are its parameters."""
+    """Base class of image encoders; the fields are the encoder's parameters."""
 
     @abstractmethod
     def build(self, model: Any) -> nn.Module:
@@ -388,7 +388,7 @@ class ImageEncoder(ABC):
         """
 
     def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
-        """Return the blocks of an encoder, from input to output; by default its `blocks`.
+        """Return the blocks of an encoder, from input to output; by default `encoder.blocks`.
 
         They are used by --activation-checkpointing, --parallel fsdp, layer-wise learning-rate decay
         and `plan`.

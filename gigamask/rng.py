@@ -1,7 +1,7 @@
-"""Keyed random numbers: a pure function of a seed, a purpose and ids, without any random state.
+"""Keyed random numbers: a pure function of seed, purpose and ids, without generator state.
 
-So there is no generator state to save, and resuming, resharding or recomputing cannot change a
-number. Seeds are never added or multiplied: (seed 0, epoch 1) and (seed 1, epoch 0) are unrelated.
+There is no state to save, so resuming, resharding or recomputing cannot change the numbers. Seeds
+are never added or multiplied: (seed 0, epoch 1) and (seed 1, epoch 0) are unrelated.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def make_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
         *ids: Where they are used: epoch, position, image and so on.
 
     Returns:
-        A generator at its beginning.
+        A fresh generator.
     """
     name = "\0".join([str(int(seed)), purpose, *(str(int(i)) for i in ids)])
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()

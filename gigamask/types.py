@@ -1,9 +1,9 @@
-"""Records that are passed between packages, from an image's annotation to the sums of a step.
+"""Data classes passed between packages, from an image's annotation to the loss sums of a step.
 
-Letters in shapes: B images of a batch, M masks of a batch (of all images, on one axis), K masks of
-an output (1 or 3), N points of a prompt, G side of the low-resolution masks (four times the
-embedding's), S side of the square model input. Three coordinate frames: "original", the stored
-pixels; "input", the S x S square that the encoder sees; and the grid of the targets, where clicks
+Letters in shapes: B images of a batch; M masks of a batch (all images on one axis); K masks of an
+output (1 or 3); N points of a prompt; G side of the low-resolution masks (four times the
+embedding's); S side of the square model input. There are three coordinate frames: "original", the
+stored pixels; "input", the S x S square that the encoder sees; and the target grid, on which clicks
 and losses are computed. Sizes are `(H, W)`. Points `xy` and boxes `xyxy` are pixel indices, so 0 is
 the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 """
@@ -21,15 +21,15 @@ from gigamask.masks.transforms import ImageTransform
 
 
 class SampleRef(NamedTuple):
-    """One sample of the endless sequence of samples.
+    """One entry of the endless sequence of samples.
 
     Attributes:
         epoch: Number of the epoch, from 0.
         position: Position in the epoch, from 0.
         row: Row of the image in the index.
-        mask: The only mask to train on, counted among those that pass the filters; -1: any masks.
+        mask: Index of the only mask to train on, among those that pass the filters; -1: any masks.
         batch_index: Position in the global batch.
-        weight: Factor of the sample's losses.
+        weight: Weight of the sample's losses.
         stratum: Stratum that the sampler drew it from; -1: none.
     """
 
@@ -48,8 +48,8 @@ class StepPlan:
 
     Attributes:
         micro_batches: Samples of each micro-batch.
-        start: Number of samples, over all ranks, consumed before the step.
-        samples: The same after the step.
+        start: Number of samples consumed by all ranks before the step.
+        samples: Number of samples consumed by all ranks after the step.
     """
 
     micro_batches: tuple[tuple[SampleRef, ...], ...]
@@ -74,10 +74,10 @@ class RandomSpec:
 
     Attributes:
         seed: Random seed of the run.
-        clicks: Pairs of numbers per mask for clicks.
-        blocks: Encoder blocks with drop path.
-        patches: Patches of the image for MAE pre-training.
-        points: Pairs of numbers per mask for a loss at sampled points, 0 or 1.
+        clicks: Number of pairs per mask for clicks.
+        blocks: Number of encoder blocks with drop path.
+        patches: Number of image patches for MAE pre-training.
+        points: Number of pairs per mask for a point loss, 0 or 1.
     """
 
     seed: int
@@ -89,17 +89,17 @@ class RandomSpec:
 
 @dataclass(frozen=True)
 class RandomInputs:
-    """Random numbers that are drawn with the sample and used on the device.
+    """Random numbers drawn with the sample and used on the device.
 
     Attributes:
         first: Uniform in [0, 1); chooses the kind of a mask's first prompt.
-        clicks: Uniform in [0, 1); row, then column of each click. The last pair shifts the points
-            of a loss at sampled points, if there is one.
-        box_noise: Standard normal; noise of each side of a box.
+        clicks: Uniform in [0, 1); row, then column of each click. With a point loss, the last pair
+            shifts its points.
+        box_noise: Standard normal; noise for each side of a box.
         drop_path: Uniform in [0, 1); decides which residual branches (attention, MLP) of each block
             an image skips.
-        patches: Uniform in [0, 1); ranks an image's patches, row by row. MAE pre-training hides
-            the last ones.
+        patches: Uniform in [0, 1); ranks an image's patches, in row-major order. MAE pre-training
+            masks those ranked last.
     """
 
     first: Float[Tensor, "M"]
@@ -114,10 +114,10 @@ class Sample:
     """One image, ready to be batched.
 
     Attributes:
-        name: Tar and image.
+        name: Name of the tar and the image.
         ref: Position in the sequence of samples.
         image: Pixels resized for the model input, without padding.
-        transform: How the image lies in the model input.
+        transform: Transform from the stored image to the model input.
         masks: Masks on the G x G grid.
         boxes_input: Boxes of the masks, xyxy in input pixels.
         strata: Stratum of each mask: the sampler's, or else the mask's granularity in the stored
@@ -137,7 +137,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class DataCursor:
-    """Number of samples consumed so far; this is the whole state of the data loader."""
+    """Number of samples consumed so far: the entire state of the data loader."""
 
     samples: int = 0
 
@@ -152,10 +152,10 @@ class SkippedSample:
 
 @runtime_checkable
 class BatchProtocol(Protocol):
-    """A batch of one rank, or a micro-batch of it, whatever its task needs of it.
+    """Interface of a batch of one rank, or of a micro-batch, for any task.
 
-    The B samples have `names`, positions in the global batch (`batch_index`) and `weights` of their
-    losses. The M objects with a loss of their own, such as masks, have the index of their sample
+    Each of the B samples has a name, a position in the global batch (`batch_index`) and a loss
+    weight. Each of the M objects with its own loss, such as a mask, has the index of its sample
     (`mask_image`, ascending) and a stratum for hard example mining. `cursor` is the state of the
     loader after training on the batch.
     """
@@ -189,21 +189,21 @@ class Batch:
     """Images of one rank in one step, or of a micro-batch, with their masks on one flat axis.
 
     Attributes:
-        names: Tar and image of each sample.
+        names: Name of the tar and the image of each sample.
         images: Pixels, 0 in the padding.
         input_sizes: Height and width of each image without padding, at the top left.
         batch_index: Position of each image in the global batch.
-        weights: Factor of each image's losses.
+        weights: Weight of each image's losses.
         mask_image: Index of each mask's image, ascending.
         strata: Stratum of each mask, for hard example mining.
         boxes_input: Boxes of the masks, xyxy in input pixels.
         rle_bounds: Change points of all masks; see `RLEMasks`.
-        rle_offsets: Where the change points of each mask begin, and the last ones end; always on
+        rle_offsets: Start of each mask's change points, followed by the end of the last; always on
             the CPU.
-        mask_size: Side of the masks' grid, G.
+        mask_size: Side G of the masks' grid.
         random_inputs: Random numbers of the images and masks.
-        mask_only_round_u: Uniform in [0, 1); picks the round without a new point. It belongs to the
-            global step, so all ranks and micro-batches share it.
+        mask_only_round_u: Uniform in [0, 1); selects the mask-only round. All ranks and
+            micro-batches of a step share it.
         cursor: State of the loader after training on this batch.
         rejected: Samples that were skipped.
     """
@@ -225,14 +225,14 @@ class Batch:
     rejected: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch on `device`, except `rle_offsets`, which is read without waiting."""
+        """Return the batch on `device`; `rle_offsets` stays on the CPU to avoid synchronization."""
         return replace(
             _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True)),
             rle_offsets=self.rle_offsets,
         )
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in pinned memory; torch's loader calls this."""
+        """Return the batch in pinned memory; torch's `DataLoader` calls this."""
         return _map_tensors(self, lambda tensor: tensor.pin_memory())
 
     def dense(self, start: int, stop: int) -> Bool[Tensor, "m G G"]:
@@ -256,7 +256,7 @@ class Batch:
     def select(self, indices: Int64[Tensor, "K"]) -> "Batch":
         """Return the batch with only the masks at `indices`, in ascending order.
 
-        All images stay, also those that then have no mask.
+        All images are kept, even those left without masks.
         """
         indices_cpu = indices.cpu()
         lengths, firsts = self.rle_offsets.diff()[indices_cpu], self.rle_offsets[:-1][indices_cpu]
@@ -279,7 +279,7 @@ class Batch:
         )
 
     def padded(self) -> "PaddedBatch":
-        """Return the batch with one padded axis of masks per image instead of the flat one."""
+        """Return the batch with masks padded per image instead of on one flat axis."""
         edges = torch.searchsorted(
             self.mask_image, torch.arange(len(self.images) + 1, device=self.mask_image.device)
         )
@@ -297,7 +297,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A batch without a ragged axis: image b has `mask_counts[b]` masks, the others are zero."""
+    """A batch with masks zero-padded per image; image b has `mask_counts[b]` masks."""
 
     images: UInt8[Tensor, "B 3 S S"]
     input_sizes: Int64[Tensor, "B 2"]
@@ -307,7 +307,7 @@ class PaddedBatch:
 
 
 def _map_tensors(record, function):
-    """Return the record with `function` applied to each tensor, also to its random inputs."""
+    """Return the record with `function` applied to each tensor, including its random inputs."""
     changes = {}
     for item in fields(record):
         value = getattr(record, item.name)
@@ -323,13 +323,14 @@ class Targets:
     """Ground truth of the masks of a round.
 
     Attributes:
-        masks: Masks on the target grid: bool, or the covered share of each cell in [0, 1] for
-            area-averaged targets, where a cell is foreground above one half.
+        masks: Masks on the target grid: bool; or, for area-averaged targets, the covered share of
+            each cell in [0, 1], where a cell above one half is foreground.
         valid: False in the padding.
         boxes_input: Boxes, xyxy in input pixels.
         cell_xy: Width and height of one cell in input pixels.
-        shift: Uniform in [0, 1); shifts the points of a loss at sampled points.
-        mask_prompt_size: Side G of mask prompts over the same square; None: that of the targets.
+        shift: Uniform in [0, 1); shifts the points of a point loss.
+        mask_prompt_size: Side G of mask prompts, which cover the same square; None: that of the
+            targets.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
@@ -347,17 +348,17 @@ class Targets:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one round, with equally many point tokens for every mask.
+    """The prompts of one round, with the same number of point tokens for every mask.
 
     Attributes:
         points_xy_input: Points, xy in input pixels.
         labels: 1 foreground, 0 background, 2 and 3 the top-left and bottom-right corner of a box,
-            -1 no point (padding that the model attends to, as SAM's does).
+            -1 no point (padding that the model attends to, as in SAM).
         masks: Logits of an earlier round; None: no mask prompts.
         multimask_output: Whether to predict three masks instead of one.
-        has_mask_prompt: Which masks have a mask prompt; None: all, if there are `masks`.
-        token_mask: False for tokens that a mask does not have because others have more; nothing
-            attends to them. None: all tokens are present.
+        has_mask_prompt: Which masks have a mask prompt; None: all, if `masks` is not None.
+        token_mask: False for tokens that only pad a shorter prompt, which nothing attends to; None:
+            no padding.
     """
 
     points_xy_input: Float[Tensor, "M N 2"]
@@ -375,7 +376,7 @@ class Prediction:
     Attributes:
         logits: Mask logits on the target grid.
         iou_predictions: Predicted IoU of each mask.
-        low_res_logits: Mask logits on the G x G grid, which a later round can take as prompts.
+        low_res_logits: Mask logits on the G x G grid, usable as mask prompts of a later round.
     """
 
     logits: Float[Tensor, "M K H W"]
@@ -417,13 +418,13 @@ def _select_masks(
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums and counts of one piece of the loss; only the training step divides.
+    """Sums and counts of one chunk of the loss; only the training step divides.
 
     Attributes:
         loss: Differentiable sum over masks.
-        count: Number of masks in the sum; where a task has no masks, each image counts as one.
-        parts: Sums by name for the log, each over `count`.
-        per_mask: Loss of each mask, of the batch's masks from `first` on. A `Loss` leaves it
+        count: Number of masks in the sum; a task without masks counts images.
+        parts: Sums to log by name, each to be divided by `count`.
+        per_mask: Loss of each mask, starting with the batch's mask `first`. A `Loss` leaves it
             attached to the graph so that a task can weight it.
         first: Index of the first mask in the batch.
         image: Index of each mask's image in the batch; set by the task.

@@ -174,7 +174,7 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
     "RLE none": (_counts(lambda pixels: ""), r"mask 0: run lengths sum to 0"),
     "mask of another size": (
         _set(*SIZE, value=[4, 4]),
-        r"annotation 0 has size 4 x 4, its image \d+ x \d+",
+        r"annotation 0 has size 4 x 4, but its image \d+ x \d+",
     ),
     "mask of a huge size": (
         _set(*SIZE, value=[2**40, 2**40]),
@@ -182,11 +182,11 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
     ),
     "image of no pixels": (
         _set("image", "width", value=0),
-        r"its json states \d+ x 0 pixels, sides must be 1 to 65535",
+        r"its json states \d+ x 0 pixels, but sides must be 1 to 65535",
     ),
     "image of a billion pixels": (
         _set("image", "width", value=2**30),
-        r"its json states \d+ x 1073741824 pixels, sides must be 1 to 65535",
+        r"its json states \d+ x 1073741824 pixels, but sides must be 1 to 65535",
     ),
 }
 
@@ -213,7 +213,7 @@ def _overwrite(raw: bytes, at: int, data: bytes) -> bytes:
 TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
     "cut in a payload": (
         lambda raw: _cut(raw, _starts(raw)[6] + 700),
-        r"member 7 \(sa_3.jpg\) ends at \d+, the file has \d+ bytes;",
+        r"member 7 \(sa_3.jpg\) ends at \d+, but the file has \d+ bytes;",
         3,
     ),
     "cut between members": (
@@ -249,7 +249,7 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
     ),
     "joined": (
         lambda raw: raw + bytes(2**20),
-        r"the archive ends at \d+, the file has \d+ bytes",
+        r"the archive ends at \d+, but the file has \d+ bytes",
         4,
     ),
     "compressed": (

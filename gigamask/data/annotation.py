@@ -2,8 +2,8 @@
 
 Format (segment-anything README, "Dataset"): `{"image": {image_id, width, height, file_name},
 "annotations": [{segmentation: {size, counts}, predicted_iou, stability_score, ...}]}`. Other fields
-are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are a
-pixel short.
+are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are one
+pixel too small.
 """
 
 import json
@@ -66,13 +66,13 @@ def parse(raw: bytes, name: str) -> ImageAnnotation:
 
     Args:
         raw: The file's bytes.
-        name: Name of the image, with which errors begin.
+        name: Name of the image for error messages.
 
     Returns:
         The masks and scores.
 
     Raises:
-        CorruptSampleError: It is not a valid annotation.
+        CorruptSampleError: The json is not a valid annotation.
     """
     return check(read(raw, name), name)
 
@@ -82,14 +82,14 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
 
     Args:
         raw: The file's bytes.
-        name: Name of the image, with which errors begin.
+        name: Name of the image for error messages.
 
     Raises:
-        CorruptSampleError: It is too large or not an SA-1B annotation.
+        CorruptSampleError: The json is too large or not an SA-1B annotation.
     """
     if len(raw) > MAX_BYTES:
         raise CorruptSampleError(
-            f"{name}: its json has {len(raw)} bytes, at most {MAX_BYTES} are read; leave it out"
+            f"{name}: its json has {len(raw)} bytes, but at most {MAX_BYTES} are read; leave it out"
         )
     try:
         return _DECODER.decode(raw)
@@ -105,7 +105,7 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
 
     Args:
         record: The decoded json.
-        name: Name of the image, with which errors begin.
+        name: Name of the image for error messages.
 
     Returns:
         The masks and scores.
@@ -116,20 +116,20 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
     height, width = size = record.image.height, record.image.width
     if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise CorruptSampleError(
-            f"{name}: its json states {height} x {width} pixels, sides must be 1 to {MAX_SIDE} "
-            f"and pixels at most {MAX_PIXELS}; leave it out"
+            f"{name}: its json states {height} x {width} pixels, but sides must be 1 to "
+            f"{MAX_SIDE} and pixels at most {MAX_PIXELS}; leave it out"
         )
     annotations = record.annotations
     if len(annotations) > MAX_MASKS:
         raise CorruptSampleError(
-            f"{name}: its json has {len(annotations)} annotations, at most {MAX_MASKS} are read; "
-            "leave it out"
+            f"{name}: its json has {len(annotations)} annotations, but at most {MAX_MASKS} are "
+            "read; leave it out"
         )
     for number, annotation in enumerate(annotations):
         if annotation.segmentation.size != size:
             stated = " x ".join(map(str, annotation.segmentation.size))
             raise CorruptSampleError(
-                f"{name}: annotation {number} has size {stated}, its image {height} x {width}; "
+                f"{name}: annotation {number} has size {stated}, but its image {height} x {width}; "
                 "leave it out"
             )
     try:
@@ -154,7 +154,7 @@ def _scores(values: list[float], key: str, name: str) -> Float32[np.ndarray, "n"
     if len(invalid):
         number = invalid[0]
         raise CorruptSampleError(
-            f"{name}: annotation {number} has {key} {values[number]}, it must be finite; "
+            f"{name}: annotation {number} has {key} {values[number]}, which must be finite; "
             "leave it out"
         )
     return scores
@@ -178,8 +178,8 @@ def image_record(
         points_xy: Prompt point of each mask in pixels.
         predicted_iou: Predicted IoU of each mask.
         stability_score: Stability score of each mask.
-        crops: Crop of the image that each mask was made from, xyxy in pixels with exclusive ends;
-            None for the whole image.
+        crops: Image crop that each mask was made from, xyxy in pixels with exclusive ends; None for
+            the whole image.
 
     Returns:
         The json as a dict.

@@ -1,9 +1,10 @@
-"""Read attributes of images from a CSV file, as a column of integers per attribute.
+"""Read image attributes from a CSV file, as one column of integers per attribute.
 
-The first line names the columns. The first column is `name`, an image as in errors
-(`sa_000000.tar:sa_1`) or just `sa_1`; or it is `tar`, a tar's name, with or without `.tar`. The
-others are attributes: integers are kept, any other values are numbered in sorted order. A row
-applies to every image that it names; rows that match no image of the index are ignored.
+The first line names the columns. The first column is either `name`, an image as error messages name
+it (`sa_000000.tar:sa_1`) or just `sa_1`; or `tar`, the name of a tar with or without `.tar`. The
+others are attributes: a column of integers is kept, and the values of any other column are numbered
+in sorted order. A row applies to every image that it names; rows that match no image of the index
+are ignored.
 """
 
 import csv
@@ -24,7 +25,7 @@ from gigamask.data.sample_table import COLUMNS
 from gigamask.errors import GigamaskError
 
 ROWS_AT_ONCE = 2**9
-"""More lists than this trigger the garbage collector again and again, which doubles the time."""
+"""Larger chunks trigger the garbage collector repeatedly, which doubles the time."""
 IMAGES_AT_ONCE = 2**20
 
 
@@ -41,7 +42,7 @@ class _Column:
         self.chunks.append(np.fromiter(map(self.codes.__getitem__, texts), np.int32, len(texts)))
 
     def values(self) -> Int[np.ndarray, "rows"]:
-        """Return the texts as integers, or else their ranks in sorted order."""
+        """Return the values as integers if all of them are, else their ranks in sorted order."""
         texts, values = list(self.codes), np.zeros(len(self.codes), np.int32)
         if all(re.fullmatch("-?[0-9]{1,18}", text) for text in texts):
             values = np.array([int(text) for text in texts], np.int64)
@@ -79,7 +80,7 @@ def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]
         The values of each attribute, one per image of the index.
 
     Raises:
-        GigamaskError: The file is not such a table, or has no row for an image.
+        GigamaskError: The file is not a valid table, or has no row for an image.
     """
     tars = np.array(
         [os.fsencode(storage.basename(tar).removesuffix(".tar")) for tar in index.shard_paths]
@@ -95,8 +96,8 @@ def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]
         tar, _, image = index.entry_name(int(missing[0])).rpartition(":")
         more = f" and {len(missing) - 1} more images" if len(missing) > 1 else ""
         raise GigamaskError(
-            f"{path}: every image of the index needs a row, there is none for {tar}:{image}{more}; "
-            f"add one for {tar if table.key == 'tar' else image}"
+            f"{path}: every image of the index needs a row, but there is none for "
+            f"{tar}:{image}{more}; add one for {tar if table.key == 'tar' else image}"
         )
     return {name: column.values()[rows] for name, column in table.columns.items()}
 
@@ -173,14 +174,14 @@ def _add(
 
 
 def _complete_rows(lines: Any, width: int, path: Path) -> Iterator[list[str]]:
-    """Yield the non-empty rows; raise GigamaskError for one with the wrong number of fields."""
+    """Yield the non-empty rows; raise GigamaskError if one has the wrong number of fields."""
     for row in lines:
         if len(row) == width:
             yield row
         elif row:
             raise GigamaskError(
-                f"{path}: line {lines.line_num} has {len(row)} fields, the first line has {width}; "
-                "correct the line"
+                f"{path}: line {lines.line_num} has {len(row)} fields, but the first line has "
+                f"{width}; correct the line"
             )
 
 

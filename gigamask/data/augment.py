@@ -1,4 +1,4 @@
-"""Image transforms of the input square: resizing, cropping, flipping and color jitter."""
+"""Image augmentation: resizing, cropping, flipping and color jitter."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Augment(ABC):
-    """Random resizing, cropping and flipping of an image into the input square."""
+    """Base class of augmentations, which resize, crop and flip an image into the input square."""
 
     @abstractmethod
     def get_transform(
         self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
-        """Draw the transform of one image, applied alike to its pixels, masks, points and boxes.
+        """Draw the transform of one image's pixels, masks, points and boxes.
 
         Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: random numbers of the transform.
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Random generator.
         """
 
 
 @dataclass(frozen=True)
 class NoAugment(Augment):
-    """The whole image, its long side resized to the square's, as SAM trains."""
+    """The whole image, its long side resized to the side of the square, as in SAM's training."""
 
     def get_transform(
         self, original: tuple[int, int], image_size: int, generator: np.random.Generator
@@ -47,9 +47,9 @@ class NoAugment(Augment):
         """Return the transform of the whole image.
 
         Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: not used.
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Not used.
         """
         from gigamask.masks.transforms import ImageTransform
 
@@ -72,9 +72,9 @@ class HorizontalFlip(Augment):
         """Draw whether the whole image is flipped.
 
         Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: random number of the flip.
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Random generator.
         """
         from gigamask.masks.transforms import ImageTransform
 
@@ -85,17 +85,17 @@ class HorizontalFlip(Augment):
 
 @dataclass(frozen=True)
 class LargeScaleJitter(Augment):
-    """Large-scale jitter: random scale, random crop of what exceeds the square, random flip.
+    """Large-scale jitter: random scale, random crop if larger than the square, random flip.
 
-    Ghiasi et al. 2021 (arXiv 2012.07177), with the numbers of ViTDet (arXiv 2203.16527) and
-    Detectron2's `ResizeScale` with `FixedSizeCrop`. A smaller image stays in the upper left corner
-    and is padded.
+    Ghiasi et al. 2021 (arXiv 2012.07177), with the parameters of ViTDet (arXiv 2203.16527) and
+    Detectron2's `ResizeScale` with `FixedSizeCrop`. A smaller image is placed in the upper left
+    corner and padded.
     """
 
     low: float = 0.1
-    """smallest scale: the image's long side as a multiple of the square's"""
+    """minimum scale: the image's long side as a multiple of the square's"""
     high: float = 2.0
-    """largest scale; above 1 the square shows a crop"""
+    """maximum scale; above 1 the square shows a crop"""
     flip: float = 0.5
     """probability of a horizontal flip"""
 
@@ -109,9 +109,9 @@ class LargeScaleJitter(Augment):
         """Draw a scale, a crop and a flip.
 
         Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: random numbers of the transform.
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Random generator.
         """
         return _random_scale(original, image_size, generator, (self.low, self.high), self.flip)
 
@@ -121,25 +121,25 @@ class ScaleJitter(LargeScaleJitter):
     """Large-scale jitter within the narrow range of the mixed_prompts recipe."""
 
     low: float = 0.8
-    """smallest scale: the image's long side as a multiple of the square's"""
+    """minimum scale: the image's long side as a multiple of the square's"""
     high: float = 1.2
-    """largest scale; above 1 the square shows a crop"""
+    """maximum scale; above 1 the square shows a crop"""
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop(Augment):
     """A random crop stretched to fill the square, flipped at random: MAE's augmentation.
 
-    Szegedy et al. 2015 with the numbers of MAE (`main_pretrain.py`). Area and aspect are drawn up
-    to ten times until the crop fits in the image; otherwise it is the largest central one of a
-    permitted aspect, as in torchvision. Stretching distorts shapes, so it is meant for pre-training
-    without masks.
+    Szegedy et al. 2015 with the parameters of MAE (`main_pretrain.py`). Area and aspect ratio are
+    drawn up to ten times until the crop fits in the image; otherwise the largest central crop of a
+    permitted aspect ratio is used, as in torchvision. Stretching distorts shapes, so it is meant
+    for pre-training without masks.
     """
 
     area: tuple[float, float] = (0.2, 1.0)
-    """smallest and largest share of the image's area"""
+    """minimum and maximum area of the crop as a share of the image"""
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    """smallest and largest width / height of the crop, log-uniform"""
+    """minimum and maximum width / height of the crop, drawn log-uniformly"""
     flip: float = 0.5
     """probability of a horizontal flip"""
 
@@ -161,9 +161,9 @@ class RandomResizedCrop(Augment):
         """Draw a crop and a flip.
 
         Args:
-            original: size (H, W) of the stored image.
-            image_size: side of the input square in pixels.
-            generator: random numbers of the transform.
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Random generator.
         """
         from gigamask.masks.transforms import ImageTransform
 
@@ -185,14 +185,14 @@ class RandomResizedCrop(Augment):
     def _crop_size(
         self, original: tuple[int, int], area_u: float, aspect_u: float
     ) -> tuple[int, int] | None:
-        """Return the (H, W) that two uniform numbers choose; None if empty or too large."""
+        """Return the crop size (H, W) for two uniform numbers; None if empty or too large."""
         area = original[0] * original[1] * (self.area[0] + area_u * (self.area[1] - self.area[0]))
         aspect = self.aspect[0] * (self.aspect[1] / self.aspect[0]) ** aspect_u
         height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         return (height, width) if 0 < height <= original[0] and 0 < width <= original[1] else None
 
     def _largest_crop(self, original: tuple[int, int]) -> tuple[int, int]:
-        """Return the largest (H, W) of a permitted aspect, in whole pixels."""
+        """Return the largest crop size (H, W) of a permitted aspect ratio, in whole pixels."""
         height, width = original
         max_height = max(int(width / self.aspect[0] + 0.5), 1)
         max_width = max(int(height * self.aspect[1] + 0.5), 1)
@@ -203,17 +203,17 @@ class RandomResizedCrop(Augment):
 class ColorJitter:
     """Random brightness, contrast and saturation, as in torchvision's `ColorJitter`.
 
-    Each is a blend with black, with the mean gray, or with the image's own grays, in random order,
-    by a factor drawn from [max(0, 1 - amount), 1 + amount]. Values are rounded to the nearest where
-    torchvision truncates them, so that the mean brightness does not sink.
+    Each blends the image with black, its mean gray or its grayscale version, in random order, by a
+    factor drawn from [max(0, 1 - amount), 1 + amount]. Values are rounded to the nearest integer;
+    torchvision truncates them, which lowers the mean brightness.
     """
 
     brightness: float = 0.0
-    """largest change of the brightness; 0.2 is usual, 0 is off"""
+    """maximum change of brightness; 0.2 is typical, 0 disables"""
     contrast: float = 0.0
-    """largest change of the contrast; 0.2 is usual, 0 is off"""
+    """maximum change of contrast; 0.2 is typical, 0 disables"""
     saturation: float = 0.0
-    """largest change of the saturation; 0.2 is usual, 0 is off"""
+    """maximum change of saturation; 0.2 is typical, 0 disables"""
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
@@ -228,7 +228,7 @@ class ColorJitter:
 
         Args:
             pixels: RGB image, uint8, [3, h, w].
-            generator: random numbers of the factors and their order.
+            generator: Random generator.
         """
         steps = (
             (self.brightness, adjust_brightness),
@@ -263,7 +263,7 @@ def adjust_contrast(
 
     Args:
         pixels: RGB image, uint8, [3, h, w].
-        factor: 0 gives that gray, 1 leaves the image unchanged.
+        factor: 0 gives the mean gray, 1 leaves the image unchanged.
     """
     # Integer sums are the same on every machine, with any number of threads.
     sums = pixels.reshape(3, -1).sum(1, dtype=np.int64)
@@ -280,14 +280,14 @@ def adjust_saturation(
 
     Args:
         pixels: RGB image, uint8, [3, h, w].
-        factor: 0 gives grays, 1 leaves the image unchanged.
+        factor: 0 gives the grayscale image, 1 leaves the image unchanged.
     """
     red, green, blue = (
         np.float32((1 - factor) * weight) * plane
         for weight, plane in zip(GRAY_WEIGHTS, pixels, strict=True)
     )
     gray, changed = red + green + blue, np.empty_like(pixels)
-    # One channel at a time stays in the cache: a quarter of the time.
+    # One channel at a time fits the cache, which takes a quarter of the time.
     for plane, out in zip(pixels, changed, strict=True):
         out[:] = _to_uint8(np.float32(factor) * plane + gray)
     return changed
@@ -306,7 +306,7 @@ def _random_scale(
 ) -> ImageTransform:
     """Draw the transform of an image whose long side becomes `scale * image_size`.
 
-    The crop holds the pixels that fit as a whole; the rest of the square, less than one of them, is
+    The crop holds only pixels that fit completely; the rest of the square, less than one pixel, is
     padding.
     """
     from gigamask.masks.transforms import ImageTransform

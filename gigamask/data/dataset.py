@@ -1,4 +1,4 @@
-"""Images and annotations of an index by row, and the training samples made of them."""
+"""Images and annotations of an index by row, and the training samples built from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,14 +23,14 @@ from gigamask.types import ImageAnnotation, RandomInputs, RandomSpec, Sample, Sa
 
 
 class RawSample(NamedTuple):
-    """The bytes of an image and of its json; `json` is None where it is missing or was not read."""
+    """The bytes of an image and of its json; `json` is None if it is missing or was not read."""
 
     name: str
     jpg: bytes
     json: bytes | None
 
     def annotation(self) -> ImageAnnotation:
-        """Return the checked annotation; raise CorruptSampleError when it is missing or invalid."""
+        """Return the checked annotation; raise CorruptSampleError if it is missing or invalid."""
         if self.json is None:
             raise CorruptSampleError(
                 f"{self.name}: has no json, so it has no masks; leave the image out, or add its "
@@ -44,11 +44,11 @@ class RawSample(NamedTuple):
         """Decode the image as RGB.
 
         Args:
-            size: the size (H, W) that the annotation states.
-            half: decode at half the size, rounded up.
+            size: The size (H, W) that the annotation states.
+            half: Decode at half the size, rounded up.
 
         Raises:
-            CorruptSampleError: the image cannot be decoded or has another size.
+            CorruptSampleError: The image cannot be decoded or has another size.
         """
         return image.decode(self.jpg, self.name, size, half)
 
@@ -63,13 +63,13 @@ class AnnotatedImage(NamedTuple):
 class Sa1bDataset:
     """Map-style dataset over an index: `dataset[row]` is an image and its annotation.
 
-    It may be pickled, forked or handed to a worker; each copy belongs to one thread.
+    It may be pickled, forked or passed to a worker; each copy must be used from one thread only.
 
     Args:
-        index: the index whose rows are read.
-        read_ahead: bytes of the aligned blocks in which remote tars are fetched; 0 fetches exactly
-            what is asked for.
-        blocks: number of such blocks kept in memory.
+        index: The index whose rows are read.
+        read_ahead: Size in bytes of the aligned blocks in which remote tars are fetched; 0 fetches
+            exactly the requested bytes.
+        blocks: Number of blocks kept in memory.
     """
 
     def __init__(self, index: Index, read_ahead: int = 0, blocks: int = 4) -> None:
@@ -83,21 +83,21 @@ class Sa1bDataset:
         """Read and decode one image and its annotation.
 
         Raises:
-            CorruptSampleError: either is missing or cannot be decoded.
+            CorruptSampleError: The image or its annotation is missing or cannot be decoded.
         """
         raw = self.read(row)
         entry = raw.annotation()
         return AnnotatedImage(raw.pixels(entry.size), entry)
 
     def read(self, row: int, with_json: bool = True) -> RawSample:
-        """Read the bytes of one row, with one read where image and json are neighbours.
+        """Read the bytes of one row, in a single read if image and json are neighbors.
 
         Args:
-            row: row of the index.
-            with_json: also read the json, where there is one.
+            row: Row of the index.
+            with_json: Whether to read the json too, if there is one.
 
         Raises:
-            CorruptSampleError: the bytes cannot be read.
+            CorruptSampleError: The bytes cannot be read.
         """
         [raw] = self.read_many([row], with_json)
         if isinstance(raw, CorruptSampleError):
@@ -110,11 +110,11 @@ class Sa1bDataset:
         """Read the bytes of several rows together.
 
         Args:
-            rows: rows of the index.
-            with_json: also read the jsons, where there are any.
+            rows: Rows of the index.
+            with_json: Whether to read the jsons too, if there are any.
 
         Returns:
-            The bytes of each row, or why they cannot be read.
+            The bytes of each row, or the error if they cannot be read.
         """
         entries = self._shards.read_entries(self.index, rows, with_json)
         return [
@@ -134,7 +134,7 @@ MaskReader = Callable[
 ]
 """Function that resamples the masks at given positions to the target grid of a transform.
 
-It also returns the boxes of what the transform shows of them, in original pixels.
+It also returns the boxes of their visible parts, in original pixels.
 """
 
 
@@ -147,23 +147,23 @@ def build_sample(
 ) -> Sample:
     """Build one training sample from an image file and its annotation.
 
-    All random numbers are keyed by epoch and position in the epoch, so that neither the worker nor
-    the order of loading changes the sample. A mask without a cell on the target grid, or outside
-    the crop, is left out.
+    All random numbers are keyed by epoch and position in the epoch, so neither the worker nor the
+    order of loading changes the sample. A mask that is outside the crop, or empty on the target
+    grid, is left out.
 
     Args:
-        raw: the image file.
-        entry: its checked annotation.
-        ref: which image is sampled, and when.
-        config: image transform, mask filters and sizes.
-        random_spec: seed and number of random numbers drawn per sample.
+        raw: The image file.
+        entry: Its checked annotation.
+        ref: Position in the sequence of samples.
+        config: Image transform, mask filters and sizes.
+        random_spec: Seed and counts of the random numbers drawn per sample.
 
     Returns:
         Pixels fitted to the input square, masks on the target grid, boxes in input pixels, and the
-        random numbers that training will use.
+        random numbers that training uses.
 
     Raises:
-        CorruptSampleError: the image cannot be decoded.
+        CorruptSampleError: The image cannot be decoded.
     """
     masks = entry.masks
     candidates = CandidateMasks(
@@ -194,18 +194,18 @@ def build_sample_from(
     """Build one training sample from mask attributes and a function that reads masks.
 
     Args:
-        raw: the image file and its name.
-        candidates: size of the image, and areas, boxes and scores of its masks.
-        read_masks: reads the masks that were chosen, and only those.
-        ref: which image is sampled, and when.
-        config: image transform, mask filters and sizes.
-        random_spec: seed and number of random numbers drawn per sample.
+        raw: The image file and its name.
+        candidates: Size of the image, and areas, boxes and scores of its masks.
+        read_masks: Reads the chosen masks.
+        ref: Position in the sequence of samples.
+        config: Image transform, mask filters and sizes.
+        random_spec: Seed and counts of the random numbers drawn per sample.
 
     Returns:
         The sample, as in `build_sample`.
 
     Raises:
-        CorruptSampleError: the image cannot be decoded.
+        CorruptSampleError: The image cannot be decoded.
     """
 
     def generator(purpose: str) -> np.random.Generator:
@@ -240,11 +240,11 @@ def choose_masks(
     """Choose the masks to train on.
 
     Args:
-        candidates: size of the image, and areas, boxes and scores of its masks.
-        only: position, among the masks that pass the filters, of the one mask wanted; -1 for any.
-        transform: a mask whose box lies outside its crop is not chosen.
-        config: filters, sampler of masks, and the most masks of an image.
-        generator: random numbers of the choice.
+        candidates: Size of the image, and areas, boxes and scores of its masks.
+        only: Index of the only mask to choose, among those that pass the filters; -1: any masks.
+        transform: Transform of the image; masks whose boxes lie outside its crop are not chosen.
+        config: Mask filters, mask sampler and maximum number of masks.
+        generator: Random generator.
 
     Returns:
         Positions of the chosen masks in the annotation.
@@ -262,14 +262,14 @@ def choose_masks(
 
 
 def _visible_boxes(masks: RLEMasks, transform: ImageTransform) -> Int32[np.ndarray, "k 4"]:
-    """Return boxes, in original pixels, of what the crop shows; undefined for hidden masks."""
+    """Return the boxes of visible parts, in original pixels; undefined for hidden masks."""
     y0, x0, y1, x1 = transform.crop
     visible = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
     return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
 
 
 def _resize(raw: RawSample, transform: ImageTransform, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
-    """Decode and transform an image; with `half_scale` at half size where nothing is enlarged."""
+    """Decode and transform an image; with `half_scale`, at half size if nothing is upscaled."""
     half = half_scale and all(
         -(-crop // 2) >= resized
         for crop, resized in zip(transform.crop_size, transform.resized, strict=True)

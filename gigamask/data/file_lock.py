@@ -9,19 +9,19 @@ from filelock import FileLock, Timeout
 from gigamask.errors import GigamaskError
 
 RETRY_S = 0.2
-"""A folder that its last user is just removing is created again within this time."""
+"""How long to wait for the lock: enough for a process that is about to release it."""
 
 
 @contextmanager
 def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file for the duration of a `with` block; the folder may be removed within it.
+    """Hold a lock file for the duration of a `with` block, which may remove the folder.
 
-    The operating system frees the lock when the process dies, even while processes that it forked
-    live on (`filelock` closes the file in them).
+    The operating system releases the lock when the process dies, even if processes that it forked
+    are still running (`filelock` closes the file in them).
 
     Args:
         path: The lock file, created with its folder.
-        busy: The error message when another process holds the lock.
+        busy: Error message if another process holds the lock.
 
     Raises:
         GigamaskError: Another process holds the lock.

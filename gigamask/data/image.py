@@ -19,22 +19,22 @@ from PIL import Image
 from gigamask.errors import CorruptSampleError
 
 MAX_PIXELS = 2**26
-"""67 megapixels, 20 times SA-1B's largest image; a larger one is taken for a decompression bomb."""
+"""67 megapixels, 20 times SA-1B's largest image; larger ones count as decompression bombs."""
 MAX_BYTES = 2**28
 """256 MiB; a JPEG of MAX_PIXELS has a quarter of that at the highest quality."""
 _HIGH_BIT_DEPTH_MODES = ("I", "F")
-"""Prefixes of Pillow's modes of more than 8 bits, which it would clip."""
+"""Prefixes of Pillow's modes with more than 8 bits per channel, which Pillow would clip."""
 
 
 def size(raw: bytes, name: str) -> tuple[int, int]:
     """Read the size (H, W) from the header of an image.
 
     Args:
-        raw: the file or its beginning, of a JPEG up to the frame header.
-        name: name of the image for errors.
+        raw: The file, or its beginning; for a JPEG, at least up to the frame header.
+        name: Name of the image for error messages.
 
     Raises:
-        CorruptSampleError: the header is invalid or states too many pixels.
+        CorruptSampleError: The header is invalid or states too many pixels.
     """
     return _read_header(raw, name)[:2]
 
@@ -45,13 +45,13 @@ def check_annotated(
     """Check that an image has the size that its annotation states.
 
     Args:
-        stored: size (H, W) of the image.
-        annotated: size (H, W) in the annotation.
-        name: name of the image for errors.
-        image_format: format of the image for errors.
+        stored: Size (H, W) of the image.
+        annotated: Size (H, W) in the annotation.
+        name: Name of the image for error messages.
+        image_format: Format of the image for error messages.
 
     Raises:
-        CorruptSampleError: the sizes differ.
+        CorruptSampleError: The sizes differ.
     """
     if annotated != stored:
         raise CorruptSampleError(
@@ -66,17 +66,17 @@ def decode(
     """Decode an image of any color mode as RGB.
 
     Args:
-        raw: the file.
-        name: name of the image for errors.
-        annotated: size (H, W) that the annotation states.
-        half: decode at half the size, rounded up; a JPEG in the DCT domain, a quarter faster and
-            about 42 dB from the full decoding followed by the same reduction.
+        raw: The file.
+        name: Name of the image for error messages.
+        annotated: Size (H, W) that the annotation states.
+        half: Decode at half the size, rounded up. A JPEG is reduced in the DCT domain, which is a
+            quarter faster; PSNR is about 42 dB relative to full decoding and the same reduction.
 
     Returns:
         Pixels, uint8, [H, W, 3].
 
     Raises:
-        CorruptSampleError: the image cannot be decoded or has another size.
+        CorruptSampleError: The image cannot be decoded or has another size.
     """
     height, width, by_simplejpeg = _read_header(raw, name)
     if annotated is not None:
@@ -86,7 +86,7 @@ def decode(
             with _open_pillow(raw) as image:
                 return np.array(image.convert("RGB").reduce(2 if half else 1))
         if half:
-            # Without min_factor simplejpeg may choose 5/8 or 3/4, slower than the full size.
+            # Without min_factor simplejpeg may choose 5/8 or 3/4, which is slower than full size.
             return simplejpeg.decode_jpeg(
                 raw, "RGB", min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2
             )
@@ -106,7 +106,7 @@ def encode_jpeg(
     Args:
         pixels: RGB image, uint8, [H, W, 3].
         quality: JPEG quality, 1 to 100.
-        chroma_subsampling: "420" stores color at half the resolution, "444" at the full one.
+        chroma_subsampling: "420" stores color at half the resolution, "444" at full resolution.
 
     Returns:
         The bytes of the file.
@@ -120,11 +120,11 @@ def encode_jpeg(
 
 
 def _read_header(raw: bytes, name: str) -> tuple[int, int, bool]:
-    """Return height, width, and whether simplejpeg can decode the image; else Pillow does."""
+    """Return height, width, and whether simplejpeg can decode the image; if not, Pillow does."""
     by_simplejpeg = True
     try:
         height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])
-    except (ValueError, KeyError):  # KeyError: 4:4:1, which libjpeg-turbo knows, simplejpeg not
+    except (ValueError, KeyError):  # KeyError: 4:4:1, which only libjpeg-turbo supports
         by_simplejpeg = False
         try:
             with _open_pillow(raw) as image:
@@ -148,7 +148,7 @@ def _read_header(raw: bytes, name: str) -> tuple[int, int, bool]:
 
 
 def _format(raw: bytes) -> str:
-    """Detect the format by the first bytes; what is neither PNG nor WebP counts as a JPEG."""
+    """Detect the format from the first bytes; anything but PNG and WebP counts as a JPEG."""
     if raw.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"):
         return "PNG"
     return "WEBP" if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP" else "JPEG"

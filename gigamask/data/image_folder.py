@@ -1,7 +1,7 @@
 """Folders of images as shards: find them, list their images, read a file.
 
 Each folder that contains images is a shard, whose entries are its files in order of their names.
-Each file is at offset 0, which no member of a tar is. If images are sorted into folders by class,
+The offset of a file is 0, which no member of a tar has. If images are sorted into folders by class,
 as ImageNet's are, each class is a shard of its own, indexed and updated separately.
 """
 
@@ -20,7 +20,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 class FolderListing(NamedTuple):
     """The images of one folder: names, sizes in bytes, number of other files, and state.
 
-    `state` has the total size, and a version that any change of the images changes.
+    `state` has the total size, and a version that changes whenever an image changes.
     """
 
     names: list[str]
@@ -35,15 +35,15 @@ def is_folder(path: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file name is an image's; hidden files, as macOS makes them, are not."""
+    """Return whether a file name has an image extension and is not hidden, as macOS's `._*` are."""
     return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
 
 
 def find_folders(root: str) -> list[str]:
-    """Return the folders that contain images, `root` and below, sorted; hidden ones are ignored.
+    """Return the sorted folders at or below `root` that contain images, except hidden ones.
 
     Raises:
-        GigamaskError: There are none, or a folder below `root` contains tars, which is ambiguous.
+        GigamaskError: There is none, or a folder below `root` contains tars, which is ambiguous.
     """
     try:
         folders = sorted(_walk(root, frozenset()))
@@ -72,7 +72,7 @@ def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
             has_images = has_images or (is_image(entry.name) and entry.is_file())
             if entry.name.endswith(".tar") and ancestors:
                 raise GigamaskError(
-                    f"{entry.path}: a tar below a folder that has no tars itself and is read as "
+                    f"{entry.path}: is a tar within a folder that is read as "
                     "a folder of images; give a quoted glob of the tars such as '**/*.tar', "
                     "or a folder of images only"
                 )

@@ -1,4 +1,4 @@
-"""The index: memory-mapped columns with the position of each image and annotation, and its masks.
+"""The index: memory-mapped columns that locate images and annotations and describe their masks.
 
 A shard is a tar, or a folder whose images are used as they are (`data.image_folder`).
 
@@ -8,10 +8,10 @@ the whole file name in a folder), and first_mask, which has one more row: image 
 first_mask[i] to first_mask[i + 1], in the order of its json. Mask columns: area in pixels, box
 (xyxy, inclusive ends, from the run lengths; 1 1 0 0 for an empty mask), predicted_iou,
 stability_score. The rows are ordered by shard, the shards by path, a tar's images as stored and a
-folder's by name, so that the same shards give the same bytes, in however many runs they were
-indexed.
+folder's by name, so that the same shards give the same bytes, regardless of how many runs indexed
+them.
 
-Finished shards are kept in the hidden folder `.NAME.parts` beside the index until it is complete.
+Finished shards are kept in the hidden folder `.NAME.parts` next to the index until it is complete.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from gigamask.errors import GigamaskError
 
 LOCK = "lock"
 MAX_NAMES = 8
-"""Number of broken shards that an error names."""
+"""Maximum number of broken shards that an error lists."""
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -48,7 +48,7 @@ Paths = str | Path | Sequence[str | Path]
 class Index:
     """An open index; `images` and `masks` map column names to arrays.
 
-    It is pickled as the folder's path.
+    It is pickled as the path of its folder.
     """
 
     folder: Path
@@ -61,7 +61,8 @@ class Index:
         """Open an index.
 
         Raises:
-            GigamaskError: It is missing or damaged, a local shard is gone or a tar's size changed.
+            GigamaskError: It is missing or damaged, a local shard is missing, or a tar's size has
+                changed.
         """
         path = Path(path).absolute()
         manifest = index_format.read_manifest(path)
@@ -85,7 +86,7 @@ class Index:
 
     @property
     def digest(self) -> str:
-        """Hash of the rows: the tars' names, sizes and counts, and each file of an image folder.
+        """Hash of the names, sizes and counts of tars, and of the files of image folders.
 
         It does not depend on where the shards are stored.
         """
@@ -123,7 +124,7 @@ class Index:
         return slice(int(first[row]), int(first[row + 1]))
 
     def entry_name(self, row: int) -> str:
-        """Return an image's name in errors and in `find`, such as `sa_000000.tar:sa_1`."""
+        """Return an image's name for error messages and `find`, such as `sa_000000.tar:sa_1`."""
         path = self.manifest.parts[self.images["shard"][row]].tar.path
         return f"{storage.basename(path)}:{os.fsdecode(self.images['name'][row])}"
 
@@ -176,7 +177,7 @@ class Index:
 
 
 class BuildResult(NamedTuple):
-    """A built index, the number of shards that were scanned, and of those that were reused."""
+    """A built index, and the numbers of shards that were scanned and reused."""
 
     index: Index
     scanned: int
@@ -184,7 +185,7 @@ class BuildResult(NamedTuple):
 
 
 def as_list(paths: Paths) -> list[str | Path]:
-    """Return the paths as a list, also a single one."""
+    """Return one path or several as a list."""
     return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
@@ -194,7 +195,7 @@ def find_tars(paths: Paths) -> list[str]:
     for path in shards:
         if image_folder.is_folder(path):
             raise GigamaskError(
-                f"{path}: is a folder of images where tars are wanted; pack them into tars first "
+                f"{path}: is a folder of images where tars are expected; pack them into tars first "
                 "('gigamask index', 'stats' and 'pretrain' also read folders)"
             )
     return shards
@@ -282,7 +283,7 @@ def extend(
         out: The index folder, written atomically. An index there is replaced.
         workers: Number of processes.
         progress: Called as `progress(done, total)` after each shard.
-        salvage: Use the complete entries before the break of a truncated tar.
+        salvage: Use the complete entries of a truncated tar.
 
     Returns:
         The index, with the number of shards scanned and reused.
@@ -365,7 +366,7 @@ def open_or_build(paths: Paths, cache: str | Path) -> Index:
 
 @contextlib.contextmanager
 def _only_writer(out: Path) -> Iterator[Path]:
-    """Lock and clean up the folder of finished shards; remove it afterwards if it has none."""
+    """Lock and clean up the folder of finished shards; remove it afterwards if none are left."""
     work = out.parent / f".{out.name}.parts"
     with exclusive_lock(
         work / LOCK,
@@ -415,7 +416,7 @@ def _raise_errors(errors: list[str], total: int) -> None:
         others = ", ".join(error.split(": ")[0] for error in errors[1:MAX_NAMES])
         more = f" and {len(errors) - MAX_NAMES} more" * (len(errors) > MAX_NAMES)
         raise GigamaskError(
-            f"{len(errors)} of {total} shards are unusable, the others are indexed and kept: "
+            f"{len(errors)} of {total} shards are unusable; the others are indexed and kept: "
             f"{errors[0]}; also unusable: {others}{more}"
         )
 
@@ -438,12 +439,12 @@ def _check_shard(index: Path, stored: TarFile) -> None:
         status = os.stat(stored.path)
     except OSError as error:
         raise GigamaskError(
-            f"{stored.path}: is indexed in {index} and cannot be found ({error.strerror}); "
+            f"{stored.path}: is indexed in {index} but cannot be found ({error.strerror}); "
             f"put it back or {REBUILD}"
         ) from error
     # The files of an image folder are not checked here; each is compared with its size when read.
     if status.st_size != stored.bytes and not stat.S_ISDIR(status.st_mode):
         raise GigamaskError(
-            f"{stored.path}: has {status.st_size} bytes, had {stored.bytes} when the index "
-            f"{index} was built; {REBUILD}"
+            f"{stored.path}: has {status.st_size} bytes, but had {stored.bytes} when the "
+            f"index {index} was built; {REBUILD}"
         )

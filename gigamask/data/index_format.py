@@ -1,9 +1,9 @@
 """The index on disk: merge saved shard indexes into a folder of columns, and open it again.
 
-`manifest.json` (schema, dtypes, what each shard was and what was left out of it) is written last;
-`images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. The rows of a
-shard depend on that shard alone, so merging them in the same order gives the same bytes, from
-whichever indexes they come.
+`manifest.json` (schema, dtypes, and for each shard its version and what was left out) is written
+last; `images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. The rows of
+a shard depend on that shard alone, so merging them in the same order gives the same bytes,
+whichever indexes they come from.
 """
 
 import os
@@ -59,7 +59,7 @@ class IndexManifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ShardRows:
-    """The rows of one shard on disk: a folder of columns, and the first rows in it."""
+    """The rows of one shard on disk: a folder of columns, and the shard's first rows in them."""
 
     summary: ShardSummary
     folder: Path
@@ -84,7 +84,7 @@ def rows_of_index(folder: Path) -> list[ShardRows]:
 
 
 def merge(rows: Sequence[ShardRows], folder: Path) -> None:
-    """Write an index; neither memory nor open files grow with the number of shards.
+    """Write an index; memory and open files do not grow with the number of shards.
 
     Args:
         rows: The shards' rows, in the order of the index.
@@ -132,10 +132,10 @@ def _pieces(rows: Sequence[ShardRows], key: str) -> Iterator[np.ndarray]:
 def write_column(path: Path, dtype: str, rows: int, pieces: Iterator[np.ndarray]) -> None:
     """Write an .npy file piece by piece.
 
-    It is not memory-mapped: a full disk would then kill the process without an error.
+    It is not memory-mapped, because a full disk would then kill the process without an error.
 
     Args:
-        path: The file; its stem decides the shape.
+        path: The file; its stem determines the shape.
         dtype: NumPy's type string.
         rows: Total number of rows.
         pieces: Consecutive rows.
@@ -150,7 +150,7 @@ def write_column(path: Path, dtype: str, rows: int, pieces: Iterator[np.ndarray]
 
 
 def is_index(folder: str | Path) -> bool:
-    """Return whether the folder has an index's manifest, not another program's `manifest.json`."""
+    """Return whether the folder has the manifest of an index, not of another program."""
     try:
         with open(os.path.join(folder, MANIFEST), "rb") as file:
             return file.read(len(_PREFIX)) == _PREFIX
@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> IndexManifest:
     path = folder / MANIFEST
     if not is_index(folder):
         raise GigamaskError(
-            f"{folder}: is not an index (no {MANIFEST} of gigamask's); "
+            f"{folder}: is not an index (it has no gigamask {MANIFEST}); "
             "build one with 'gigamask index'"
         )
     raw = path.read_bytes()
@@ -171,7 +171,8 @@ def read_manifest(folder: Path) -> IndexManifest:
         schema = msgspec.json.decode(raw, type=dict)["gigamask_index"]
         if schema != SCHEMA:
             raise GigamaskError(
-                f"{folder}: the index has schema {schema}, this version reads {SCHEMA}; {REBUILD}"
+                f"{folder}: the index has schema {schema}, but this version reads {SCHEMA}; "
+                f"{REBUILD}"
             )
         return msgspec.json.decode(raw, type=IndexManifest)
     except (msgspec.DecodeError, KeyError) as error:
@@ -207,11 +208,11 @@ def _open_column(path: Path, dtype: str, rows: int) -> np.ndarray:
         column = np.asarray(np.load(path, mmap_mode="r"))
     except (OSError, ValueError, EOFError) as error:
         raise GigamaskError(
-            f"{path}: the index's column is missing or cut short ({error}); {REBUILD}"
+            f"{path}: a column of the index is missing or cut short ({error}); {REBUILD}"
         ) from error
     if len(column) != rows or column.dtype != np.dtype(dtype):
         raise GigamaskError(
             f"{path}: the column has {len(column)} rows of {column.dtype.str}, "
-            f"the manifest says {rows} of {dtype}; {REBUILD}"
+            f"but the manifest says {rows} of {dtype}; {REBUILD}"
         )
     return column

@@ -1,8 +1,8 @@
-"""Batches of an index, made in this process or in worker processes.
+"""Batches of an index, built in this process or in worker processes.
 
-The loader has no state: batches are a function of the step plans alone, whatever the number of
-workers. Masks are sent as run lengths on the target grid, a few hundred bytes each, and become
-dense on the device.
+The loader has no state: batches are a function of the step plans alone, regardless of the number of
+workers. Masks are sent as run lengths on the target grid, a few hundred bytes each, and decoded on
+the device.
 """
 
 import math
@@ -44,7 +44,7 @@ from gigamask.types import (
 PREFETCH = 2
 """Micro-batches that each worker prepares ahead."""
 MAX_NAMES = 8
-"""Most sample names in an error message."""
+"""Maximum number of sample names in an error message."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -63,9 +63,9 @@ class BatchJob(NamedTuple):
 class SampleSource:
     """Samples of the index in `folder`.
 
-    It may be pickled: index and tars are opened by the process that first reads them. `read_ahead`
+    It may be pickled: each process opens the index and tars when it first reads them. `read_ahead`
     is the size in bytes of the blocks in which remote tars are fetched, of which `blocks` are
-    cached; 0 fetches exactly what is needed.
+    cached; 0 fetches exactly the requested bytes.
     """
 
     folder: str
@@ -96,11 +96,11 @@ class SampleSource:
         """Read, check and build one sample.
 
         Args:
-            ref: which row of the index is sampled, and when.
-            raw: the bytes if they have been read already.
+            ref: Position in the sequence of samples, and the row of the index.
+            raw: The bytes, if they have been read already.
 
         Raises:
-            CorruptSampleError: the sample cannot be used.
+            CorruptSampleError: The sample cannot be used.
         """
         if raw is None:
             [raw] = self._read([ref])
@@ -118,7 +118,7 @@ class SampleSource:
         return build_sample(raw.jpg, entry, ref, self.sample_config, self.random_spec)
 
     def batch(self, job: BatchJob) -> Batch:
-        """Make one micro-batch; corrupt samples are left out and listed in `Batch.rejected`."""
+        """Build one micro-batch; corrupt samples are left out and listed in `Batch.rejected`."""
         samples, rejected = [], []
         for ref, raw in zip(job.refs, self._read(job.refs), strict=True):
             try:
@@ -136,12 +136,12 @@ class SampleSource:
         )
 
     def _read(self, refs: Sequence[SampleRef]) -> list[RawSample | CorruptSampleError]:
-        """Read the bytes of several samples together; jsons only where they are used."""
+        """Read the bytes of several samples together; jsons only if they are used."""
         with_json = self.sample_config.masks and self._masks is None
         return self.dataset.read_many([ref.row for ref in refs], with_json)
 
     def _empty_annotation(self, row: int, name: str) -> ImageAnnotation:
-        """Return the annotation of an image without its masks."""
+        """Return an annotation of an image that has no masks."""
         images, scores = self.index.images, np.zeros(0, np.float32)
         size = (int(images["height"][row]), int(images["width"][row]))
         masks = RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))
@@ -162,12 +162,12 @@ def collate(
     """Join samples into one batch, with all masks on one flat axis.
 
     Args:
-        samples: samples, perhaps none, each with any number of masks.
-        rejected: samples that were left out, and why.
-        config: image size and mask size.
-        random_spec: number of random numbers drawn per sample.
-        mask_only_round_u: uniform number in [0, 1) that chooses the mask-only round of the step.
-        cursor: samples consumed once the batch has been trained on.
+        samples: Samples, possibly none, each with any number of masks.
+        rejected: Samples that were skipped, with the reasons.
+        config: Image size and mask size.
+        random_spec: Counts of the random numbers drawn per sample.
+        mask_only_round_u: Uniform number in [0, 1) that selects the mask-only round of the step.
+        cursor: Samples consumed after training on the batch.
     """
     image_size, mask_size = config.image_size, config.mask_size
     images = _shared_zeros((len(samples), 3, image_size, image_size))
@@ -218,7 +218,7 @@ def collate(
 
 
 def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
-    """Return zeros, in a worker in shared memory, as torch's own collate function does."""
+    """Return zeros; in a worker, in shared memory, as torch's default collate function does."""
     size = math.prod(shape)
     if get_worker_info() is None or not size:
         return torch.zeros(shape, dtype=torch.uint8)
@@ -231,7 +231,7 @@ def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
 class _PackedBatch:
     """A batch as a worker sends it: images in shared memory, other tensors as arrays.
 
-    Each tensor that is sent takes a file of its own, which takes longer than its content.
+    Each tensor sent needs a shared-memory file of its own, which costs more than its content.
     """
 
     images: UInt8[Tensor, "B 3 S S"]
@@ -275,7 +275,7 @@ class _PackedBatch:
 
 
 class _JobDataset(Dataset):
-    """Dataset of micro-batches; returns a `GigamaskError`, so that torch adds no traceback."""
+    """Dataset of micro-batches; returns `GigamaskError`s so that torch adds no traceback."""
 
     def __init__(self, source: SampleSource) -> None:
         self.source = source
@@ -294,9 +294,9 @@ def _identity(batch: Any) -> Any:
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back, here and in workers started meanwhile.
+    """Block SIGINT and SIGTERM in this process and in workers that it starts meanwhile.
 
-    A worker would die of a signal that arrives before `_ignore_signals`.
+    Otherwise a signal that arrives before `_ignore_signals` would kill a worker.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -308,8 +308,8 @@ def _stop_signals_blocked() -> Iterator[None]:
 def _ignore_signals(worker: int) -> None:
     """Ignore SIGINT and SIGTERM in a worker.
 
-    Terminals and batch systems signal all processes, but the training process finishes its step,
-    for which it needs its workers, before it stops them.
+    Terminals and batch systems signal all processes, but the training process needs its workers to
+    finish its step, and stops them afterwards.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -322,10 +322,10 @@ def batches(
     """Yield each step's micro-batches in order, and stop the workers when closed.
 
     Args:
-        source: where samples come from.
-        plans: samples of each step.
-        workers: worker processes; 0 makes batches in this process.
-        pin: put tensors into page-locked memory.
+        source: Source of the samples.
+        plans: Samples of each step.
+        workers: Number of worker processes; 0 builds batches in this process.
+        pin: Whether to put tensors into pinned memory.
     """
     loader = Loader(source, workers, pin)
     try:
@@ -335,12 +335,13 @@ def batches(
 
 
 class Loader:
-    """Loader of batches whose worker processes may serve several calls of `batches`.
+    """Loader of batches; its worker processes persist across calls of `batches`.
 
     Args:
-        source: where samples come from.
-        workers: worker processes that prepare batches ahead; 0 makes them in this process.
-        pin: put tensors into page-locked memory.
+        source: Source of the samples.
+        workers: Number of worker processes, which prepare batches ahead; 0 builds them in this
+            process.
+        pin: Whether to put tensors into pinned memory.
     """
 
     def __init__(self, source: SampleSource, workers: int, pin: bool) -> None:
@@ -357,17 +358,17 @@ class Loader:
             pin_memory=pin,
             prefetch_factor=PREFETCH if workers else None,
             persistent_workers=workers > 0,
-            generator=torch.Generator(),  # spares the global one, from which torch seeds workers
+            generator=torch.Generator(),  # or torch would seed workers from the global one
         )
 
     def batches(self, plans: Iterable[StepPlan]) -> Iterator[tuple[Batch, ...]]:
-        """Yield each step's micro-batches in order; exhaust them before the next call.
+        """Yield each step's micro-batches in order; exhaust the iterator before the next call.
 
         Args:
-            plans: samples of each step.
+            plans: Samples of each step.
 
         Raises:
-            GigamaskError: a worker died; the message names the samples that were waited for.
+            GigamaskError: A worker died; the message names the samples that were being loaded.
         """
         self._jobs.plans = plans
         pending = self._jobs.pending
@@ -381,7 +382,7 @@ class Loader:
         self._stream, self._loader = iter(()), ()
 
     def _micro_batches(self) -> Iterator[Batch]:
-        """Yield micro-batches; raise a worker's `GigamaskError`, or one that says it died."""
+        """Yield micro-batches; raise a worker's `GigamaskError`, or one that reports its death."""
         with _stop_signals_blocked():
             self._stream = iter(self._loader)
         while True:
@@ -418,7 +419,7 @@ class Loader:
 
 
 class _JobSampler:
-    """Sampler of jobs for the workers, and the steps begun but not yet delivered."""
+    """Sampler of jobs for the workers; `pending` are the steps begun but not yet yielded."""
 
     def __init__(self) -> None:
         self.plans: Iterable[StepPlan] = ()

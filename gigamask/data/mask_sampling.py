@@ -1,4 +1,4 @@
-"""Which masks of an image are trained on: filters by area and score, and samplers of masks."""
+"""The choice of masks to train on: filters by area and score, and mask samplers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 LOG_AREA = 15.0
 """Logarithm of 3.3 million, the pixels of an SA-1B photograph; scales log areas to [0, 1]."""
 LLOYD_STEPS = 5
-"""Most iterations of k-means; later ones move the chosen masks apart by another thousandth."""
+"""Maximum number of k-means iterations; more move the chosen masks apart by just a thousandth."""
 
 
 @dataclass(frozen=True)
 class MaskFilters:
-    """Which masks may be trained on; None switches a filter off."""
+    """Filters for the masks that may be trained on; None disables a filter."""
 
     max_area: float | None = 0.9
-    """largest share of the image a mask may cover (SAM drops masks above 0.9)"""
+    """maximum share of the image that a mask may cover (SAM drops masks above 0.9)"""
     min_area: int | None = None
-    """smallest area in original pixels"""
+    """minimum area in original pixels"""
     min_predicted_iou: float | None = None
-    """smallest predicted_iou"""
+    """minimum predicted_iou"""
     min_stability: float | None = None
-    """smallest stability_score"""
+    """minimum stability_score"""
 
     def __post_init__(self) -> None:
         if self.max_area is not None and not 0 < self.max_area <= 1:
@@ -49,8 +49,8 @@ class MaskFilters:
         """Return which masks pass the filters.
 
         Args:
-            areas: area of each mask in original pixels.
-            image_area: pixels of the image, or of each mask's image.
+            areas: Area of each mask in original pixels.
+            image_area: Number of pixels of the image, or of each mask's image.
             predicted_iou: predicted_iou of each mask.
             stability: stability_score of each mask.
         """
@@ -95,7 +95,7 @@ class CandidateMasks:
 
 @dataclass(frozen=True)
 class MaskSampler(ABC):
-    """Choice of the masks to train on when an image has more than are wanted."""
+    """Base class of mask samplers, which choose among an image's masks if it has too many."""
 
     @abstractmethod
     def choose(
@@ -104,9 +104,9 @@ class MaskSampler(ABC):
         """Choose masks of one image.
 
         Args:
-            candidates: attributes of the masks that pass the filters.
-            max_masks: most masks to choose.
-            generator: random numbers of the choice.
+            candidates: Attributes of the masks that pass the filters.
+            max_masks: Maximum number of masks to choose.
+            generator: Random generator.
 
         Returns:
             `min(max_masks, len(candidates))` distinct positions in `candidates`, ascending.
@@ -115,7 +115,7 @@ class MaskSampler(ABC):
 
 @dataclass(frozen=True)
 class RandomMasks(MaskSampler):
-    """Choose masks uniformly, without replacement."""
+    """Masks chosen uniformly without replacement."""
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
@@ -123,9 +123,9 @@ class RandomMasks(MaskSampler):
         """Choose uniformly.
 
         Args:
-            candidates: attributes of the masks that pass the filters.
-            max_masks: most masks to choose.
-            generator: random numbers of the choice.
+            candidates: Attributes of the masks that pass the filters.
+            max_masks: Maximum number of masks to choose.
+            generator: Random generator.
         """
         if len(candidates) <= max_masks:
             return np.arange(len(candidates))
@@ -134,7 +134,7 @@ class RandomMasks(MaskSampler):
 
 @dataclass(frozen=True)
 class BestMasks(MaskSampler):
-    """Choose the masks of highest predicted_iou, the same ones in every epoch.
+    """The masks with the highest predicted_iou, the same ones in every epoch.
 
     Ties are broken by the order in the json.
     """
@@ -145,60 +145,61 @@ class BestMasks(MaskSampler):
         """Choose by predicted_iou.
 
         Args:
-            candidates: attributes of the masks that pass the filters.
-            max_masks: most masks to choose.
-            generator: not used.
+            candidates: Attributes of the masks that pass the filters.
+            max_masks: Maximum number of masks to choose.
+            generator: Not used.
         """
         return np.sort(np.argsort(-candidates.predicted_iou, kind="stable")[:max_masks])
 
 
 @dataclass(frozen=True)
 class SizeBalancedMasks(MaskSampler):
-    """Choose equally many masks from each quarter of the range of log areas, at random within each.
+    """The same number of masks from each quarter of the range of log areas, chosen at random.
 
-    Where a quarter has too few masks, the others contribute equally more; the remainder of the
-    division comes from quarters at random.
+    If a quarter has too few masks, the others contribute more, in equal numbers; the remainder of
+    the division comes from random quarters.
     """
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
-        """Choose in turn from each quarter.
+        """Choose from each quarter in turn.
 
         Args:
-            candidates: attributes of the masks that pass the filters.
-            max_masks: most masks to choose.
-            generator: random numbers of the choice.
+            candidates: Attributes of the masks that pass the filters.
+            max_masks: Maximum number of masks to choose.
+            generator: Random generator.
         """
         quarter = quarters(candidates.areas)
         by_quarter = np.lexsort((generator.random(len(quarter)), quarter))
         counts = np.bincount(quarter, minlength=4)
         turn = np.empty(len(quarter), np.int64)
         turn[by_quarter] = np.arange(len(quarter)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # The first mask of every quarter, then the second, and so on; the last turn is random.
+        # The first mask of every quarter, then the second, and so on; in the last turn, random
+        # quarters.
         return np.sort(np.lexsort((generator.random(len(quarter)), turn))[:max_masks])
 
 
 @dataclass(frozen=True)
 class DiverseMasks(MaskSampler):
-    """Choose the mask of highest predicted_iou from each of `max_masks` clusters (k-means).
+    """The mask with the highest predicted_iou of each of `max_masks` k-means clusters.
 
-    Clusters are formed by position, size and shape: center x / width, center y / height,
-    log area / 15, and the aspect ratio as box width / (width + height). All lie in [0, 1], so that
-    none outweighs the others, and a mask ten times as wide as tall is as far from a square as one
-    ten times as tall as wide. Where masks are so alike that there are fewer clusters, the masks
-    of highest predicted_iou among the rest are added.
+    Clusters are formed by position, size and shape: center x / width, center y / height, log area /
+    15, and the aspect ratio as box width / (width + height). All lie in [0, 1], so that none
+    outweighs the others, and a mask ten times as wide as tall is as far from a square as one ten
+    times as tall as wide. If similar masks give fewer clusters, the masks with the highest
+    predicted_iou among the rest are added.
     """
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
     ) -> Int64[np.ndarray, "k"]:
-        """Choose one mask of each cluster.
+        """Choose one mask from each cluster.
 
         Args:
-            candidates: attributes of the masks that pass the filters.
-            max_masks: most masks to choose.
-            generator: random numbers of the first cluster centers.
+            candidates: Attributes of the masks that pass the filters.
+            max_masks: Maximum number of masks to choose.
+            generator: Random generator.
         """
         n = len(candidates)
         if n <= max_masks:
@@ -211,7 +212,7 @@ class DiverseMasks(MaskSampler):
 
 
 def quarters(areas: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-    """Return the quarter of the range of log areas of each mask, 0 to 3; 0 if all are equal."""
+    """Return each mask's quarter of the range of log areas, 0 to 3; 0 if all areas are equal."""
     logs = np.log(np.maximum(areas, 1))
     low, high = logs.min(initial=np.inf), logs.max(initial=-np.inf)
     if not low < high:
@@ -241,9 +242,9 @@ def k_means(
     """Cluster points: k-means++ (Arthur and Vassilvitskii 2007), then Lloyd's iterations.
 
     Args:
-        points: coordinates, one row per dimension.
-        k: number of clusters.
-        generator: random numbers of the first centers.
+        points: Coordinates, one row per dimension.
+        k: Number of clusters.
+        generator: Random generator.
 
     Returns:
         Cluster of each point; fewer than `k` clusters if fewer points are distinct.
@@ -264,7 +265,7 @@ def k_means(
 def _initial_centers(
     points: Float64[np.ndarray, "d n"], k: int, generator: np.random.Generator
 ) -> Float64[np.ndarray, "d c"]:
-    """Draw points with a probability proportional to the squared distance from those before."""
+    """Draw points with probability proportional to the squared distance from those drawn before."""
     chosen = [int(generator.integers(points.shape[1]))]
     nearest = np.full(points.shape[1], np.inf)
     for uniform in generator.random(k - 1):
@@ -280,7 +281,7 @@ def _initial_centers(
 def _squared_distances(
     points: Float64[np.ndarray, "d n"], centers: Float64[np.ndarray, "d k"]
 ) -> Float64[np.ndarray, "k n"]:
-    """Return squared distances, summed by feature: rounded alike everywhere, unlike a matmul."""
+    """Return squared distances, summed by feature: unlike a matmul, it rounds alike everywhere."""
     total = np.zeros((centers.shape[1], points.shape[1]))
     offset = np.empty_like(total)
     for point, center in zip(points, centers, strict=True):

@@ -1,16 +1,16 @@
 """The mask store: an index's masks on a fixed grid, bit-packed and memory-mapped.
 
 Training with a mask store reads no json. On disk it is `manifest.json` (schema, grid, side, whether
-flipped masks of portraits are kept too) and the files of each tar (`data.mask_store_shard`).
-Building continues where it stopped, several machines may each build some tars into one folder, and
-a store serves every index whose tars it holds.
+flipped masks of portraits are stored too) and the files of each tar (`data.mask_store_shard`).
+Building resumes where it stopped, several machines may build different tars into one folder, and a
+store serves every index whose tars it holds.
 
-When it pays: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its text in the json;
+When to use it: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its size in the json;
 SA-1B's 1.1 billion masks take 9 TB, as much as its tars. It saves parsing and resampling, two
-milliseconds a sample beside more than twenty for its JPEG (benchmarks/mask_store.py), and a
-sample's masks are five times the bytes to read. So it pays for a subset on a fast local disk that
-is read often by few cores, and for json that is slow to read; from a spinning disk or over a
-network it costs more than it saves.
+milliseconds per sample compared to more than twenty for its JPEG (benchmarks/mask_store.py), but a
+sample's masks are five times the bytes to read. It is worthwhile for a subset that few cores read
+often from a fast local disk, and for json that is slow to read. From a spinning disk or over a
+network, it costs more than it saves.
 """
 
 import shutil
@@ -57,11 +57,11 @@ class MaskStore:
         """Open a store for an index.
 
         Args:
-            folder: folder of the store.
-            index: index whose masks will be read.
+            folder: Folder of the store.
+            index: Index whose masks will be read.
 
         Raises:
-            GigamaskError: the folder is not a store, lacks one of the tars, or a file is truncated.
+            GigamaskError: The folder is not a store, lacks one of the tars, or a file is truncated.
         """
         folder = Path(folder).absolute()
         manifest = mask_store_shard.read_manifest(folder)
@@ -75,12 +75,12 @@ class MaskStore:
         """Read masks of one image on the store's grid.
 
         Args:
-            row: row of the index.
-            positions: positions of the masks in the image's annotation.
-            flip: read the masks of the horizontally flipped image.
+            row: Row of the index.
+            positions: Positions of the masks in the image's annotation.
+            flip: Read the masks of the horizontally flipped image.
 
         Raises:
-            GigamaskError: the store lacks the flipped masks that the image needs.
+            GigamaskError: The store lacks the flipped masks that the image needs.
         """
         shard = int(self.index.images["shard"][row])
         image_size, mask_size = self.manifest.side, self.manifest.grid
@@ -103,13 +103,13 @@ class MaskStore:
         return mask_store_shard.mirror(masks, width * mask_size // image_size)
 
     def check(self, config: SampleConfig) -> None:
-        """Check that samples can be made from the store.
+        """Check that samples can be built from the store.
 
         Args:
-            config: how samples are made.
+            config: Settings of the samples.
 
         Raises:
-            GigamaskError: the store has other sizes, lacks mirrored masks, or the augmentation
+            GigamaskError: The store has other sizes, lacks mirrored masks, or the augmentation
                 crops or scales images.
         """
         mask_size, image_size = self.manifest.grid, self.manifest.side
@@ -155,7 +155,7 @@ class MaskStore:
     def _arrays(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
         """A function that opens a shard's bits and rows.
 
-        The most recent ones stay open; each memory map holds a file open.
+        Only the most recent ones stay open, because each memory map holds a file open.
         """
 
         def open_arrays(shard: int) -> tuple[np.ndarray, np.ndarray]:
@@ -182,15 +182,15 @@ def build_stored_sample(
     """Build the same sample as `build_sample`, with masks from a store instead of a json.
 
     Args:
-        raw: the image file.
-        store: a store that has passed `check`.
-        ref: which image is sampled, and when.
-        config: image transform, mask filters and sizes.
-        random_spec: seed and number of random numbers drawn per sample.
+        raw: The image file.
+        store: A store that has passed `check`.
+        ref: Position in the sequence of samples.
+        config: Image transform, mask filters and sizes.
+        random_spec: Seed and counts of the random numbers drawn per sample.
 
     Raises:
-        CorruptSampleError: the image cannot be decoded.
-        GigamaskError: the transform crops or scales the image, as a user's own may do.
+        CorruptSampleError: The image cannot be decoded.
+        GigamaskError: The transform crops or scales the image, as a custom one may.
     """
     index, row, name = store.index, ref.row, store.index.entry_name(ref.row)
     mask_rows = index.mask_rows(row)
@@ -232,17 +232,17 @@ def build(
     """Write every mask of an index to a store; mask shards that exist stay unchanged.
 
     Args:
-        index: the index.
-        folder: folder of the store.
-        mask_size: side of the grid in cells.
-        image_size: side of the model's input square in pixels.
-        mirrored: also keep the masks of flipped images where they cannot be derived on the grid,
-            as for most portraits.
-        workers: worker processes; each builds one tar at a time.
-        progress: called as `progress(done, total)` after each tar.
+        index: The index.
+        folder: Folder of the store.
+        mask_size: Side of the grid in cells.
+        image_size: Side of the model's input square in pixels.
+        mirrored: Whether to store the masks of flipped images too if they cannot be derived on the
+            grid, as for most portraits.
+        workers: Number of worker processes; each builds one tar at a time.
+        progress: Called as `progress(done, total)` after each tar.
 
     Raises:
-        GigamaskError: a size is out of range, the folder holds something else, or the disk is full.
+        GigamaskError: A size is out of range, the folder holds something else, or the disk is full.
     """
     if not (0 < mask_size <= MAX_MASK_SIZE and image_size >= 1):
         raise GigamaskError(
@@ -292,19 +292,19 @@ def build(
 def verify(
     index: Index, folder: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None
 ) -> list[str]:
-    """Read every byte that a store holds for an index.
+    """Verify a store by reading every byte that it holds for an index.
 
     Args:
-        index: the index.
-        folder: folder of the store.
-        workers: worker processes; each verifies one tar at a time.
-        progress: called as `progress(done, total)` after each tar.
+        index: The index.
+        folder: Folder of the store.
+        workers: Number of worker processes; each verifies one tar at a time.
+        progress: Called as `progress(done, total)` after each tar.
 
     Returns:
         The problems, one line each.
 
     Raises:
-        GigamaskError: the folder is not a mask store.
+        GigamaskError: The folder is not a mask store.
     """
     folder = Path(folder).absolute()
     mask_store_shard.read_manifest(folder)

@@ -4,7 +4,7 @@ A mask shard is three files: `NAME.bits.npy` (a row per mask, a bit per cell of 
 column, padded to whole 64-bit words), `NAME.rows.npy` (the row where each image's masks begin,
 images and masks in the index's order), and `NAME.json`, written last: the tar's description and a
 crc32 of every `BLOCK_BYTES` of the other two. It depends on its tar alone, so mask shards may be
-made in any order, anywhere, and kept.
+built in any order and on any machine.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ BLOCK_BYTES = 2**25
 
 
 class MaskStoreManifest(msgspec.Struct, frozen=True):
-    """Grid and input side of all mask shards of a store; `mirrored` if they hold flipped masks."""
+    """Grid and input side of a store's mask shards; `mirrored`: whether they hold flipped masks."""
 
     gigamask_masks: int
     grid: int
@@ -55,7 +55,7 @@ class MaskShard(msgspec.Struct, frozen=True):
 
 
 class MaskShardJob(NamedTuple):
-    """One tar of an index and the folder of the store, as another process receives it."""
+    """One tar of an index and the folder of the store, as passed to a worker process."""
 
     index: str
     shard: int
@@ -63,7 +63,7 @@ class MaskShardJob(NamedTuple):
 
 
 def build_shard(job: MaskShardJob) -> None:
-    """Write the masks of one tar unless they exist; files appear when complete, the json last."""
+    """Write the masks of one tar unless they exist; files appear once complete, the json last."""
     index, folder = Index.open(job.index), Path(job.folder)
     manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
     lock = folder / f".{shard_key(tar)}.lock"
@@ -71,7 +71,7 @@ def build_shard(job: MaskShardJob) -> None:
         with FileLock(lock):  # waits while another process writes the same tar's masks
             if list(find_problems(folder, manifest, tar, False)):
                 _write_shard(index, job.shard, folder, manifest, tar)
-            # Before the release: a process that waits makes a new file.
+            # Unlinked before the release: a waiting process creates a new file.
             lock.unlink(missing_ok=True)
     except OSError as error:
         raise GigamaskError(
@@ -85,7 +85,7 @@ def _write_shard(
 ) -> None:
     starts, first = row_offsets(index, shard, manifest), int(tar_offsets(index)[shard])
     work = folder / f".{shard_key(tar)}"
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     work.mkdir()
     # Not a memory map: writing to one on a full disk kills the process without an error.
     with open(work / "bits.npy", "wb") as file:
@@ -142,10 +142,10 @@ def find_problems(
     """Yield the problems of one mask shard, such as missing or damaged files.
 
     Args:
-        folder: folder of the store.
-        manifest: manifest of the store.
-        tar: description of the tar, from `describe_tars`.
-        thorough: read every byte and compare checksums.
+        folder: Folder of the store.
+        manifest: Manifest of the store.
+        tar: Description of the tar, from `describe_tars`.
+        thorough: Whether to read every byte and compare checksums.
     """
     bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
     remedy = f"delete {json_path} and run 'gigamask masks' again"
@@ -162,7 +162,7 @@ def find_problems(
         bits, rows = np.load(bits_path, mmap_mode="r"), np.load(rows_path, mmap_mode="r")
     except FileNotFoundError:
         yield (
-            f"{folder}: lacks the masks of {tar['name']} in its present version ({tar['bytes']} "
+            f"{folder}: lacks the masks of {tar['name']} in its current version ({tar['bytes']} "
             "bytes); run 'gigamask masks' for it"
         )
     except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
@@ -196,7 +196,7 @@ def _damaged_blocks(path: Path, expected: list[int]) -> Iterator[str]:
 def describe_tars(index: Index) -> list[dict[str, str | int]]:
     """Describe the tars of an index: name, size, version, and number of images and masks.
 
-    Paths are left out, so that a tar is recognized in another folder.
+    Paths are left out, so that a tar is recognized after it is moved.
     """
     return [
         {
@@ -211,7 +211,7 @@ def describe_tars(index: Index) -> list[dict[str, str | int]]:
 
 
 def tar_offsets(index: Index) -> Int64[np.ndarray, "t1"]:
-    """Return the row of the index where each tar's images begin, and the number of images."""
+    """Return the first row of each tar's images in the index, then the number of images."""
     return np.cumsum([0, *(part.images for part in index.manifest.parts)])
 
 
@@ -225,19 +225,19 @@ def shard_files(folder: Path, key: str) -> tuple[Path, Path, Path]:
     """Return the paths of a mask shard's bits, rows and description.
 
     Args:
-        folder: folder of the store.
-        key: name of the mask shard, from `shard_key`.
+        folder: Folder of the store.
+        key: Name of the mask shard, from `shard_key`.
     """
     return folder / f"{key}.bits.npy", folder / f"{key}.rows.npy", folder / f"{key}.json"
 
 
 def row_offsets(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[np.ndarray, "i1"]:
-    """Return the row of the mask shard where each image's masks begin, and the number of rows.
+    """Return the first row of each image's masks in the mask shard, then the number of rows.
 
     Args:
-        index: the index.
-        shard: number of the tar in the index.
-        manifest: manifest of the store.
+        index: The index.
+        shard: Number of the tar in the index.
+        manifest: Manifest of the store.
     """
     first, last = tar_offsets(index)[shard : shard + 2]
     sizes = zip(
@@ -260,9 +260,9 @@ def needs_mirrored_copy(size: tuple[int, int], image_size: int, mask_size: int) 
     They do if the right edge of the resized image lies within a column of cells.
 
     Args:
-        size: size (H, W) of the image.
-        image_size: side of the input square in pixels.
-        mask_size: side of the grid in cells.
+        size: Size (H, W) of the image.
+        image_size: Side of the input square in pixels.
+        mask_size: Side of the grid in cells.
     """
     return (
         ImageTransform.resize_longest_side(size, image_size).resized[1] * mask_size % image_size
@@ -271,11 +271,11 @@ def needs_mirrored_copy(size: tuple[int, int], image_size: int, mask_size: int) 
 
 
 def mirror(masks: RLEMasks, columns: int) -> RLEMasks:
-    """Flip the columns that the image covers; the others, in the padding, are background.
+    """Flip the columns that the image covers; the others are padding, which is background.
 
     Args:
-        masks: masks on a square grid.
-        columns: number of columns that the image covers.
+        masks: Masks on a square grid.
+        columns: Number of columns that the image covers.
     """
     grid = masks.size[0]
     return masks.resample(
@@ -299,8 +299,8 @@ def unpack(words: UInt64[np.ndarray, "n w"], mask_size: int) -> RLEMasks:
     """Convert packed masks to run lengths; only the few words that hold a change are unpacked.
 
     Args:
-        words: packed masks, 64 cells per word.
-        mask_size: side of the grid in cells.
+        words: Packed masks, 64 cells per word.
+        mask_size: Side of the grid in cells.
     """
     changes = words ^ (words << 1)
     changes[:, 1:] ^= words[:, :-1] >> 63
@@ -334,7 +334,7 @@ def read_manifest(folder: Path) -> MaskStoreManifest:
     """Read a store's manifest.
 
     Raises:
-        GigamaskError: the folder has no valid manifest of this schema.
+        GigamaskError: The folder has no valid manifest of this schema.
     """
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MaskStoreManifest)

@@ -38,9 +38,9 @@ def memory_of(pid: int) -> ProcessMemory | None:
 
 
 def allocated_bytes(pid: int | None = None) -> int | None:
-    """Return `ProcessMemory.allocated` of a process, by default this one, in microseconds.
+    """Return `ProcessMemory.allocated` of a process, by default this one; takes microseconds.
 
-    None if the process has ended or may not be read.
+    Returns None if the process has ended or may not be read.
     """
     try:
         memory = psutil.Process(pid).memory_info()
@@ -56,7 +56,7 @@ def allocated_bytes(pid: int | None = None) -> int | None:
 def in_use_bytes() -> int | None:
     """Return the allocated bytes of this process without freed memory that malloc keeps.
 
-    glibc reports what it keeps (mallinfo2, since 2.33); elsewhere all allocated bytes count.
+    Only glibc since 2.33 reports freed memory (mallinfo2); elsewhere, all allocated bytes count.
     """
     allocated, mallinfo = allocated_bytes(), getattr(ctypes.CDLL(None), "mallinfo2", None)
     if allocated is None or mallinfo is None:
@@ -85,13 +85,13 @@ def rss_bytes() -> int:
 def peak_rss_bytes() -> int:
     """Return the largest RSS of this process since it began or since `reset_peak_rss`.
 
-    `ru_maxrss` would include the memory of the parent process (Linux: VmHWM).
+    On Linux this is VmHWM, because `ru_maxrss` would include the memory of the parent process.
     """
     return _status_bytes("VmHWM") or rss_bytes()
 
 
 def reset_peak_rss() -> None:
-    """Set the peak to the current RSS, where the kernel allows it."""
+    """Reset the peak to the current RSS, if the kernel allows it."""
     with suppress(OSError):
         (PROC / "self" / "clear_refs").write_text("5")
 
@@ -111,7 +111,7 @@ def _worker_pids() -> list[int]:
 
 
 def _status_bytes(name: str, pid: int | None = None) -> int:
-    """Return a line of Linux's /proc/PID/status in bytes; 0 where there is none."""
+    """Return a value of Linux's /proc/PID/status in bytes; 0 if there is none."""
     try:
         text = (PROC / str(pid or "self") / "status").read_text()
     except OSError:

@@ -1,10 +1,10 @@
 """Queries: texts that refer to masks of an image, read from JSONL and located in an index.
 
 A line is an object with `image` (`sa_9.jpg` or `sa_9`), `query` (the text), and either `mask_index`
-(number of the target mask among the annotations of the image's json, from 0) or `mask_indices` (all
-target masks; empty if no mask matches the text). Optional keys are `tar` (the tar's name, with as
-much of its path as makes it unique), `kind` (any label; scores are reported for each kind) and
-`domain`; other keys are ignored, and so are empty lines.
+(index of the target mask among the annotations of the image's json) or `mask_indices` (all target
+masks; empty if no mask matches the text). Optional keys are `tar` (the tar's name, with as much of
+its path as makes it unique), `kind` (any label; scores are reported for each kind) and `domain`;
+other keys are ignored, and so are empty lines.
 """
 
 import json
@@ -29,7 +29,7 @@ MAX_TEXT_LENGTH = 1000
 class Query:
     """A text about an image, and its target masks; `tar` and `image` are as in the file.
 
-    `mask_indices` are the numbers of the target masks among the image's annotations, empty if no
+    `mask_indices` are the positions of the target masks among the image's annotations, empty if no
     mask matches.
     """
 
@@ -46,8 +46,8 @@ class Query:
             raise GigamaskError("the query is empty; write the text")
         if len(self.text) > MAX_TEXT_LENGTH:
             raise GigamaskError(
-                f"the query has {len(self.text)} characters, at most {MAX_TEXT_LENGTH} are read; "
-                "shorten it"
+                f"the query has {len(self.text)} characters, but at most {MAX_TEXT_LENGTH} are "
+                "read; shorten it"
             )
         if not self.image:
             raise GigamaskError(f"{query} has an empty image; name the image")
@@ -55,7 +55,7 @@ class Query:
             raise GigamaskError(f"{query} has an empty tar; name it, or leave the key out")
         if min(self.mask_indices, default=0) < 0:
             raise GigamaskError(
-                f"{query} has the mask index {min(self.mask_indices)}, it must be >= 0: "
+                f"{query} has the mask index {min(self.mask_indices)}, which must be >= 0: "
                 "masks are numbered from 0 in the order of their json"
             )
         if len(set(self.mask_indices)) < len(self.mask_indices):
@@ -66,7 +66,7 @@ class Query:
 
     @property
     def name(self) -> str:
-        """The query's text and image, as in errors."""
+        """The query's text and image, for error messages."""
         return f"the query {self.text!r} of {f'{self.tar}:' if self.tar else ''}{self.image}"
 
 
@@ -126,7 +126,7 @@ def _parse(raw: bytes, where: str) -> Query:
             else "both mask_index and mask_indices"
         )
         raise GigamaskError(
-            f"{where}: the query {line.query!r} has {keys}, it needs one of them; "
+            f"{where}: the query {line.query!r} has {keys}, but needs one of them; "
             "write mask_indices [] if no mask matches"
         )
     targets = tuple(indices or ()) if index is None else (index,)
@@ -137,7 +137,7 @@ def _parse(raw: bytes, where: str) -> Query:
 
 
 def write(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries to a JSONL file atomically; `read` returns equal ones.
+    """Write queries to a JSONL file atomically, in the format of `read`.
 
     Args:
         path: The file.
@@ -173,7 +173,7 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
         The row of each query's image.
 
     Raises:
-        GigamaskError: No image or several match a query, or the image has no such target mask.
+        GigamaskError: A query matches no image or several, or its image lacks a target mask.
     """
     rows_by_name = _rows_by_name({name for query in queries for name in _names(query)}, index)
     shards = {
@@ -200,7 +200,7 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
 def _single_row(
     query: Query, rows: Int64[np.ndarray, "k"], shards: dict[str, list[int]], index: Index
 ) -> int:
-    """Return the one row that is in the query's tar; `rows` are those of images of its name."""
+    """Return the only row in the query's tar; `rows` are those of the images with its name."""
     if query.tar is not None:
         if not len(shards[query.tar]):
             raise GigamaskError(
@@ -223,7 +223,7 @@ def _single_row(
 
 
 def _names(query: Query) -> list[bytes]:
-    """Return the possible names of the query's image: the whole name, and the stem of a jpg."""
+    """Return the possible names of the query's image: the full name and, for a jpg, the stem."""
     stem, extension = os.path.splitext(query.image)
     is_jpg = extension.lower() in (".jpg", ".jpeg")
     return list(map(os.fsencode, [query.image, stem] if is_jpg else [query.image]))

@@ -1,4 +1,4 @@
-"""How samples are made, as one value that recipes hold and loader workers receive."""
+"""Settings of the samples, shared by recipes and loader workers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from gigamask.errors import GigamaskError
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Everything that decides a sample besides its image and its random numbers."""
+    """Everything that determines a sample except its image and its random numbers."""
 
     image_size: int
     """side of the input square in pixels"""
     mask_size: int
     """side of the square grid that masks are resampled to"""
     max_masks: int = 64
-    """most masks of an image that are trained on"""
+    """maximum number of masks per image to train on"""
     filters: MaskFilters = field(default_factory=MaskFilters)
     """which masks may be trained on"""
     mask_sampler: MaskSampler = field(default_factory=RandomMasks)
-    """which of them are taken when there are more than `max_masks`"""
+    """which masks to choose if there are more than `max_masks`"""
     augment: Augment = field(default_factory=NoAugment)
     """resizing, cropping and flipping of the image into the input square"""
     color_jitter: ColorJitter = field(default_factory=ColorJitter)
     """random changes of brightness, contrast and saturation"""
     half_scale: bool = False
-    """decode JPEGs at half scale where that is still no smaller than the input: 1.3x faster, about
-    42 dB from the exact decoding"""
+    """decode JPEGs at half scale if that is no smaller than the input: 1.3x faster, about 42 dB
+    PSNR relative to exact decoding"""
     mask_store: str | None = None
     """folder of precomputed masks, read instead of each image's json"""
     masks: bool = True
-    """whether samples have masks; without, every image is a sample, and no json is read"""
+    """whether samples have masks; if not, every image is a sample, and no json is read"""
 
     def __post_init__(self) -> None:
         if self.mask_store and not self.masks:

@@ -1,16 +1,16 @@
 """Table of what can be sampled: the items of an index, their columns, and their locations.
 
-Items are the images of which at least one mask passes, or every mask that passes, image by image in
-the order of the json. A mask passes when the filters keep it and it has a pixel, as in
-`data.dataset` for a whole image. A column is computed when it is first read, a block of images at a
-time, and then kept:
+Items are the images with at least one passing mask, or all passing masks, image by image in the
+order of the json. A mask passes if the filters keep it and it is not empty, as in `data.dataset`
+for a whole image. A column is computed when it is first read, a block of images at a time, and then
+kept:
 
 - tar (its number in the index, ascending), masks (number of masks of the image, passing or not),
   width and height of the image
 - area_share, predicted_iou, stability: a mask's own; for an image the mean over its passing masks
 - granularity: 0 fine, 1 medium, 2 coarse, by a mask's share of the image. An image has that of most
-  of its passing masks, the coarsest in a tie. 143, 48 and 9 of BSDS500's 200 training photographs
-  are then fine, medium and coarse; by their masks' mean share they would be 3, 180 and 17
+  of its passing masks, the coarsest in a tie. Of BSDS500's 200 training photographs, 143, 48 and 9
+  are then fine, medium and coarse; by the mean share of their masks, it would be 3, 180 and 17
 - difficulty: a weighted sum of 1 - area_share, 1 - stability, 1 - predicted_iou and the number of
   masks of the image
 
@@ -37,7 +37,7 @@ FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
 AREA_WEIGHT, STABILITY_WEIGHT, IOU_WEIGHT, MASKS_WEIGHT = 0.3, 0.3, 0.2, 0.2
 """Weights of the terms of difficulty."""
 MANY_MASKS = 200
-"""From this number of masks on, an image has the largest difficulty in that term."""
+"""Number of masks of an image at which that term of its difficulty reaches the maximum."""
 
 IMAGE_COLUMNS = {"tar": "shard", "masks": "masks", "width": "width", "height": "height"}
 SCORE_COLUMNS = {"predicted_iou": "predicted_iou", "stability": "stability_score"}
@@ -47,10 +47,10 @@ COLUMNS = (*IMAGE_COLUMNS, *MASK_COLUMNS, "difficulty")
 
 IMAGES_AT_ONCE = 2**14
 BLOCK_IMAGES = 2**10
-"""Images in a block, whose masks, about 100,000, stay in the processor's cache."""
+"""Images per block, whose masks, about 100,000, fit the CPU cache."""
 ITEMS_AT_ONCE = 2**14
 FIRST_MASKS = 8
-"""Number of first masks of each image that are checked before all of its masks."""
+"""Number of masks of each image that are checked before all of its masks are."""
 GATHER_RATIO = 1 / 8
 """Gathering the masks of more than this share of the images is slower than reading all masks."""
 
@@ -60,7 +60,7 @@ class IndexSamples:
     """The items of an index and their locations.
 
     If items are images, `rows_or_offsets` holds the row of each item; if they are masks, the number
-    of items before each image, and the number of all items.
+    of items before each image, and the total number.
     """
 
     kind: Kind
@@ -88,22 +88,22 @@ def open_sample_table(
     seed: int = 0,
     masks: bool = True,
 ) -> IndexSamples:
-    """List what can be sampled of an index.
+    """Build the table of the items of an index.
 
     Args:
-        index: the index.
-        filters: filters that masks must pass.
-        kind: whether items are images or masks.
-        attributes: further columns by name, one value per image of the index.
-        seed: random seed of the samplers' orders.
-        masks: whether samples have masks; without, every image is an item.
+        index: The index.
+        filters: Filters that masks must pass.
+        kind: Whether items are images or masks.
+        attributes: Further columns by name, one value per image of the index.
+        seed: Random seed of the samplers' orders.
+        masks: Whether samples have masks; if not, every image is an item.
 
     Raises:
-        GigamaskError: items are to be masks, but samples have none.
+        GigamaskError: Items are masks, but samples have none.
     """
     if not masks and kind == "mask":
         raise GigamaskError(
-            "--loader.items mask needs a training with masks, and this one has none; "
+            "--loader.items mask needs training with masks, but this run has none; "
             "choose --loader.items image"
         )
     if kind == "mask":
@@ -136,10 +136,10 @@ def difficulty(
     """Return the difficulty of items, 0 to 1 if the scores lie in [0, 1].
 
     Args:
-        area_share: share of the image that a mask covers.
+        area_share: Share of the image that a mask covers.
         stability: stability_score.
         predicted_iou: predicted_iou.
-        masks: number of masks of the image.
+        masks: Number of masks of the image.
     """
     result = np.empty(len(masks), np.float32)
     for start in range(0, len(masks), ITEMS_AT_ONCE):
@@ -164,7 +164,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Columns(Mapping[str, np.ndarray]):
-    """The items' columns by name; an unknown name is a GigamaskError."""
+    """The items' columns by name; an unknown name raises GigamaskError."""
 
     index: Index
     filters: MaskFilters
@@ -285,7 +285,7 @@ def _blocks(index: Index, filters: MaskFilters) -> Iterator[_Block]:
 
 
 def _passing_rows(index: Index, filters: MaskFilters) -> Int64[np.ndarray, "N"]:
-    """Return the rows of the images of which a mask passes."""
+    """Return the rows of the images with a passing mask."""
     parts = [np.zeros(0, np.int64)]
     for start in range(0, len(index), IMAGES_AT_ONCE):
         stop = min(start + IMAGES_AT_ONCE, len(index))
@@ -299,7 +299,7 @@ def _images_pass(
     """Return which of the images `start` to `stop` have a mask that passes."""
     counts, first = index.images["masks"][start:stop], index.images["first_mask"][start : stop + 1]
     areas, result = _image_areas(index, slice(start, stop)), np.zeros(stop - start, bool)
-    # Most images pass by one of their first masks; only for the others all masks are checked.
+    # Most images pass because of their first masks; all masks are checked only for the others.
     for number in range(FIRST_MASKS):
         rest = np.flatnonzero(~result & (counts > number))
         result[rest] = _passes(index, filters, areas[rest], first[rest] + number)

@@ -1,7 +1,7 @@
 """Index one shard (a tar or an image folder): its image and mask columns, and what was left out.
 
 The result depends on the shard alone, so shards can be indexed in any order, saved, and merged
-later. Annotations are fetched in groups, which a server answers concurrently.
+later. Annotations are fetched in groups of concurrent requests.
 """
 
 import os
@@ -50,8 +50,8 @@ class TarFile(msgspec.Struct, frozen=True):
 class LeftOut(msgspec.Struct, frozen=True):
     """Contents of a shard that are not indexed.
 
-    `rejected` gives the reason for each unusable image, `broken` the reason why the rest of the
-    tar could not be read ("" if all was).
+    `rejected` gives the reason for each unusable image, `broken` the reason why the rest of the tar
+    could not be read ("" if all of it was).
     """
 
     rejected: list[SkippedSample]
@@ -61,7 +61,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class ShardSummary(msgspec.Struct, frozen=True):
-    """Summary of a saved `ShardIndex`: what merging needs before it reads the columns."""
+    """Summary of a saved `ShardIndex`, which merging needs before it reads the columns."""
 
     tar: TarFile
     left_out: LeftOut
@@ -112,7 +112,7 @@ def stat_shard(path: str) -> TarFile:
 
     Raises:
         OSError: A local shard cannot be read.
-        GigamaskError: A remote one cannot be read.
+        GigamaskError: A remote shard cannot be read.
     """
     if image_folder.is_folder(path):
         return TarFile(path, *image_folder.scan(path).state)
@@ -154,7 +154,7 @@ def index_folder(path: str) -> ShardIndex:
         ) from error
     if not listing.names:
         raise GigamaskError(
-            f"{path}: the folder has no images any more; put them back, or index without it"
+            f"{path}: the folder no longer has any images; put them back, or index without it"
         )
     rows, names, rejected = [], [], []
     files = [
@@ -174,7 +174,7 @@ def index_folder(path: str) -> ShardIndex:
         image_id = _number(posixpath.splitext(file_name)[0])
         rows.append((0, file.size, -1, 0, image_id, width, height, 0))
         names.append(file_name)
-    _check_usable(path, rejected, len(files), "mend it or move it away")
+    _check_usable(path, rejected, len(files), "repair it or move it away")
     return ShardIndex(
         TarFile(path, *listing.state),
         _image_columns(rows, names),
@@ -188,7 +188,7 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
 
     Args:
         path: Local path or URL of the tar.
-        salvage: Use the complete entries before the break of a truncated tar.
+        salvage: Use the complete entries of a truncated tar.
 
     Raises:
         GigamaskError: The tar is unusable, or more than half of its entries are.
@@ -202,7 +202,7 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
         stored = stat_shard(path)
     except OSError as error:
         raise GigamaskError(
-            f"{path}: was removed while it was indexed ({error.strerror}); "
+            f"{path}: was removed while it was being indexed ({error.strerror}); "
             "check the disk and run the same command again"
         ) from error
     jpgs, jsons, others, duplicates = pair_members(members)
@@ -239,7 +239,7 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
 def _check_names(
     path: str, members: tar.Members, jpgs: dict[str, int], duplicates: list[tuple[int, int]]
 ) -> None:
-    """Raise GigamaskError for two members of one name, or a tar without jpgs."""
+    """Raise GigamaskError if two members have the same name or the tar has no jpg."""
     for first, second in duplicates:
         name = posixpath.basename(members.names[first])
         raise GigamaskError(
@@ -258,13 +258,13 @@ def _check_usable(path: str, rejected: list[SkippedSample], entries: int, advice
     """Raise GigamaskError if more than half of a shard's entries are rejected."""
     if 2 * len(rejected) > entries:
         raise GigamaskError(
-            f"{path}: {len(rejected)} of its {entries} entries are unusable, at most half may be; "
-            f"{advice} (the first: {rejected[0].reason})"
+            f"{path}: {len(rejected)} of its {entries} entries are unusable, but at most half may "
+            f"be; {advice} (the first: {rejected[0].reason})"
         )
 
 
 def _image_columns(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, np.ndarray]:
-    """Return the image columns of one row or more."""
+    """Return the image columns of one or more rows."""
     columns = zip(*rows, strict=True)
     images = {
         key: np.array(column, dtype)
@@ -274,18 +274,19 @@ def _image_columns(rows: list[tuple[int, ...]], names: list[str]) -> dict[str, n
 
 
 def _range(path: str, members: tar.Members, member: int, is_json: bool) -> ByteRange:
-    """Return the bytes to read of an entry: its json up to the limit, or the head of its jpg."""
+    """Return the range to read of an entry: its json up to the limit, or the head of its jpg."""
     limit = annotation.MAX_BYTES + 1 if is_json else HEADER_BYTES
     return ByteRange(path, int(members.offsets[member]), min(int(members.sizes[member]), limit))
 
 
 def read_payloads(ranges: list[ByteRange]) -> Iterator[bytes | CorruptSampleError]:
-    """Yield the bytes of each range, fetching a bounded group at once.
+    """Yield the bytes of each range, fetching a group of bounded size at a time.
 
-    An error of a local disk rejects that entry only and is yielded.
+    An error of a local disk concerns only that entry and is yielded.
 
     Raises:
-        GigamaskError: A server fails. That may concern all entries, so none is rejected for it.
+        GigamaskError: A server fails. That may concern all entries, so none is rejected because of
+            it.
     """
     group, group_bytes = [], 0
     for number, byte_range in enumerate(ranges, 1):
@@ -356,7 +357,7 @@ def read_size(head: bytes, file: ByteRange, name: str) -> tuple[int, int]:
     except CorruptSampleError:
         if file.size > image.MAX_BYTES:
             raise CorruptSampleError(
-                f"{name}: has {file.size} bytes, at most {image.MAX_BYTES} of a JPEG are read; "
+                f"{name}: has {file.size} bytes, but at most {image.MAX_BYTES} of a JPEG are read; "
                 "leave it out"
             ) from None
         [whole] = read_payloads([file])
@@ -389,7 +390,7 @@ def check_record(record: annotation.Sa1bRecord, name: str) -> ImageAnnotation:
         name: Name of the image, `TAR:STEM`.
 
     Raises:
-        CorruptSampleError: It describes another image, or is not valid.
+        CorruptSampleError: The json describes another image, or is not valid.
     """
     stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
     if stem and stem != name.rpartition(":")[2]:

@@ -17,17 +17,17 @@ from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError
 
 MAX_GAP_BYTES = 2**16
-"""Members this close are fetched in one read. Between neighbors are a header and padding, at most
+"""Members this close are fetched in one read. A header and padding separate neighbors, at most
 1,535 bytes in ustar."""
 MAX_JOINED_BYTES = 2**23
-"""Largest request that joins consecutive entries: several of SA-1B's. For more bytes, several
+"""Maximum size of a request that joins consecutive entries, several of SA-1B's. Beyond it,
 concurrent requests are faster."""
 
 EntryBytes = tuple[bytes, bytes | None]
 
 
 class ShardSpan(NamedTuple):
-    """A byte range of one shard, by the shard's number."""
+    """A byte range of one shard, given by its number."""
 
     shard: int
     start: int
@@ -44,7 +44,7 @@ class ShardReader:
 
         Args:
             paths: The shards, in the order of the index.
-            open_files: Largest number of local tars kept open; the least recently used is closed.
+            open_files: Maximum number of local tars kept open; the least recently used is closed.
             read_ahead: Size in bytes of the aligned blocks in which `read_entries` fetches remote
                 tars, for samplers that go through a tar in order; 0 fetches entries only. Local
                 files rely on the page cache.
@@ -104,7 +104,7 @@ class ShardReader:
         Args:
             index: The index of this reader's shards.
             rows: Rows of the images in the index.
-            jsons: Read the jsons too.
+            jsons: Whether to read the jsons too.
 
         Returns:
             The bytes of each jpg, and of its json or None; or the error if they cannot be read.
@@ -253,7 +253,7 @@ def _members(index: Index, row: int, jsons: bool) -> tuple[ShardSpan, ShardSpan 
 
 
 def _merge_pair(jpg: ShardSpan, json: ShardSpan | None) -> list[ShardSpan]:
-    """Return one span of both if they are neighbors, else each."""
+    """Return one span that covers both if they are neighbors, else each one."""
     if json is None:
         return [jpg]
     start, stop = min(jpg.start, json.start), max(jpg.stop, json.stop)

@@ -2,7 +2,7 @@
 
 A URL is anything with `protocol://` (s3, gs, http, memory...). Its endpoint and keys are set in
 fsspec's own configuration; fsspec and the library of a protocol are imported when the first URL is
-used. Transient errors are retried here and in no layer below. Only local files are written.
+used. Transient errors are retried here and not in any layer below. Only local files are written.
 """
 
 import errno
@@ -23,10 +23,10 @@ from gigamask.rng import make_rng
 
 MAX_TRIES = 5
 FIRST_WAIT_S = 0.5
-"""Wait before the second try, doubled after each and multiplied by a random factor in [0.5, 1]:
-about 6 s in all, and many readers do not retry at the same time."""
+"""Wait before the second try, doubled after each and multiplied by a random factor in [0.5, 1], so
+that readers do not all retry at the same time; about 6 s in all."""
 MAX_CONCURRENT = 64
-"""Concurrent requests; object stores answer each slowly, but many at once."""
+"""Maximum number of concurrent requests; object stores have a high latency but serve many."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 15, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
@@ -61,7 +61,7 @@ def is_remote(path: str) -> bool:
 
 
 def normalize(path: str | os.PathLike) -> str:
-    """Return a URL unchanged, and any other path (also `file://`) as an absolute local path."""
+    """Return a URL unchanged, and any other path (or `file://`) as an absolute local path."""
     text = os.fspath(path).removeprefix("file://")
     return text if is_remote(text) else os.path.abspath(text)
 
@@ -91,7 +91,7 @@ def stat(path: str) -> FileStat:
     filesystem, inner = _open(path)
     info = _retry(lambda: filesystem.info(inner), path, "its size")
     if info["type"] != "file":
-        raise GigamaskError(f"{path}: must be a file, is a folder; give the URL of a tar")
+        raise GigamaskError(f"{path}: is a folder, but must be a file; give the URL of a tar")
     if info["size"] is None:
         raise GigamaskError(
             f"{path}: the server does not state the file's size; "
@@ -197,7 +197,7 @@ def read_error(byte_range: ByteRange, error: OSError) -> CorruptSampleError:
 
 
 def find_tars(url: str) -> list[str]:
-    """Return the tars of a URL: itself if it ends in `.tar`, a folder's `.tar` files, or a glob's.
+    """Return the tars at a URL: itself if it ends in `.tar`, or those of a folder or a glob.
 
     Returns:
         Sorted URLs.
@@ -354,7 +354,7 @@ def _open(url: str) -> tuple[Any, str]:
     if protocol in ("http", "https"):
         options["get_client"] = _http_session
     if protocol in ("s3", "s3a") and "config_kwargs" not in configured:
-        # Otherwise three layers retry each other, which takes an hour.
+        # Otherwise three layers multiply their retries, which takes an hour.
         options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     try:
         filesystem, inner = fsspec.core.url_to_fs(url, **options)
@@ -368,8 +368,8 @@ def _open(url: str) -> tuple[Any, str]:
         raise GigamaskError(f"{url}: cannot open{_classify_error(url, error, 1)[1]}") from error
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1
-    # A forked process must never free what its parent opened: closing it there disturbs the event
-    # loop that both share.
+    # A forked process must never free a file system that its parent opened: closing it would
+    # disturb the event loop that both share.
     _open_filesystems[id(filesystem)] = filesystem
     return filesystem, inner
 

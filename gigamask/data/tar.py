@@ -2,12 +2,12 @@
 
 Only the 512-byte headers are read, and payloads are skipped. Formats: ustar (POSIX 1003.1) with
 prefix, GNU long names and base-256 sizes, PAX path and size records. A truncated archive is
-refused, also one cut exactly between two members, which the standard library accepts as complete.
+rejected, even one cut exactly between two members, which the standard library accepts as complete.
 
-A remote archive is read in windows of 256 KiB, and only where the next header is not in the
-current one. That is three times SA-1B's mean json, so that one request covers a json and the next
-header, while the jpgs, which are larger, are skipped. Each header gives the position of the next
-one, so the requests for one tar are sequential; scanning many tars at once makes up for it.
+A remote archive is read in windows of 256 KiB, and only if the next header is outside the current
+window. That is three times SA-1B's mean json, so one request covers a json and the next header,
+while the jpgs, which are larger, are skipped. Each header gives the position of the next one, so
+the requests for one tar are sequential; scanning many tars at once makes up for it.
 """
 
 import os
@@ -45,7 +45,7 @@ _EXTENSIONS = b"xgLK"
 class Members:
     """The regular files of one tar in stored order: names, payload offsets and sizes in bytes.
 
-    `broken` is the reason why the rest of the tar cannot be read, "" if all of it was.
+    `broken` is the reason why the rest of the tar cannot be read, "" if all of it can.
     """
 
     names: list[str]
@@ -275,7 +275,7 @@ class _Scanner:
             (self.next_records if kind == "x" else self.global_records).update(records)
 
     def _check_tail(self, position: int, header: bytes) -> None:
-        """Raise an error if the file ends without an end mark, or goes on after it."""
+        """Raise an error if the file ends without an end mark, or continues after it."""
         if header != _ZEROS:
             number = self.member_count + _count(self.headers)
             where = (
@@ -289,12 +289,12 @@ class _Scanner:
             )
         if self.read(BLOCK, position + BLOCK).strip(b"\0"):
             self._fail(
-                f"one zero block at byte {position} stands between members, where two end a tar; "
+                f"one zero block at byte {position} lies between members, but two end a tar; "
                 "the file is damaged, download it again"
             )
         if self.file_bytes - position > MAX_TAIL_BYTES:
             self._fail(
-                f"the archive ends at {position}, the file has {self.file_bytes} bytes; "
+                f"the archive ends at {position}, but the file has {self.file_bytes} bytes; "
                 "it was downloaded in part or concatenated, download it again"
             )
 
@@ -302,12 +302,12 @@ class _Scanner:
         if end > self.file_bytes:
             number = self.member_count + _count(self.headers)
             self._fail(
-                f"member {number} ({self._current_name()}) ends at {end}, the file has "
+                f"member {number} ({self._current_name()}) ends at {end}, but the file has "
                 f"{self.file_bytes} bytes; it was cut short, download it again"
             )
 
     def _fail(self, message: str) -> NoReturn:
-        self._verify()  # a broken header earlier in the file is the cause, this its consequence
+        self._verify()  # an earlier broken header would be the cause of this error
         raise GigamaskError(f"{self.path}: {message}")
 
     def _current_name(self) -> str:
@@ -359,7 +359,7 @@ class _Scanner:
 
 
 def _count(headers: list[bytes]) -> int:
-    """Count the members of some headers, with the one that a trailing extension announces."""
+    """Count the members among the headers, including one that a trailing extension announces."""
     extensions = [header[156] in _EXTENSIONS for header in headers]
     return extensions.count(False) + (extensions[-1:] == [True])
 
@@ -388,7 +388,7 @@ def _broken_rows(headers: list[bytes]) -> list[int]:
 
 
 def _names(rows: UInt8[np.ndarray, "n 512"]) -> list[str]:
-    """Return the names in ustar headers, with the prefix field where it is used."""
+    """Return the names in ustar headers, with the prefix field if it is used."""
     stored = np.ascontiguousarray(rows[:, :100]).view("S100")[:, 0].tolist()
     names = _decode(b"\0".join(stored)).split("\0") if stored else []
     if len(names) > len(stored):  # a name contains a zero byte

@@ -28,10 +28,10 @@ def parallel_map(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """Apply a function to every item, in worker processes when there is more than one worker.
+    """Apply a function to every item, in worker processes if there is more than one worker.
 
     Args:
-        function: The function; it and its results must be picklable with more than one worker.
+        function: The function; with more than one worker, it and its results must be picklable.
         items: The function's arguments, one per call.
         workers: Number of processes; 1 runs everything in this process.
         progress: Called as `progress(done, total)` after each item.
@@ -91,7 +91,7 @@ def _run_in_processes(
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT while workers start, so that Ctrl-C reaches only the parent, which ends them."""
+    """Block SIGINT while workers start: Ctrl-C must reach only the parent, which stops them."""
     resource_tracker.ensure_running()  # starting it later would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

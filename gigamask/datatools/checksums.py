@@ -1,7 +1,7 @@
 """Lists of checksums as md5sum and sha256sum write them, and the checksum of a file.
 
 A line has a checksum and a file name in either order; SA-1B's own list holds md5 sums. The number
-of digits selects the algorithm. Folders in front of a name are ignored.
+of digits selects the algorithm. Folders before a name are ignored.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def read(path: str | Path) -> dict[str, str]:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file that a user named.
+    """Return the text of a file given by the user.
 
     Raises:
         GigamaskError: The file cannot be read as text.

@@ -1,7 +1,7 @@
-"""Conversion of COCO annotations or label images, with their pictures, to shards in SA-1B's format.
+"""Conversion of COCO annotations or label images and their pictures to shards in SA-1B's format.
 
-The output bytes depend only on the input, and every record is parsed by our own reader first.
-`predicted_iou` and `stability_score`, which only a model can give, are 1; `point_coords` is one
+The output bytes depend only on the input, and every record is parsed before it is written.
+`predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
 foreground pixel, the middle one of the mask's run lengths. Each json also has an image's `source`,
 and each mask's `category_id` and COCO `id`, or its `label`; readers of SA-1B ignore these.
 """
@@ -79,7 +79,7 @@ def convert(
         options: What counts as a mask.
         shard_images: Images per shard.
         workers: Number of processes, each on one shard at a time.
-        progress: Called with the number of shards done and in total.
+        progress: Called as `progress(done, total)` after each shard.
 
     Returns:
         Counts and paths of what was written, and names and reasons of what was left out.
@@ -139,7 +139,7 @@ def _write_shards(
     progress: worker_pool.Progress | None,
     total: ConvertCounts,
 ) -> list[Path]:
-    """Write all tars, then give them their final names, which are returned; add to `total`."""
+    """Write all tars, rename them and return their final paths; add to `total`."""
     starts = range(0, len(images), shard_images)
     shards = [
         ShardJob(work / f"{number:06d}.tar", images[start : start + shard_images])
@@ -227,15 +227,15 @@ def _check(source: Path, what: str, rejected: list[SkippedSample], usable: int) 
     if 2 * len(rejected) > total:
         first = f"the first: {rejected[0].reason}"
         raise GigamaskError(
-            f"{source}: {len(rejected)} of its {total} {what} are unusable, at most half may be;"
-            f" repair them first ({first})"
+            f"{source}: {len(rejected)} of its {total} {what} are unusable, but at most half may"
+            f" be; repair them first ({first})"
         )
     if not total and what == "images":
         raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
 
 
 def _clear_partial(out: Path) -> Path:
-    """Return the folder for incomplete tars, without those of a killed process."""
+    """Return the folder for incomplete tars, emptied of those left by a killed process."""
     existing = [name for name in os.listdir(out) if name.endswith(".tar")]
     if existing:
         raise GigamaskError(

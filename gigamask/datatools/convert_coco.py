@@ -33,7 +33,7 @@ from gigamask.types import SkippedSample
 MAX_COORDINATE = 2 * MAX_SIDE
 """Largest coordinate of a corner in pixels; the time to draw an outline grows with its length."""
 MAX_OUTLINE = 2**22
-"""Largest length of one annotation's outlines in pixels, hundreds of times a hand drawing's."""
+"""Maximum length of one annotation's outlines in pixels, hundreds of times that of a drawn one."""
 
 Id = int | str
 
@@ -126,7 +126,7 @@ def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing
     Args:
         path: The instances json.
         pictures: The folder that `file_name` is relative to.
-        keep_crowds: Keep annotations with `iscrowd`.
+        keep_crowds: Whether to keep annotations with `iscrowd`.
 
     Returns:
         The images, and the entries that were left out with their reasons.
@@ -177,7 +177,7 @@ def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing
 
 
 def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
-    """Return images by id, and those left out: broken, repeated, or different with the same id."""
+    """Return images by id, and those left out: broken ones and those with the same id."""
     rows: dict[str, ImageRow] = {}
     clashing: set[str] = set()
     rejected = []
@@ -226,7 +226,7 @@ def _reject(source: str, i: int, row: AnnotationRow | None, error: Exception) ->
 
 
 def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMasks:
-    """Return one mask given as run lengths; raise an error where they are invalid."""
+    """Return one mask given as run lengths; raise an error if they are invalid."""
     if segmentation.size != size:
         stated = " x ".join(map(str, segmentation.size))
         raise CorruptSampleError(
@@ -237,7 +237,7 @@ def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMask
 
 
 def _check_polygons(polygons: list[list[float]]) -> list[list[float]]:
-    """Return one object's polygons if they are safe to draw."""
+    """Return one object's polygons; raise an error if they are not safe to draw."""
     if not polygons:
         raise CorruptSampleError("it has no polygon; a box alone is not a mask")
     rings = [_corners(i, numbers) for i, numbers in enumerate(polygons)]
@@ -251,7 +251,7 @@ def _check_polygons(polygons: list[list[float]]) -> list[list[float]]:
 
 
 def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
-    """Return a polygon's corners if they are safe to draw."""
+    """Return a polygon's corners; raise an error if they are not safe to draw."""
     if len(numbers) < 6 or len(numbers) % 2:
         raise CorruptSampleError(
             f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
@@ -268,7 +268,7 @@ def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
 
 
 def _extras(row: AnnotationRow) -> dict[str, Any]:
-    """Return the fields of an annotation that are kept beside its mask."""
+    """Return the fields of an annotation to keep in addition to its mask."""
     extras: dict[str, Any] = {"id": row.id} if isinstance(row.id, int) else {}
     if row.category_id is not None:
         extras["category_id"] = row.category_id

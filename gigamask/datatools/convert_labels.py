@@ -1,6 +1,6 @@
 """Reading of label images: PNGs whose pixel values are instance numbers.
 
-A value is gray of 8 or 16 bits, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
+A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
 images; 0 is background. The picture has the same name and subfolder in the folder of pictures.
 """
 
@@ -51,8 +51,8 @@ def read(
     Args:
         labels: The folder of label images.
         pictures: The folder of pictures.
-        split: Make one mask per connected component instead of one per value.
-        ignore: Values that are not objects, such as 255 around VOC's.
+        split: Whether to make one mask per connected component instead of one per value.
+        ignore: Values that are not objects, such as 255 around objects of VOC.
 
     Returns:
         The images, and the label images that were left out with their reasons.

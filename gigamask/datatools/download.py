@@ -38,7 +38,7 @@ from gigamask.datatools.partial_download import (
 from gigamask.errors import GigamaskError
 
 ATTEMPTS = 8
-"""Consecutive attempts without a new byte; with doubling pauses they take two minutes."""
+"""Consecutive attempts without a new byte; with doubling pauses, they take two minutes."""
 MAX_PAUSE_S = 60.0
 CHUNK_BYTES = 2**20
 REDIRECTS = 10
@@ -66,8 +66,8 @@ Warn = Callable[[str], object]
 class DownloadResult:
     """Result of one file.
 
-    `status` is `fetched`, `resumed` (an earlier call began it), `skipped` (it was there) or
-    `failed`, with the reason.
+    `status` is `fetched`, `resumed` (an earlier call began it), `skipped` (it existed) or `failed`,
+    with the reason.
     """
 
     name: str
@@ -91,12 +91,12 @@ def download(
 
     Args:
         links: Names and addresses of the files.
-        out: The folder; it is made if needed.
+        out: The folder; it is created if needed.
         checksums: Checksums by file name (md5, sha1 or sha256, by their length).
         workers: Number of files downloaded at a time.
         progress: Called about ten times a second.
         proxy: Address of an HTTP proxy.
-        pause_s: Pause before the second attempt in seconds; it doubles with each further one.
+        pause_s: Pause before the second attempt in seconds; it doubles with each further attempt.
         warn: Called with a line about each attempt that is repeated.
 
     Returns:
@@ -154,7 +154,7 @@ class _Downloader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the threads, also those that wait for a byte."""
+        """Stop the threads, including those waiting for data."""
         self.stop.set()
         for response in list(self.responses):
             with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -191,7 +191,7 @@ class _Downloader:
             yield self._next(done)
 
     def _try(self, function: Callable[[PartialDownload], Any], file: PartialDownload) -> Any:
-        """Return the function's result or the file's failure; raise what would fail for all."""
+        """Return the function's result or the file's failure; raise errors that affect all."""
         try:
             return function(file)
         except GigamaskError as fault:
@@ -224,7 +224,7 @@ class _Downloader:
                 return result
 
     def check_existing(self, file: PartialDownload) -> DownloadResult | None:
-        """Return the result of a file that exists; else learn its size and return None."""
+        """Return the result of a file that exists; otherwise request its size and return None."""
         if not file.path.exists():
             if file.total_bytes is None:
                 file.total_bytes = self._stated_size(file)
@@ -252,7 +252,7 @@ class _Downloader:
         return DownloadResult(file.link.name, status, file.bytes_on_disk, file.received_bytes)
 
     def _download(self, file: PartialDownload) -> None:
-        """Request until the file is complete and its checksum holds, resuming at each attempt."""
+        """Request a file until it is complete with the right checksum, resuming each time."""
         attempts, furthest, starts = 0, file.bytes_on_disk, file.starts
         while True:
             try:
@@ -288,7 +288,7 @@ class _Downloader:
                     raise GigamaskError("it was interrupted") from error
 
     def _stated_size(self, file: PartialDownload) -> int | None:
-        """Request one byte to learn the file's size; None if the server does not state it."""
+        """Request one byte to get the file's size; return None if the server does not state it."""
         try:
             with self._request(file, {"Range": "bytes=0-0"}) as response:
                 return _stated(response).size if response.status in (200, 206) else None
@@ -399,7 +399,7 @@ def _check_status(response: Any, file: PartialDownload) -> None:
 
 
 def _expiry(url: str) -> str:
-    """Return when a link expired, which Meta's state as a hexadecimal time in `oe`, if known."""
+    """Return when a link expired, if known; Meta's links state it as a hexadecimal time in `oe`."""
     stated = parse_qs(urlsplit(url).query).get("oe", [""])[0]
     if re.fullmatch(r"[0-9A-Fa-f]{8}", stated) and (
         time := datetime.fromtimestamp(int(stated, 16), UTC)
@@ -409,7 +409,7 @@ def _expiry(url: str) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """Describe an error without the address, which is long and secret; raise what is permanent."""
+    """Describe an error without the address, which is long and secret; raise if it is permanent."""
     reason = (
         error.reason if isinstance(error, MaxRetryError) and error.reason is not None else error
     )

@@ -83,7 +83,7 @@ def choose(
     Args:
         links: All links.
         names: Names or globs; empty selects all.
-        count: Number of links to keep of those selected, from the first on.
+        count: Number of selected links to keep, starting with the first.
 
     Returns:
         The selected links, in their order.

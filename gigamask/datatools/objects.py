@@ -22,8 +22,8 @@ EMPTY = (
 class Objects:
     """The masks of one image.
 
-    `extras` are fields of each mask beside SA-1B's, `id` among them where it is known; `rejected`
-    are broken masks, and `crowds` is the number of crowds left out.
+    `extras` are fields of each mask besides SA-1B's, including `id` if known; `rejected` are broken
+    masks, and `crowds` is the number of crowds left out.
     """
 
     masks: RLEMasks
@@ -54,7 +54,7 @@ class SourceListing:
     """The images of a source, and what was left out before any was read.
 
     `rejected_masks` are annotations without an image, `unlabeled` is the number of pictures without
-    a label image, and `renumbered` is true where the images' names cannot be their ids.
+    a label image, and `renumbered` is true if the images' names cannot be their ids.
     """
 
     images: Sequence[SourceImage]
@@ -78,11 +78,11 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
 
 
 def union_masks(masks: RLEMasks, owner: Int64[np.ndarray, "n"], count: int) -> RLEMasks:
-    """Unite masks that belong together.
+    """Return the union of the parts of each mask.
 
     Args:
         masks: Parts of masks.
-        owner: [n] index of the mask that each part belongs to.
+        owner: Index of the mask that each part belongs to.
         count: Number of masks to return.
 
     Returns:

@@ -1,8 +1,8 @@
-"""State of files that are being downloaded: a part and a record of what it is a part of.
+"""State of unfinished downloads: a partial file, and a record of the version that it is part of.
 
-Both lie under `.download/` in the folder; a file gets its name only when it is complete. Part and
-record match whatever ends the process: the record is written before the first byte, and the part
-only grows.
+Both are under `.download/` in the folder; a file gets its final name only when it is complete. They
+match even if the process is killed: the record is written before the first byte, and the partial
+file only grows.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from gigamask.errors import GigamaskError
 
 STATE_FOLDER = ".download"
 MAX_STARTS = 2
-"""How often a file is begun when the server sends other bytes than it announced."""
+"""Number of times a file is started if the server sends other bytes than it announced."""
 
 
 class RetryLater(Exception):  # noqa: N818
-    """An attempt failed that may be repeated, after `wait_s` seconds if the server asks for it."""
+    """A failed attempt that may be repeated, after `wait_s` seconds if the server requires it."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class DownloadState(msgspec.Struct):
         return self.modified if self.etag.startswith("W/") else self.etag or self.modified
 
     def matches(self, other: "DownloadState") -> bool:
-        """Return whether both may be the same version: no field that both have differs."""
+        """Return whether both may be the same version: no field that both state differs."""
         pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         return all(
             one == another or one in (None, "") or another in (None, "") for one, another in pairs
@@ -57,8 +57,8 @@ class DownloadState(msgspec.Struct):
 class PartialDownload:
     """One file being downloaded.
 
-    `total_bytes` is its size if known, `bytes_on_disk` the length of the part, and
-    `received_bytes` what this process has received.
+    `total_bytes` is its size if known, `bytes_on_disk` the length of the partial file, and
+    `received_bytes` the number of bytes that this process has received.
     """
 
     link: Link
@@ -76,7 +76,7 @@ class PartialDownload:
         self.bytes_on_disk = self.part.stat().st_size if self.part.exists() else 0
         if self.state.size is not None and self.bytes_on_disk:
             self.total_bytes = self.state.size
-        elif self.bytes_on_disk and self.state == DownloadState():  # a part of an unknown file
+        elif self.bytes_on_disk and self.state == DownloadState():  # of an unknown file
             self.discard()
         self.resumed = self.bytes_on_disk > 0
 
@@ -92,12 +92,12 @@ class PartialDownload:
         self.state = state
 
     def discard(self) -> None:
-        """Delete the part."""
+        """Delete the partial file."""
         self.part.unlink(missing_ok=True)
         self.bytes_on_disk, self.resumed = 0, False
 
     def restart(self, reason: str) -> None:
-        """Delete the part and raise `RetryLater`, or `GigamaskError` after `MAX_STARTS` starts."""
+        """Delete the partial file and raise `RetryLater`, or `GigamaskError` after `MAX_STARTS`."""
         self.discard()
         self.starts += 1
         if self.starts == MAX_STARTS:
@@ -107,17 +107,17 @@ class PartialDownload:
         raise RetryLater(reason)
 
     def is_complete(self) -> bool:
-        """Return whether the part has all bytes."""
+        """Return whether the partial file has all bytes."""
         return self.bytes_on_disk == self.state.size and self.part.exists()
 
     def was_completed(self) -> bool:
-        """Return whether an earlier call completed the file, unchanged since, with the checksum."""
+        """Return whether an earlier call completed the file, unchanged and with this checksum."""
         status = self.path.stat()
         same = (self.state.mtime_ns, self.state.size) == (status.st_mtime_ns, status.st_size)
         return same and self.checksum in (None, self.state.checksum)
 
     def finish(self) -> None:
-        """Give the complete part its final name."""
+        """Give the complete partial file its final name."""
         with open(self.part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(self.part, self.path)
@@ -139,7 +139,7 @@ class PartialDownload:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, subfolder: str = STATE_FOLDER) -> Iterator[None]:
-    """Make a folder and lock it until the block ends; the lock of a killed process is released.
+    """Create a folder and lock it until the block ends; the lock of a killed process is released.
 
     Args:
         folder: The folder to write to.

@@ -1,7 +1,7 @@
-"""Encoding of picture files of common formats as the JPEGs in shards.
+"""Encoding of picture files of common formats as the JPEGs of shards.
 
-JPEGs are kept byte for byte. Where the masks' size matches the picture only as its EXIF
-orientation turns it, the picture is turned.
+JPEGs are kept byte for byte. A picture is rotated by its EXIF orientation only if it then matches
+the size of its masks.
 """
 
 import io
@@ -17,7 +17,7 @@ from gigamask.errors import CorruptSampleError
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}
 QUALITY = 95
-"""42.5 dB on photographs with full color resolution, a negligible loss."""
+"""JPEG quality: 42.5 dB PSNR on photographs with full color resolution, a negligible loss."""
 _DEEP = ("I", "F")
 _TURNED = (5, 6, 7, 8)
 
@@ -76,11 +76,11 @@ def open_picture(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image
 
     Args:
         raw: The bytes of the file.
-        formats: Pillow's names of the formats that are allowed.
+        formats: Allowed formats, by Pillow's names.
         name: The image's name in error messages.
 
     Raises:
-        CorruptSampleError: The bytes are not such a picture, or it has too many pixels.
+        CorruptSampleError: The bytes are not a picture of these formats, or it has too many pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -101,11 +101,11 @@ def open_picture(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image
 
 
 def _pixels(picture: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
-    """Return the RGB pixels, turned by the EXIF orientation where only that gives `size`."""
+    """Return the RGB pixels, rotated by the EXIF orientation if only that gives `size`."""
     height, width = size
     if picture.mode.startswith(_DEEP):
         raise CorruptSampleError(
-            f"{name}: the picture has {picture.mode} pixels, 8 bits a channel are supported;"
+            f"{name}: the picture has {picture.mode} pixels, but must have 8 bits per channel;"
             " convert it"
         )
     try:
@@ -117,8 +117,8 @@ def _pixels(picture: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.
         if picture.size != (width, height):
             stored = f"{picture.height} x {picture.width}"
             raise CorruptSampleError(
-                f"{name}: the picture has {stored} pixels, its masks {height} x {width}; give the"
-                " picture they were made for"
+                f"{name}: the picture has {stored} pixels, but its masks {height} x {width}; give"
+                " the picture they were made for"
             )
         return np.array(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:

@@ -1,7 +1,6 @@
-"""Plots of what `gigamask stats` counted, as files, drawn with matplotlib (extra `plots`).
+"""Plots of the results of `gigamask stats`, drawn to files with matplotlib (extra `plots`).
 
-matplotlib is imported when something is drawn. Figures are made without pyplot, so there is no
-global state.
+matplotlib is imported on first use. Figures are made without pyplot, so there is no global state.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinguishable with any colour vision (Okabe and Ito).
+# Distinguishable with any color vision (Okabe and Ito).
 BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
 DASHED = {"linestyle": (0, (5, 4)), "linewidth": 1}
 ABOVE: dict[str, Any] = {
@@ -25,9 +24,9 @@ ABOVE: dict[str, Any] = {
     "ncols": 4,
     "frameon": False,
 }
-"""Where a legend covers nothing: on the line of the title."""
+"""Position of the legend on the line of the title, where it covers nothing."""
 MIN_BINS = 10
-"""Width of an axis in bins, at least, so that a column of equal values is drawn as one bar."""
+"""Minimum width of an axis in bins, so that a column of equal values is drawn as one bar."""
 MAX_EPOCH_LINES = 20
 SIZE_INCHES, DPI = (16.0, 4.0), 100
 """Size of one row of panels."""
@@ -38,7 +37,7 @@ HISTOGRAMS = {
     "Predicted IoU": ("predicted_iou", "masks", ("predicted_iou",)),
     "Stability": ("stability_score", "masks", ("stability_score",)),
 }
-"""Of each panel: labels of its axes, and the columns drawn over each other."""
+"""Labels of the axes of each panel, and the columns drawn over each other."""
 
 
 def require_matplotlib() -> None:
@@ -55,12 +54,12 @@ def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
     """Draw the statistics of an index.
 
     Args:
-        stats: What `stats.describe` returned.
+        stats: Result of `stats.describe`.
         path: The file to write; its suffix selects the format.
         title: Heading of the picture.
 
     Raises:
-        GigamaskError: matplotlib is not installed, or the file cannot be written.
+        GigamaskError: Matplotlib is not installed, or the file cannot be written.
     """
     rows = stats["sampled_rows"]
     subtitle = f"{stats['images']:,} images, {stats['masks']:,} masks, {stats['tars']:,} tars"
@@ -81,12 +80,12 @@ def plot_sampler_stats(stats: dict[str, Any], path: str | Path, title: str) -> N
     """Draw what a sampler visits over its epochs.
 
     Args:
-        stats: What `sampler_stats.describe` returned.
+        stats: Result of `sampler_stats.describe`.
         path: The file to write; its suffix selects the format.
         title: Heading of the picture.
 
     Raises:
-        GigamaskError: matplotlib is not installed, or the file cannot be written.
+        GigamaskError: Matplotlib is not installed, or the file cannot be written.
     """
     pieces, data, visits = stats["pieces"], stats["data"], stats["visits"]
     subtitle = (

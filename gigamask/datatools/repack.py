@@ -1,10 +1,11 @@
 """Repacking of shards with smaller images: the long side has at most `size` pixels.
 
-Smaller images decode faster, and decoding is nine tenths of a sample's cost. Images go through the
-`ImageTransform` of training, masks through its grid at the new size as run lengths; masks without a
-pixel there are dropped. Images that are small already are copied byte for byte with their json.
-Each tar is written, read back and compared before it gets its name; `repack/NAME.json` records its
-source and settings, so that a repeated command only does what is missing.
+Smaller images decode faster, and decoding is nine tenths of a sample's cost. Images are resized by
+the `ImageTransform` of training, and masks are resampled as run lengths to its grid at the new
+size; masks left without a pixel are dropped. Images that are already small enough are copied byte
+for byte with their json. Each tar is written, read back and compared before it gets its name;
+`repack/NAME.json` records its source and settings, so that a repeated command only writes what is
+missing.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from gigamask.masks.transforms import ImageTransform
 from gigamask.types import SkippedSample
 
 VERSION = 1
-"""Increased when the same source and settings would give other pixels or masks."""
+"""Incremented when the same source and settings would give different pixels or masks."""
 RECORDS = "repack"
 MIN_SIZE = 32
 DECIMALS = 2
@@ -112,7 +113,7 @@ class RepackCounts:
 
 
 class Pixels(msgspec.Struct):
-    """The fields of an annotation in pixels that do not follow from its mask."""
+    """The fields of an annotation that are in pixels and do not follow from its mask."""
 
     point_coords: list[tuple[float, float]] = []
     crop_box: tuple[float, float, float, float] | None = None
@@ -128,14 +129,14 @@ def repack(
     """Write tars with smaller images.
 
     Tars in `out` that were made from the same source with the same settings are kept. Of a broken
-    tar, what an index among `paths` holds of it (`--salvage`) is repacked.
+    tar, the part that an index among `paths` holds (`--salvage`) is repacked.
 
     Args:
         paths: Tars, folders of tars, globs and indexes.
         out: The folder for the new tars.
         settings: Long side and JPEG quality.
         workers: Number of processes, each on one tar at a time.
-        progress: Called with the number of tars done and in total.
+        progress: Called as `progress(done, total)` after each tar.
 
     Returns:
         Counts, the images left out, the broken tars, and under `failed` the reasons of unusable
@@ -197,10 +198,10 @@ def repack_tar(
         path: The source.
         out: The folder for the new tar.
         settings: Long side and JPEG quality.
-        salvaged: Broken tars of which the intact beginning is used.
+        salvaged: Broken tars whose intact beginning is used.
 
     Returns:
-        The record, or why the tar is unusable; and whether the new tar existed already.
+        The record, or the reason why the tar is unusable; and whether the new tar already existed.
 
     Raises:
         GigamaskError: The new tar cannot be written, or reads back differently.
@@ -228,7 +229,7 @@ def repack_tar(
         if len(counts.rejected) > len(counts.written):
             reason = (
                 f"{path}: {len(counts.rejected)} of its {len(part.images['name'])} images are"
-                " unusable, at most half may be; fetch it again or leave it out"
+                " unusable, but at most half may be; fetch it again or leave it out"
                 f" (the first: {counts.rejected[0].reason})"
             )
             return reason, False
@@ -248,7 +249,7 @@ def repack_tar(
             rejected=[*part.left_out.rejected, *counts.rejected],
             broken=part.left_out.broken,
         )
-        # The record first: every tar that repack wrote has one, so others are never replaced.
+        # The record is written first: every tar of repack has one, so others are never replaced.
         storage.write(_record_path(target), msgspec.json.encode(done))
         os.replace(work, target)
     except OSError as error:
@@ -385,7 +386,7 @@ def _verify(path: Path, counts: RepackCounts) -> int:
 
 
 def _is_as_written(path: Path, counts: RepackCounts) -> bool:
-    """Return whether names, bytes and areas are as written; raise for an undecodable member."""
+    """Return whether names, bytes and areas are as written; raise if a member is undecodable."""
     members, shards = tar.scan(path), ShardReader([str(path)])
     payloads = (
         shards.read(0, int(offset), int(size))
@@ -409,7 +410,7 @@ def _is_as_written(path: Path, counts: RepackCounts) -> bool:
 
 
 def _check_names(tars: list[str], out: Path) -> None:
-    """Check that no new tar would replace a source, another new tar, or a file of other origin."""
+    """Check that no new tar would replace a source, another new tar, or a file not from repack."""
     targets: dict[str, str] = {}
     for path in tars:
         name = storage.basename(path)
@@ -438,7 +439,7 @@ def _source(path: str) -> SourceTar:
 
 
 def _is_unchanged(target: Path, done: RepackedTar) -> bool:
-    """Return whether a tar is as written; it is read if its time differs, as after copying."""
+    """Return whether a tar is as written; it is read if its time differs, as after a copy."""
     with contextlib.suppress(FileNotFoundError):
         status = target.stat()
         return status.st_size == done.bytes and (

@@ -1,8 +1,8 @@
 """Statistics of what a sampler visits over its epochs, as data and as a table.
 
-The sequence of visited items is cut into pieces of equal length, and each piece is described
-beside the data. A sampler that learns from losses is run as at the start of training, when no
-loss is known. `datatools.plots` draws the same as a picture.
+The sequence of visited items is cut into pieces of equal length, and each piece is compared with
+the data. A sampler that learns from losses is run as at the start of training, when no loss is
+known. `datatools.plots` draws the same as a picture.
 """
 
 import time
@@ -21,7 +21,7 @@ QUANTILES = {"10%": 0.1, "median": 0.5, "90%": 0.9}
 def describe(
     items: SampleTable, sampler: Sampler, epochs: int = 1, pieces: int = 50
 ) -> dict[str, Any]:
-    """Describe what a sampler visits, beside what the data hold.
+    """Describe what a sampler visits, compared with the data.
 
     Args:
         items: Everything that can be sampled, with the columns granularity, difficulty and tar.
@@ -36,7 +36,7 @@ def describe(
         GigamaskError: There is nothing to visit.
     """
     if epochs < 1:
-        raise GigamaskError(f"--epochs is {epochs}, it must be at least 1")
+        raise GigamaskError(f"--epochs is {epochs}, but must be at least 1")
     if not items.count:
         raise GigamaskError(
             "there are no items to sample: no image has a mask that passes; give tars with masks"
@@ -85,7 +85,7 @@ def describe(
 def _pieces(
     items: SampleTable, sampler: Sampler, epochs: int, pieces: int, order_seconds: list[float]
 ) -> Iterator[Int64[np.ndarray, "n"]]:
-    """Yield the items of each piece; appends the seconds that each epoch's order took.
+    """Yield the items of each piece; append the seconds that each epoch's order took.
 
     One epoch's order is held at a time, and a piece may extend over several epochs.
     """
@@ -102,7 +102,7 @@ def _pieces(
                 raise GigamaskError("the sampler's order has no positions; loosen the sampler")
             count = min(pieces, length * epochs)
             ends = np.linspace(0, length * epochs, count + 1).round().astype(int).tolist()[1:]
-        # A lazily evaluated order takes its time here.
+        # A lazy order is evaluated here.
         sequence = np.asarray(order[np.arange(length)], np.int64)
         order_seconds.append(time.perf_counter() - start_s)
         at = 0

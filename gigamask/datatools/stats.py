@@ -1,7 +1,7 @@
 """Statistics of an index: counts, distributions and histograms, as data and as a table.
 
 Counts, sums and shares are exact. Quantiles, means and histograms of very long columns are taken
-from rows at an even stride (`sampled_rows`). `datatools.plots` draws the same.
+from rows at an even stride (`sampled_rows`). `datatools.plots` draws the same results.
 """
 
 import math
@@ -26,7 +26,7 @@ QUANTILES = {
 MAX_ROWS = 2**22
 """Four million rows put a quantile within 0.1 % of its true rank."""
 LOGARITHMIC = ("mask area", "mask area share", "jpg bytes")
-"""Columns whose histograms have bins of equal ratio."""
+"""Columns whose histograms have logarithmic bins."""
 MAX_BINS = 40
 BINS_PER_DECADE = 8
 MAX_DECADES = 9
@@ -83,7 +83,7 @@ def histogram(column: Shaped[np.ndarray, "n"], logarithmic: bool = False) -> dic
 
     Args:
         column: Numbers, at least one.
-        logarithmic: Bins of equal ratio, 8 per decade, instead of equal width.
+        logarithmic: Whether to use logarithmic bins, 8 per decade, instead of bins of equal width.
 
     Returns:
         `edges`, one more than there are bins, and `counts`.

@@ -31,7 +31,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import ImageAnnotation
 
 BOX_TOLERANCE = 1.0
-"""In pixels: widths and heights in SA-1B are one less than in COCO and in data of others."""
+"""In pixels: widths and heights in SA-1B are one less than in COCO and other data sets."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def verify(
     Args:
         paths: Tars, folders of tars, globs and indexes.
         sums: Checksums by file name.
-        decode: Decode the JPEGs; otherwise only their headers are read.
+        decode: Whether to decode the JPEGs; if not, only their headers are read.
         workers: Number of processes, each on one tar at a time.
-        progress: Called with the number of tars done and in total.
+        progress: Called as `progress(done, total)` after each tar.
 
     Returns:
         A report for each tar, and the problems of the indexes.
@@ -158,7 +158,7 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     Args:
         path: The tar; it may be remote.
         sums: Checksums by file name.
-        decode: Decode the JPEGs; otherwise only their headers are read.
+        decode: Whether to decode the JPEGs; if not, only their headers are read.
     """
     report = TarReport(path)
     listed = sums.get(storage.basename(path))
@@ -201,7 +201,7 @@ _STATED = msgspec.json.Decoder(_StatedRecord)
 
 @dataclass
 class _TarReader:
-    """Reads the members of one tar sample by sample, a bounded group of them at a time."""
+    """Reader of the members of one tar, sample by sample, a bounded group at a time."""
 
     report: TarReport
     members: tar.Members

@@ -45,8 +45,8 @@ def nms(
 
     Args:
         boxes: Boxes xyxy.
-        scores: Score of each box; of equal scores the first box wins.
-        iou_threshold: In [0, 1]; a box is removed if its IoU with a kept one is above this.
+        scores: Score of each box; ties go to the first box.
+        iou_threshold: Threshold in [0, 1]; a box is removed if its IoU with a kept one is above it.
 
     Returns:
         Indices of the kept boxes, highest score first.
@@ -72,7 +72,7 @@ def nms(
 def is_box_near_crop_edge(
     boxes: Boxes, crop: tuple[int, int, int, int], size: tuple[int, int], atol: float
 ) -> Bool[np.ndarray, "n"]:
-    """Return which boxes end at a side of the crop that is not a side of the image.
+    """Return which boxes touch a side of the crop that is not a side of the image.
 
     Args:
         boxes: Boxes xyxy in pixels of the image.

@@ -12,11 +12,11 @@ from jaxtyping import Int64, UInt8
 from gigamask.errors import GigamaskError
 
 PIXEL_LIMIT = 2**30
-"""Largest mask in pixels, so that positions fit int32 with a bit to spare."""
+"""Maximum pixels of a mask, so that positions fit int32 with a bit to spare."""
 
 DIGIT_LIMIT = 7
-"""Most characters of a number: each has five bits, and the difference of two run lengths of at most
-`PIXEL_LIMIT` needs 31."""
+"""Maximum characters of a number: each has five bits, and the difference of two run lengths of at
+most `PIXEL_LIMIT` needs 31."""
 
 FIX = "remove this mask or encode it again"
 
@@ -48,8 +48,8 @@ def read_counts(
         size: Size of the masks, (H, W).
 
     Returns:
-        Run lengths of all masks, background first, and the offsets where each mask's begin and the
-        last ones end. All lengths are in [0, H * W], and those of a mask sum to H * W.
+        Run lengths of all masks, background first, and the start of each mask's, followed by the
+        end of the last. All lengths are in [0, H * W], and those of a mask sum to H * W.
 
     Raises:
         GigamaskError: Counts are not valid; the message has the index of the mask.
@@ -139,13 +139,13 @@ def _undo_differences(
 ) -> Int64[np.ndarray, "T"]:
     """Return run lengths from COCO's differences.
 
-    From the fourth number of a mask on, each is relative to the second one before it.
+    From the fourth number of a mask on, each is stored relative to the one two before it.
     """
     sums = np.empty_like(values)
     np.cumsum(values[0::2], out=sums[0::2])
     np.cumsum(values[1::2], out=sums[1::2])
-    # The sums to subtract: up to this mask's first number for every second number from there on,
-    # up to the number before the mask for the others.
+    # Subtract the sum up to the mask's first number at even positions in the mask, and the sum up
+    # to the number before the mask at odd ones.
     padded = np.concatenate([np.zeros(2, np.int64), sums])
     sizes = np.diff(offsets)
     parity = (np.arange(len(values)) - np.repeat(offsets[:-1], sizes)) & 1
@@ -182,11 +182,11 @@ def _check_lengths(
 
 
 def write_counts(lengths: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1"]) -> list[bytes]:
-    """Encode masks as COCO's compressed counts, byte for byte as pycocotools.
+    """Encode masks as COCO's compressed counts, byte for byte as pycocotools does.
 
     Args:
         lengths: Run lengths of all masks, background first.
-        offsets: Where each mask's run lengths begin, and the last ones end.
+        offsets: Start of each mask's run lengths, followed by the end of the last.
     """
     sizes = np.diff(offsets)
     index = np.arange(len(lengths)) - np.repeat(offsets[:-1], sizes)

@@ -66,7 +66,7 @@ class ColumnRuns:
 
 
 def offsets_of(counts: Bool[np.ndarray, "n"] | Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n1"]:
-    """Return where consecutive groups of these sizes begin, and where the last one ends."""
+    """Return the starts of consecutive groups of these sizes, followed by the end of the last."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
@@ -75,13 +75,13 @@ def offsets_of(counts: Bool[np.ndarray, "n"] | Int64[np.ndarray, "n"]) -> Int64[
 def _repeat(
     counts: Int64[np.ndarray, "n"],
 ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
-    """Return each index below n as often as its count, and the number of each repetition."""
+    """Return each index repeated by its count, and the number of each repetition."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def cancel_pairs(keys: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "c"]:
-    """Return the non-decreasing keys that occur an odd number of times, once each.
+    """Return those of the sorted keys that occur an odd number of times, once each.
 
     A mask that changes twice at the same position does not change there.
     """
@@ -108,14 +108,14 @@ def resample_bounds(
         bounds: Change points of all masks.
         owner: Index of each bound's mask.
         size: Size of the masks, (H, W).
-        rows: Input row of each output row, never decreasing; -1, only before the first or after the
-            last of them, is background.
+        rows: Input row of each output row, non-decreasing; -1 for background, only before the first
+            row or after the last.
         columns: The same for columns.
-        flip: Whether to then mirror the masks left to right.
+        flip: Whether to mirror the result left to right.
 
     Returns:
-        Increasing bounds, those of mask i shifted by i * (h * w + 1). Bounds at the end of the grid
-        may be among them.
+        Increasing bounds, those of mask i shifted by i * (h * w + 1). They may include bounds at
+        the end of the grid.
     """
     above, inner_rows = _inside(rows, size[0], "rows")
     left, inner_columns = _inside(columns, size[1], "columns")
@@ -209,7 +209,7 @@ def average_spans(
         size: Size of the masks, (H, W).
         row_edges: Edges of the h rows of cells, in pixels of the masks.
         column_edges: Edges of the w columns of cells.
-        flip: Whether to then mirror the cells left to right.
+        flip: Whether to mirror the result left to right.
     """
     height, width = len(row_edges) - 1, len(column_edges) - 1
     shares = np.zeros((len(boxes), width, height), np.float32)

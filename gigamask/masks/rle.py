@@ -1,6 +1,6 @@
 """Batches of run-length encoded masks: areas, boxes, IoU, points and resampling without decoding.
 
-The cost is that of the masks' boundaries, not of their pixels.
+The cost grows with the masks' boundaries, not with their pixels.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gigamask.masks.resample import (
 )
 
 PAIR_BLOCK = 2**20
-"""Spans that are looked up at once when masks are intersected; limits the memory."""
+"""Number of spans looked up at a time when masks are intersected; limits the memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class RLEMasks:
     Attributes:
         size: Size of the masks, (H, W).
         bounds: Change points of all masks; mask i has `bounds[offsets[i]:offsets[i + 1]]`.
-        offsets: Where each mask's bounds begin, and the last ones end.
+        offsets: Start of each mask's bounds, followed by the end of the last.
     """
 
     size: tuple[int, int]
@@ -78,7 +78,7 @@ class RLEMasks:
         return from_keys((height, width), len(counts), cancel_pairs(keys), pixels + 1)
 
     def to_coco(self) -> list[bytes]:
-        """Return the masks as COCO's compressed counts, byte for byte as pycocotools."""
+        """Return the masks as COCO's compressed counts, byte for byte as pycocotools does."""
         lengths, offsets = _lengths(self)
         return write_counts(lengths, offsets)
 
@@ -153,10 +153,12 @@ class RLEMasks:
         return shared / np.maximum(union, 1)
 
     def sample_points(self, uniforms: Float64[np.ndarray, "n k"]) -> Int64[np.ndarray, "n k 2"]:
-        """Return foreground pixels xy, in column-major order the floor(u * area)-th of each mask.
+        """Return foreground pixels xy: for each uniform u, the floor(u * area)-th in column order.
 
-        They are uniform in the mask if the `uniforms` u are uniform in [0, 1). Raises GigamaskError
-        for an empty mask.
+        The pixels are uniform in the mask if u is uniform in [0, 1).
+
+        Raises:
+            GigamaskError: A mask is empty.
         """
         spans = _spans(self)
         covered = spans.covered()
@@ -178,10 +180,10 @@ class RLEMasks:
         """Return masks with `out[i, j] = in[rows[i], columns[j]]`.
 
         Args:
-            rows: Row of this grid for each row of the result, never decreasing; -1, only before the
-                first or after the last of them, is background.
+            rows: Row of this grid for each row of the result, non-decreasing; -1 for background,
+                only before the first row or after the last.
             columns: The same for columns.
-            flip: Whether to then mirror the masks left to right.
+            flip: Whether to mirror the result left to right.
 
         Returns:
             Masks of size h x w.
@@ -200,13 +202,13 @@ class RLEMasks:
     ) -> Float32[np.ndarray, "n h w"]:
         """Return the share of each cell of a grid that each mask covers.
 
-        This equals cv2's INTER_AREA where cells are larger than pixels.
+        This equals cv2's INTER_AREA if cells are larger than pixels.
 
         Args:
             row_edges: Edges of the h rows of cells, in pixels of this grid, strictly increasing;
                 everything outside of this grid is background.
             column_edges: The same for the w columns of cells.
-            flip: Whether to then mirror the cells left to right.
+            flip: Whether to mirror the result left to right.
 
         Raises:
             ValueError: Edges do not increase, or there are fewer than two.
@@ -231,7 +233,7 @@ class RLEMasks:
 
 
 def _lengths(masks: RLEMasks) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "n1"]]:
-    """Return the run lengths of all masks, background first, and where each mask's begin."""
+    """Return the run lengths of all masks, background first, and the start of each mask's."""
     pixels, indices = masks.size[0] * masks.size[1], np.arange(len(masks))
     owner = np.repeat(indices, np.diff(masks.offsets))
     ends = np.empty(len(masks.bounds) + len(masks), np.int64)
@@ -286,13 +288,13 @@ def from_keys(
 def decode_rle(
     bounds: Int[Tensor, "T"], offsets: Int64[Tensor, "n1"], size: tuple[int, int]
 ) -> Bool[Tensor, "n H W"]:
-    """Decode masks on the device that they are on.
+    """Decode masks on their device.
 
-    Each bound is marked, and the parity of the number of marks so far is the mask.
+    A pixel is foreground if the number of bounds up to it is odd.
 
     Args:
         bounds: Change points of all masks, as in `RLEMasks`.
-        offsets: Where each mask's bounds begin, and the last ones end.
+        offsets: Start of each mask's bounds, followed by the end of the last.
         size: Size of the masks, (H, W).
 
     Returns:

@@ -18,7 +18,7 @@ from gigamask.masks.rle import RLEMasks
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Crop an image, resize the crop, mirror it, and put it into the top left of the model input.
+    """A crop of an image, resized, mirrored and placed at the top left of the model input.
 
     Attributes:
         original: Size of the image, (H, W).
@@ -42,7 +42,7 @@ class ImageTransform:
 
         Args:
             original: Size of the image, (H, W).
-            image_size: Side of the model input, which the longer side of the image is resized to.
+            image_size: Side of the model input, to which the longer side of the image is resized.
                 The other side is rounded to the nearest pixel and is at least 1.
             flip: Whether to mirror the image left to right.
         """
@@ -58,7 +58,7 @@ class ImageTransform:
         return y1 - y0, x1 - x0
 
     def apply_image(self, pixels: UInt8[np.ndarray, "H W 3"]) -> UInt8[Tensor, "3 h w"]:
-        """Return the resized pixels without normalization and padding; antialiased bilinear."""
+        """Return the resized pixels (antialiased bilinear), without normalization and padding."""
         y0, x0, y1, x1 = self.crop
         cropped = np.require(pixels[y0:y1, x0:x1], requirements=["C", "W"])
         if self.crop_size == self.resized:
@@ -76,7 +76,7 @@ class ImageTransform:
         return (image.flip(2) if self.flip else image).contiguous()
 
     def apply_masks(self, masks: RLEMasks, grid: int) -> RLEMasks:
-        """Resample masks to a grid over the model input, nearest at the cells' centers.
+        """Resample masks to a grid over the model input, nearest-neighbor at cell centers.
 
         Args:
             masks: Masks at original size.
@@ -105,27 +105,28 @@ class ImageTransform:
         return masks.average(edges * (crop_h / h), columns * (crop_w / w), self.flip)
 
     def points_to_input(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
-        """Return original points xy in input pixels."""
+        """Convert points xy from original to input pixels."""
         origin, scale = _affine(self)
         moved = (points + 0.5 - origin) * scale - 0.5
         return _mirror(self, moved).astype(points.dtype)
 
     def points_to_original(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
-        """Return input points xy in original pixels."""
+        """Convert points xy from input to original pixels."""
         origin, scale = _affine(self)
         return ((_mirror(self, points.astype(np.float64)) + 0.5) / scale + origin - 0.5).astype(
             points.dtype
         )
 
     def boxes_to_input(self, boxes: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
-        """Return original boxes xyxy, with inclusive ends, in input pixels."""
+        """Convert boxes xyxy, with inclusive ends, from original to input pixels."""
         corners = self.points_to_input(boxes.reshape(-1, 2, 2))
         return np.concatenate([corners.min(1), corners.max(1)], 1)  # a flip swaps left and right
 
     def logits_to_original(self, low: Float[Tensor, "n k G G"]) -> Float[Tensor, "n k H W"]:
-        """Resize low-resolution logits to the original size, as SAM's `postprocess_masks`.
+        """Resize low-resolution logits to the original size, like SAM's `postprocess_masks`.
 
-        Raises ValueError for a crop or a mirrored image.
+        Raises:
+            ValueError: The transform crops or mirrors the image.
         """
         if self.flip or self.crop_size != self.original:
             raise ValueError(
@@ -142,7 +143,7 @@ class ImageTransform:
 def _source_lines(transform: ImageTransform, axis: int, grid: int) -> Int64[np.ndarray, "grid"]:
     """Return the original row (axis 0) or column (axis 1) at each cell's center, -1 in the padding.
 
-    Integers throughout, so that every machine and every backend agrees.
+    All arithmetic is in integers, so that every machine and every backend agrees.
     """
     length, crop = transform.resized[axis], transform.crop_size[axis]
     centers = (2 * np.arange(grid) + 1) * transform.image_size

@@ -1,8 +1,8 @@
 """The endless sequence of samples, cut into steps, ranks and micro-batches.
 
-The order of an epoch is computed when the step that holds the epoch's first sample starts, and sees
-the losses of all steps before it. So reading ahead changes no order, and with a sampler that learns
-from losses, the sequence is known to the end of an epoch only.
+The order of an epoch is computed at the start of the step that holds the epoch's first sample, from
+the losses of all steps before it. So reading ahead does not change any order, and with a sampler
+that learns from losses, the sequence is known only up to the end of an epoch.
 """
 
 import math
@@ -29,17 +29,17 @@ def whole_images(
 
 
 class SampleSequence:
-    """The orders of all epochs, one after the other, from sample 0 of the training on.
+    """The orders of all epochs, one after the other, starting at sample 0 of the run.
 
     Args:
         sampler: Computes the order of each epoch.
-        table: Samples to order.
-        history: Losses so far; required where `sampler.decay` is not None.
+        table: Items to sample.
+        history: Losses so far; required if `sampler.decay` is not None.
         locate: Maps items to images and masks.
         strata: Whether samples carry the stratum that the sampler assigns to them.
 
     Raises:
-        GigamaskError: Orders have no positions, or strata are asked for and the sampler has none.
+        GigamaskError: Orders are empty, or strata are requested but the sampler has none.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class SampleSequence:
             batch_size: Number of samples of the step.
 
         Returns:
-            The sample up to which whole steps are known; infinity where losses are not used.
+            The number of samples up to which whole steps are known; infinity if losses are not
+            used.
         """
         if self._history is None:
             return math.inf
@@ -93,7 +94,7 @@ class SampleSequence:
         return float(consumed + steps * batch_size)
 
     def visits(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[SampleRef, ...]:
-        """Return what is visited at some samples of a step.
+        """Return the references of some samples of a step.
 
         Args:
             samples: Numbers of the samples, ascending.
@@ -139,7 +140,7 @@ class SampleSequence:
             if len(order) != self.epoch_length:
                 raise GigamaskError(
                     f"the sampler's order of epoch {epoch} must have {self.epoch_length} positions "
-                    f"as epoch 0 has (got {len(order)}); make the length independent of the epoch"
+                    f"like epoch 0 (got {len(order)}); make the length independent of the epoch"
                 )
             self._orders[epoch] = order
         return self._orders[epoch]
@@ -157,9 +158,9 @@ def iter_segments(
     rank: int,
     world_size: int,
 ) -> Iterator[Iterator[StepPlan]]:
-    """Yield the steps of one rank, without end, in segments.
+    """Yield the endless sequence of one rank's steps, in segments.
 
-    A global batch is the next `batch_size` samples of the sequence, also across the end of an
+    A global batch is the next `batch_size` samples of the sequence, even across the end of an
     epoch. Rank r takes its samples r, r + world_size, and so on. All ranks get the same number of
     micro-batches; if the batch is not a multiple of the world size, the last one of some ranks is
     smaller or empty.
@@ -173,8 +174,8 @@ def iter_segments(
         world_size: Number of processes.
 
     Yields:
-        Steps that are known by now, so that they may be loaded ahead. Ask for the next segment when
-        the losses of this one are recorded.
+        The steps known so far, which may be loaded ahead. Request the next segment after the losses
+        of this one are recorded.
     """
     while True:
         known = sequence.prepare(consumed, batch_size)
@@ -190,7 +191,7 @@ def iter_steps(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[StepPlan]:
-    """Yield the same steps one after the other, for samplers that do not learn from losses.
+    """Yield the steps of `iter_segments` one by one, for samplers that do not learn from losses.
 
     Args:
         sequence: Sequence of samples.

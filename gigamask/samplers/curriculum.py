@@ -1,4 +1,4 @@
-"""Curricula: training starts with the easiest items and reaches more over time, never fewer."""
+"""Curricula: training starts with the easiest items and adds harder ones over time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curriculum(Sampler):
-    """The easiest share of the items, which grows with time until it reaches all of them.
+    """The easiest share of the items, which grows with time until it includes all of them.
 
     An epoch has as many positions as there are items.
     """
 
     start: float = 0.3
-    """share of the items, the easiest ones, that training starts with"""
+    """share of the items, easiest first, that training starts with"""
     epochs: float = 5.0
-    """epochs until all items are reached; may be fractional"""
+    """epochs until all items are included; may be fractional"""
     stages: int = 10
-    """times per epoch that the share grows"""
+    """number of times per epoch that the share grows"""
 
     def __post_init__(self) -> None:
         check(self, "start", 0 < self.start <= 1, "a share > 0 and <= 1")
@@ -38,18 +38,18 @@ class Curriculum(Sampler):
         check_positive(self, "stages")
 
     def share(self, epochs: float) -> float:
-        """Return the share of the items that is reached after this many epochs."""
+        """Return the share of the items that is included after this many epochs."""
         if epochs >= self.epochs:
             return 1.0
         return min(1.0, self.start + (1 - self.start) * epochs / self.epochs)
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the order of `epoch`: in each stage, passes over the items that are reached.
+        """Return the order of `epoch`: in each stage, passes over the included items.
 
-        Stages that reach the same number of items are one.
+        Stages that include the same number of items are merged.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -71,13 +71,13 @@ class AdaptiveCurriculum(Sampler):
     """The easiest share of the items, which grows when the loss of recent epochs is low enough."""
 
     start: float = 0.3
-    """share of the items, the easiest ones, that training starts with"""
+    """share of the items, easiest first, that training starts with"""
     growth: float = 0.05
     """how much the share grows each time"""
     threshold: float = 0.1
     """mean epoch loss below which the share grows; depends on the scale of the run's loss"""
     window: int = 3
-    """epochs that are averaged; after each growth, this many new epochs must pass"""
+    """number of epochs averaged; after each growth, this many new epochs must pass"""
     per_epoch: int | None = None
     """positions per epoch, after which the share can grow; None: as many as there are items"""
 
@@ -89,11 +89,11 @@ class AdaptiveCurriculum(Sampler):
 
     @property
     def decay(self) -> float:
-        """Only epoch losses are used, so losses of items are not averaged."""
+        """Only epoch losses are used, so the losses of items are not averaged."""
         return 0.0
 
     def share(self, epoch_losses: Float64[np.ndarray, "epochs"]) -> float:
-        """Return the share that is reached after these epochs; NaN losses are skipped."""
+        """Return the share that is included after these epochs; NaN losses are skipped."""
         growths, recent = 0, []
         for loss in epoch_losses[~np.isnan(epoch_losses)].tolist():
             recent.append(loss)
@@ -103,12 +103,12 @@ class AdaptiveCurriculum(Sampler):
         return min(1.0, self.start + growths * self.growth)
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the order of `epoch`: passes over the items that are reached.
+        """Return the order of `epoch`: passes over the included items.
 
-        Epochs that reach the same number of items continue the same passes.
+        Epochs that include the same number of items continue the same passes.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -179,6 +179,6 @@ def _count_of(share: float, count: int) -> int:
 
 
 def _by_difficulty(table: SampleTable, fewest: int, sampler: Sampler) -> Int64[np.ndarray, "count"]:
-    """Return the items from the easiest on; in any order if at least all of them are reached."""
+    """Return the items, easiest first; in any order if all of them are included."""
     difficulty = column(table, "difficulty", sampler)
     return np.arange(table.count) if fewest >= table.count else argsort_stable(difficulty)

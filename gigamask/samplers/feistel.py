@@ -1,8 +1,8 @@
 """Random permutations that are evaluated on demand, in constant memory.
 
-A Feistel network permutes the smallest power of two that holds the size. Values that land outside
-the size are sent through the network again until they land inside ("cycle walking", Black and
-Rogaway 2002). The result is still a permutation and takes fewer than two passes on average.
+A Feistel network permutes the smallest power of two that holds the size. Values outside the size
+pass through the network again until they are inside ("cycle walking", Black and Rogaway 2002). The
+result is still a permutation and takes fewer than two passes on average.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 6
 SMALL = 2**14
-"""Sizes up to this are shuffled in memory: that is as fast, and the halves of so few bits would
-reach only a small part of all permutations."""
+"""Sizes up to this are shuffled in memory: that is as fast, and a network of only a few bits
+reaches a small part of all permutations."""
 PIECE = 2**14
 """Number of positions evaluated together, so that all intermediate values stay in the CPU cache."""
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
@@ -87,9 +87,9 @@ def cycle(
 def balanced_subset(
     visit: int, length: int, size: int, seed: int, purpose: str, *ids: int
 ) -> Int64[np.ndarray, "length"]:
-    """Choose the items of one visit such that all items are chosen equally often over visits.
+    """Choose the items of one visit so that over visits, all items are chosen equally often.
 
-    An item is repeated within a visit only when all have been chosen. Over any number of visits
+    An item is repeated within a visit only after all have been chosen. Over any number of visits
     from the first on, the items' counts differ by at most one.
 
     Args:
@@ -127,9 +127,9 @@ def _distinct(
 ) -> Int64[np.ndarray, "length"]:
     """Return one visit's distinct items from an endless sequence of permutations.
 
-    `length` is at most half of `size`. A visit that spans two permutations could meet an item
-    twice. So among the first `length` items of the second permutation, those that the visit has
-    already met are moved to the end. There are enough others, and no later item moves.
+    `length` is at most half of `size`. A visit that spans two permutations could contain an item
+    twice. Therefore, among the first `length` items of the second permutation, those already in the
+    visit are moved to the end. There are enough others, and no later item moves.
     """
     start, end = visit * length, (visit + 1) * length
     first = start // size * size

@@ -32,11 +32,11 @@ class LossWeighted(Sampler):
     """
 
     temperature: float = 1.0
-    """above 1 evens the probabilities out, below 1 sharpens them"""
+    """above 1 flattens the distribution, below 1 sharpens it"""
     floor: float = 0.1
-    """share of the positions that is drawn uniformly from all items"""
+    """share of the positions drawn uniformly from all items"""
     ema: float = 0.99
-    """decay of an item's average loss each time it is trained on"""
+    """decay of the moving average of an item's losses"""
     importance: bool = False
     """weight losses by 1 / (items x probability), so that gradients stay unbiased"""
     per_epoch: int = 200_000
@@ -52,18 +52,18 @@ class LossWeighted(Sampler):
 
     @property
     def decay(self) -> float:
-        """Decay of an item's average loss."""
+        """Decay of the moving average of an item's losses."""
         return self.ema
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`, drawn by loss; a `WeightedOrder` with `importance`.
 
-        One draw is made in each of N equal parts of the probability: an item comes as often as
-        expected, give or take one or two. So estimates vary less than with N independent draws and
-        have the same mean.
+        One item is drawn from each of N equal parts of the cumulative probability, so an item
+        occurs as often as expected, to within one or two. Estimates have the same mean as with N
+        independent draws, but a lower variance.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -81,7 +81,7 @@ class LossWeighted(Sampler):
     def relative(self, losses: Float32[np.ndarray, "count"]) -> Float32[np.ndarray, "count"]:
         """Return each item's probability as a multiple of `1 / items`.
 
-        Items without a finite loss count as the mean of the others, and negative losses as 0. If
+        Items without a finite loss get the mean of the others, and negative losses count as 0. If
         no loss is above 0, all items are equal.
 
         Args:
@@ -109,9 +109,9 @@ class LossWeighted(Sampler):
 
 @dataclass(frozen=True)
 class Replay(Sampler):
-    """A share of every batch from the hardest recent items; the others are all items in turn.
+    """All items in turn, with a share of every batch replayed from the hardest recent items.
 
-    Items are prioritised by loss as in Schaul et al. 2015, but by rank only. The buffer is computed
+    Items are prioritized by loss as in Schaul et al. 2015, but by rank only. The buffer is computed
     from the loss history, so there is no other state.
 
     The share holds for global batches. Replays are evenly spaced, so a process may get more of them
@@ -123,11 +123,11 @@ class Replay(Sampler):
     size: int = 10_000
     """maximum number of items in the buffer, the hardest ones"""
     percentile: float = 90.0
-    """only losses above this percentile of the recent ones are replayed"""
+    """only items with losses above this percentile of the recent ones are replayed"""
     recent: int = 3
     """epochs after which an item that was not visited again is dropped"""
     per_epoch: int = 50_000
-    """positions per epoch, at most what visits every item once; after it the buffer is renewed"""
+    """positions per epoch, at most one visit of every item; then the buffer is recomputed"""
 
     def __post_init__(self) -> None:
         check(self, "share", 0 <= self.share < 1, ">= 0 and < 1")
@@ -136,7 +136,7 @@ class Replay(Sampler):
 
     @property
     def decay(self) -> float:
-        """The last loss replaces the one before, so that learned items leave the buffer."""
+        """The last loss replaces the previous one, so that learned items leave the buffer."""
         return 0.0
 
     def order(
@@ -146,10 +146,10 @@ class Replay(Sampler):
 
         Position P of the sequence of all epochs is a replay where `floor((P + 1) * share)` is above
         `floor(P * share)`: each batch of B holds B * share replays, rounded up or down. While the
-        buffer is empty, replays are further items from a sequence of their own.
+        buffer is empty, replays take items from a separate sequence.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -182,7 +182,7 @@ class Replay(Sampler):
             history: Losses, and the epochs in which the items were last visited.
 
         Returns:
-            Of the items visited in the `recent` epochs before, the hardest above the percentile.
+            The hardest items above the percentile among those visited in the last `recent` epochs.
         """
         recent = np.flatnonzero(
             (history.seen >= max(epoch - self.recent, 0)) & np.isfinite(history.losses)

@@ -11,13 +11,13 @@ from gigamask.interfaces import LossSnapshot
 
 @dataclass
 class LossHistory:
-    """Losses so far, and a snapshot of them: orders see the snapshot only.
+    """Losses so far, and a snapshot of them; orders use only the snapshot.
 
     Attributes:
         subject: Digest of the sampler and the data that the losses belong to.
-        decay: Share of an item's average loss that remains when there is a new loss.
-        losses: Average loss of each item, NaN where there is none.
-        seen: Epoch in which each item was last trained on, -1 where never.
+        decay: Decay of the moving average of an item's losses.
+        losses: Average loss of each item; NaN if there is none.
+        seen: Epoch in which each item was last trained on; -1: never.
         sums: Sum of the losses of each epoch.
         counts: Number of losses of each epoch.
         snapshot: The history as it was when `take_snapshot` was last called.
@@ -38,7 +38,7 @@ class LossHistory:
         Args:
             subject: Digest of the sampler and the data.
             count: Number of items.
-            decay: Share of an item's average loss that remains when there is a new loss.
+            decay: Decay of the moving average of an item's losses.
         """
         start = LossSnapshot.empty(count)
         sums, counts = np.zeros(0), np.zeros(0, np.int64)
@@ -55,7 +55,7 @@ class LossHistory:
         """Add the losses of one step's samples.
 
         Args:
-            items: Item of each sample; one that occurs twice counts with its mean loss.
+            items: Item of each sample; losses of an item that occurs twice are averaged.
             epochs: Epoch of each sample, ascending.
             losses: Loss of each sample; those that are not finite are ignored.
         """
@@ -85,7 +85,7 @@ class LossHistory:
         self.snapshot = LossSnapshot(self.losses.copy(), self.seen.copy(), means)
 
     def arrays(self) -> dict[str, Shaped[np.ndarray, "..."]]:
-        """Return the whole content as arrays by name, as checkpoints hold it."""
+        """Return the whole history as arrays by name, as stored in checkpoints."""
         current = {name: getattr(self, name) for name in ("losses", "seen", "sums", "counts")}
         names = [field.name for field in fields(LossSnapshot)]
         return current | {f"frozen.{name}": getattr(self.snapshot, name) for name in names}
@@ -94,13 +94,13 @@ class LossHistory:
     def from_arrays(
         cls, arrays: dict[str, Shaped[np.ndarray, "..."]], subject: str, decay: float, source: str
     ) -> "LossHistory":
-        """Return the history whose `arrays()` are given.
+        """Restore a history from its `arrays()`.
 
         Args:
             arrays: Arrays by name.
             subject: Digest of the sampler and the data.
-            decay: Share of an item's average loss that remains when there is a new loss.
-            source: Where the arrays come from, for errors.
+            decay: Decay of the moving average of an item's losses.
+            source: Source of the arrays, for error messages.
 
         Raises:
             GigamaskError: An array is missing or unknown.

@@ -1,4 +1,4 @@
-"""Every item once per epoch, in random order: held in memory, or evaluated on demand."""
+"""Every item once per epoch, in random order: held in memory or evaluated on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 LARGE = 2**21
-"""Arrays of this length or more are shuffled in buckets. A plain shuffle waits for memory there:
+"""Arrays of at least this length are shuffled in buckets, because a plain shuffle is memory-bound:
 0.68 s instead of 0.43 s for 11.2M items."""
 BUCKETS = 256
 PIECE = 2**18
@@ -35,7 +35,7 @@ class Random(Sampler):
         """Return the permutation of `epoch`, as 32-bit integers where they suffice.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -58,10 +58,10 @@ class LazyShuffle(Sampler):
         check_positive(self, "chunk")
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
-        """Return the permutation of `epoch`; only the positions asked for are evaluated.
+        """Return the permutation of `epoch`; only requested positions are evaluated.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -114,7 +114,7 @@ def shuffled(values: Int[np.ndarray, "n"], generator: np.random.Generator) -> In
     """Return the values in random order; short arrays are shuffled in place.
 
     Args:
-        values: What is shuffled.
+        values: Values to shuffle.
         generator: Random generator.
     """
     if len(values) >= LARGE:
@@ -132,7 +132,7 @@ def bucket_shuffled(
 
     Args:
         values: At least one value.
-        generator: Generator to draw from.
+        generator: Random generator.
     """
     buckets = generator.integers(BUCKETS, size=len(values), dtype=np.uint8)
     starts = range(0, len(values), PIECE)

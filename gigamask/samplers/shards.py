@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarSubset(Sampler):
-    """Some random items of each tar; every epoch takes others, so that all come up equally often.
+    """Random items of each tar, different ones in every epoch, so that all occur equally often.
 
-    Tars follow each other, and one with fewer than `per_tar` items gives all of them. With `mixed`,
-    the items of all tars are shuffled together, and a tar with fewer items repeats its own.
+    Tars are visited one by one, and a tar with fewer than `per_tar` items contributes all of them.
+    With `mixed`, the items of all tars are shuffled together, and a tar with fewer items repeats
+    them.
     """
 
     per_tar: int = 1000
     """items of each tar per epoch"""
     mixed: bool = False
-    """take exactly per-tar items of each tar and shuffle all together, else go tar by tar"""
+    """take exactly per-tar items of each tar and shuffle all together, instead of tar by tar"""
 
     def __post_init__(self) -> None:
         check_positive(self, "per_tar")
@@ -54,7 +55,7 @@ class TarSubset(Sampler):
         """Return the order of `epoch`.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -97,7 +98,7 @@ class StreamingTars(Sampler):
         """Return the order of `epoch`; only the tars that it visits are shuffled.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -122,14 +123,14 @@ class Streamed(Sampler):
     """A permutation per epoch that reads the tars in random order, each from front to back.
 
     The tars' entries, one tar after the other, are cut into `lanes` pieces of equal length that
-    take turns: position p belongs to lane p % lanes. So a worker that takes every n-th sample
-    reads sequentially at few places. Within a lane, items are shuffled in blocks of `buffer`.
+    take turns: position p belongs to lane p % lanes. So a worker that takes every n-th sample reads
+    sequentially, in few places. Within a lane, items are shuffled in blocks of `buffer`.
     """
 
     lanes: int = 1
-    """places read in turn; processes x loader workers x micro-batch: each worker has its own"""
+    """places read in turn; processes x loader workers x micro-batch gives each worker its own"""
     buffer: int = 1000
-    """items shuffled among each other: larger mixes better, smaller reads more sequentially"""
+    """items shuffled together: larger mixes better, smaller reads more sequentially"""
 
     def __post_init__(self) -> None:
         check_positive(self, "lanes", "buffer")
@@ -140,7 +141,7 @@ class Streamed(Sampler):
         """Return the order of `epoch`.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -159,25 +160,25 @@ class Streamed(Sampler):
 
 @dataclass(frozen=True)
 class Sharded(Sampler):
-    """Equally many positions for each node, with only the node's own items there.
+    """The same number of positions for each node, which hold only the node's own items.
 
     Position p belongs to node p % nodes, so the global batch must be a multiple of `nodes`, and
     process ranks must alternate between the nodes: rank 0 on node 0, rank 1 on node 1, and so on.
 
-    All nodes get as many positions as the largest one has items. Each goes through its own items
+    Every node gets as many positions as the largest one has items. Each goes through its own items
     in an endless sequence of permutations, so smaller nodes start their next pass earlier.
     """
 
     nodes: int = 1
     """number of nodes that hold the data"""
     column: str | None = None
-    """attribute with each item's node, from 0; None: of T tars, tar t is on node t * nodes // T"""
+    """attribute with each item's node, from 0; None: tar t of T is on node t * nodes // T"""
 
     def __post_init__(self) -> None:
         check_positive(self, "nodes")
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
-        """Check that no node would be asked for items of another.
+        """Check that no node needs items of another.
 
         Args:
             batch_size: Global batch size.
@@ -185,7 +186,8 @@ class Sharded(Sampler):
             nodes: Number of nodes of the training.
 
         Raises:
-            GigamaskError: The batch is not a multiple of `self.nodes`, or that not one of `nodes`.
+            GigamaskError: `batch_size` is not a multiple of `self.nodes`, or `self.nodes` not one
+                of `nodes`.
         """
         if batch_size % self.nodes:
             raise GigamaskError(
@@ -201,7 +203,7 @@ class Sharded(Sampler):
         """Return the order of `epoch`, which is evaluated on demand.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -217,7 +219,7 @@ class Sharded(Sampler):
         return _ShardedOrder(members, edges[:-1], sizes, table.seed, epoch)
 
     def _edges_by_tar(self, table: SampleTable) -> Int64[np.ndarray, "edges"]:
-        """Return where each node's items begin and those of the last node end."""
+        """Return the start of each node's items, followed by the end of the last node's."""
         # Tars without items count too: filters must not move a tar to another node.
         tar = column(table, "tar", self)
         tars = table.tars or (int(tar[-1]) + 1 if table.count else 0)
@@ -226,7 +228,7 @@ class Sharded(Sampler):
     def _by_column(
         self, table: SampleTable, name: str
     ) -> tuple[Int64[np.ndarray, "count"], Int64[np.ndarray, "edges"]]:
-        """Return the items sorted by node, and where each node begins and the last one ends."""
+        """Return the items sorted by node, and the start of each node, then the end of the last."""
         values = column(table, name, self)
         invalid = np.flatnonzero(
             (values < 0) | (values >= self.nodes) | (np.floor(values) != values)
@@ -249,7 +251,7 @@ class Sharded(Sampler):
 class _ShardedOrder:
     """The order of one epoch.
 
-    Node n holds `sizes[n]` items from `firsts[n]` on: of `members`, or of all items where None.
+    Node n holds `sizes[n]` items from `firsts[n]` on: of `members`, or of all items if None.
     """
 
     members: Int64[np.ndarray, "count"] | None

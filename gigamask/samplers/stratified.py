@@ -1,7 +1,7 @@
-"""Equal or fixed shares for the strata of the data: granularities, or combinations of attributes.
+"""Equal or fixed shares of the strata of the data: granularities or combinations of attributes.
 
-Within a stratum, items come up equally often: over any number of epochs from the first on, their
-counts differ by at most one. A stratum with fewer items than an epoch takes of it is repeated.
+Within a stratum, items occur equally often: over any number of epochs from the first on, their
+counts differ by at most one. A stratum with fewer items than an epoch takes from it is repeated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 RELEVANCE = ("granularity", "complexity", "domain")
 """Attributes of queries that relevance diversity balances ("Sampling for Relevance Diversity")."""
 MAX_STRATA = 2**16
-"""Each stratum costs some 50 us, and numpy sorts stratum numbers of two bytes by radix."""
+"""Each stratum costs about 50 us, and NumPy sorts two-byte stratum numbers by radix."""
 
 
 @dataclass(frozen=True)
 class Stratified(Sampler):
-    """Equally many items per epoch from every stratum that has any, shuffled together.
+    """The same number of items per epoch from every non-empty stratum, shuffled together.
 
     A stratum is a combination of values of the attributes.
     """
@@ -42,12 +42,12 @@ class Stratified(Sampler):
     attributes: tuple[str, ...] = ("granularity",)
     """columns of integers whose combinations are the strata"""
     per_stratum: int | None = None
-    """items of each stratum per epoch; None: by epoch-length"""
+    """items of each stratum per epoch; None: set by epoch-length"""
     epoch_length: Literal["smallest", "data"] = "smallest"
     """without per-stratum: until the smallest stratum is used up, or about as long as the data"""
 
     def __post_init__(self) -> None:
-        names = "a column of integers or more, such as granularity"
+        names = "at least one column of integers, such as granularity"
         check(self, "attributes", len(self.attributes) > 0, names)
         check_positive(self, "per_stratum")
 
@@ -61,7 +61,7 @@ class Stratified(Sampler):
         """Return the order of `epoch`: `per_stratum` items of each stratum.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -83,15 +83,15 @@ class InterleavedStrata(Sampler):
     multiple of this length holds the ratio exactly. Any other batch holds each stratum within one
     of its share where all ratios are equal or only two are not 0, else within one and a half.
 
-    Each of `ranks` ranks has the pattern to itself, and ranks start at different places in it. With
-    fewer `ranks` than processes, the above holds of the global batch only: of 1:1:1 with `ranks`
-    1 on three processes, each process meets a single stratum.
+    Each of `ranks` ranks has its own copy of the pattern, and ranks start at different places in
+    it. With fewer `ranks` than processes, the above holds only for the global batch: for 1:1:1 with
+    `ranks` 1 on three processes, each process sees a single stratum.
     """
 
     ratio: tuple[int, int, int] | None = (1, 1, 1)
-    """fine : medium : coarse; None: equal shares of those that have any items"""
+    """fine : medium : coarse; None: equal shares of the non-empty ones"""
     ranks: int = 1
-    """processes that each hold the ratio; the number of processes must divide it"""
+    """ranks that each hold the ratio; must be a multiple of the number of processes"""
     per_epoch: int | None = None
     """positions per epoch, rounded up to whole patterns; None: until the first stratum runs out"""
 
@@ -103,7 +103,7 @@ class InterleavedStrata(Sampler):
         check_positive(self, "ranks", "per_epoch")
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
-        """Check that every process would hold the ratio.
+        """Check that every process holds the ratio.
 
         Args:
             batch_size: Global batch size.
@@ -111,7 +111,8 @@ class InterleavedStrata(Sampler):
             nodes: Number of nodes of the training.
 
         Raises:
-            GigamaskError: The batch is not a multiple of `ranks`, or `ranks` not of the processes.
+            GigamaskError: `batch_size` is not a multiple of `ranks`, or `ranks` not one of
+                `world_size`.
         """
         if self.ranks == 1 and self.ratio is not None:
             return
@@ -135,7 +136,7 @@ class InterleavedStrata(Sampler):
         """Return the order of `epoch`: whole patterns, which the next epoch continues.
 
         Args:
-            table: What can be sampled.
+            table: Items to sample.
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
@@ -177,7 +178,7 @@ class InterleavedStrata(Sampler):
             if part and not len(strata[level]):
                 kind = GRANULARITIES[level]
                 raise GigamaskError(
-                    f"no item is {kind}: its ratio must be 0 (got {self.ratio}); or filter less"
+                    f"no item is {kind}: its ratio must be 0 (got {self.ratio}), or loosen filters"
                 )
         return strata, [part // gcd(*self.ratio) for part in self.ratio]
 
@@ -185,7 +186,7 @@ class InterleavedStrata(Sampler):
 def _members(
     table: SampleTable, attributes: Sequence[str], sampler: Sampler
 ) -> list[Int64[np.ndarray, "_"]]:
-    """Return the items of each stratum that has any, in ascending order."""
+    """Return the items of each non-empty stratum, in ascending order."""
     labels, count = _number_strata(table, attributes, sampler)
     if not count:
         return []
@@ -247,7 +248,7 @@ def _dense_ranks(values: Shaped[np.ndarray, "n"]) -> tuple[Integer[np.ndarray, "
 
 
 def _pattern(ratio: Sequence[int]) -> Int64[np.ndarray, "period"]:
-    """Return the stratum at each place: always the first of those furthest behind their share."""
+    """Return the stratum at each place: the one furthest below its share, the first in a tie."""
     period, taken = sum(ratio), np.zeros(len(ratio), np.int64)
     pattern = np.empty(period, np.int64)
     for place in range(period):

@@ -29,7 +29,7 @@ def check_positive(sampler: Sampler, *names: str) -> None:
 
 
 def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
-    """Raise an error that names the field and its value unless `valid`.
+    """Raise an error that names the field and its value, unless `valid`.
 
     Args:
         sampler: Sampler whose field is checked.

@@ -1,8 +1,8 @@
-"""Synthetic scenes with text queries: things have a named color, pattern, shape and mostly a size.
+"""Synthetic scenes with text queries; things have a named color, pattern, shape and usually a size.
 
-`queries.jsonl` is written beside the tars; its target masks follow from what was painted. Both
-depend only on (seed, number). Things are hardly hidden; some scenes also have a mask of two
-touching things, which is no query's target.
+`queries.jsonl` is written next to the tars; its target masks are known from the painting. Both
+depend only on (seed, number). Things overlap little; some scenes also have a mask of two touching
+things, which is not the target of any query.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ GROUNDS = (
     (200, 172, 130),
     (150, 190, 205),
 )
-"""Pale and dull background colors; colors similar to one are not used in its scene."""
+"""Pale and dull background colors; no thing has a color similar to its background."""
 MIN_COLOR_DISTANCE = 80
 """Smallest distance of a thing's color from the background's, in levels."""
 JITTER = 8
@@ -74,7 +74,7 @@ RADII = {"small": (0.062, 0.072), None: (0.09, 0.098), "large": (0.126, 0.146)}
 """Ranges of radii relative to the square root of the image's pixels."""
 SIZE_ODDS = (0.45, 0.2, 0.35)
 REACH = {"disc": 1.0, "box": 1.05, "star": 1.2, "ring": 1.1, "triangle": 1.25, "cross": 1.12}
-"""Radius relative to a disc that looks as large."""
+"""Radius relative to that of a disc that looks equally large."""
 PATTERNS = {"plain": "solid", "striped": "stripes", "dotted": "dots", "checked": "checks"}
 PERIODS = {"plain": 1.0, "striped": 0.5, "dotted": 0.42, "checked": 0.32}
 """Period of a pattern relative to the radius."""
@@ -84,7 +84,7 @@ MIN_VISIBLE_SHARE = 0.85
 POSITIONS_TRIED = 60
 SUN = (0.93, 1.05)
 PAIR_SHARE = 1 / 3
-"""Share of the scenes with touching things that have a mask of two."""
+"""Share of the scenes with touching things that have a mask of two of them."""
 
 
 def _star(generator: np.random.Generator) -> Polygons:
@@ -150,7 +150,7 @@ def write(
     first: int = 0,
     progress: worker_pool.Progress | None = None,
 ) -> tuple[list[Path], list[Query]]:
-    """Write the images `first` to `first + images` with their queries.
+    """Write `images` images, numbered from `first` on, with their queries.
 
     Queries of other tars in the folder's `queries.jsonl` are kept.
 
@@ -248,12 +248,12 @@ def _ground(generator: np.random.Generator, size: tuple[int, int], color: Color)
 
 
 def _soften(light: np.ndarray) -> np.ndarray:
-    """Return a third of the brightness gradient: with all of it, white could look gray."""
+    """Reduce the brightness gradient to a third: with all of it, white could look gray."""
     return 1 + (light - 1) / np.float32(3)
 
 
 def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Color) -> list[Placed]:
-    """Paint up to 8 to 14 things of a few colors and shapes, large ones first."""
+    """Paint 8 to 14 things, as far as they fit, of a few colors and shapes, large ones first."""
     palette = [
         name
         for name, color in COLORS.items()

@@ -1,8 +1,8 @@
 """Phrases that describe things by appearance and position, and whether they are true of a thing.
 
-A phrase may state size, color, pattern and shape, and the position relative to another thing. What
-people could judge either way is neither true nor false: a medium thing as large, white and gray
-stripes as gray, a thing above and slightly to the left as left.
+A phrase may state size, color, pattern and shape, and the position relative to another thing. Cases
+that people could judge either way are neither true nor false: a medium thing as large, white and
+gray stripes as gray, a thing above and slightly to the left as left.
 """
 
 from typing import NamedTuple
@@ -66,7 +66,7 @@ WORDS = Vocabulary(
     shape=("disc", "box", "star", "ring", "triangle", "cross"),
 )
 LOOKALIKES = {"white": ("grey",), "black": ("grey",), "grey": ("black", "white")}
-"""What a patterned thing could be called because of its second color."""
+"""Other color words that people could use for a patterned thing, from its second color."""
 SYNONYMS = {"large": ("large", "big"), "disc": ("disc", "circle"), "box": ("box", "square")}
 PLURALS = {"box": "boxes", "cross": "crosses"}
 ANYTHING = ("object", "thing", "shape")
@@ -110,12 +110,12 @@ def _ambiguous_words(look: Appearance) -> tuple[tuple[str, ...], ...]:
 def satisfies(thing: Thing, relation: str, anchor: Thing) -> bool | None:
     """Return whether a thing is left of another (or right, above, below), None if ambiguous.
 
-    It is if the boxes are separate in that direction and the centers differ at least as much there
-    as across. It is not if the centers differ in the opposite direction.
+    True if the boxes are separate in that direction and the centers differ at least as much along
+    it as across it. False if the centers are level or differ in the opposite direction.
 
     Args:
         thing: The thing.
-        relation: left, right, above or below.
+        relation: "left", "right", "above" or "below".
         anchor: The other thing.
     """
     axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[relation]
@@ -161,7 +161,7 @@ def extreme(things: list[Thing], which: str) -> int | None:
 
     Args:
         things: The candidates.
-        which: largest or smallest.
+        which: "largest" or "smallest".
     """
     sign = 1 if which == "largest" else -1
     areas = np.array([thing.area for thing in things], float) ** sign
@@ -192,7 +192,7 @@ def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool 
     Args:
         generator: Random numbers.
         wanted: The description.
-        pair: There are two of them, so the phrase may begin with "both".
+        pair: Whether there are two of them, so that the phrase may begin with "both".
     """
     articles = ["all ", "all the ", "the ", "every ", ""] + ["both "] * pair
     article = _choose(generator, articles)
@@ -216,7 +216,7 @@ def describe_relation(
 
 
 def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> str:
-    """Return the phrase without article; the pattern is before or after the color, or last."""
+    """Return the phrase without its article; the pattern is before or after the color, or last."""
     noun = wanted.shape or _choose(generator, ANYTHING)
     word = _choose(generator, SYNONYMS.get(noun, (noun,)))
     words = [word if not plural else PLURALS.get(word, f"{word}s")]

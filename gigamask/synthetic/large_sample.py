@@ -25,7 +25,7 @@ def make(size: tuple[int, int], masks: int, seed: int = 0) -> tuple[bytes, bytes
 
     Args:
         size: Height and width in pixels.
-        masks: Number of masks; none is empty.
+        masks: Number of masks, all non-empty.
         seed: Random seed.
 
     Returns:
@@ -62,7 +62,7 @@ def annotation(image_id: int, masks: RLEMasks) -> bytes:
 
 
 def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
-    """Return a JPEG of noise in octaves with camera grain.
+    """Return a JPEG of multi-octave noise with camera grain.
 
     Args:
         size: Height and width in pixels.

@@ -166,7 +166,7 @@ def write(
     progress: worker_pool.Progress | None = None,
     crowded: float = 0.0,
 ) -> list[Path]:
-    """Write the images `first` to `first + images`.
+    """Write `images` images, numbered from `first` on.
 
     Args:
         folder: The folder for the shards.
@@ -212,12 +212,12 @@ def write_scenes(
     first: int = 0,
     progress: worker_pool.Progress | None = None,
 ) -> list[Path]:
-    """Write the scenes `first` to `first + images`.
+    """Write `images` scenes, numbered from `first` on.
 
     Args:
         folder: The folder for the shards.
         images: Number of scenes.
-        compose: Returns the scene of a number.
+        compose: Function that returns the scene of a number.
         shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
         first: Number of the first scene.
         progress: Called as `progress(done, images)` after each scene.
@@ -507,7 +507,8 @@ def _codes(
 
 def _is_visible(pixels: UInt8[np.ndarray, "H W"]) -> bool:
     """Return whether a mask is mostly one piece and thick enough to be seen."""
-    # A square of 1/50 of the image must fit often: at 128 px, three cells of the mask grid.
+    # A square of 1/50 of the image must fit in many places: at 128 px, three cells of the mask
+    # grid.
     side = max(3, max(pixels.shape) // 50)
     x, y, width, height = cv2.boundingRect(pixels)
     pixels = pixels[y : y + height, x : x + width]

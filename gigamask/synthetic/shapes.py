@@ -1,7 +1,8 @@
 """Outlines of synthetic objects and their rasterization.
 
 An outline is a list of polygons in the object's own frame, about [-1, 1] x [-1, 1]; an affine
-transform maps it to the image. Polygons are filled by the even-odd rule: a second one cuts a hole.
+transform maps it to the image. Polygons are filled by the even-odd rule, so a second one can cut a
+hole.
 """
 
 from collections.abc import Callable
@@ -152,7 +153,7 @@ def rasterize(
         size: Height and width of the image in pixels.
 
     Returns:
-        The pixels inside, None if none are in the image.
+        The pixels inside; None if none are in the image.
     """
     corners = [polygon @ transform[:, :2].T + transform[:, 2] for polygon in polygons]
     low = np.floor(np.min([ring.min(0) for ring in corners], 0)).astype(int)

@@ -1,10 +1,10 @@
 """Text queries about a described scene, each with the things it refers to.
 
-Kinds and their numbers per scene, where there are enough unambiguous ones: attribute (one thing by
-its appearance, 4), relation (one of several things of an appearance by its position relative to
-another, 3), several (all things of an appearance, 2), absent (nothing: 1 appearance that differs in
-one word from one in the scene, and 1 relation that holds for none), size (the largest or smallest
-of an appearance, 1). Ambiguous phrases (`descriptions.matches`, `satisfies`) are not used.
+Kinds and their maximum numbers per scene: attribute (one thing by its appearance, 4), relation (one
+of several things of an appearance by its position relative to another, 3), several (all things of
+an appearance, 2), absent (nothing: 1 appearance that differs in one word from one in the scene, and
+1 relation that holds for none), size (the largest or smallest of an appearance, 1). Ambiguous
+phrases, for which `descriptions.matches` or `satisfies` returns None, are not used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ STATED = list(product((False, True), repeat=len(WORDS)))
 """Which properties a description states."""
 LOOKS_TRIED, RELATIONS_TRIED = 20, 120
 RELATION_ODDS = (0.2425, 0.2425, 0.2425, 0.2425, 0.03)
-"""Lower for nearest, which is unambiguous more often than the other relations."""
+"""Lower for nearest, which is unambiguous more often than other relations."""
 
 
 class TextQuery(NamedTuple):
@@ -105,7 +105,7 @@ def _by_look(
 def _unique(
     generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[Appearance]:
-    """Yield a description that only one thing matches, for each thing; mostly a minimal one."""
+    """Yield for each thing a description that only it matches, usually a minimal one."""
     unique = {
         look: matches.things[0]
         for look, matches in known.items()
@@ -199,7 +199,7 @@ def _relation_of_none(
 def _pairings(
     generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[tuple[Appearance, str, Appearance]]:
-    """Yield descriptions of several things, each with a relation and the description of one."""
+    """Yield triples: description of several things, relation, and description of one thing."""
     looks = [
         look
         for look, matches in known.items()
@@ -226,7 +226,7 @@ def _look_of_none(
 ) -> Iterator[TextQuery]:
     """Yield queries that match nothing and differ in one word from a thing's description.
 
-    The word is mostly one that matches another thing.
+    The word is usually one that matches another thing.
     """
     for look in _unique(generator, known):
         if _length(look) < 2:

@@ -54,13 +54,13 @@ def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
 
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
-        ("verify", str(photos)): "class0: is a folder of images where tars are wanted",
+        ("verify", str(photos)): "class0: is a folder of images where tars are expected",
         (
             "repack",
             str(photos),
             "--out",
             str(tmp_path / "small"),
-        ): "class0: is a folder of images where tars are wanted",
+        ): "class0: is a folder of images where tars are expected",
         (
             "train",
             "tiny",
@@ -70,7 +70,7 @@ def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
             str(tmp_path / "run"),
             "--steps",
             "1",
-        ): "is a folder of images where tars are wanted",
+        ): "is a folder of images where tars are expected",
         (
             "index",
             str(photos / "class0" / "0.JPEG"),

@@ -314,10 +314,10 @@ REFUSED = [
         "--freeze nope: the model has no such",
     ),
     ("--stages mae,decoder,joint --evaluation.data nowhere", "nowhere: no such path"),
-    ("--stages mae,decoder,joint --data {images}", "is a folder of images where tars are wanted"),
+    ("--stages mae,decoder,joint --data {images}", "is a folder of images where tars are expected"),
     (
         "--stages mae,decoder,joint --evaluation.data {images}",
-        "is a folder of images where tars are wanted",
+        "is a folder of images where tars are expected",
     ),
     (
         "--stages mae,decoder,joint --evaluation.interval 0",

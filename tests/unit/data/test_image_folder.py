@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, tmp_path, monkeypatch):
 
 def test_what_needs_tars_says_so(photos, tmp_path):
     index = build(photos, tmp_path / "index")
-    message = r"photos: is a folder of images where tars are wanted.*'gigamask index'"
+    message = r"photos: is a folder of images where tars are expected.*'gigamask index'"
     for path in (photos, index.folder):
         with pytest.raises(GigamaskError, match=message):
             verify.verify(path)

@@ -235,7 +235,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
         (row(2, "2.jpg"), r"2.jpg: .*2.jpg .*--images"),
         (
             row(2, "small.jpg"),
-            "small.jpg: the picture has 10 x 12 pixels, its masks 20 x 30",
+            "small.jpg: the picture has 10 x 12 pixels, but its masks 20 x 30",
         ),
         (row(2, "cut.jpg"), "cut.jpg: the JPEG of .* cannot be decoded"),
         (row(2, "text.png"), "text.png: its 9 bytes"),
@@ -271,7 +271,7 @@ def test_exif_orientation(case, orientation):
     done = case.coco([row(1), row(2, size=(30, 20))], [thing(1), thing(2)])
     assert case.members()["sa_1.jpg"] == raw
     if turned is None:
-        assert "20 x 30 pixels, its masks 30 x 20" in reason(done, "images")
+        assert "20 x 30 pixels, but its masks 30 x 20" in reason(done, "images")
     else:
         found = image.decode(case.members()["sa_2.jpg"], "x", (30, 20))
         assert np.abs(found.astype(int) - np.rot90(image.decode(raw, "x"), turned)).max() < 8
@@ -419,7 +419,7 @@ def test_unusable_label_images_are_left_out_and_named(case):
     assert done["images"] == 5
     reasons = " | ".join(each["reason"] for each in done["images_left_out"])
     assert "5.png: the label image's pixels are RGBA" in reasons
-    assert "20 x 30 pixels, its masks 10 x 30" in reasons
+    assert "20 x 30 pixels, but its masks 10 x 30" in reasons
     assert "7.png: 2 pictures" in reasons
     assert "19999 instances" in reasons
 

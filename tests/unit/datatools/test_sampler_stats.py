@@ -108,7 +108,7 @@ def test_an_order_worked_out_lazily_is_looked_at_whole():
 
 
 def test_what_cannot_be_described_is_one_line():
-    with pytest.raises(GigamaskError, match=r"^--epochs is 0, it must be at least 1$"):
+    with pytest.raises(GigamaskError, match=r"^--epochs is 0, but must be at least 1$"):
         sampler_stats.describe(SIX, Random(), epochs=0)
     with pytest.raises(
         GigamaskError,

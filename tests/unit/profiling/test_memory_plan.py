@@ -195,7 +195,7 @@ def test_a_table():
     assert table(plan()).splitlines() == [
         "mine: 2.0 M parameters; bf16 on a GPU",
         "batch of 16 images over 8 processes: 2 each, in 2 micro-batches of at most 1",
-        "64 masks an image, 32 at once, 11 rounds",
+        "64 masks per image, 32 at once, 11 rounds",
         "",
         "GiB of one process at the peak of each phase of a step:",
         "                 forward    rounds  backward    update",
@@ -208,7 +208,7 @@ def test_a_table():
         "  total             3.15      3.15      3.15      3.60",
         "peak 3.60 GiB of 79.1 GiB (h100: a sheet), 1.5 kept free: fits, 74.0 GiB left",
         "",
-        "1,000 steps of 64 TFLOP, 4 an image (encoder 3 + rounds 1)",
+        "1,000 steps of 64 TFLOP, 4 per image (encoder 3 + rounds 1)",
         "hours at a share of the peak of 989 TFLOP/s, without loading and communication:",
         "      12.3 h           99 GPU hours  $1,234  at 25.0%: somewhere",
     ]
@@ -256,4 +256,4 @@ def test_a_table_without_a_gpu_of_a_little_run_without_rounds():
     assert "2 processes have no image in any step: use a larger --batch-size, or fewer GPUs" in text
     assert "MiB of one process" in text
     assert "rounds" not in text.replace("in the phase rounds", "")
-    assert "1,000 steps of 64 TFLOP, 3 an image" in text.splitlines()[-1]
+    assert "1,000 steps of 64 TFLOP, 3 per image" in text.splitlines()[-1]
