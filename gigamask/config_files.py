@@ -1,7 +1,7 @@
 """Training configurations from flags and YAML files, and `config.yaml` in run folders.
 
-A file becomes flags that precede the user's own, so that one parser handles both and the last value
-wins.
+A file is converted to flags that precede those of the command line, so that one parser handles both
+and the last value wins.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gigamask.training.config import TrainConfig, check_resume, flatten_config
 Command = TypeVar("Command")
 CONFIG = "config.yaml"
 ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loader.workers",)}
-"""Short names of flags; of the flags that one may stand for, the configuration has at most one."""
+"""Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 
 
 def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
     """Parse a command whose components, such as a sampler, are chosen by name and have flags.
 
     Args:
-        kind: The dataclass of the command; fields named as components hold them.
+        kind: The dataclass of the command; fields named after a kind of component hold it.
         arguments: The arguments after the command.
         prog: The command as typed, for help and errors.
 
@@ -45,7 +45,7 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
         The command with its components.
 
     Raises:
-        GigamaskError: An argument is wrong.
+        GigamaskError: An argument is invalid.
     """
     kinds = registry.COMPONENTS.keys() & {leaf.name for leaf in fields(kind)}
     names, others = registry.split_component_flags(arguments, kinds)
@@ -65,11 +65,11 @@ class RunFlags:
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     epochs: float | None = None
-    """length of the training in epochs instead of --steps; may be a fraction"""
+    """length of training in epochs instead of --steps; may be a fraction"""
     config: tuple[str, ...] = ()
     """YAML files of flags; the command line overrides them"""
     allow_data_change: bool = False
-    """resume although the data or their order have changed"""
+    """resume even if the data or their order have changed"""
     print_config: bool = False
     """print the whole configuration and exit"""
     json: str | None = None
@@ -84,8 +84,8 @@ class TrainFlags(RunFlags):
     """Train this recipe, all at once or in stages."""
 
     stages: str | None = None
-    """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or
-    some of them"""
+    """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or a
+    subset"""
     mae_steps: int | None = None
     """steps of the stage mae; default: those of the MAE recipe for this encoder"""
     decoder_steps: int | None = None
@@ -100,10 +100,10 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         command: "train", "pretrain" or "ground train".
 
     Returns:
-        The flags; with `--resume`, values that are not given are those of the run folder.
+        The flags; with `--resume`, they default to the values in the run folder.
 
     Raises:
-        GigamaskError: An argument is wrong, or the folder is not that of a run.
+        GigamaskError: An argument is invalid, or the folder is not a run folder.
     """
     rest, folder = list(arguments), ""
     resuming = rest[:1] == ["--resume"]
@@ -149,7 +149,7 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
         kind: The dataclass of the command; its first field holds the configuration.
 
     Raises:
-        GigamaskError: An argument is wrong.
+        GigamaskError: An argument is invalid.
     """
     if not arguments or arguments[0].startswith("-"):
         known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
@@ -176,7 +176,7 @@ def _parse_with_files(
     prog: str,
     kind: Any = RunFlags,
 ) -> Any:
-    """Parse files and then flags, after both have chosen the components of `default`."""
+    """Parse files and then flags, after selecting the components that they name."""
     in_files = {
         name: value
         for content in files
@@ -184,7 +184,7 @@ def _parse_with_files(
         if name in registry.COMPONENTS
     }
     config = registry.select_components(registry.select_components(default, in_files), names)
-    # The fields in a file belong to its component, not to another one chosen by a flag.
+    # The fields in a file belong to its own component, not to one that a flag selects instead.
     replaced = tuple(
         f"{name}." for name in names if name in in_files and in_files[name] != names[name]
     )
@@ -235,8 +235,8 @@ def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, 
         allow_data_change: Accept changes of the data or their order.
 
     Returns:
-        What differs from the configuration of the folder's checkpoints: before and now; empty
-        without a checkpoint.
+        The fields that differ from the saved configuration, with saved and new value; empty without
+        a checkpoint.
 
     Raises:
         GigamaskError: A value is invalid, or the run cannot be continued.
@@ -306,7 +306,7 @@ def flags_of(content: dict[str, Any], default: TrainConfig) -> list[str]:
 
     Args:
         content: Values by flag name, as `read_config` returns them.
-        default: Configuration whose values need no flag.
+        default: Configuration whose values are left out.
     """
     known = flatten_config(default)
     flags: list[str] = []
@@ -325,7 +325,7 @@ def flags_of(content: dict[str, Any], default: TrainConfig) -> list[str]:
 
 
 def to_yaml_text(value: Any) -> Any:
-    """Return a value as the text, or list of texts, that YAML reads back for it."""
+    """Return a value as text, or a list of texts, in the form in which YAML reads it back."""
     if isinstance(value, (tuple, list)):
         return [to_yaml_text(item) for item in value]
     if value is None or isinstance(value, bool):
@@ -334,7 +334,7 @@ def to_yaml_text(value: Any) -> Any:
 
 
 def config_yaml(config: TrainConfig) -> str:
-    """Return the whole configuration as YAML, a flag per line."""
+    """Return the whole configuration as YAML, one flag per line."""
     return yaml.safe_dump(config_as_text(config), sort_keys=False)
 
 
@@ -345,7 +345,7 @@ def config_as_text(config: TrainConfig) -> dict[str, Any]:
 
 
 def recipe_config(name: str) -> dict[str, Any] | None:
-    """Return a recipe's configuration as text by flag; None if the recipe cannot be imported."""
+    """Return a recipe's configuration by flag, as text; None if the recipe cannot be imported."""
     try:
         return config_as_text(recipes.make(name))
     except GigamaskError:

@@ -25,9 +25,9 @@ from gigamask.suggestions import suggest_flag
 Command = TypeVar("Command")
 
 METAVARS = {"INT": "a whole number", "FLOAT": "a number"}
-"""What tyro calls the type of a value, in words."""
+"""tyro's names of types, in words."""
 UNNAMED = ("run.", "run_planned.")
-"""Prefixes of nested configurations whose flags have none."""
+"""Prefixes of nested configurations, which their flags leave out."""
 
 
 def parse(
@@ -37,17 +37,17 @@ def parse(
     default: Command | None = None,
     extra_flags: Collection[str] = (),
 ) -> Command:
-    """Return the command that the arguments describe.
+    """Parse arguments into a command.
 
     Args:
         kind: The dataclass of the command.
-        argv: The arguments, without the program's and the command's name.
+        argv: The arguments, without the names of the program and the command.
         prog: The command as typed, for help and errors.
-        default: Values of the flags that are not given.
+        default: Default values of the flags.
         extra_flags: Further flags to suggest, which are handled before this parser.
 
     Raises:
-        GigamaskError: An argument is wrong; one line.
+        GigamaskError: An argument is invalid.
     """
 
     def fail(event: tyro_errors.ParseErrorEvent) -> None:
@@ -80,7 +80,7 @@ def _message(
     default: Command | None,
     extra_flags: Collection[str],
 ) -> str | None:
-    """Return one line that says what is wrong; None leaves it to tyro."""
+    """Return a one-line error message; None leaves the error to tyro."""
     if isinstance(event, tyro_errors.InstantiationFailure):
         return _wrong_value(event, argv)
     known, positional = _flags(kind, default)
@@ -104,7 +104,7 @@ def _message(
 
 
 def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -> str:
-    """Return one line about a value that its flag, or its section's own check, rejected."""
+    """Return one line about a value that its flag or the check of its section rejected."""
     if event.argument is None:
         section = str(getattr(sys.exc_info()[1], "arg", ""))
         for prefix in UNNAMED:
@@ -125,7 +125,7 @@ def _name(argument: Any) -> str:
 
 
 def _values(flag: str, argv: Sequence[str]) -> str:
-    """Return the last values of a flag, as they were typed."""
+    """Return the last values of a flag, as typed."""
     words = [word.partition("=")[0].replace("_", "-") for word in argv]
     if flag not in words:
         return ""

@@ -1,6 +1,6 @@
-"""Names of components: the words that choose a sampler, a loss or an optimizer.
+"""Names of components, which select a sampler, a loss or an optimizer.
 
-Only the command line and files use names; below them a component is a value.
+Only the command line and configuration files use names; elsewhere a component is an object.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Preset:
         return self.kind(**self.fixed, **self.defaults)
 
     def matches(self, value: Any) -> bool:
-        """Return whether a value is this preset, perhaps with other flags."""
+        """Return whether a value is this preset, whatever its other fields are."""
         return type(value) is self.kind and all(
             getattr(value, name) == fixed for name, fixed in self.fixed.items()
         )
@@ -132,7 +132,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
         {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": GroundingEvalConfig},
     ),
 }
-"""Of each kind of component, its interface and the built-in classes by name."""
+"""The interface of each kind of component, and its built-in classes by name."""
 
 
 def split_component_flags(
@@ -167,7 +167,7 @@ def split_component_flags(
 
 
 def select_components(config: TrainConfig, names: Mapping[str, str]) -> TrainConfig:
-    """Return the configuration with other components.
+    """Return the configuration with the named components.
 
     Args:
         config: The configuration; components that have these names already keep their fields.
@@ -195,7 +195,7 @@ def component_names(config: TrainConfig) -> dict[str, str]:
 
 
 def components_of(config: TrainConfig) -> list[str]:
-    """Return the kinds of components that a configuration has; a pre-training has no prompts."""
+    """Return the kinds of components that a configuration has; pre-training has no prompts."""
     return [kind for kind in COMPONENTS if kind in component_types(config)]
 
 
@@ -212,7 +212,7 @@ def get_component(config: TrainConfig, kind: str) -> Any:
 
 
 def name_of_component(kind: str, value: Any) -> str:
-    """Return the name that `make_component` would take.
+    """Return the name by which `make_component` makes a component.
 
     Args:
         kind: Kind of component, such as `loader.augment`.
@@ -280,6 +280,6 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 
 
 def _choices(kind: str) -> str:
-    """Return the names of a kind of component, for an error."""
+    """Return the names of a kind of component, for an error message."""
     names = [*COMPONENTS[kind][1], *user_code.entry_points(kind)]
     return f"{', '.join(names)}, or file.py:Class for your own"

@@ -1,4 +1,4 @@
-"""Suggest a command or flag for one that does not exist: its name in other projects, or a typo.
+"""Suggest a command or flag for an unknown one: a name from another project, or a typo.
 
 Imports only the standard library, so that the command line stays fast.
 """
@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": ("quickstart", "example", "tutorial", "try"),
     "export": ("onnx", "save", "deploy", "to-onnx", "huggingface"),
 }
-"""Commands, each with other names that people try for it."""
+"""Commands, each with other names that users try."""
 
 FLAGS = {
     "--lr": ("learning-rate", "base-lr", "blr", "lr0", "max-lr", "peak-lr"),
@@ -107,8 +107,8 @@ FLAGS = {
         *("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),
     ),
 }
-"""Flags, each with other names that people try for it. The first match that the command has is
-suggested; keys without dashes are advice and come last."""
+"""Flags, each with other names that users try. The first match that the command has is suggested;
+keys without dashes are advice and come last."""
 
 
 def suggest_command(word: str, commands: Collection[str]) -> str | None:

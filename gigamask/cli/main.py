@@ -16,7 +16,7 @@ from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.suggestions import suggest_command
 
 INTERRUPTED = 75
-"""Exit code EX_TEMPFAIL: interrupted and saved; the same command continues."""
+"""Exit code (EX_TEMPFAIL) of an interrupted and saved run; the same command resumes it."""
 PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
@@ -25,10 +25,10 @@ COMMANDS = (
     *("plan", "pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate"),
     *("report", "serve", "follow", "demo"),
 )
-"""In the order in which they are used. Each is a module of `cli.commands` with a class
-`NAMECommand` and perhaps a function `parse`; `train` and `pretrain` share one."""
+"""Commands in the order of use. Each is a module of `cli.commands` with a class `NAMECommand` and
+optionally a function `parse`; `train` and `pretrain` share a module."""
 TRAINING = {
-    "pretrain": "pre-train an image encoder on images without masks (MAE), or resume that",
+    "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
 }
 
@@ -36,14 +36,14 @@ TRAINING = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Wrong input is one line on standard error.
+    Errors that the user can fix are printed as one line on standard error.
 
     Args:
-        argv: The arguments; None takes those of the process.
+        argv: The arguments; None means `sys.argv[1:]`.
 
     Returns:
         Exit code: 0; 2 for wrong input; 75 if interrupted and resumable; 130 after Ctrl-C; 141 if
-        the reader of standard output is gone.
+        the reader of standard output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def stdout_closed() -> bool:
-    """Return whether the reader of standard output is gone (`| head`), and discard the rest."""
+    """Return whether the reader of standard output has exited (`| head`); if so, discard output."""
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
     if closed := any(event & select.POLLERR for _, event in pipe.poll(0)):
@@ -91,7 +91,7 @@ def print_warning(
 
     Args:
         message: The warning.
-        category: Ignored, as are all others.
+        category: Ignored.
         filename: Ignored.
         lineno: Ignored.
         file: Ignored.
@@ -131,7 +131,7 @@ def run_command(arguments: list[str]) -> int:
         command = parser.parse(getattr(module, class_name(name)), rest, f"gigamask {name}")
     parser.check_writable("--json", command.json)
     result = command.run()
-    if result is None:  # not the first of several processes
+    if result is None:  # not the main process
         return 0
     parser.write_json(command.json, result)
     if "fault" in result:
@@ -169,7 +169,7 @@ def run_training(command: str, arguments: list[str]) -> int:
 
     Args:
         command: The command.
-        arguments: Those after the command.
+        arguments: The arguments after the command.
     """
     from gigamask import parser
     from gigamask.cli.commands import train

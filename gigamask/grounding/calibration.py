@@ -14,18 +14,19 @@ from gigamask.errors import GigamaskError
 from gigamask.evaluation import calibration
 
 FILE = "confidence.json"
-"""In the run folder: the `Confidence` that was fitted to held-out queries."""
+"""File in the run folder with the `Confidence` fitted to held-out queries."""
 MIN_QUERIES = 20
-"""Queries that a calibration needs at least."""
+"""Minimum number of queries for a calibration."""
 
 Summaries = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Probability that a mask is right, `sigmoid(scale * logit + shift)` (Platt 1999).
+    """Probability that a mask is correct, `sigmoid(scale * logit + shift)` (Platt 1999).
 
-    A logit is a mask's score minus that of "no mask fits"; a mask fits if it is above `least`.
+    A logit is a mask's score minus that of "no mask fits"; a mask fits if its logit is above
+    `least`.
     """
 
     scale: float = 1.0
@@ -33,7 +34,7 @@ class Confidence:
     least: float = 0.0
 
     def __call__(self, logits: Float[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the probabilities of logits."""
+        """Convert logits to probabilities."""
         return 0.5 * (1 + np.tanh(0.5 * (self.scale * logits.astype(np.float64) + self.shift)))
 
     @classmethod
@@ -44,12 +45,12 @@ class Confidence:
 
         Args:
             logits: Logits of masks.
-            is_target: Which masks are right.
-            steps: Newton steps.
+            is_target: Which masks are correct.
+            steps: Number of Newton steps.
 
         Returns:
-            The fit; the default if all masks or none are right, and scale 0 if right masks score
-            lower.
+            The fit; the default if all masks or none are correct, and scale 0 if correct masks
+            score lower.
         """
         if not is_target.any() or is_target.all():
             return cls()
@@ -101,12 +102,12 @@ def calibrate(
 
     Args:
         logits: Logits of the masks of each query.
-        is_target: Which masks of each query are right.
-        images: Index row of each query's image; every other image makes a half.
+        is_target: Which masks of each query are correct.
+        images: Index row of each query's image; images alternate between the halves.
 
     Returns:
         The confidence fitted to all queries, and calibration summaries `uncalibrated` and
-        `calibrated`; the default and the former only if there are too few queries or images.
+        `calibrated`. With too few queries or images: the default, and only `uncalibrated`.
     """
     x, y = np.concatenate(logits), np.concatenate(is_target)
     half = _every_other(np.repeat(images, [len(row) for row in logits]))
@@ -129,17 +130,17 @@ def calibrate_refusal(
     is_target: Sequence[Bool[np.ndarray, "_"]],
     images: Int64[np.ndarray, "q"],
 ) -> tuple[float, dict[str, dict[str, float]]]:
-    """Fit the logit at which queries are refused, for the balanced accuracy of refusing.
+    """Fit the logit at or below which queries are refused, by the balanced accuracy of refusal.
 
     Args:
         logits: Logits of the masks of each query.
-        is_target: Which masks of each query are right.
-        images: Index row of each query's image; every other image makes a half.
+        is_target: Which masks of each query are correct.
+        images: Index row of each query's image; images alternate between the halves.
 
     Returns:
         The threshold fitted to all queries, and the shares of refused queries without targets
-        (`absent`) and with targets (`refused`), `uncalibrated` and `calibrated` on the other half;
-        0 and the former only if there are too few queries or one kind of them.
+        (`absent`) and with targets (`refused`), `uncalibrated` and `calibrated` on the other half.
+        With too few queries of a kind: 0, and only `uncalibrated`.
     """
     best = np.array([row.max(initial=-1e4) for row in logits])
     absent = np.array([not row.any() for row in is_target])
@@ -163,14 +164,14 @@ def calibrate_refusal(
 
 
 def best_threshold(best: Float64[np.ndarray, "q"], absent: Bool[np.ndarray, "q"]) -> float:
-    """Return the threshold of the greatest balanced accuracy, of equal ones the lowest.
+    """Return the threshold with the highest balanced accuracy, the lowest one if tied.
 
     Args:
         best: Best logit of each query.
         absent: Which queries have no target; they should be below the threshold.
 
     Returns:
-        The middle between two logits.
+        The midpoint between two adjacent logits.
     """
     order = np.argsort(best, kind="stable")
     gains = np.cumsum(absent[order] / absent.sum() - ~absent[order] / (~absent).sum())

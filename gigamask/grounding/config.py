@@ -35,13 +35,13 @@ class GroundingEvalConfig(Evaluator):
     data: tuple[str, ...] = ()
     """tars, folders of tars, globs, or an index; empty uses the images of --val-split"""
     queries: tuple[str, ...] = ()
-    """JSONL files of queries about them"""
+    """JSONL files of queries about the images of --evaluation.data"""
     interval: int = 500
     """steps between evaluations"""
     count: int = 500
     """number of queries, the same ones each time"""
     best_by: Literal["top 1", "top 3", "IoU", "answered"] = "answered"
-    """score by which the best checkpoint is kept"""
+    """score that selects the best checkpoint"""
 
     @cached_property
     def loaded_queries(self) -> list[Query]:
@@ -71,10 +71,10 @@ class GroundingEvalConfig(Evaluator):
     def open(
         self, run: GroundingTrainConfig, world: World
     ) -> Callable[[Any], EvaluationResult] | None:
-        """Return the evaluation of a training, None if it has no evaluation data.
+        """Return the evaluation of a run, None if it has no evaluation data.
 
         Args:
-            run: The training.
+            run: The configuration.
             world: The processes.
 
         Returns:
@@ -96,7 +96,7 @@ class GroundingEvalConfig(Evaluator):
 
 @dataclass(frozen=True)
 class GroundingTrainConfig(TrainConfig):
-    """Configuration of a grounding training; samples are queries, counted by `batch_size`."""
+    """Configuration of grounding training; samples are queries, counted by `batch_size`."""
 
     command: ClassVar[str] = "ground train"
     next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
@@ -105,15 +105,15 @@ class GroundingTrainConfig(TrainConfig):
     """JSONL files of queries about the images of --data"""
     segmenter: str = ""
     """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors,
-    a Hugging Face folder"""
+    or a Hugging Face folder"""
     val_split: float = 0.0
-    """share of the images whose queries are held out for evaluation"""
+    """fraction of the images whose queries are held out for evaluation"""
     max_masks: int = 16
-    """most candidate masks of a query in training; evaluation uses all masks of the image"""
+    """maximum candidate masks per query in training; evaluation uses all masks of the image"""
     alignment_weight: float = 1.0
     """weight of the binary loss of each mask relative to the contrastive loss"""
     cache: str | None = None
-    """folder of computed image and text features; None is OUT/features"""
+    """folder to cache image and text features in; default: OUT/features"""
     text: TextEncoder = field(default_factory=MiniLm)
     model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
     mining: Mining = field(default_factory=NoMining)
@@ -148,7 +148,8 @@ class GroundingTrainConfig(TrainConfig):
         """Return the untrained model, with its text model if that is trained.
 
         The text model is loaded on the run's device, since 4-bit and half-precision weights cannot
-        be moved there from the CPU."""
+        be moved there from the CPU.
+        """
         from gigamask.distributed.precision import choose_device
         from gigamask.grounding.model import GroundingModel
         from gigamask.models.init import materialize
@@ -188,7 +189,7 @@ class GroundingTrainConfig(TrainConfig):
         Args:
             dataset: The queries.
             index: Index of their images.
-            max_masks: Most candidates of a query; None is all masks of its image.
+            max_masks: Maximum number of candidates per query; None means all masks of its image.
 
         Returns:
             The loader, with the features of all texts computed.
@@ -255,15 +256,15 @@ def split_queries(
 ) -> tuple[list[Query], list[Query]]:
     """Split queries by image into training and held-out ones.
 
-    An image is held out by its name and the seed, whatever else is indexed.
+    Whether an image is held out depends only on its name and the seed.
 
     Args:
-        config: The training, whose `val_split` and seed decide.
+        config: The configuration, with `val_split` and `seed`.
         queries: The queries.
         index: Index of their images.
 
     Returns:
-        Training queries and held-out queries, in their order.
+        Training queries and held-out queries, in the given order.
 
     Raises:
         GigamaskError: No training query is left.

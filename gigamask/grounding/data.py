@@ -1,4 +1,4 @@
-"""Grounding queries: their attributes for samplers, and batches of them with candidate masks."""
+"""Grounding queries: their attributes for samplers, and batches with candidate masks."""
 
 import posixpath
 import re
@@ -80,14 +80,14 @@ def words(text: str) -> list[str]:
 
 
 def count_relations(text: str) -> int:
-    """Count the spatial relations of a text, phrases of `RELATIONS`, without overlap."""
+    """Count the spatial relations in a text: non-overlapping phrases of `RELATIONS`."""
     return len(_RELATION.findall(" ".join(words(text))))
 
 
 def complexity(text: str) -> int:
     """Return the index of a text's complexity in `COMPLEXITIES`.
 
-    A relational text has a spatial relation. A compound one has three words or more that are not
+    A relational text has a spatial relation. A compound text has at least three words that are not
     stop words ("the red striped disc"), or a conjunction ("dogs and cats"). All others are simple.
     """
     if count_relations(text):
@@ -103,13 +103,13 @@ def difficulty(
     objects: Int[np.ndarray, "n"],
     relations: Int[np.ndarray, "n"],
 ) -> Float32[np.ndarray, "n"]:
-    """Compute how hard queries are.
+    """Compute the difficulty of queries.
 
     Args:
         area_share: Mean share of the image that the target masks cover, 0 without targets.
-        length: Words of the text.
-        objects: Masks of the image.
-        relations: Spatial relations in the text.
+        length: Number of words in the text.
+        objects: Number of masks of the image.
+        relations: Number of spatial relations in the text.
 
     Returns:
         Difficulties in [0, 1].
@@ -128,7 +128,7 @@ class QueryDataset:
     Attributes:
         queries: The queries.
         rows: Row of each query's image in the index.
-        items: The queries as samplers see them; columns as in `open_queries`.
+        items: Table of the queries for samplers; columns as in `open_queries`.
         kinds: Names that the column `kind` indexes.
         domains: Names that the column `domain` indexes.
     """
@@ -149,10 +149,10 @@ class QueryDataset:
 def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> QueryDataset:
     """Make a dataset of queries, whose columns are computed on first use.
 
-    The columns: `tar`, number in the index; `masks`, masks of the image; `area_share`, mean share
-    of the image that target masks cover; `granularity` in `GRANULARITIES`; `length` in words;
-    `relations`; `complexity` in `COMPLEXITIES`; `domain`, by default the name of the tar's folder;
-    `kind`; `difficulty`.
+    Columns: `tar`, its number in the index; `masks`, number of masks of the image; `area_share`,
+    mean share of the image that target masks cover; `granularity`, an index of `GRANULARITIES`;
+    `length` in words; `relations`, their number; `complexity`, an index of `COMPLEXITIES`;
+    `domain`, by default the name of the tar's folder; `kind`; `difficulty`.
 
     Args:
         index: Index of the images.
@@ -253,14 +253,14 @@ def _sorted_ids(names: Sequence[str]) -> Int[np.ndarray, "n"]:
 class QueryBatch:
     """Queries of a micro-batch with their candidate masks.
 
-    B counts samples, Q the queries with a loss (B unless some were mined away), M the candidates of
-    the query with the most.
+    B is the number of samples, Q of queries with a loss (B unless mining dropped some), and M the
+    largest number of candidates of a query.
 
     Attributes:
         text_features: Features of the texts, None if the text model is trained.
         features: Features of the candidates.
         mask_valid: Which candidates are not padding.
-        is_target: Which candidates are right.
+        is_target: Which candidates are targets.
     """
 
     names: tuple[str, ...]
@@ -310,8 +310,8 @@ class QueryLoader:
         index: Index of the images.
         mask_features: Features of masks.
         text_features: Features of texts, None if the text model is trained.
-        max_masks: Most candidates of a query.
-        seed: Seed of the choice of candidates.
+        max_masks: Maximum number of candidates per query.
+        seed: Seed for the choice of candidates.
     """
 
     dataset: QueryDataset
@@ -342,7 +342,7 @@ class QueryLoader:
             cursor: State of the training after this batch.
 
         Returns:
-            The batch without the queries whose image cannot be read, which are listed in it.
+            The batch; queries whose image cannot be read are left out and listed as `rejected`.
         """
         rows = [int(self.dataset.rows[visit.row]) for visit in visits]
         outcomes = self.mask_features.extract_rows(self.index, shards, rows)
@@ -383,7 +383,7 @@ class QueryLoader:
     def _candidates(self, visit: SampleRef, masks: int) -> Int64[np.ndarray, "m"]:
         """Return the numbers of a query's candidate masks, ascending.
 
-        If the image has more than `max_masks` masks, targets come first and others are drawn.
+        If the image has more than `max_masks` masks, targets are kept first and others are drawn.
         """
         if masks <= self.max_masks:
             return np.arange(masks)

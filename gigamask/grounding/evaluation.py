@@ -44,7 +44,7 @@ DISPLAYED = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """What metrics depend on besides weights and data; written beside every result."""
+    """Settings, besides weights and data, that metrics depend on; written with every result."""
 
     candidates: str = "all masks of the image's json"
     none: str = '"no mask fits" is one more candidate with a learned score'
@@ -84,7 +84,7 @@ def score_queries(
     Args:
         model: The grounding model.
         loader: The queries.
-        progress: Called with the number of finished and of all queries after each batch.
+        progress: Called as `progress(done, total)` after each batch.
 
     Returns:
         Scores in the dataset's order, and why images could not be read.
@@ -92,7 +92,7 @@ def score_queries(
     device, results, reasons = next(model.parameters()).device, [], []
     dataset, was_training = loader.dataset, model.training
     model.eval()
-    numbers = np.argsort(dataset.rows, kind="stable").tolist()  # queries of an image together
+    numbers = np.argsort(dataset.rows, kind="stable").tolist()  # grouped by image
     with torch.inference_mode(), closing(ShardReader(loader.index.shard_paths)) as shards:
         for start in range(0, len(numbers), BATCH_SIZE):
             chunk = numbers[start : start + BATCH_SIZE]
@@ -237,7 +237,7 @@ def with_image_masks(
 
 
 def format_table(summary: dict[str, Any]) -> str:
-    """Format a summary as a table in per cent, with rows for all queries, kinds and baselines."""
+    """Format a summary as a table in percent, with rows for all queries, kinds and baselines."""
     baselines = {f"({name})": means for name, means in summary["rules"].items()}
     rows = {"all": summary, **summary["kinds"], **baselines}
     width = max(map(len, rows)) + 2
@@ -263,7 +263,7 @@ def format_table(summary: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class GroundingEvaluator:
-    """Evaluates a model during training, on the first process."""
+    """Evaluates a model during training, on the main process."""
 
     loader: QueryLoader
     best_by: str

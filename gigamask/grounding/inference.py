@@ -1,4 +1,4 @@
-"""Inference: the masks of one image that texts describe."""
+"""Inference: find masks of one image by text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class GroundingResult:
     Attributes:
         text: The text.
         order: Numbers of the masks, best first.
-        confidence: Probability of each mask in `order` to be right.
-        fitting: How many masks, the first ones in `order`, fit the text.
+        confidence: Probability that each mask in `order` is correct.
+        fitting: Number of masks that fit the text; they come first in `order`.
     """
 
     text: str
@@ -109,7 +109,7 @@ class GroundingPredictor:
         Args:
             pixels: RGB image.
             masks: Its candidate masks.
-            texts: What to find.
+            texts: The texts.
 
         Returns:
             One result per text.
@@ -147,7 +147,7 @@ def draw_result(
         pixels: RGB image.
         masks: Its candidate masks.
         result: Ranking of the masks.
-        limit: Most masks to draw.
+        limit: Maximum number of masks to draw.
 
     Returns:
         The image above a caption with the text.
@@ -174,7 +174,7 @@ def draw_result(
 
 
 def _caption(text: str, width: int) -> UInt8[np.ndarray, "h w 3"]:
-    """Return a strip of the given width with the wrapped text; a longer word is cut off."""
+    """Return a strip of the given width with the wrapped text; overlong words are cut off."""
     lines = [""]
     for word in text.split():
         extended = f"{lines[-1]} {word}".strip()

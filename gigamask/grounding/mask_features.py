@@ -2,9 +2,10 @@
 run.
 
 The features of a mask are, in the order of `GroundingModelConfig.parts`: the mean of the
-segmenter's embedding under the mask, cells weighted by the share that the mask covers; mean and
-deviation of the colours under it; its geometry; the mask itself, resized from its box to a small
-square."""
+segmenter's embedding under the mask, weighted by the share of each cell that it covers; mean and
+standard deviation of the colours under it; its geometry; and the mask itself, cropped to its box
+and resized to a small square.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from gigamask.models.sam.sam import Sam
 from gigamask.training.checkpoint import load_model
 
 COLOUR_GRID = 128
-"""Side of the grid on which colours are averaged, or the input side if that is smaller."""
+"""Side of the grid on which colours are averaged; at most the input side."""
 MEMORY_BYTES = 2**30
 """Limit of the features in memory; 100 masks with a 256-channel embedding take 0.2 MB."""
 
@@ -45,8 +46,8 @@ class MaskFeatureExtractor:
     """Computes the features of masks with a segmenter, and keeps them in memory and on disk.
 
     Attributes:
-        width: Features of a mask, F.
-        encoded: Images that went through the encoder.
+        width: Number of features per mask, F.
+        encoded: Number of images encoded so far.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class MaskFeatureExtractor:
         cache: EmbeddingCache | None = None,
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """Use a segmenter.
+        """Start without features in memory.
 
         Args:
             model: The segmenter.
@@ -65,7 +66,7 @@ class MaskFeatureExtractor:
             memory_bytes: Limit of the features in memory.
 
         Raises:
-            GigamaskError: The segmenter's embedding has another width than the config.
+            GigamaskError: The width of the segmenter's embedding differs from the config's.
         """
         if model.config.embedding_dim != config.embedding_dim:
             raise GigamaskError(
@@ -115,7 +116,7 @@ class MaskFeatureExtractor:
             rows: Rows of the index.
 
         Returns:
-            For each row the features [n, F], or why the image cannot be read.
+            For each row, the features [n, F], or the error if the image cannot be read.
         """
         return [self._extract_row(index, shards, row) for row in rows]
 
@@ -203,15 +204,15 @@ def colours(
 def geometry(masks: RLEMasks) -> Float32[np.ndarray, "n P"]:
     """Describe the position, size and shape of masks.
 
-    Lengths are relative to the image's long side. An empty mask gets the numbers of a mask of one
-    pixel in the corner.
+    Lengths are relative to the image's long side. An empty mask is described as a mask of one pixel
+    in the corner.
 
     Args:
         masks: Masks of one image, n.
 
     Returns:
-        Centre x and y from the image's centre, width, height, square root and scaled logarithm of
-        the area share, share of the box that is covered, log aspect ratio; [n, 8].
+        Centre x and y relative to the image's centre, width, height, square root and scaled
+        logarithm of the area share, share of the box that is covered, log aspect ratio; [n, 8].
     """
     height, width = masks.size
     boxes, areas = masks.boxes().astype(np.float64), np.maximum(masks.areas(), 1)
@@ -230,11 +231,11 @@ def geometry(masks: RLEMasks) -> Float32[np.ndarray, "n P"]:
 
 
 def outlines(masks: RLEMasks, side: int) -> Float32[np.ndarray, "n side side"]:
-    """Resize each mask from its box to a square.
+    """Crop each mask to its box and resize it to a square.
 
     Args:
         masks: Masks of one image, n.
-        side: Cells along a side.
+        side: Number of cells along a side.
 
     Returns:
         Share of each cell that the mask covers, [n, side, side]; 0 for an empty mask.
@@ -271,7 +272,7 @@ class Backbones:
         """Return the function that computes features of texts.
 
         Args:
-            texts: Texts whose features are computed now and stored on disk; without any, nothing is
+            texts: Texts whose features are computed now and stored on disk; if empty, nothing is
                 stored.
 
         Returns:
@@ -293,10 +294,10 @@ class Backbones:
             device: Device of the model.
 
         Returns:
-            A model that nothing else uses.
+            A new model, which is not shared.
 
         Raises:
-            GigamaskError: Its features have another width than the config.
+            GigamaskError: The width of its features differs from the config's.
         """
         text = self.text.build(device, self.seed)
         if text.dim != self.config.text_dim:

@@ -1,9 +1,9 @@
-"""Memory that training a grounding model takes on one GPU, part by part.
+"""Memory for training a grounding model on one GPU, part by part.
 
-Weights, gradients and optimizer state are counted on models of the meta device. Activations come
+Weights, gradients and optimizer state are counted on models on the meta device. Activations come
 from a dry run of the real step with fake tensors: transformers' own model with peft's adapters,
-the head, and the frozen image encoder without gradients. A 4-bit matrix is widened for each matrix
-product, forward and backward, and the wide copy is not kept.
+the head, and the frozen image encoder without gradients. A 4-bit matrix is dequantized for each
+matrix product, forward and backward, and the copy is not kept.
 """
 
 import math
@@ -50,7 +50,7 @@ class HeadShape:
     layers: int = 2
 
     def build(self, text_dim: int) -> "CrossModalHead":
-        """Build the head on the meta device, for texts of `text_dim` channels."""
+        """Build the head on the meta device, for text features of `text_dim` channels."""
         with torch.device("meta"):
             return CrossModalHead(text_dim, self)
 
@@ -83,9 +83,9 @@ class CrossModalHead(nn.Module):
 
 @dataclass(frozen=True)
 class GroundingSetup:
-    """A grounding training: a head and the text model's adapters, on `queries` texts per image.
+    """Grounding training of a head and the text model's adapters, with `queries` texts per image.
 
-    With `vision=None` image embeddings are read from disk.
+    With `vision=None`, image embeddings are read from disk.
     """
 
     text: HuggingFace = field(
@@ -101,7 +101,7 @@ class GroundingSetup:
     optimizer: AdamW = field(default_factory=AdamW)
 
     def check(self) -> None:
-        """Raise `GigamaskError` for sizes that cannot be trained with."""
+        """Raise `GigamaskError` if a size is invalid."""
         check_at_least(
             1,
             tokens=self.text.max_tokens,
@@ -120,11 +120,11 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
     """Return the bytes of each part, and the GPUs that have room for all of them.
 
     Args:
-        setup: what is trained.
-        spare_gib: GiB of a GPU that stay free.
+        setup: The training to plan.
+        spare_gib: GiB of a GPU to keep free.
 
     Returns:
-        JSON-compatible data; `activations` is the most that a step holds beside the other parts.
+        JSON-compatible data; `activations` is the peak of a step above the other parts.
     """
     setup.check()
     require("transformers", "the plan of a language model", "grounding")
@@ -181,9 +181,9 @@ def fit(precision: str, tflops: Mapping[str, float], total: int, room: float) ->
 
     Args:
         precision: `bf16`, `fp16` or `fp32`.
-        tflops: peak of the GPU by precision.
-        total: bytes needed.
-        room: bytes available.
+        tflops: Peak of the GPU by precision.
+        total: Bytes needed.
+        room: Bytes available.
     """
     if precision not in tflops:
         return f"no {precision}"
@@ -199,7 +199,7 @@ def table(found: Mapping[str, Any]) -> str:
         f"head, {bits}; adapters of rank {found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} "
         f"M",
         f"{found['images']} images, {found['queries']} queries each, {found['tokens']} tokens, "
-        f"{found['masks']} masks an image; {found['precision']}",
+        f"{found['masks']} masks per image; {found['precision']}",
         "",
     ]
     lines += [f"{part:18}{held / 1e9:9.2f} GB" for part, held in found["bytes"].items()]
@@ -213,7 +213,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 class FourBitLinear(nn.Module):
-    """Stand-in for bitsandbytes' layer: packed weights, widened for each matrix product."""
+    """Stand-in for bitsandbytes' layer: packed weights, dequantized for each matrix product."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class FourBitLinear(nn.Module):
         self._shape = shape if isinstance(layer, nn.Linear) else shape[::-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply with the widened weights."""
+        """Multiply by the dequantized weights."""
         return _WidenedProduct.apply(x, self.bias, self._shape)
 
 
@@ -242,8 +242,8 @@ class _WidenedProduct(torch.autograd.Function):
 def nf4_bytes(elements: int) -> int:
     """Return the bytes of a matrix in bitsandbytes' NF4 with double quantisation.
 
-    Half a byte an element; an 8-bit scale for 64 elements; a 32-bit scale for 256 of those; their
-    mean, and the two code tables that every matrix has.
+    Half a byte per element, an 8-bit scale per 64 elements, a 32-bit scale per 256 of those scales,
+    their mean, and two code tables per matrix.
     """
     scales = math.ceil(elements / 64)
     return math.ceil(elements / 2) + scales + 4 * math.ceil(scales / 256) + 4 + 4 * 16 + 4 * 256
@@ -269,8 +269,8 @@ def prepare(base: Any, encoder: HuggingFace) -> None:
     """Freeze a language model and add adapters, 4-bit layers and checkpointing, in place.
 
     Args:
-        base: the text model on the meta device.
-        encoder: which of these to add.
+        base: The text model on the meta device.
+        encoder: Settings that select which of these to add.
     """
     base.requires_grad_(False)
     if encoder.recompute:
@@ -285,7 +285,7 @@ def prepare(base: Any, encoder: HuggingFace) -> None:
 def four_bit_layers(base: Any) -> list[tuple[nn.Module, str, Any]]:
     """Return the linear layers stored in 4 bits, as parent module, name and layer.
 
-    Adapters and what transformers keeps in float32 are left out.
+    Adapters and modules that transformers keeps in float32 are left out.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -307,7 +307,7 @@ def parameters_of(config: SamConfig | None) -> int:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that have gradients."""
+    """Return the trained parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -317,11 +317,11 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
-    """Return the bytes of optimizer state: two moments and a step count, or its own rule.
+    """Return the bytes of optimizer state: `state_bytes`, or else two moments and a step count.
 
     Args:
-        optimizer: the optimizer.
-        parameters: the trained parameters.
+        optimizer: The optimizer.
+        parameters: The trained parameters.
     """
     sizes = [(optimizer.state_bytes(each.numel()), each.nbytes) for each in parameters]
     return sum(2 * size + 4 if state is None else state for state, size in sizes)
@@ -330,15 +330,16 @@ def optimizer_bytes(optimizer: AdamW, parameters: Iterable[Tensor]) -> int:
 def dry_run_images(
     config: SamConfig, dtype: torch.dtype, images: int, device: Device = "cuda"
 ) -> tuple[int, int]:
-    """Return the bytes of an image encoder, and its peak above them while it embeds images.
+    """Return the bytes of an image encoder, and the peak above them while it embeds images.
 
     Args:
-        config: sizes of the model.
-        dtype: precision of its weights.
-        images: number of images embedded at a time.
-        device: the device that is planned.
+        config: Sizes of the model.
+        dtype: Precision of its weights.
+        images: Number of images embedded at a time.
+        device: The device to plan for.
     """
-    encoder = build_model(config, 0, "meta").image_encoder.to(dtype)  # fakes cannot be converted
+    # Fake tensors cannot be converted.
+    encoder = build_model(config, 0, "meta").image_encoder.to(dtype)
     with fake_tensors(device) as tracker:
         to_fake(encoder, device)
         before, _ = tracker.current, tracker.take_peak()
@@ -352,13 +353,13 @@ def dry_run_texts(
 ) -> int:
     """Return the peak of a step of text model and head, above their weights and gradients.
 
-    Texts are padded: a fake attention mask cannot tell that there is no padding.
+    Texts are treated as padded, since a fake attention mask has no values that show otherwise.
 
     Args:
-        base: the prepared text model, on the meta device.
-        head: the head, on the meta device.
-        counts: `images`, `queries` of each, `tokens` of a text and `masks` of an image.
-        device: the device that is planned.
+        base: The prepared text model, on the meta device.
+        head: The head, on the meta device.
+        counts: `images`, `queries` per image, `tokens` per text and `masks` per image.
+        device: The device to plan for.
 
     Returns:
         Bytes.

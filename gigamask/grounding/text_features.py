@@ -78,8 +78,9 @@ class TextModel(nn.Module, ABC):
 class TextFeatureStore:
     """Computes the features of each text once and keeps them in memory and in one file per model.
 
-    The file has a checksum: a damaged one is recomputed. If several processes write it, the last
-    one wins. A folder that cannot be written causes a warning."""
+    The file has a checksum; a damaged file is recomputed. If several processes write it, the last
+    one wins. If the folder cannot be written, a warning is issued.
+    """
 
     def __init__(self, model: TextModel, folder: Path | None = None, batch_size: int = 64) -> None:
         """Load the stored features of a model.
@@ -119,7 +120,7 @@ class TextFeatureStore:
 
         Args:
             texts: Texts in any order, possibly repeated.
-            progress: Called with the number of finished and of missing texts after each batch.
+            progress: Called as `progress(done, missing)` after each batch.
         """
         missing = sorted(set(texts) - self._features.keys(), key=lambda text: (len(text), text))
         for start in range(0, len(missing), self._batch_size):
@@ -132,8 +133,8 @@ class TextFeatureStore:
                 text: feature[mask]
                 for text, feature, mask in zip(batch, features, masks, strict=True)
             }
-            # Writing only when the number has doubled bounds the total by a few times the last
-            # write.
+            # Write only when the number has doubled, which bounds the total bytes written by a few
+            # times the last write.
             if len(self._features) >= 2 * self._written:
                 self._write()
             if progress:

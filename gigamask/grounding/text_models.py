@@ -1,7 +1,8 @@
 """Text models of transformers: loading, tokenisation, frozen weights and trained LoRA adapters.
 
 Frozen weights are not part of a module's state: `parameters()` and checkpoints hold the adapters
-only. Dropout is off, since its random numbers would not be keyed."""
+only. Dropout is off, since its random numbers would not be reproducible.
+"""
 
 import contextlib
 import math
@@ -26,8 +27,8 @@ from gigamask.grounding.text_features import TextFeatures, TextModel, Tokens
 DIGEST_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Suffixes of the files that determine what a model computes."""
 TOWERS = {"siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel"}
-"""Text towers without an automatic class, trained on texts padded to a fixed length, padding
-attended.
+"""Text towers without an auto class in transformers, which were trained on texts padded to a fixed
+length, without masking the padding.
 """
 ATTENTION = (
     ("q_proj", "v_proj"),
@@ -51,12 +52,13 @@ class HuggingFaceTextModel(TextModel):
         Args:
             base: Frozen model of transformers.
             tokenizer: Its tokenizer.
-            options: How the model computes.
+            options: Settings of the model.
             folder: Folder of the model's files, for the digest.
             seed: Seed of the adapters' initial values.
 
         Raises:
-            GigamaskError: The model has no `options.layer` or cannot read `options.max_tokens`.
+            GigamaskError: The model has no `options.layer`, or does not support
+                `options.max_tokens`.
         """
         super().__init__()
         self._frozen = (base,)  # in a tuple so that torch does not register it as a submodule
@@ -183,7 +185,7 @@ def load(
     """Load a text model from a folder.
 
     Args:
-        options: How the model computes.
+        options: Settings of the model.
         folder: Folder with config, tokenizer and safetensors.
         device: Device of the model.
         seed: Seed of the adapters' initial values.
@@ -271,7 +273,7 @@ def meta_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """Return the class of transformers that encodes text with this configuration."""
+    """Return the class of transformers for the text encoder of a configuration."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
@@ -283,7 +285,7 @@ def _auto_class(config: Any) -> Any:
 
 
 def _encoder_part(base: Any) -> Any:
-    """Return the encoder of an encoder-decoder, any other model as it is."""
+    """Return the encoder of an encoder-decoder model, any other model unchanged."""
     has_decoder = base.config.is_encoder_decoder and hasattr(base, "decoder")
     return base.get_encoder() if has_decoder else base
 
@@ -291,7 +293,7 @@ def _encoder_part(base: Any) -> Any:
 def enable_checkpointing(base: Any) -> None:
     """Recompute every block in the backward pass.
 
-    transformers does so in training mode only, so blocks are put into it with dropout set to 0.
+    transformers does so in training mode only, so blocks are put in training mode with dropout 0.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -353,7 +355,7 @@ def lora_targets(base: Any, options: HuggingFaceOptions) -> list[str]:
 
     Args:
         base: Model of transformers.
-        options: Names its targets, or none to use the architecture's usual ones.
+        options: Settings; without `lora_targets`, the architecture's usual layers are used.
 
     Returns:
         The full names of the layers.
@@ -383,14 +385,13 @@ def lora_targets(base: Any, options: HuggingFaceOptions) -> list[str]:
 
 @contextlib.contextmanager
 def loading_errors(name: str) -> Iterator[None]:
-    """Raise any error that a library raises while loading model `name` as a one-line
-    `GigamaskError`."""
+    """Convert any error raised while loading model `name` to a one-line `GigamaskError`."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise GigamaskError(
-            f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); give "
+            f"text model {name!r}: cannot be loaded ({type(error).__name__}: {reason}); pass "
             f"another model or its complete folder"
         ) from error
 

@@ -1,10 +1,10 @@
 """Dry run of a training step with torch's fake tensors: peak bytes of each phase, without
 allocating memory and without a GPU.
 
-Fake tensors are CPU tensors here, also when a GPU is planned, because autograd of a torch built
-without CUDA aborts on fake CUDA tensors. What a GPU does differently and what changes memory is
-added: its attention kernel, autocast of layer norms, the allocator's block size, and the workspace
-of flash attention's backward pass.
+Fake tensors are CPU tensors even when planning for a GPU, because autograd of a torch built without
+CUDA aborts on fake CUDA tensors. GPU behavior that changes memory is emulated: the attention
+kernel, autocast of layer norms, the allocator's block size, and the workspace of flash attention's
+backward pass.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 class AllocationTracker(TorchDispatchMode):
     """Track the bytes of all storages created while the mode is active, until they are freed.
 
-    Works for real and for fake tensors. Workspace that an operator frees before it returns is
-    not seen.
+    Works for real and for fake tensors. Workspace that an operator frees before it returns is not
+    counted.
     """
 
     def __init__(self, block_bytes: int = 1) -> None:
@@ -86,7 +86,7 @@ class AllocationTracker(TorchDispatchMode):
         return peak
 
     def _track(self, tensor: Tensor, created: bool) -> None:
-        """Count a storage that has not been seen; storages from outside count zero bytes."""
+        """Count a new storage; storages created outside the mode count zero bytes."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._sizes:
@@ -170,8 +170,8 @@ def to_fake(model: Model, device: Device) -> Model:
     """Replace a meta-device model's tensors by fake ones, in place; tied parameters stay tied.
 
     Args:
-        model: a model on the meta device.
-        device: the device that is planned; its attention kernel is selected.
+        model: A model on the meta device.
+        device: The device to plan for, which selects the attention kernel.
 
     Returns:
         The same model.
@@ -200,8 +200,8 @@ def use_gathered_weights(blocks: Iterable[nn.Module], dtype: torch.dtype) -> Non
     This is how FSDP computes in half precision: autocast makes no further copies of the weights.
 
     Args:
-        blocks: the encoder's blocks.
-        dtype: the compute precision.
+        blocks: The encoder's blocks.
+        dtype: The compute precision.
     """
     for block in blocks:
         sharded = shardable_parameters(block)
@@ -222,7 +222,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 @runtime_checkable
 class MemoryCounter(Protocol):
-    """Something that knows the current bytes and the peak since it was last asked."""
+    """Counter of the current bytes and of the peak since the last `take_peak`."""
 
     current: int
 
@@ -247,7 +247,7 @@ class PhasePeaks:
         self._counter.take_peak()
 
     def enter(self, phase: str) -> None:
-        """End the current phase and begin, or continue, `phase`."""
+        """End the current phase, and begin or continue `phase`."""
         peak = self._counter.take_peak() - self._base
         self.peaks[self._phase] = max(self.peaks[self._phase], peak)
         if self._phase == "forward":
@@ -258,13 +258,13 @@ class PhasePeaks:
 def blank_batch(assembly: SampleConfig, chance: RandomSpec, images: int, masks: int) -> Batch:
     """Return a batch of black images and empty masks with the shapes of the loader's batches.
 
-    A mask has one RLE bound for four cells of the mask side (docs/measurements.md, Memory).
+    Each mask has one RLE bound per four cells of its side (docs/measurements.md, Memory).
 
     Args:
-        assembly: sizes of images and masks.
-        chance: numbers of random inputs.
-        images: number of images.
-        masks: number of masks, over all images.
+        assembly: Sizes of images and masks.
+        chance: How many random inputs there are.
+        images: Number of images.
+        masks: Number of masks, over all images.
     """
     zeros = torch.zeros
     mask_image = torch.arange(masks) // max(1, -(-masks // max(1, images)))
@@ -309,9 +309,9 @@ class PhaseTask(Task):
         """Yield the losses of the task and report its phases.
 
         Args:
-            model: the model.
-            batch: one micro-batch.
-            detach: returns a leaf for the embedding.
+            model: The model.
+            batch: One micro-batch.
+            detach: Returns a leaf tensor for the embedding.
         """
         phase = "backward"
 
@@ -345,8 +345,8 @@ class PhaseBatches(tuple[Batch, ...]):
 class ShortSchedule(PromptSchedule):
     """The first two rounds and the last one of a prompt schedule.
 
-    Rounds in between differ by a token or two. `round_counts` receives the number of rounds of
-    the whole schedule.
+    The rounds in between differ only by a token or two. `round_counts` receives the number of
+    rounds of the whole schedule.
     """
 
     schedule: PromptSchedule
@@ -367,10 +367,10 @@ class ShortSchedule(PromptSchedule):
         """Return the prompts of the first, the second or the last round, then None.
 
         Args:
-            previous: the round before, None at the start.
-            targets: the masks.
-            random_inputs: the random numbers of the batch.
-            mask_only_round_u: the uniform number that picks the mask-only round.
+            previous: The previous round, None at the start.
+            targets: The masks.
+            random_inputs: The random numbers of the batch.
+            mask_only_round_u: The uniform number that picks the mask-only round.
         """
         if previous is not None and previous.index > 1:
             return None

@@ -1,7 +1,7 @@
 """FLOPs of a training step: the trainer's own passes on the meta device, with torch's counter.
 
-Matrix products and convolutions count as the code makes them: attention by its definition, without
-the channels that a GPU's kernel pads. What recomputed blocks do twice is counted separately.
+Matrix products and convolutions are counted as the code performs them: attention by its definition,
+without the channels that a GPU's kernel pads. Recomputation of blocks is counted separately.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 class StepFlops:
     """Forward and backward FLOPs of one image: of the encoder, and of its masks in all rounds.
 
-    `blocks` are the forward passes of the encoder's blocks. Without rounds everything is `encoder`.
+    `blocks` are the forward FLOPs of the encoder's blocks. Without rounds, everything is `encoder`.
     """
 
     encoder: tuple[float, float]
@@ -28,12 +28,12 @@ class StepFlops:
 
     @property
     def total(self) -> float:
-        """Forward and backward together."""
+        """FLOPs of forward and backward pass together."""
         return sum(self.encoder) + sum(self.masks)
 
     @property
     def forward(self) -> float:
-        """Forward alone."""
+        """FLOPs of the forward pass alone."""
         return self.encoder[0] + self.masks[0]
 
     def recomputed(self, every: int) -> float:
@@ -42,7 +42,7 @@ class StepFlops:
 
 
 class FlopMeter:
-    """Count the FLOPs of one image's gradients, and those at the start of every phase."""
+    """Count the FLOPs of one image's forward and backward pass, by phase."""
 
     def __init__(self) -> None:
         self._counter = FlopCounterMode(display=False)
@@ -68,12 +68,12 @@ class FlopMeter:
     def measure(
         self, run: Callable[[], None], rounds: Callable[[], int], chunks: float
     ) -> StepFlops:
-        """Count one image's gradients.
+        """Count the FLOPs of one image.
 
         Args:
-            run: computes them on one chunk of masks, in the first two rounds and the last one.
-            rounds: returns the number of rounds of the whole schedule, after `run`.
-            chunks: number of equal chunks that the image's masks are split into.
+            run: Computes the gradients of one chunk of masks, in the first two rounds and the last.
+            rounds: Returns the number of rounds of the whole schedule, after `run`.
+            chunks: Number of equal chunks that the image's masks are split into.
 
         Returns:
             The FLOPs of the image with all its masks in all rounds.
@@ -81,7 +81,7 @@ class FlopMeter:
         with self._counter:
             run()
         total, encoded = self._counter.get_total_flops(), self._marks[0][1]
-        # Marks stand before the first round, and before and after each round's backward pass.
+        # Marks are set before the first round, and before and after each round's backward pass.
         marks = [flops for phase, flops in self._marks if phase == "rounds"]
         forward = [after - start for start, after in zip(marks[:-1:2], marks[1::2], strict=True)]
         both = [after - start for start, after in pairwise(marks[::2])]
@@ -96,6 +96,6 @@ class FlopMeter:
 
 
 def _all_rounds(measured: Sequence[int], rounds: int) -> float:
-    """Extrapolate to all rounds: those in the middle cost the mean of the second and the last."""
+    """Extrapolate to all rounds: each one in between costs the mean of the second and the last."""
     later = sum(measured[1:]) / max(len(measured) - 1, 1)
     return float(sum(measured[:1]) + (rounds - 1) * later)

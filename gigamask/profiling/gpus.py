@@ -1,9 +1,9 @@
 """Memory and peak FLOP/s of GPUs, by name.
 
-Memory is the total capacity that torch reports, the least seen of a kind, which is less than the
-number on the box. Peaks are the data sheets' for dense matrices, half precisions with float32
-accumulation; float32 is without TF32, which torch does not use for matrix products by default
-(`torch.backends.cuda.matmul`).
+Memory is the total capacity that torch reports (the lowest value seen for a model), which is less
+than the nominal one. Peaks are those of the data sheets for dense matrices, with float32
+accumulation for half precisions, and without TF32 for float32, since torch does not use TF32 for
+matrix products by default (`torch.backends.cuda.matmul`).
 """
 
 import difflib
@@ -27,7 +27,7 @@ class Gpu:
         """Return the peak FLOP/s of a precision.
 
         Raises:
-            GigamaskError: if the GPU does not support it.
+            GigamaskError: The GPU does not support it.
         """
         if precision not in self.tflops:
             raise GigamaskError(

@@ -1,21 +1,23 @@
 """Leak detection: warn when memory of this process, the GPU or loader processes keeps growing.
 
-For this process the bytes in use count, without what malloc keeps: a heap grows and shrinks by
-100 MB that nothing holds, which would hide a leak of that size (docs/measurements.md). Memory is
-sampled at a fixed interval of updates. The first `DROPPED` share of samples, when caches fill, is
-ignored. The rest is cut into `BLOCKS` of equal length, and the median of each is used. A leak is
-suspected when, over at least `MIN_STEPS` updates and `MIN_SAMPLES` samples,
+For this process, only bytes in use are counted, without free memory that malloc keeps: the heap
+grows and shrinks by 100 MB of free memory, which would hide a leak of that size
+(docs/measurements.md). Memory is sampled at a fixed interval of updates. The first `DROPPED` share
+of samples, when caches fill, is ignored. The rest is split into `BLOCKS` blocks of equal length,
+each represented by its median. A leak is suspected if, over at least `MIN_STEPS` updates and
+`MIN_SAMPLES` samples,
 
-- the last block exceeds the first by `MIN_BYTES` and `MIN_SHARE`. Quiet trainings moved by at
-  most 15 MB, single samples of a loader process by 20 (`profiling.loader_memory`);
-- the growth is at least `MIN_BYTES_PER_STEP`: a page with every update is 0.7 GB in SAM's 180,000;
-- every block exceeds the one before it, which a single jump does not;
-- the later half grew at least `STEADY` times as much as the earlier half. A leak has a ratio of 1,
-  a square root of time 0.65, a logarithm (a fragmenting heap) 0.4, a filling cache less and less.
+- the last block exceeds the first by `MIN_BYTES` and `MIN_SHARE`. Runs without a leak varied by at
+  most 15 MB, single samples of a loader process by 20 MB (`profiling.loader_memory`);
+- the growth is at least `MIN_BYTES_PER_STEP`: one page per update is 0.7 GB in SAM's 180,000;
+- every block exceeds the one before it, unlike after a single jump;
+- the later half grew at least `STEADY` times as much as the earlier half. The ratio is 1 for a
+  leak, 0.65 for growth with the square root of time, 0.4 for logarithmic growth (a fragmenting
+  heap), and ever smaller for a filling cache.
 
-The warning comes when all of this holds again after the training has run for as long once more. A
-false alarm is worse than a late one. Memory that grows steadily for hundreds of updates, by a tenth
-of the total, and then stops, would be reported wrongly.
+A warning is issued only if all of this still holds after the run has trained for as long again,
+since a false alarm is worse than a late one. Memory that grows steadily for hundreds of updates, by
+a tenth of the total, and then stops growing would be reported by mistake.
 """
 
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ MIN_BYTES, MIN_SHARE = 32e6, 0.1
 MIN_BYTES_PER_STEP = 4096
 STEADY = 0.8
 MAX_SAMPLES = 1024
-"""When this many samples are kept, every second one is dropped, then and from there on."""
+"""At this number of samples, every second one is dropped, and the interval doubles."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
 
 @dataclass
 class Series:
-    """Samples of one thing's memory, at most `MAX_SAMPLES` however long the training is."""
+    """Samples of one memory size, fewer than `MAX_SAMPLES` however long the run is."""
 
     steps: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Series:
     suspected: bool = False
 
     def add(self, step: int, size: int) -> Growth | None:
-        """Add a sample, and return the growth when it has been found twice.
+        """Add a sample, and return the growth once it has been found twice.
 
         Args:
             step: Number of finished updates.
@@ -113,7 +115,7 @@ class Series:
 
 
 class Leaks:
-    """Sample a training's memory every `every` updates, and warn once of each kind of leak."""
+    """Sample a run's memory every `every` updates, and warn once about each kind of leak."""
 
     def __init__(self, every: int, last: int, device: torch.device) -> None:
         """Set the interval.
@@ -132,7 +134,7 @@ class Leaks:
 
         Args:
             done: Number of finished updates.
-            over: The training has ended.
+            over: Whether the training has ended.
 
         Yields:
             A line to print and its metrics for each leak that is found.
@@ -156,7 +158,7 @@ class Leaks:
             yield self._line(what, found, self._last - done), noted
 
     def _held(self) -> dict[tuple[str, int], int]:
-        """Return the current bytes by holder."""
+        """Return the current bytes of the processes and the GPU."""
         held = {("this process", 0): process_memory.in_use_bytes(), ("the GPU", 0): None}
         if self._device.type == "cuda":
             held["the GPU", 0] = torch.cuda.memory_allocated(self._device)

@@ -1,7 +1,7 @@
 """Memory of the loader's worker processes while they make batches.
 
 Every process is measured after each batch, at a random point of its work, so that many samples
-find its peak. The figure is what it has allocated above an idle process that was started the same
+find its peak. The result is what it has allocated beyond an idle process that was started the same
 way, so that imports do not count.
 """
 
@@ -35,16 +35,16 @@ def measure(
     """Take batches from a loader and measure its processes.
 
     Args:
-        steps: the loader's steps, not started.
-        count: batches to take.
-        prefetch: batches that each process prepares ahead.
-        progress: called with the batches taken and `count`.
+        steps: The loader's steps, not started.
+        count: Number of batches to take.
+        prefetch: Batches that each process prepares ahead.
+        progress: Called as `progress(done, count)` after each batch.
 
     Returns:
         Bytes of each worker, of a batch, and of its masks.
 
     Raises:
-        GigamaskError: if there are too few batches, or no worker processes.
+        GigamaskError: There are too few batches, or no worker processes.
     """
     if count < LEAST_BATCHES:
         raise GigamaskError(
@@ -84,9 +84,9 @@ def worker(pid: int, seen: list[ProcessMemory], idle: int) -> dict[str, Any]:
     """Return the peak of one process, and whether it grew between the first and the last third.
 
     Args:
-        pid: its process id.
-        seen: the samples of its memory.
-        idle: allocated bytes of an idle process.
+        pid: Its process id.
+        seen: The samples of its memory.
+        idle: Allocated bytes of an idle process.
     """
     above = np.array([look.allocated for look in seen]) - idle
     third = max(len(above) // 3, 1)
@@ -103,7 +103,7 @@ def worker(pid: int, seen: list[ProcessMemory], idle: int) -> dict[str, Any]:
 
 
 def idle_bytes() -> int:
-    """Return the allocated bytes of an idle process started and with imports as a worker."""
+    """Return the allocated bytes of an idle process, started and with imports like a worker."""
     context = multiprocessing.get_context()
     here, there = context.Pipe()
     process = context.Process(target=_wait, args=(there,), daemon=True)

@@ -1,10 +1,11 @@
-"""Memory and time of a training: bytes of each process by kind and phase, and hours.
+"""Memory and time of a run: bytes of each process by kind and phase, and hours.
 
-With `fsdp` the matrices of the encoder's blocks, their gradients and their optimizer state are
+With `fsdp`, the matrices of the encoder's blocks, their gradients and their optimizer state are
 sharded over all processes, with `hsdp` over those of one machine. One block at a time is gathered
 in the compute precision; its full gradient exists until it has been reduced in float32 and
-scattered; each has a communication buffer of its size. Everything else is replicated, and
-replicated gradients are all-reduced from one flat copy, as all are with `ddp`.
+scattered; weights and gradients each have a communication buffer of their size. Everything else is
+replicated, and replicated gradients are all-reduced from one flat copy, as are all gradients with
+`ddp`.
 """
 
 import re
@@ -26,7 +27,7 @@ PUBLISHED = {
     "pretrain": {"MAE's own run (42 hours of 64 V100 for 800 epochs of ViT-L, PRETRAIN.md)": 0.105},
 }
 TARGET = {"target of .12 s for a step of ViT-H on an H200, not measured": 0.196}
-"""Shares of the GPUs' peak FLOP/s that are assumed when the user gives none."""
+"""Fractions of the GPUs' peak FLOP/s that are assumed, with `PUBLISHED`, if the user sets none."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class BatchSplit:
         """Split a global batch as `samplers.batch_sampler` does.
 
         Args:
-            batch: images of the global batch.
-            micro: largest micro-batch of a process.
-            processes: number of processes.
+            batch: Images of the global batch.
+            micro: Largest micro-batch of a process.
+            processes: Number of processes.
         """
         images = -(-batch // processes)
         micro_batches = -(-batch // (processes * micro))
@@ -82,8 +83,8 @@ class BatchSplit:
         """Return the split in words.
 
         Args:
-            batch: images of the global batch.
-            processes: number of processes.
+            batch: Images of the global batch.
+            processes: Number of processes.
         """
         others = f"on {self.busiest:,} of them, {self.images - 1:,} on the others"
         return (
@@ -96,7 +97,7 @@ class BatchSplit:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes by `STATE_KINDS` of what sharding can split, of the rest, and of the largest block."""
+    """Bytes by `STATE_KINDS` of the shardable state, of the rest, and of the largest block."""
 
     sharded: Mapping[str, float]
     replicated: Mapping[str, float]
@@ -115,17 +116,17 @@ def bytes_by_phase(
     """Return the bytes of each kind at the peak of each phase, for the busiest process.
 
     Args:
-        state: bytes of weights, gradients and optimizer state of the whole model.
-        peaks: peak bytes of each phase above the state, from a dry run.
-        activation_bytes: what the encoder keeps for its backward pass.
-        batch_bytes: the batches of one step.
+        state: Bytes of weights, gradients and optimizer state of the whole model.
+        peaks: Peak bytes of each phase above the state, from a dry run.
+        activation_bytes: Bytes that the encoder keeps for its backward pass.
+        batch_bytes: Bytes of the batches of one step.
         parallel: `ddp`, `fsdp` or `hsdp`.
-        cluster: the machines that the state is sharded over.
-        gathered: bytes of a gathered weight divided by those of the sharded one (0.5 in bf16).
+        cluster: The machines that the state is sharded over.
+        gathered: Bytes of a gathered weight divided by those of the sharded one (0.5 in bf16).
 
     Returns:
-        Phase -> kind -> bytes. `activations` are kept for the backward pass; `temporary` is
-        everything that comes and goes, such as a round with its loss.
+        Bytes by phase and kind. `activations` are kept for the backward pass; `temporary` is
+        short-lived memory, such as a round with its loss.
     """
     shards = {"ddp": 1, "fsdp": cluster.size, "hsdp": cluster.gpus_per_node}[parallel]
     held = {
@@ -169,12 +170,12 @@ def training_hours(
 
     Args:
         flops: FLOPs of one step on the busiest process.
-        steps: number of steps.
-        gpu: the GPU whose peak FLOP/s is used.
+        steps: Number of steps.
+        gpu: The GPU whose peak FLOP/s is used.
         precision: `bf16`, `fp16` or `fp32`.
-        cluster: the number of GPUs.
-        efficiencies: source -> share of the peak that is reached.
-        price: dollars per GPU hour, or None.
+        cluster: The machines, for the number of GPUs.
+        efficiencies: Fraction of the peak that is reached, by source.
+        price: Dollars per GPU hour, or None.
 
     Returns:
         One row for each efficiency.
@@ -206,7 +207,9 @@ def _heading(plan: Mapping[str, Any]) -> list[str]:
     ]
     if plan["masks"]:
         rounds = _count(plan["rounds"], "round", "rounds")
-        lines.append(f"{plan['masks']} masks an image, {plan['masks_per_chunk']} at once, {rounds}")
+        lines.append(
+            f"{plan['masks']} masks per image, {plan['masks_per_chunk']} at once, {rounds}"
+        )
     idle = processes - split.busiest
     if idle and split.images == 1:
         lines.append(
@@ -266,7 +269,7 @@ def _work(plan: Mapping[str, Any]) -> list[str]:
     shares = " + ".join(f"{name} {flops / 1e12:.3g}" for name, flops in parts.items())
     lines = [
         f"{plan['steps']:,} steps of {plan['flops_a_step'] / 1e12:,.4g} TFLOP, "
-        f"{sum(parts.values()) / 1e12:.4g} an image{f' ({shares})' if len(parts) > 1 else ''}"
+        f"{sum(parts.values()) / 1e12:.4g} per image{f' ({shares})' if len(parts) > 1 else ''}"
     ]
     if plan["gpu"] is None:
         return lines

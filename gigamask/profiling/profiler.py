@@ -27,17 +27,17 @@ from gigamask.profiling.sample_memory import in_bytes
 from gigamask.profiling.timeline import TimeSpent
 
 WARM_UP = 3
-"""Steps that are not profiled: libraries are loaded, memory is allocated, and caches fill."""
+"""Steps before profiling, in which libraries are loaded, memory is allocated, and caches fill."""
 MOST_OPERATORS, MOST_TENSORS = 20, 10
 MOST_ALLOCATIONS = 100_000
-"""Last entries of the GPU's history; several KB each according to torch."""
+"""Number of last entries of the GPU's history to keep; several KB each according to torch."""
 GZIP_LEVEL = 3
-"""30 % larger than with the highest level, in an eighth of the time."""
+"""Files are 30 % larger than with the highest level, and written in an eighth of the time."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Duration of one step, and the bytes in use after it by holder."""
+    """Duration of one step, and the bytes in use after it, as `bytes_in_use` returns them."""
 
     step: int
     ms: float
@@ -82,7 +82,7 @@ class Profile:
 
         Args:
             done: Number of finished steps.
-            over: The training has ended.
+            over: Whether the training has ended.
 
         Yields:
             A line to print and its metrics, once the files are written.
@@ -104,7 +104,7 @@ class Profile:
                 line = None
                 if done == self._first - 1:
                     self._start()
-        # Errors of the disk or of torch's profiler do not end a training.
+        # Errors of the disk or of torch's profiler do not stop training.
         except (OSError, RuntimeError, msgspec.DecodeError) as error:
             self._over = True
             line = f"{self._folder}: no profile can be written ({error}); training continues"
@@ -132,7 +132,7 @@ class Profile:
             torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS, stacks="python")
 
     def _finish(self) -> str:
-        """Write the files and return a line about them."""
+        """Write the files and return a line that lists them."""
         recorder, self._recorder = self._recorder, None
         records = [record for record in self._records if record.step >= self._first]
         if recorder:
@@ -256,8 +256,8 @@ def table(
     Args:
         head: Title of the first column.
         rows: Times per step.
-        on_gpu: Add GPU times, and use them for the shares.
-        most: Number of rows to show, the costliest first; None shows all in their order.
+        on_gpu: Whether to add GPU times, and use them for the shares.
+        most: Number of rows to show, the costliest first; None shows all rows in order.
     """
     cost = {row.name: row.gpu_ms if on_gpu else row.ms for row in rows}
     total = sum(cost.values()) or 1.0

@@ -1,4 +1,4 @@
-"""Memory of one sample: decoded to dense masks (arithmetic), and as gigamask makes it (measured).
+"""Memory of one sample: with dense masks (calculated), and as gigamask makes it (measured).
 
 The peak is the largest RSS of a fresh process (VmHWM) while it makes the sample, above its imports.
 """
@@ -20,7 +20,7 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.types import Batch, DataCursor, ImageAnnotation, RandomSpec, Sample, SampleRef
 
 ANNOTATION_BYTES = 500
-"""JSON of one mask, rounded: the figure usually given for SA-1B."""
+"""Bytes of JSON per mask, rounded: the figure usually given for SA-1B."""
 GRIDS = (256, 1024)
 SETTINGS = SampleConfig(image_size=1024, mask_size=GRIDS[0])
 RANDOM_SPEC = RandomSpec(seed=0, clicks=12, blocks=12)
@@ -31,8 +31,8 @@ def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
     """Return the bytes of a sample with dense masks at the original size.
 
     Args:
-        size: height and width of the image in pixels.
-        masks: number of masks.
+        size: Height and width of the image in pixels.
+        masks: Number of masks.
     """
     pixels = size[0] * size[1]
     annotations = ANNOTATION_BYTES * masks
@@ -46,18 +46,18 @@ def decoded(size: tuple[int, int], masks: int) -> dict[str, int]:
 
 
 def measure(jpg: bytes, json: bytes, name: str) -> dict[str, Any]:
-    """Return decoded and measured bytes of a sample.
+    """Return the bytes of a sample, calculated with dense masks and measured.
 
     Args:
-        jpg: the encoded image.
-        json: its annotations in SA-1B's format.
-        name: the sample's name in errors and in the table.
+        jpg: The encoded image.
+        json: Its annotations in SA-1B's format.
+        name: The sample's name in errors and in the table.
 
     Returns:
         JSON-compatible data.
 
     Raises:
-        CorruptSampleError: if the sample cannot be used.
+        CorruptSampleError: The sample cannot be used.
     """
     record = annotation.read(json, name)
     entry = annotation.check(record, name)
@@ -94,8 +94,8 @@ def coco_text_bytes(record: annotation.Sa1bRecord, entry: ImageAnnotation) -> in
     """Return the length of all masks' compressed COCO counts; plain lists are compressed first.
 
     Args:
-        record: the json of the sample.
-        entry: its masks.
+        record: The JSON of the sample.
+        entry: Its masks.
     """
     return sum(
         len(one.segmentation.counts)
@@ -109,21 +109,21 @@ def make_sample(jpg: bytes, json: bytes, name: str) -> tuple[Sample, Batch]:
     """Return the sample and a batch of only this sample, as a loader process makes them.
 
     Args:
-        jpg: the encoded image.
-        json: its annotations in SA-1B's format.
-        name: the sample's name in errors.
+        jpg: The encoded image.
+        json: Its annotations in SA-1B's format.
+        name: The sample's name in errors.
     """
     sample = build_sample(jpg, annotation.parse(json, name), SAMPLE_REF, SETTINGS, RANDOM_SPEC)
     return sample, collate([sample], (), SETTINGS, RANDOM_SPEC, 0.5, DataCursor(1))
 
 
 def peak(jpg: bytes, json: bytes, name: str) -> int:
-    """Return by how many bytes making the sample raises the peak RSS of a warm fresh process.
+    """Return how many bytes making the sample adds to the peak RSS of a fresh, warmed-up process.
 
     Args:
-        jpg: the encoded image.
-        json: its annotations in SA-1B's format.
-        name: the sample's name in errors.
+        jpg: The encoded image.
+        json: Its annotations in SA-1B's format.
+        name: The sample's name in errors.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_rise, jpg, json, name).result()
@@ -206,7 +206,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def in_bytes(count: int | float) -> str:
-    """Format bytes for people: 10.1 MB, 1.35 GB."""
+    """Format bytes with a unit: 10.1 MB, 1.35 GB."""
     for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
         if count < 1000:
             return f"{count:.{digits}f} {unit}"

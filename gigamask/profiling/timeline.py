@@ -22,7 +22,7 @@ LAUNCHES, KERNELS = ("cuda_runtime", "cuda_driver"), ("kernel", "gpu_memcpy", "g
 
 
 class Origin(msgspec.Struct):
-    """Numbers that an operator shares with its kernels, and a launch with its kernel."""
+    """Ids that an operator shares with its kernels, and a launch with its kernel."""
 
     operator: int | str | None = msgspec.field(default=None, name="External id")
     launch: int | str | None = msgspec.field(default=None, name="correlation")
@@ -46,14 +46,14 @@ class Trace(msgspec.Struct):
 
 
 class Launch(Event):
-    """A kernel at the time of its launch, by the operator's name, with the kernel's duration."""
+    """A kernel at the time of its launch, named after the operator, with the kernel's duration."""
 
     kernel_dur: float = 0.0
 
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Time of a part or operator per step, without nested rows, and how often it ran."""
+    """Time of a part or operator per step, without nested rows, and its number of calls."""
 
     name: str
     ms: float

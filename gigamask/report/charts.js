@@ -1,5 +1,5 @@
 // Charts as SVG for the page of `gigamask serve` and for reports: curves, histograms, bars. Imports
-// nothing, so that a report can hold it. Text is set as text and never parsed as HTML.
+// nothing, so that a report can embed it. Text is set as text and never parsed as HTML.
 
 const WIDTH = 380, HEIGHT = 212, LEFT = 46, RIGHT = 10, TOP = 22, BOTTOM = 36;
 const COLOURS = 8, MAX_TICKS = 12;
@@ -56,7 +56,7 @@ function ticks(low, high) {
   return Array.from({ length: Math.max(count, 0) }, (_, i) => (first(step) + i) * step);
 }
 
-/** Returns the exponential mean of the known values, without bias towards zero, as TensorBoardTracker does. */
+/** Returns the exponential moving average of the known values, bias-corrected as in TensorBoard. */
 export function smoothed(values, weight) {
   let mean = 0, mass = 0;
   return values.map((value) => {
@@ -99,7 +99,7 @@ function drawAxes(plot, across, up, xTicks, yTicks, label = short) {
   }
 }
 
-/** Shows the values at the place nearest to the pointer; `places` are x positions, `describe(i)` returns a heading and rows. */
+/** Shows the values nearest to the pointer; `places` are x positions, `describe(i)` returns a heading and rows. */
 function addTooltip(figure, plot, places, describe) {
   const cursor = make("g", { class: "cursor" }), tooltip = makeHtml("div", "tooltip");
   plot.append(cursor);
@@ -126,7 +126,7 @@ function addTooltip(figure, plot, places, describe) {
   plot.addEventListener("pointerleave", () => { cursor.replaceChildren(); tooltip.hidden = true; });
 }
 
-/** Returns the range of the y axis. Of a long curve the outermost hundredth is cut off, since a spike would flatten the rest. */
+/** Returns the range of the y axis. The outermost 1 % of a long curve is cut off, since a spike would flatten the rest. */
 function yRange(series, zero) {
   const ends = series.flatMap(({ points }) => {
     const values = points.map(([, y]) => y).sort((a, b) => a - b), cut = values.length > 50 ? Math.ceil(values.length / 100) : 0;
@@ -139,7 +139,7 @@ function yRange(series, zero) {
 }
 
 /**
- * Draws curves over a common axis; unknown values are skipped. Returns null where no value is known.
+ * Draws curves over a common axis; unknown values are skipped. Returns null if no value is known.
  * A series is {name, colour, xs, ys}, and optionally faded, dashed, dots, sizes (radii of dots
  * without a line) and texts (of the tooltip). `marks` are x values of events.
  */
@@ -212,7 +212,7 @@ export function shares(title, numbers, labels = {}) {
   return figure;
 }
 
-/** Draws the IoU of masks against the predicted one; each dot is a bin, its area the number of masks. */
+/** Draws the IoU of masks against the predicted IoU; each dot is a bin, its area shows the number of masks. */
 export function reliability(bins) {
   const most = Math.max(...bins.map(({ count }) => count), 1);
   return lines("IoU against predicted IoU", [
@@ -224,8 +224,8 @@ export function reliability(bins) {
 
 /**
  * Draws runs over each other. A run is {name, records, evaluations, resumed}: columns by name, a list
- * of {step, scores}, and the steps at which training went on after a stop. Returns the charts of the
- * records and those of the scores on held-out data.
+ * of {step, scores}, and the steps at which training resumed. Returns the charts of the records and
+ * those of the scores on held-out data.
  */
 export function runCharts(runs, weight) {
   const several = runs.length > 1, marks = several ? [] : runs.flatMap(({ resumed }) => resumed);

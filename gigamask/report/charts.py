@@ -6,7 +6,7 @@ from gigamask.report.history import History
 from gigamask.report.summary import waiting
 
 MAX_POINTS = 600
-"""Points of a curve; more records are averaged in groups of neighbors."""
+"""Maximum number of points of a curve; more records are averaged in groups of neighbors."""
 
 
 def curves(run: History) -> dict[str, Any]:

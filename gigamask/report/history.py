@@ -1,8 +1,8 @@
-"""Reading of run folders: configuration, metrics, evaluations, faults, checkpoints and pictures.
+"""Read run folders: configuration, metrics, evaluations, faults, checkpoints and pictures.
 
-The run may still be training. Truncated lines are skipped, missing files leave their part empty,
-and of steps that were trained twice, after a restart from a checkpoint, the last ones count.
-Imports no torch, since a run is read repeatedly while it trains.
+The run may still be training. Truncated lines are skipped, and missing files leave their part
+empty. If steps were trained twice, after a restart from a checkpoint, the later records count.
+This module does not import torch, since a run is read repeatedly while it trains.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "features")
 """Subfolders of a run that hold no other run."""
 MAX_DEPTH = 4
-"""Levels of subfolders in which runs are searched."""
+"""Levels of subfolders that are searched for runs."""
 MAX_NUMBER = 1e300
 """Larger numbers, infinity and NaN count as unknown."""
 REPEATED_EVENTS = ("rejected", "skipped")
 """Events that recur when a step is trained again."""
 KINDS = ("resumed", "damaged", "rejected", "skipped", "unsaved", "leak")
-"""Kinds of faults: resumed trainings, damaged checkpoints, samples left out, skipped steps, failed
-saves, growing memory."""
+"""Kinds of faults: resumed runs, damaged checkpoints, skipped samples, skipped steps, failed saves,
+memory leaks."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint by its manifest; `fault` says why it is damaged, None if none was found."""
+    """One checkpoint, as its manifest describes it; `fault` is the damage found, or None."""
 
     name: str
     step: int
@@ -67,12 +67,12 @@ class History:
         folder: The run folder.
         config: Flags and their values as text.
         origin: Command, versions and revision of each start.
-        records: Metrics as columns of equal length; None where a step has no such number.
+        records: Metrics as columns of equal length; None where a step has no value.
         evaluations: Evaluations in training, each with `step`, `scores`, `worries`, `seconds`.
         faults: Events by kind (`KINDS`), each with `step`.
         begun: Starts of training, each with `step`, `time` and `device`.
         checkpoints: The checkpoints, oldest first.
-        pictures: Those made in training by step, then the others by name.
+        pictures: Pictures made in training by step, then the others by name.
         scores: The contents of evaluation.json.
         torn: Number of unreadable lines of metrics.jsonl.
         verified: Whether checkpoint contents were verified, not only their manifests and sizes.
@@ -110,7 +110,7 @@ class History:
         return not (self.records["step"] or self.evaluations or self.scores or self.checkpoints)
 
     def plain(self) -> dict[str, Any]:
-        """Return everything as data for JSON."""
+        """Return everything as JSON-compatible data."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         files = {
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
@@ -125,7 +125,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find(folder: Path) -> list[Path]:
-    """Return a run folder itself, or the run folders below a folder, in the order of their start.
+    """Return a run folder itself, or the run folders below a folder, in order of start.
 
     Raises:
         GigamaskError: There is no run.
@@ -155,7 +155,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the folders' paths that distinguish them.
+    """Return the shortest path suffixes that distinguish the folders.
 
     Raises:
         GigamaskError: A folder is given twice.
@@ -175,7 +175,7 @@ def read(folder: Path, verify: bool = False) -> History:
 
     Args:
         folder: The run folder.
-        verify: Compare the contents of all checkpoints with their crc32.
+        verify: Whether to compare the contents of all checkpoints with their crc32.
 
     Raises:
         GigamaskError: The folder is not a run folder.
@@ -204,7 +204,7 @@ def read(folder: Path, verify: bool = False) -> History:
 
 
 def _start_time(folder: Path) -> float:
-    """Return when a run was started: its lock is created then and never written again."""
+    """Return the start time of a run: its lock is created then and never written again."""
     return min(
         (folder / name).stat().st_mtime
         for name in ("lock", CONFIG, METRICS)
@@ -245,9 +245,9 @@ def _is_record(event: dict[str, Any]) -> bool:
 def _resolve(
     events: Iterable[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Return the events of the last training of each step, faults by kind, and starts.
+    """Return the latest events of each step, the faults by kind, and the starts.
 
-    A start at a step replaces all later steps; a step that goes back implies a start that was not
+    A start at a step discards all later steps. If the step number goes back, a start was not
     recorded.
     """
     valid: list[dict[str, Any]] = []
@@ -318,7 +318,7 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Return the flags of the file as text; none where it cannot be read."""
+    """Return the flags of the file as text; none if it cannot be read."""
     try:
         config = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError):
@@ -335,7 +335,7 @@ def _scores(path: Path) -> dict[str, Any] | None:
 
 
 def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
-    """Return the checkpoints, oldest first, without those that are removed meanwhile."""
+    """Return the checkpoints, oldest first, without those removed in the meantime."""
     best = os.path.realpath(folder / manifest.BEST)
     checkpoints = []
     for path in manifest.list_checkpoints(folder):

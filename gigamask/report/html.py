@@ -1,7 +1,7 @@
 """Parts of HTML reports: document, sections, tables, tiles and pictures.
 
-A report is one file that loads nothing. Text is escaped unless it is `Markup`. Charts are drawn by
-`charts.js` from data that the file holds as JSON; see `report.charts`.
+A report is one self-contained file. Text is escaped unless it is `Markup`. `charts.js` draws charts
+from data that the file contains as JSON; see `report.charts`.
 """
 
 import base64
@@ -22,7 +22,7 @@ STYLES = ("charts.css", "report.css")
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
 def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = None) -> str:
@@ -31,7 +31,7 @@ def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = 
     Args:
         title: Title of the document.
         parts: HTML of the body.
-        data: Data for the charts of `report.js`, to be written as JSON.
+        data: Data for the charts of `report.js`, embedded as JSON.
     """
     folder = resources.files("gigamask.report")
     style = "".join((folder / name).read_text() for name in STYLES)
@@ -55,7 +55,7 @@ def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = 
 
 
 def json_in_html(data: Mapping[str, Any]) -> str:
-    """Return JSON that cannot end the `<script>` element that holds it."""
+    """Return JSON that cannot end the `<script>` element that contains it."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
@@ -69,7 +69,7 @@ def charts(name: str) -> Markup:
 
 
 def section(title: str, body: str) -> tuple[str, str]:
-    """Return a heading with an anchor, and a body that scrolls where it is too wide.
+    """Return a heading with an anchor, and a body that scrolls if it is too wide.
 
     Args:
         title: The heading.
@@ -101,7 +101,7 @@ def table(
         head: Titles of the columns.
         rows: Cells of each row.
         kind: CSS class: "words" for text, empty for numbers.
-        anchors: Number of last rows set in italics, as published values.
+        anchors: Number of rows at the end to set in italics, for published values.
     """
     lines = "".join(
         f"<tr{' class=anchor' if i >= len(rows) - anchors else ''}>{_cells('td', row)}</tr>"
@@ -157,7 +157,7 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> Markup:
 
 
 def collapsible(title: str, body: str) -> Markup:
-    """Return a part that opens when its title is clicked.
+    """Return a section that opens when its title is clicked.
 
     Args:
         title: The title.
@@ -171,7 +171,7 @@ def picture(path: Path, quality: int = 85) -> Markup:
 
     Args:
         path: A JPEG or PNG file.
-        quality: Quality of the JPEG where a PNG is encoded.
+        quality: JPEG quality, if a PNG is encoded.
     """
     raw = path.read_bytes() if path.suffix == ".jpg" else b""
     if not raw:
@@ -186,12 +186,12 @@ def format_time(time: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a share in per cent, without the sign."""
+    """Format a fraction as a percentage, without the sign."""
     return "" if share is None else f"{100 * share:.1f}"
 
 
 def format_number(value: float | int | None) -> str:
-    """Format a number with three significant digits, without decimals from 1000 on."""
+    """Format a number with about three significant digits, without decimals from 1000 on."""
     if value is None:
         return ""
     if isinstance(value, int) or abs(value) >= 1000:

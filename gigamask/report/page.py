@@ -26,7 +26,7 @@ Runs = Mapping[str, History]
 REPORT = "report.html"
 """File name of a run's report in its folder."""
 TROUBLE_SCORES = ("blind", "automatic")
-"""Scores that show trouble."""
+"""Scores that indicate problems."""
 MAX_ROWS = 16
 MAX_PICTURES = 6
 
@@ -79,15 +79,15 @@ def _calibration(runs: Runs) -> dict[str, Any] | None:
 
 
 def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -> dict[str, Any]:
-    """Write the report of some runs.
+    """Write the report of one or several runs.
 
     Args:
         runs: Runs by name.
-        recipes: The configuration of each run's recipe, None where it cannot be read.
+        recipes: The configuration of each run's recipe, None if it cannot be read.
         out: The HTML file.
 
     Returns:
-        What the report shows, as data.
+        The contents of the report, as data.
     """
     report = summary.summarize(runs, recipes)
     out.write_text(page(runs, report))
@@ -168,7 +168,7 @@ def _facts(run: History, report: Mapping[str, Any]) -> dict[str, tuple[str, str]
 
 
 def curves(runs: Runs) -> str:
-    """Return the place of the curves of recorded metrics, runs laid over each other."""
+    """Return the element for the curves of recorded metrics, with the runs overlaid."""
     if not any(run.records["step"] for run in runs.values()):
         return ""
     slider = (
@@ -181,8 +181,8 @@ def curves(runs: Runs) -> str:
         else ""
     )
     text = (
-        "Lines are exponential means over the recorded values (faint); learning rates, scales and"
-        f" memory are not smoothed.{resumed}"
+        "Lines are exponential moving averages of the recorded values (faint); learning rates,"
+        f" scales and memory are not smoothed.{resumed}"
     )
     return f"{slider}{html.charts('curve-charts')}{note(text)}"
 
@@ -224,15 +224,15 @@ def evaluations(runs: Runs, reports: Mapping[str, Any]) -> str:
         ]
     count = sum(len(run.evaluations) for run in evaluated.values())
     omitted = (
-        note(f"{len(rows)} of {count} evaluations at an even stride; --json holds all.")
+        note(f"{len(rows)} of {count} evaluations, evenly spaced; --json has all.")
         if count > len(rows) and len(runs) == 1
         else ""
     )
     explanation = note(
-        "Scores in per cent. blind: one click on another picture; automatic: share of a grid's"
+        "Scores in percent. blind: one click, but with another image; automatic: share of a grid's"
         " points whose mask passes SAM's thresholds."
         if set(TROUBLE_SCORES) & set(names)
-        else "Scores in per cent."
+        else "Scores in percent."
     )
     body = table(["", *names, "seconds", "warnings"], rows)
     return f"{html.charts('score-charts')}{explanation}{body}{omitted}"
@@ -255,15 +255,15 @@ def _evaluation_row(
 
 
 def _evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most `most` items at an even stride, the first and the last among them."""
+    """Return at most `most` evenly spaced items, including the first and the last."""
     rows = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int))
     return [items[row] for row in rows]
 
 
 def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
-    """Return the scores of the runs and the published ones of SAM.
+    """Return the scores of the runs and the published scores of SAM.
 
-    A run's scores are those of its evaluation.json and of its best evaluation in training.
+    A run's scores come from its evaluation.json and from its best evaluation in training.
 
     Args:
         runs: Runs by name.
@@ -343,7 +343,7 @@ def pictures(runs: Runs) -> str:
     if not shown:
         return ""
     legend = (
-        "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask, orange:"
-        " beside it; white: the box. Numbers: IoU."
+        "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask; orange:"
+        " clicks outside it; white: the box. Numbers: IoU."
     )
     return f'<div class="sheets">{"".join(shown)}</div>{note(legend)}'

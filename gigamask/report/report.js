@@ -1,4 +1,4 @@
-// Draws the charts of a report from the data that the file holds.
+// Draws the charts of a report from the data in the file.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const smooth = document.getElementById("smooth");

@@ -13,7 +13,7 @@ ROWS = {"small": "up to 32 x 32 px", "medium": "up to 96 x 96 px", "large": "lar
 
 
 def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
-    """Return the text of the file.
+    """Return the text of the HTML file.
 
     Args:
         summary: The contents of evaluation.json.
@@ -70,7 +70,7 @@ def boundaries(summary: dict) -> str:
 
 
 def reliability(calibration: dict) -> str:
-    """Return the element of the reliability diagram with the figures below it."""
+    """Return the element of the reliability diagram, with summary statistics below it."""
     values = {
         "calibration error": calibration["expected_error"],
         "bias": calibration["bias"],

@@ -1,4 +1,4 @@
-"""The contents of a report as data: speed, best evaluation, changed flags and survived faults."""
+"""The contents of a report as data: speed, best evaluation, changed flags and recovered faults."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ ANCHORS = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5":
 ANCHORS_NOTE = (
     "The rows in italics are reference points, not a comparison: the mean IoU of SAM's published"
     " weights over the 23 datasets of SA-23, as in the SAM 2 paper (arXiv 2408.00714). The images"
-    " and masks here are others, and SAM's code for that evaluation is not public."
+    " and masks here are different, and SAM's code for that evaluation is not public."
 )
 IGNORED_FLAGS = ("out", "recipe")
 """Flags that always differ and do not characterize a run."""
@@ -22,11 +22,11 @@ IGNORED_FLAGS = ("out", "recipe")
 def summarize(
     runs: Mapping[str, History], recipes: Mapping[str, dict[str, Any] | None]
 ) -> dict[str, Any]:
-    """Return all that a report shows.
+    """Return the contents of a report.
 
     Args:
         runs: Runs by name.
-        recipes: The configuration of each run's recipe, None where it cannot be read.
+        recipes: The configuration of each run's recipe, None if it cannot be read.
     """
     entries = {}
     for name, run in runs.items():
@@ -46,7 +46,7 @@ def summarize(
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Return the flags that differ with each configuration's value as text, None where missing."""
+    """Return the flags that differ, with each configuration's value as text (None if missing)."""
     names = dict.fromkeys(
         name for config in configs for name in config if name not in IGNORED_FLAGS
     )
@@ -75,7 +75,7 @@ def waiting(run: History) -> list[float | None]:
 
 
 def throughput(run: History) -> dict[str, float | None]:
-    """Return medians of speed and of the share of waiting, the total times, and peak memory.
+    """Return the median speed and share of time waiting for data, total times, and peak memory.
 
     `slow_5` and `fast_5` are the 5 % and 95 % quantiles of the speed in images per second.
     """
@@ -106,7 +106,7 @@ def throughput(run: History) -> dict[str, float | None]:
 def last_mean(values: Sequence[float | None]) -> tuple[float | None, int]:
     """Return the mean of the last records of a column, and their number.
 
-    These are the last 5 % of 30 known records or more, otherwise the last one.
+    With 30 or more known records, these are the last 5 %; otherwise only the last one.
     """
     known = _known(values)
     count = max(round(0.05 * len(known)), 1) if len(known) >= 30 else 1
@@ -135,7 +135,7 @@ def best(run: History) -> dict[str, Any] | None:
 
 
 def survived(run: History) -> dict[str, list[str]]:
-    """Return a line for each fault, by kind."""
+    """Return the recovered faults by kind, one line each."""
     faults = run.faults
     lines_by_kind = {
         "resumed after a stop": [_resumed(event) for event in faults["resumed"]],

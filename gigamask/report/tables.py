@@ -33,7 +33,7 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
     )
     if len(runs) > 1:
         head, differences = ["flag", *runs], report["differences"]
-        same = "The same in all runs except for their folders."
+        same = "All runs have the same flags, except for their folders."
     else:
         (run,), (entry,) = runs.values(), report["runs"].values()
         if not run.config:
@@ -41,7 +41,7 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
         recipe, differences = run.config.get("recipe", ""), entry["from_recipe"]
         head, same = ["flag", f"recipe {recipe}", "this run"], f"All as in the recipe {recipe}."
         if differences is None:
-            text = f"The recipe {recipe} cannot be read any more, so differences are unknown."
+            text = f"The recipe {recipe} can no longer be read, so differences are unknown."
             return note(text) + all_flags
     rows = [[name, *(_value(value) for value in values)] for name, values in differences.items()]
     return (table(head, rows, "words") if rows else note(same)) + all_flags
@@ -61,7 +61,7 @@ def _value(value: str | None) -> str:
 
 
 def throughput(reports: Mapping[str, Any]) -> str:
-    """Return a table of speed and memory; empty where nothing was recorded."""
+    """Return a table of speed and memory; empty if nothing was recorded."""
     rows = []
     for name, report in reports.items():
         speed = report["throughput"]
@@ -179,7 +179,7 @@ def checkpoints(runs: Mapping[str, History]) -> str:
 
 
 def origin(runs: Mapping[str, History]) -> str:
-    """Return the commands and versions that made the runs, and the starts of training."""
+    """Return the commands and versions of the runs, and the starts of training."""
     rows = []
     for name, run in runs.items():
         for entry in run.origin:

@@ -1,10 +1,10 @@
-"""The HTTP routes of the page: parse and check each request, and send JSON, JPEGs or page files.
+"""HTTP routes of the page: parse and check each request, and send JSON, JPEGs or page files.
 
-Images, runs and checkpoints are named by numbers and names of our own lists, never by paths. A
-`GigamaskError` is one line with status 422, or 404 for what does not exist.
+Requests identify images, runs and checkpoints by numbers and names that the server lists, never by
+paths. A `GigamaskError` becomes one line with status 422, or 404 if something does not exist.
 
-Not here: who may ask (`serve.security`), what is answered (`serve.session`, `serve.dataset_view`,
-`serve.sampler_view`, `serve.runs_view`).
+Access control is in `serve.security`, and the content of the responses in `serve.session`,
+`serve.dataset_view`, `serve.sampler_view` and `serve.runs_view`.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ Name = Annotated[str, Query(max_length=400)]
 
 
 class PromptBody(BaseModel):
-    """A point with its label, or a box; and the number of the mask that was chosen for it."""
+    """A point with its label, or a box, and the number of the mask chosen for it."""
 
     model_config = ConfigDict(extra="forbid")
     point: tuple[float, float] | None = None
@@ -56,7 +56,7 @@ class PromptBody(BaseModel):
 
 
 class PredictBody(BaseModel):
-    """The prompts on an image, in the order in which they were given."""
+    """The prompts on an image, in order."""
 
     model_config = ConfigDict(extra="forbid")
     steps: Annotated[list[PromptBody], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -64,7 +64,7 @@ class PredictBody(BaseModel):
 
 
 class TextBody(BaseModel):
-    """What to look for."""
+    """A text to find masks for."""
 
     model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
@@ -72,14 +72,14 @@ class TextBody(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    """What the page shows; what is None has no tab, and its routes say which flag to give.
+    """State of the page; a part that is None has no tab, and its routes name the missing flag.
 
     Attributes:
-        session: a model to try.
-        dataset: an index to browse.
-        samplers: samplers over that index.
-        runs: a folder of runs.
-        weights: where the model came from, to show.
+        session: A model to try.
+        dataset: An index to browse.
+        samplers: Samplers over that index.
+        runs: A folder of runs.
+        weights: Source of the model, for display.
     """
 
     session: Session | None = None
@@ -90,7 +90,7 @@ class AppState:
 
 
 def build(state: AppState) -> FastAPI:
-    """Return the application, without the middleware that guards it."""
+    """Return the application without its security middleware."""
     app = FastAPI(title="gigamask", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(GigamaskError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -124,7 +124,7 @@ def _about_routes(state: AppState) -> APIRouter:
 
     @router.get("/about")
     def about() -> dict[str, Any]:
-        """What this page can show."""
+        """Return what this page can show."""
         session, dataset = state.session, state.dataset
         return {
             "version": __version__,
@@ -148,7 +148,7 @@ def _image_routes(state: AppState) -> APIRouter:
     async def open_upload(
         request: Request, name: Annotated[str, Query(max_length=200)] = "image"
     ) -> dict[str, Any]:
-        """Open a JPEG, PNG or WebP, which is the body."""
+        """Open the JPEG, PNG or WebP in the request body."""
         raw = await request.body()
         return await run_in_threadpool(session().open, raw, name)
 
@@ -168,7 +168,7 @@ def _image_routes(state: AppState) -> APIRouter:
 
     @router.post("/{key}/predict")
     def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
-        """Predict masks for the last of the prompts."""
+        """Predict masks for a sequence of prompts."""
         steps = [PromptStep(**vars(step)) for step in body.steps]
         return session().predict(key, steps, body.multimask_output)
 
@@ -230,7 +230,7 @@ def _run_routes(state: AppState) -> APIRouter:
     router = APIRouter(prefix="/api/runs")
 
     def view() -> RunsView:
-        return _required(state.runs, "--runs DIR")
+        return _required(state.runs, "--runs FOLDER")
 
     @router.get("")
     def runs() -> list[dict[str, Any]]:
@@ -261,7 +261,7 @@ def _dataset(state: AppState) -> DatasetView:
 
 
 def _required(part: Any, flag: str) -> Any:
-    """Return a part of the page; raise `NotFoundError` if there is none."""
+    """Return a part of the page; raise `NotFoundError` if it is None."""
     if part is None:
         raise NotFoundError(f"there is nothing to show here; start the page with {flag}")
     return part

@@ -1,6 +1,6 @@
-"""An index to browse: its shards, images with masks, statistics, and what was skipped.
+"""Browse an index: its shards, images with masks, statistics, and skipped samples.
 
-Not here: what a sampler visits (`serve.sampler_view`), opened images (`serve.session`).
+Sampled images are in `serve.sampler_view`, opened images in `serve.session`.
 """
 
 import threading
@@ -19,22 +19,22 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.serve.session import NotFoundError, encode_jpeg, masks_to_json
 
 MAX_ROWS = 200
-"""Images in one response."""
+"""Maximum number of images in one response."""
 THUMBNAIL_PX = 240
-"""Long side."""
+"""Long side of a thumbnail."""
 MAX_SKIPPED = 1000
-"""Skipped samples in one response."""
+"""Maximum number of skipped samples in one response."""
 
 
 class DatasetView:
-    """An opened index and its shards, which one thread at a time reads."""
+    """An open index and its shards, which are read by one thread at a time."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
 
     def overview(self) -> dict[str, Any]:
-        """Return the shards, what was skipped in indexing, and the names of the samplers."""
+        """Return the shards, the samples skipped in indexing, and the names of the samplers."""
         parts = self.index.manifest.parts
         first = np.searchsorted(self.index.images["shard"], np.arange(len(parts) + 1)).tolist()
         shards = [
@@ -62,8 +62,8 @@ class DatasetView:
         """Return images in the order of the index.
 
         Args:
-            first: row of the first image.
-            count: number of images.
+            first: Row of the first image.
+            count: Number of images.
         """
         first = max(first, 0)
         last = min(first + min(count, MAX_ROWS), len(self.index))
@@ -71,7 +71,7 @@ class DatasetView:
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
-        """What `gigamask stats` prints, as data."""
+        """The statistics that `gigamask stats` prints, as data."""
         return stats.describe(self.index)
 
     def masks(self, row: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class DatasetView:
         return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
     def file(self, row: int) -> tuple[bytes, str, RLEMasks | None]:
-        """Return an image's file, its name, and its masks; None if it is not annotated."""
+        """Return an image's file, its name, and its masks (None if it is not annotated)."""
         raw = self._read(row)
         return raw.jpg, raw.name, None if raw.json is None else raw.annotation().masks
 
@@ -112,11 +112,11 @@ class DatasetView:
 
 
 def image_to_json(index: Index, row: int) -> dict[str, Any]:
-    """Return the data of one image in a list.
+    """Return the metadata of an image as JSON-compatible data.
 
     Args:
-        index: the index.
-        row: row of the image.
+        index: The index.
+        row: Row of the image.
     """
     images = index.images
     return {

@@ -1,4 +1,4 @@
-"""The runs below a folder, in responses short enough to be requested every two seconds."""
+"""The runs in a folder, as responses small enough to be requested every two seconds."""
 
 import threading
 import time
@@ -20,19 +20,19 @@ WATCHED = (history.METRICS, history.CONFIG, history.SCORES, "checkpoints", "pict
 
 
 class RunsView:
-    """The runs below a folder; new ones are found while the page is open."""
+    """The runs in a folder; new ones are found while the page is open."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise GigamaskError(
-                f"--runs {folder}: no such folder; give one that holds runs, or will hold them"
+                f"--runs {folder}: no such folder; pass one for runs, which may still be empty"
             )
         self.folder, self._lock = folder, threading.Lock()
         self._folders: dict[str, Path] = {}
         self._histories: dict[str, tuple[list, History]] = {}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return a summary of each run, the newest first."""
+        """Return a summary of each run, newest first."""
         self._find()
         return [self._summary(name) for name in reversed(self._folders)]
 
@@ -54,8 +54,8 @@ class RunsView:
         """Return the flags that differ between two runs.
 
         Args:
-            one: name of the first run.
-            other: name of the second run.
+            one: Name of the first run.
+            other: Name of the second run.
         """
         first, second = self._history(one).config, self._history(other).config
         return [
@@ -68,27 +68,27 @@ class RunsView:
         """Return a picture of a run and its media type.
 
         Args:
-            name: name of the run.
-            file: name of the picture, as in `run`.
+            name: Name of the run.
+            file: Name of the picture, as in `run`.
         """
         paths = [Path(each.path) for each in self._history(name).pictures if each.name == file]
         if not paths or not paths[0].is_file():
-            raise NotFoundError("this run has no such picture, or no longer")
+            raise NotFoundError("this run has no such picture, or it was removed")
         return paths[0].read_bytes(), MEDIA_TYPES[paths[0].suffix]
 
     def verify(self, name: str, step: int) -> dict[str, Any]:
         """Read a whole checkpoint and check it against its checksums.
 
         Args:
-            name: name of the run.
-            step: the checkpoint's step.
+            name: Name of the run.
+            step: Step of the checkpoint.
 
         Returns:
-            "fault" says what is wrong, None if nothing is; "bytes" and "seconds" what was read.
+            "fault", what is wrong or None; "bytes", the bytes read; "seconds", the time it took.
         """
         found = [each for each in self._history(name).checkpoints if each.step == step]
         if not found:
-            raise NotFoundError(f"this run has no checkpoint of step {step}, or no longer")
+            raise NotFoundError(f"this run has no checkpoint of step {step}, or it was removed")
         start_s, fault = time.perf_counter(), None
         try:
             manifest.verify(self._folders[name] / "checkpoints" / found[0].name)
@@ -109,12 +109,12 @@ class RunsView:
         return folder.absolute().name if own else str(folder.relative_to(self.folder))
 
     def _history(self, name: str) -> History:
-        """Return what a run's files hold, read again if they have changed."""
+        """Return a run's history, read again if its files have changed."""
         with self._lock:
             if name not in self._folders:
                 self._find()
             if name not in self._folders:
-                raise NotFoundError("there is no such run, or no longer")
+                raise NotFoundError("there is no such run, or it was removed")
             folder = self._folders[name]
             state = [_state(folder / file) for file in (*WATCHED, "checkpoints/best")]
             if name not in self._histories or self._histories[name][0] != state:
@@ -138,7 +138,7 @@ class RunsView:
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Return when a file was written and how large it is; None if there is none."""
+    """Return the modification time and size of a file; None if it does not exist."""
     try:
         status = path.lstat()
     except OSError:

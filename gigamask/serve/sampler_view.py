@@ -1,7 +1,7 @@
-"""What samplers visit in an index: images at a position of an epoch, and statistics of an epoch.
+"""What samplers draw from an index: images at a position of an epoch, and statistics of an epoch.
 
-Not here: the images (`serve.dataset_view`), the orders (`samplers`), the statistics
-(`datatools.sampler_stats`).
+The images come from `serve.dataset_view`, the orders from `samplers`, and the statistics from
+`datatools.sampler_stats`.
 """
 
 from functools import lru_cache
@@ -20,11 +20,11 @@ from gigamask.serve.session import NotFoundError
 
 CACHED_ORDERS = 4
 ITEMS_PER_CHUNK, MIN_CHUNKS, MAX_CHUNKS = 12, 5, 50
-"""An epoch's statistics are given chunk by chunk; chunks of fewer items would be noisy."""
+"""An epoch's statistics are computed chunk by chunk; smaller chunks would be noisy."""
 
 
 class SamplerView:
-    """The orders of samplers over one index, with default parameters and before any loss."""
+    """Orders of samplers over one index, with default parameters and an empty loss history."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -33,14 +33,14 @@ class SamplerView:
     def images(
         self, sampler: str, epoch: int, position: int, count: int, seed: int
     ) -> dict[str, Any]:
-        """Return the images that a sampler visits.
+        """Return the images that a sampler draws.
 
         Args:
-            sampler: its name.
-            epoch: number of the epoch.
-            position: where in the epoch to begin; clipped to its length.
-            count: number of images, at most `MAX_ROWS`.
-            seed: random seed.
+            sampler: Name of the sampler.
+            epoch: Number of the epoch.
+            position: Start position in the epoch, clipped to its length.
+            count: Number of images, at most `MAX_ROWS`.
+            seed: Random seed.
         """
         rows = self._order(sampler, epoch, seed)
         position = max(0, min(position, len(rows) - 1))
@@ -49,11 +49,11 @@ class SamplerView:
         return {"positions": len(rows), "position": position, "images": images}
 
     def statistics(self, sampler: str, seed: int) -> dict[str, Any]:
-        """Return statistics of what one epoch visits, chunk by chunk, and of the whole index.
+        """Return statistics of one epoch, chunk by chunk, and of the whole index.
 
         Args:
-            sampler: its name.
-            seed: random seed.
+            sampler: Name of the sampler.
+            seed: Random seed.
         """
         items = self._catalogue(seed).items
         chunks = min(max(items.count // ITEMS_PER_CHUNK, MIN_CHUNKS), MAX_CHUNKS)
@@ -71,7 +71,7 @@ class SamplerView:
 
 
 def _make_sampler(name: str) -> Sampler:
-    """Return a built-in sampler; a browser must not be able to load the user's own files."""
+    """Return a built-in sampler; a browser must not be able to load Python files."""
     if name not in registry.COMPONENTS["sampler"][1]:
         raise NotFoundError(f"no sampler is called {name!r}")
     return registry.make_component("sampler", name)

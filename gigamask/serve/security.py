@@ -1,10 +1,11 @@
-"""ASGI middleware that decides which requests reach the page, and bounds their bodies.
+"""ASGI middleware that decides which requests reach the page, and limits their size.
 
-Any web site that the browser shows can send requests to a loopback address, and can make its own
-name resolve to 127.0.0.1. So the Host header must be a name of this server, and a request that
-writes must come from the page itself. On other addresses a token is needed, once per browser.
+Any web site open in the browser can send requests to a loopback address, and can make its own name
+resolve to 127.0.0.1 (DNS rebinding). So the Host header must be a name of this server, and a
+request that writes must come from the page itself. Other addresses also need a token, once per
+browser.
 
-Not here: what the requests do (`serve.app`), which names and token are allowed (`serve.server`).
+The routes are in `serve.app`; `serve.server` chooses the allowed names and the token.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_COOKIE = "gigamask_token"
 BODY_TIMEOUT_S = 60.0
-"""Seconds within which the whole body of a request must have arrived."""
+"""Seconds within which the whole body of a request must arrive."""
 HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d+)?")
-"""A Host header: an IPv6 address in brackets or a name, and perhaps a port."""
+"""A Host header: an IPv6 address in brackets or a name, with an optional port."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -36,14 +37,14 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class SecurityPolicy:
-    """Which requests are answered.
+    """Which requests are allowed.
 
     Attributes:
-        hosts: lower-case names that the Host header may have.
-        token: secret that each request must carry; None if none is needed.
-        any_ip_address: also accept any IP address as Host; no other site can have one.
-        max_body_bytes: largest body of a request.
-        max_image_bytes: largest body of a request whose content type is an image.
+        hosts: Names that the Host header may have, in lower case.
+        token: Secret that each request must carry; None if none is needed.
+        any_ip_address: Also accept any IP address as Host; DNS rebinding cannot forge one.
+        max_body_bytes: Largest body of a request.
+        max_image_bytes: Largest body of a request whose content type is an image.
     """
 
     hosts: frozenset[str]
@@ -53,25 +54,25 @@ class SecurityPolicy:
     max_image_bytes: int = 2**26
 
     def allows_host(self, header: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         match = HOST.fullmatch(header)
         name = (match[1] or match[2]).lower() if match else ""
         return name in self.hosts or (self.any_ip_address and _is_ip_address(name))
 
     def accepts(self, token: str) -> bool:
-        """Whether a token is the right one; compared in constant time."""
+        """Return whether a token is correct, compared in constant time."""
         return hmac.compare_digest(token.encode(), (self.token or "").encode())
 
 
 @dataclass(frozen=True)
 class SecurityMiddleware:
-    """Answers, for an ASGI application, the requests that its policy refuses."""
+    """Rejects the requests to an ASGI application that the policy does not allow."""
 
     app: ASGIApp
     policy: SecurityPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or pass it on with its whole body; drop websockets."""
+        """Reject a request, or pass it on with its whole body; drop websockets."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         if scope["type"] != "http":
@@ -100,7 +101,7 @@ class SecurityMiddleware:
         await (response or self.app)(scope, _replay(body, receive), send_with_headers)
 
     def _refuse(self, request: Request) -> Response | None:
-        """Return the response to a request that is not allowed; None if it is."""
+        """Return an error response to a request that is not allowed, None to one that is."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.policy.allows_host(host):
             text = "unknown host name; open the printed address, or restart with --allow-host NAME"
@@ -112,10 +113,10 @@ class SecurityMiddleware:
         return None
 
     def _log_in(self, request: Request) -> Response | None:
-        """Check the token; move one from the page's address into a cookie.
+        """Check the token; move a token in the page's URL to a cookie.
 
-        The token is taken from the query of the page itself alone: elsewhere it would stay in the
-        addresses of images.
+        Only the URL of the page itself may carry the token; it would otherwise stay in the URLs of
+        images.
         """
         if self.policy.token is None:
             return None
@@ -145,7 +146,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body first, and then the server's own messages."""
+    """Return a `receive` that returns the body first, and then the server's own messages."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,6 +1,6 @@
-"""Bind the page's socket, decide who may reach it, and serve it until it is stopped.
+"""Bind the page's socket, choose who may reach it, and serve it until it is stopped.
 
-Not here: how requests are checked (`serve.security`), what they do (`serve.app`).
+Requests are checked in `serve.security` and handled in `serve.app`.
 """
 
 import ipaddress
@@ -17,14 +17,14 @@ from gigamask.serve.app import AppState, build
 from gigamask.serve.security import SecurityMiddleware, SecurityPolicy
 
 MAX_CONNECTIONS = 64
-"""A browser opens six."""
+"""Maximum number of connections; a browser opens six."""
 SHUTDOWN_TIMEOUT_S = 3
-"""Seconds that responses in progress have left when the server is stopped."""
+"""Seconds that responses in progress have to finish when the server is stopped."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine alone."""
+    """Return whether an address is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -34,14 +34,14 @@ def is_loopback(host: str) -> bool:
 
 
 def security_policy(host: str, token: str | None, more_hosts: Sequence[str]) -> SecurityPolicy:
-    """Return who may reach the page.
+    """Return the access policy of the page.
 
-    On a loopback address, whoever uses one of its names; elsewhere whoever has the token.
+    A loopback address needs no token; any other address always has one.
 
     Args:
-        host: address that the server listens on.
-        token: secret to ask for; made up on other addresses than this machine's own if None.
-        more_hosts: further names of the server, such as that of a proxy.
+        host: Address that the server listens on.
+        token: Secret to require; None generates one unless the address is a loopback address.
+        more_hosts: Further names of the server, such as that of a proxy.
     """
     hosts = {name.lower() for name in (*LOOPBACK_NAMES, host, *more_hosts)}
     if is_loopback(host):
@@ -52,20 +52,20 @@ def security_policy(host: str, token: str | None, more_hosts: Sequence[str]) -> 
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; clients that connect before the server runs wait.
+    """Return a listening socket, on which clients can wait for the server to start.
 
     Args:
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one.
+        host: Address to listen on.
+        port: Port to listen on; 0 picks a free one.
 
     Raises:
-        GigamaskError: if the host is not an address of this machine, or the port is taken.
+        GigamaskError: The host is not an address of this machine, or the port is taken.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         raise GigamaskError(
-            f"--host {host}: is not an address of this machine ({error.strerror}); give one, such"
+            f"--host {host}: is not an address of this machine ({error.strerror}); pass one, such"
             " as 127.0.0.1"
         ) from None
     try:
@@ -77,7 +77,7 @@ def bind(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise GigamaskError(
-            f"cannot listen on {host}:{port} ({error.strerror}); give another --port, or 0 for a"
+            f"cannot listen on {host}:{port} ({error.strerror}); pass another --port, or 0 for a"
             " free one"
         ) from None
 
@@ -86,9 +86,9 @@ def page_url(listener: socket.socket, host: str, token: str | None) -> str:
     """Return the address to open in a browser.
 
     Args:
-        listener: the listening socket.
-        host: the host that was requested.
-        token: the access token, if there is one.
+        listener: The listening socket.
+        host: The requested host.
+        token: The access token, if there is one.
     """
     address, port = listener.getsockname()[:2]
     if ipaddress.ip_address(address).is_unspecified:
@@ -101,9 +101,9 @@ def serve(state: AppState, policy: SecurityPolicy, listener: socket.socket) -> N
     """Serve the page until SIGINT or SIGTERM.
 
     Args:
-        state: what the page shows.
-        policy: which requests are answered.
-        listener: the listening socket.
+        state: State of the page.
+        policy: Which requests are allowed.
+        listener: The listening socket.
     """
     config = uvicorn.Config(
         SecurityMiddleware(build(state), policy),

@@ -1,10 +1,10 @@
-"""Images that were opened in the page, and a model that segments them.
+"""Images opened in the page, and the model that segments them.
 
-Each image is embedded once and cached, and the least recently used one is dropped first. Prompts
-are given one by one as in training: each further prompt sees the mask that was chosen before, so
-undoing one is asking again with one prompt less.
+Each image is embedded once and cached; the least recently used one is dropped first. As in
+training, prompts are predicted one by one, each with the mask chosen for the one before, so that
+undoing a prompt means predicting again without it.
 
-Not here: the routes (`serve.app`), images of a dataset (`serve.dataset_view`).
+Routes are in `serve.app`, images of a dataset in `serve.dataset_view`.
 """
 
 import io
@@ -37,21 +37,21 @@ from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MAX_CACHED_BYTES = 2**30
-"""Of opened images' pixels; an SA-1B image has 10 MB, its embedding 4."""
+"""Limit of the pixels of opened images; an SA-1B image has 10 MB, its embedding 4 MB."""
 MIN_CACHED_IMAGES = 2
 MAX_PROMPTS = 64
-"""Prompts on one image."""
+"""Maximum number of prompts on one image."""
 MAX_PIXELS = 2**25
-"""Of an opened image, 33 megapixels: it is sent to the browser in full, and the logits of three
-masks at that size have three times as many numbers."""
+"""Limit of an opened image, 33 megapixels: it is sent to the browser in full, and three masks of
+that size have three times as many logits."""
 MAX_TEXT_LENGTH = 300
 STABILITY_OFFSET = 1.0
-"""In logits; that of automatic mask generation."""
+"""Offset in logits, as in automatic mask generation."""
 JPEG_QUALITY = 92
 
 
 class NotFoundError(GigamaskError):
-    """There is nothing of that name or number, or no longer."""
+    """Raised if the requested item does not exist, or no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class PromptStep:
 
     Attributes:
         point: (x, y).
-        foreground: whether the point is on the object.
+        foreground: Whether the point is on the object.
         box: (x0, y0, x1, y1).
-        chosen: number of the mask, of those predicted for this prompt, that the next prompt sees;
-            None is the one with the highest predicted IoU.
+        chosen: Which mask predicted for this prompt is passed to the next one; None means the mask
+            with the highest predicted IoU.
     """
 
     point: tuple[float, float] | None = None
@@ -74,15 +74,15 @@ class PromptStep:
 
 @dataclass(eq=False)
 class OpenImage:
-    """An opened image and what has been computed of it.
+    """An opened image and its cached results.
 
     Attributes:
-        name: its file name.
+        name: Its file name.
         pixels: RGB.
-        predictor: holds its embedding once there is one.
-        annotated_masks: its masks in the dataset; None if it is not from one.
-        generated_masks: all masks found by a grid of points, once they were asked for.
-        predictions: logits and predicted IoU after each sequence of prompts.
+        predictor: Holds its embedding once it is computed.
+        annotated_masks: Its masks in the dataset; None if it is not from one.
+        generated_masks: All masks generated from a grid of points, once requested.
+        predictions: Logits and predicted IoU after each sequence of prompts.
     """
 
     name: str
@@ -94,14 +94,14 @@ class OpenImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(H, W)"""
+        """Height and width in pixels."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
 
 class Session:
-    """A model, perhaps with one that grounds text, and the opened images; thread-safe.
+    """A segmenter, optionally a grounding model, and the opened images; thread-safe.
 
-    One thread at a time runs the model; images can be opened and shown meanwhile.
+    One thread at a time runs the models; images can be opened and shown meanwhile.
     """
 
     def __init__(
@@ -111,11 +111,13 @@ class Session:
         mask_settings: AutomaticMaskConfig | None = None,
         cache: EmbeddingCache | None = None,
     ) -> None:
-        """Args:
-        model: the promptable segmenter.
-        text_model: selects masks by text.
-        mask_settings: how all masks of an image are generated.
-        cache: keeps embeddings on disk.
+        """Start without images.
+
+        Args:
+            model: The promptable segmenter.
+            text_model: Selects masks by text.
+            mask_settings: How all masks of an image are generated.
+            cache: Cache of embeddings on disk.
         """
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
@@ -126,10 +128,10 @@ class Session:
         """Decode an image and return its id, name and size.
 
         Args:
-            raw: the image file's bytes.
-            name: the file's name.
-            masks: its masks in a dataset. They lie on the pixels as stored, so that the camera's
-                EXIF orientation is only applied without them.
+            raw: The image file's bytes.
+            name: The file's name.
+            masks: Its masks in a dataset, aligned with the pixels as stored; the EXIF orientation
+                is applied only to images without masks.
         """
         name = name.encode("utf-8", "replace").decode()
         height, width = image.size(raw, name)
@@ -166,7 +168,7 @@ class Session:
         return encode_jpeg(self._image(key).pixels)
 
     def embed(self, key: str) -> dict[str, Any]:
-        """Embed an image, and return the seconds it took and whether it had been embedded."""
+        """Embed an image, and return the seconds it took and whether it was cached."""
         opened, start_s = self._image(key), time.perf_counter()
         with self._model_lock:
             cached = opened.predictor.is_image_set
@@ -176,13 +178,13 @@ class Session:
     def predict(
         self, key: str, steps: Sequence[PromptStep], multimask_output: bool | None = None
     ) -> list[dict[str, Any]]:
-        """Return the masks for a sequence of prompts, the highest predicted IoU first.
+        """Return the masks for a sequence of prompts, highest predicted IoU first.
 
         Args:
-            key: id of the image.
-            steps: the prompts, in the order in which they were given.
-            multimask_output: whether three masks are predicted; None means for the first prompt,
-                and one mask for more prompts, as in training.
+            key: Id of the image.
+            steps: The prompts, in order.
+            multimask_output: Whether to predict three masks; None means three for a single prompt
+                and one for several, as in training.
         """
         opened = self._image(key)
         check_steps(opened.size, steps)
@@ -200,24 +202,24 @@ class Session:
         return [described[number] | {"number": number} for number in order]
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
-        """Return the annotated masks of an image, or those that a grid of points finds; slow."""
+        """Return the annotated masks of an image, or generate them from a grid of points (slow)."""
         opened = self._image(key)
         with self._model_lock:
             return masks_to_json(self._all_masks(opened), {})
 
     def find(self, key: str, text: str) -> dict[str, Any]:
-        """Return the masks that fit a text, best first, and how many fit better than none.
+        """Return the best masks for a text, best first, and how many of all masks fit it.
 
         Args:
-            key: id of the image.
-            text: what to look for.
+            key: Id of the image.
+            text: The text.
         """
         opened = self._image(key)
         if self.text_model is None:
-            raise GigamaskError("no model for text was given; start the page with --words RUN")
+            raise GigamaskError("there is no model for text; start the page with --words RUN")
         if len(text) > MAX_TEXT_LENGTH:
             raise GigamaskError(
-                f"the text has {len(text)} letters, at most {MAX_TEXT_LENGTH} are accepted"
+                f"the text has {len(text)} characters, at most {MAX_TEXT_LENGTH} are accepted"
             )
         with self._model_lock:
             masks = self._all_masks(opened)
@@ -300,14 +302,14 @@ class Session:
 
 
 def check_steps(size: tuple[int, int], steps: Sequence[PromptStep]) -> None:
-    """Raise `GigamaskError` for no prompts, too many, or one that lies outside of the image.
+    """Raise `GigamaskError` if there are no prompts, too many, or one outside the image.
 
     Args:
         size: (H, W) of the image.
-        steps: the prompts.
+        steps: The prompts.
     """
     if not 1 <= len(steps) <= MAX_PROMPTS:
-        raise GigamaskError(f"{len(steps)} prompts were given; give 1 to {MAX_PROMPTS}")
+        raise GigamaskError(f"{len(steps)} prompts were given; pass 1 to {MAX_PROMPTS}")
     for step in steps:
         if (step.point is None) == (step.box is None):
             raise GigamaskError("a prompt is either a point or a box; give one of them")
@@ -324,11 +326,11 @@ def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[
     """Return each mask as COCO RLE with its area, box and scores.
 
     Args:
-        masks: masks of one image.
-        scores: by name, one score for each mask.
+        masks: Masks of one image.
+        scores: One score per mask, by name.
 
     Returns:
-        dictionaries; "box" is `xyxy` with inclusive ends.
+        One dictionary per mask; "box" is `xyxy` with inclusive ends.
     """
     areas, boxes = masks.areas().tolist(), masks.boxes().tolist()
     return [
@@ -343,11 +345,11 @@ def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[
 
 
 def upright(pixels: UInt8[np.ndarray, "H W 3"], raw: bytes) -> UInt8[np.ndarray, "h w 3"]:
-    """Return decoded pixels rotated as the file's EXIF orientation says.
+    """Rotate decoded pixels according to the file's EXIF orientation.
 
     Args:
         pixels: RGB as stored.
-        raw: the image file's bytes.
+        raw: The image file's bytes.
     """
     with Image.open(io.BytesIO(raw), formats=["JPEG", "PNG", "WEBP"]) as opened:
         orientation = opened.getexif().get(0x0112, 1)

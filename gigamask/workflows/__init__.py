@@ -1,1 +1,1 @@
-"""What the Python API and the command line both call."""
+"""Workflows shared by the Python API and the command line."""

@@ -1,7 +1,7 @@
-"""Train variants of a recipe under one budget with several seeds, and compare their scores.
+"""Train variants of a recipe with the same budget and several seeds, and compare their scores.
 
-Every training has a folder `OUT/VARIANT/seed_K`, which holds `evaluation.json` once it is scored;
-finished trainings are not repeated, interrupted ones are resumed.
+Every run has a folder `OUT/VARIANT/seed_K`, which contains `evaluation.json` once it is scored.
+Finished runs are not repeated; interrupted ones are resumed.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from gigamask.training.checkpoint import load_model
 from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least, differences
 from gigamask.training.trainer import train
 
-# Box noise is at most 2.5 px, as in the recipe `tiny`, whose images are an eighth of SAM's.
+# Box noise is at most 2.5 px, as in the recipe `tiny`, whose image side is an eighth of SAM's.
 MIXED = ["--prompts", "mixed", "--prompts.box-noise-limit-px", "2.5"]
 TABLES: dict[str, dict[str, list[str]]] = {
     "samplers": {
@@ -83,19 +83,18 @@ TABLES: dict[str, dict[str, list[str]]] = {
 }
 """Built-in tables: variants with their flags of `gigamask train`; without flags, the recipe itself.
 
-`losses`, `masks` and `prompts` compare what published ablations compare: the terms of the loss,
-which of the three predicted masks it applies to, and the prompts. `rounds` is the recipe's own
-schedule, the other prompts have one round. The numbers suit small models and a few thousand
-samples: with the defaults of curricula and loss-driven samplers, so short a training would hardly
-change.
+`losses`, `masks` and `prompts` follow published ablations: the terms of the loss, which of the
+three predicted masks it supervises, and the prompts. `rounds` is the recipe's own schedule; the
+other prompts have one round. The numbers suit small models and a few thousand samples; the defaults
+of curricula and loss-driven samplers would hardly affect such short runs.
 """
 COMMON_FLAGS = ("data", "out", "steps", "seed")
-"""Flags that are the same for all variants, so that they differ only in their own flags."""
+"""Flags that variants must not change, so that all are trained alike."""
 IGNORED_CHANGES = (
     *("recipe", "out", "data", "save-every", "keep", "log-every", "wandb"),
     *SAME_SAMPLES,
 )
-"""Flags that may differ from those of a training in the folder; data are compared by digest."""
+"""Flags that may differ from those of the run in the folder; data are compared by digest."""
 COLUMNS = {
     "1 click": ("clicks", "1"),
     "3 clicks": ("clicks", "3"),
@@ -113,14 +112,14 @@ EVALUATION, LOG = "evaluation.json", "log.txt"
 
 @dataclass(frozen=True)
 class AblationRun:
-    """Training of one variant with one seed.
+    """Training run of one variant with one seed.
 
     Attributes:
         variant: Name of the variant.
         seed: Random seed.
         arguments: Arguments of `gigamask train`.
         out: Run folder.
-        threads: CPU threads if trainings run in parallel; None leaves the number as it is.
+        threads: CPU threads if runs are parallel; None leaves the number unchanged.
     """
 
     variant: str
@@ -136,7 +135,7 @@ class TestSet:
 
     Attributes:
         paths: Tars, folders of tars, globs, or an index.
-        images: Number of images, the first ones; None means all.
+        images: Number of images to use, from the start; None means all.
         min_predicted_iou: Only masks with at least this predicted_iou in their annotation.
     """
 
@@ -157,7 +156,7 @@ def load_table(name: str, recipe: str) -> dict[str, list[str]]:
         Flags of `gigamask train` by variant.
 
     Raises:
-        GigamaskError: There is no such table, or the file is not one.
+        GigamaskError: There is no such table or file, or the file is invalid.
     """
     if name in TABLES:
         return TABLES[name]
@@ -218,16 +217,16 @@ def run(
         data: Training data: tars, folders of tars, globs, or an index.
         test: Data to score on.
         out: Output folder; `ablation.md` and `ablation.json` are written to it.
-        steps: Steps of each training; None takes the recipe's.
-        seeds: Trainings of each variant, with seeds 0, 1, ...
-        at_once: Trainings that run in parallel.
+        steps: Steps per run; None means the recipe's.
+        seeds: Runs per variant, with seeds 0, 1, ...
+        at_once: Runs to train in parallel.
 
     Returns:
-        The contents of `ablation.json`; failed trainings are listed under "faults" and, in one
-        line, as "fault".
+        The contents of `ablation.json`; failed runs are listed under "faults" and summarized in one
+        line under "fault".
 
     Raises:
-        GigamaskError: An argument is invalid, or a folder holds another training.
+        GigamaskError: An argument is invalid, or a folder contains a different run.
     """
     check_at_least(1, seeds=seeds, at_once=at_once)
     check_at_least(1, **({} if test.images is None else {"images": test.images}))
@@ -271,7 +270,7 @@ def run(
     faults = [fault for variant in result["variants"].values() for fault in variant["faults"]]
     if not faults:
         return result
-    fault = f"{len(faults)} of {len(trainings)} trainings failed; run the same command again"
+    fault = f"{len(faults)} of {len(trainings)} runs failed; run the same command again"
     return result | {"fault": f"{fault} to retry them (the first: {faults[0]})"}
 
 
@@ -282,18 +281,18 @@ def plan_runs(
     seeds: int,
     threads: int | None = None,
 ) -> list[AblationRun]:
-    """Return the trainings of a table, seed by seed.
+    """Return the runs of a table, ordered by seed.
 
     Args:
         table: Flags by variant.
-        arguments: Arguments of `gigamask train` that all have in common: recipe, data, steps.
+        arguments: Arguments of `gigamask train` shared by all runs: recipe, data, steps.
         out: Output folder.
-        seeds: Trainings of each variant.
-        threads: CPU threads of each training; None leaves the number as it is.
+        seeds: Runs per variant.
+        threads: CPU threads of each run; None leaves the number unchanged.
 
     Raises:
-        GigamaskError: A variant's flags are wrong or set what all have in common, or its folder
-            holds another training.
+        GigamaskError: A variant's flags are invalid or change a shared setting, or its folder
+            contains a different run.
     """
     trainings = []
     for variant, flags in table.items():
@@ -326,12 +325,12 @@ def plan_runs(
 
 
 def config_of(training: AblationRun) -> TrainConfig:
-    """Return the configuration of a training."""
+    """Return the configuration of a run."""
     return config_files.parse_train(training.arguments).run
 
 
 def _check_folder(training: AblationRun) -> None:
-    """Raise `GigamaskError` if the folder holds the checkpoint of another training."""
+    """Raise `GigamaskError` if the folder contains a checkpoint of a different run."""
     config = config_of(training)
     if not config.has_checkpoint:
         return
@@ -345,7 +344,7 @@ def _check_folder(training: AblationRun) -> None:
 
 
 def _check_data(config: TrainConfig, index: Index) -> None:
-    """Raise `GigamaskError` if the folder holds a training on other data."""
+    """Raise `GigamaskError` if the folder contains a run on different data."""
     path = Path(config.out) / DATA
     if not config.has_checkpoint or not path.exists():
         return
@@ -357,18 +356,18 @@ def _check_data(config: TrainConfig, index: Index) -> None:
 
 
 def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str, Any]:
-    """Train and score one variant with one seed, as far as it is not done yet.
+    """Train and score one variant with one seed, skipping what is already done.
 
     Args:
-        training: The training.
+        training: The run.
         data: Index of the training data.
         test: Data to score on; its path is an index.
 
     Returns:
-        The scores, or `{"fault": line}` if the training failed.
+        The scores, or `{"fault": line}` if the run failed.
 
     Raises:
-        TrainingInterruptedError: The training was interrupted and saved.
+        TrainingInterruptedError: The run was interrupted and saved.
     """
     if training.threads is not None:
         torch.set_num_threads(training.threads)
@@ -384,7 +383,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
     print(f"{name}: {config.steps} steps", flush=True)
     start_s, is_new = time.perf_counter(), not config.has_checkpoint
     try:
-        # Trainings in parallel write their progress to a file each.
+        # Parallel runs write their progress to one file each.
         parallel = training.threads is not None
         with _stderr_to(Path(config.out) / LOG) if parallel else contextlib.nullcontext():
             state = train(config, on_start=lambda: config_files.save_config(config))
@@ -413,7 +412,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
 
 
 def _protocol(test: TestSet) -> dict[str, Any]:
-    """Return what scores depend on besides weights and data."""
+    """Return the settings, besides weights and data, that scores depend on."""
     return {
         "protocol": asdict(clicks.ClickProtocol()),
         "of": {"images": test.images, "min_predicted_iou": test.min_predicted_iou},
@@ -443,7 +442,7 @@ def _summarize(
     trainings: Sequence[AblationRun],
     results: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return a variant's scores, and their means and standard deviations over the seeds or None."""
+    """Return a variant's scores, with means and standard deviations over the seeds or None."""
     own = [
         result
         for training, result in zip(trainings, results, strict=True)
@@ -471,7 +470,7 @@ def _value(scores: dict[str, Any], keys: Sequence[str]) -> Any:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return what `run` returns as Markdown, with aligned columns."""
+    """Format the result of `run` as Markdown, with aligned columns."""
     seeds = "one seed"
     if result["seeds"] > 1:
         seeds = f"{result['seeds']} seeds, mean ± standard deviation"
@@ -506,7 +505,7 @@ def _count(data: dict[str, Any]) -> str:
 
 
 def _cell(column: str, mean: float | None, deviation: float | None) -> str:
-    """Return a mean and its standard deviation: scores in percent, counts and seconds whole."""
+    """Format a mean and its standard deviation: scores in percent, counts and seconds rounded."""
     if mean is None:
         return "-"
     if column == "masks":

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class DataLoader:
-    """Batches of images with masks as a recipe trains on them.
+    """Iterable over the batches of images and masks that a recipe trains on.
 
-    An iteration yields the batches of one epoch, without a last one that would be smaller; the
-    next iteration goes on with the next epoch. Order, masks, augmentation and random numbers are
-    those of the training, decided by the recipe's seed.
+    Each iteration yields the batches of one epoch and drops an incomplete last batch; the next
+    iteration continues with the next epoch. Order, masks, augmentation and random numbers are those
+    of training with the recipe's seed.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class DataLoader:
         batch_size: int | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """Index the data where they have no index, and prepare the order.
+        """Index the data if they have no index, and check the configuration.
 
         Args:
             data: Tars, folders of tars, globs, URLs, or an index.
             recipe: Name of a recipe, or a configuration.
-            batch_size: Images per batch; None takes the recipe's.
-            num_workers: Loader processes; None takes the recipe's, 0 loads in this process.
+            batch_size: Images per batch; None means the recipe's.
+            num_workers: Loader processes; None means the recipe's, 0 loads in this process.
 
         Raises:
             GigamaskError: The data cannot be used, or no image has a mask.

@@ -1,4 +1,4 @@
-"""The demo: scenes, an index, a training, an evaluation on new scenes, figures and a report."""
+"""The demo: draw scenes, index, train, evaluate on new scenes, and write figures and a report."""
 
 import json
 import time
@@ -28,7 +28,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         out: Output folder; a second call with the same folder resumes.
         train_images: Number of training scenes.
         test_images: Number of held-out scenes.
-        steps: Number of training steps; None takes the recipe's.
+        steps: Number of training steps; None means the recipe's.
 
     Returns:
         The scores.

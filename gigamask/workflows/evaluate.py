@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What is evaluated, and how; field for field the flags of `gigamask evaluate`."""
+    """Options of an evaluation; each field is a flag of `gigamask evaluate`."""
 
     min_predicted_iou: float | None = None
-    """only masks with at least this predicted_iou in their annotation"""
+    """evaluate only on masks with at least this predicted_iou in their annotation"""
     images: int | None = None
-    """number of images, the first ones; default: all"""
+    """number of images to use, from the start of the data; default: all"""
     feed_mask: bool = True
-    """feed the mask predicted before back with each further click"""
+    """feed the previously predicted mask back with each further click"""
     batch_size: int = 4
     """images per forward pass of the encoder; changes speed and memory only"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
     boundaries: bool = False
     """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
     automatic: bool = False
     """also generate all masks of each image and score their recall: AR@1000"""
     points_per_side: int = 32
-    """points along each side of the grid for --automatic; SAM's paper takes 64"""
+    """points along each side of the grid for --automatic; SAM's paper uses 64"""
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
@@ -59,7 +59,7 @@ class Evaluated:
 def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str, Any]:
     """Evaluate weights on annotated images.
 
-    Under torchrun the processes share the work; all but the first return an empty dictionary.
+    Under torchrun, the processes share the work; all but the main one return an empty dictionary.
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
@@ -70,7 +70,7 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
     Returns:
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
         2, 3, 5 and 9 clicks, "box" that of the box prompt, "oracle" that of the best of three
-        masks, all in [0, 1]; "protocol" says how they were measured.
+        masks, all in [0, 1]; "protocol" records how they were measured.
 
     Raises:
         GigamaskError: The weights or the data cannot be used, or an option is invalid.
@@ -96,12 +96,12 @@ def score(
     Args:
         weights: As for `evaluate`.
         data: As for `evaluate`.
-        options: What is evaluated.
+        options: Options of the evaluation.
         world: The processes that share the images.
-        stack: Keeps the index open.
+        stack: Exit stack that keeps the index open.
 
     Returns:
-        The scores on the first process, None on the others.
+        The scores on the main process, None on the others.
     """
     from rich.progress import track
 
@@ -142,14 +142,14 @@ def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder, or a model, which is only moved.
-        device: cpu, cuda, cuda:N, or auto for cuda if there is one.
+            folder, or a model, which is only moved to the device.
+        device: cpu, cuda, cuda:N, or auto for cuda if available.
 
     Returns:
-        The model on the device. An encoder of the user's own is built from the run's configuration.
+        The model on the device. A user-defined encoder is built from the run's configuration.
 
     Raises:
-        GigamaskError: There are no such weights, or they are not those of a segmenter.
+        GigamaskError: The weights do not exist, or are not those of a segmenter.
     """
     from gigamask.config_files import config_of_weights
     from gigamask.distributed.precision import choose_device
@@ -161,14 +161,14 @@ def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
 
 
 def save_model(model: Sam, path: str | Path) -> None:
-    """Write a model's weights; the file's name chooses the format.
+    """Write a model's weights in the format that the file name selects.
 
     Args:
         model: The model.
         path: `NAME.pth` for Meta's format, `NAME.safetensors`, or a folder for Hugging Face's.
 
     Raises:
-        GigamaskError: The file cannot be written, or does not read back equal.
+        GigamaskError: The file cannot be written, or its contents differ when read back.
     """
     from gigamask.export import huggingface, official
 

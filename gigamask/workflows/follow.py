@@ -1,6 +1,6 @@
 """Trace one sample through the nine steps of training: type, shape, milliseconds and bytes at each.
 
-The functions are those of training, called one after the other; `docs/tour.md` explains them.
+This calls the functions of training one after the other; `docs/tour.md` explains them.
 """
 
 import time
@@ -51,12 +51,12 @@ class _Tracer:
 
 
 def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any]]:
-    """Trace an image through every step of a training, and print a line for each.
+    """Trace an image through every step of training, and print a line for each.
 
     Args:
         index: Index of the data.
         row: Row of the image.
-        config: The training.
+        config: Configuration of the training.
 
     Returns:
         A record per step: its number, the function's name, a description of what it returned,

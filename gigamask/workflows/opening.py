@@ -1,4 +1,4 @@
-"""Open the data that a path names: an index, or tars that are indexed for the moment."""
+"""Open data by path: an index, or tars, which are indexed temporarily."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def path_list(paths: Paths) -> tuple[str, ...]:
-    """Return one path, or several, as strings."""
+    """Return one or several paths as strings."""
     return (str(paths),) if isinstance(paths, str | Path) else tuple(str(path) for path in paths)
 
 
 @contextmanager
 def opened(paths: Paths) -> Iterator[Index]:
-    """Open the index of some paths; tars without one are indexed into a temporary folder."""
+    """Open the index of the data; tars without one are indexed in a temporary folder."""
     from gigamask.data import index as indexes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,7 @@ def opened(paths: Paths) -> Iterator[Index]:
 
 @contextmanager
 def opened_sample(name: str) -> Iterator[tuple[Index, int]]:
-    """Open the index of the tar of a sample TAR:IMAGE, and yield it with the image's row."""
+    """Open the index of the tar in TAR:IMAGE, and yield it with the row of the image."""
     from gigamask.data import storage
 
     tar, colon, image = name.rpartition(":")
@@ -44,7 +44,7 @@ def opened_sample(name: str) -> Iterator[tuple[Index, int]]:
 
 
 def open_index(paths: Paths, out: str | Path | None = None) -> Index:
-    """Open the index of some data, and build it first where there is none.
+    """Open the index of the data; build it first if there is none.
 
     Args:
         paths: Tars, folders of tars, globs, URLs, or an index.
@@ -54,7 +54,7 @@ def open_index(paths: Paths, out: str | Path | None = None) -> Index:
         The index: image and mask metadata as memory-mapped columns.
 
     Raises:
-        GigamaskError: There are no such files, or none of them can be read.
+        GigamaskError: The files do not exist, or none of them can be read.
     """
     from gigamask.data import index as indexes
 
@@ -67,4 +67,4 @@ def open_index(paths: Paths, out: str | Path | None = None) -> Index:
 
 
 _TEMPORARY: list[tempfile.TemporaryDirectory] = []
-"""Folders of indexes that are deleted when the program ends."""
+"""Folders of temporary indexes, deleted when the program ends."""

@@ -1,6 +1,6 @@
-"""Plan a training before it runs: bytes per process, FLOPs, hours, and changes that make it fit.
+"""Plan a run before it starts: bytes per process, FLOPs, hours, and changes that make it fit.
 
-The trainer's own step runs once with fake tensors; the rest is arithmetic.
+The trainer's own step runs once with fake tensors; everything else is calculated.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from gigamask.training.step import StepMetrics, accumulate, step
 class Hardware:
     """The GPUs that a run is planned for.
 
-    `efficiency` is a share of a GPU's peak FLOP/s, `price` is in dollars per GPU hour, and
-    `spare_gib` of every GPU are kept free.
+    `efficiency` is a fraction of a GPU's peak FLOP/s, `price` is in dollars per GPU hour, and
+    `spare_gib` GiB of every GPU are kept free.
     """
 
     gpu: Gpu | None = None
@@ -57,7 +57,7 @@ class Hardware:
 
     @property
     def available_bytes(self) -> float:
-        """Bytes that a training may use of a GPU; infinite where no GPU is named."""
+        """Bytes of a GPU that a run may use; infinite if no GPU is named."""
         if self.gpu is None:
             return math.inf
         return (self.gpu.gib - self.spare_gib) * memory_plan.GIB
@@ -68,7 +68,7 @@ class DryRun:
     """Memory of a step with one micro-batch of `images` images.
 
     `peaks` are the bytes of each phase above `state`; `activation_bytes` is what the encoder keeps
-    for its backward pass; `parameters` is the number of all and of the trained ones.
+    for its backward pass; `parameters` holds the number of all and of trained parameters.
     """
 
     images: int
@@ -78,7 +78,7 @@ class DryRun:
     parameters: tuple[int, int]
 
     def with_rounds_of(self, other: DryRun) -> DryRun:
-        """Return this one with another's rounds, which do not depend on what the encoder keeps."""
+        """Return this dry run with the rounds of another, corrected for its own activations."""
         rounds = self.activation_bytes + other.peaks["rounds"] - other.activation_bytes
         return replace(self, peaks=self.peaks | {"rounds": rounds})
 
@@ -92,13 +92,13 @@ def plan(
     dollars_per_gpu_hour: float | None = None,
     spare_gib: float = 1.5,
 ) -> dict[str, Any]:
-    """Plan a training without a GPU: memory, FLOPs, and on a named GPU hours and whether it fits.
+    """Plan a run without a GPU: memory, FLOPs and, for a named GPU, hours and whether it fits.
 
     Args:
-        config: The training, such as `recipes.sam_vit_b()`; data and weights are not needed.
+        config: The configuration, such as `recipes.sam_vit_b()`; data and weights are not needed.
         gpu: Name of a GPU, such as "h200", or your own as "NAME=GIB,TFLOPS".
         world: Nodes x GPUs per node, such as "32x8", or the GPUs of one node.
-        efficiency: Share of the GPU's peak FLOP/s that is reached; None takes published values.
+        efficiency: Fraction of the GPU's peak FLOP/s that is reached; None uses published values.
         dollars_per_gpu_hour: Price of one GPU for an hour.
         spare_gib: GiB of the GPU to keep free.
 
@@ -106,7 +106,7 @@ def plan(
         The plan, as `gigamask plan --json` writes it.
 
     Raises:
-        GigamaskError: The training is not possible with these values, or the GPU is unknown.
+        GigamaskError: The run is not possible with these values, or the GPU is unknown.
     """
     for name, value in (("efficiency", efficiency), ("dollars-per-gpu-hour", dollars_per_gpu_hour)):
         if value is not None and gpu is None:
@@ -125,17 +125,17 @@ def plan(
 
 
 def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
-    """Plan a run, and search for changes where it does not fit.
+    """Plan a run, and search for changes if it does not fit.
 
     Args:
-        run: the run; data, weights and a folder are not needed.
-        hardware: the GPUs it is to run on.
+        run: The configuration; data, weights and a folder are not needed.
+        hardware: The GPUs to plan for.
 
     Returns:
         The plan as JSON-compatible data; `memory_plan.table` formats it.
 
     Raises:
-        GigamaskError: if the run cannot be trained with these numbers.
+        GigamaskError: The run is not possible with these values.
     """
     run = resolve(run, hardware)
     split = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size)
@@ -184,10 +184,10 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
 
 
 def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
-    """Return the hours of a training at the given efficiency, or else at published ones.
+    """Return the hours of a run at the given efficiency, or else at published ones.
 
     Args:
-        run: The training.
+        run: The configuration.
         hardware: The hardware, with a GPU.
         flops: FLOPs of a step on the busiest process.
 
@@ -210,14 +210,14 @@ def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> l
 
 
 def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
-    """Check a training against the hardware.
+    """Check a run against the hardware.
 
     Args:
-        run: The training.
+        run: The configuration.
         hardware: The hardware.
 
     Returns:
-        The training with its precision chosen.
+        The configuration with its precision chosen.
 
     Raises:
         GigamaskError: The hardware cannot run it.
@@ -233,7 +233,7 @@ def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     if run.parallel != "ddp" and cluster.size == 1:
         raise GigamaskError(
             f"--parallel {run.parallel} shards over several GPUs, but --world has one; "
-            "give a larger --world, or remove --parallel"
+            "pass a larger --world, or remove --parallel"
         )
     fsdp.check_mesh(run.parallel, cluster.nodes, cluster.gpus_per_node)
     if gpu is not None:
@@ -242,7 +242,7 @@ def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
 
 
 def device_of(run: ImageTrainConfig) -> Device:
-    """Return the device that is planned: a GPU, unless the run says `cpu`."""
+    """Return the device to plan for: a GPU, unless the configuration has `cpu`."""
     return "cpu" if run.device == "cpu" else "cuda"
 
 
@@ -252,9 +252,9 @@ def bytes_by_phase(
     """Return the bytes that the busiest process holds in each phase of a step.
 
     Args:
-        run: The training.
+        run: The configuration.
         hardware: The hardware.
-        result: A dry run of the training.
+        result: A dry run of it.
 
     Returns:
         Bytes by phase and kind.
@@ -280,14 +280,14 @@ def suggest_changes(
 ) -> list[dict[str, Any]]:
     """Return the peak and the extra FLOPs of changes that lower memory.
 
-    Each kind of change is tried from the mildest one until the run fits; if no kind is enough
-    alone, the strongest of all kinds are tried together.
+    Changes of each kind are tried from mildest to strongest until the run fits. If no single kind
+    is enough, the strongest change of every kind is tried together.
 
     Args:
-        run: The training.
+        run: The configuration.
         hardware: The hardware, with a GPU.
         step_flops: FLOPs of an image.
-        result: A dry run of the training.
+        result: A dry run of it.
     """
     found: list[dict[str, Any]] = []
 
@@ -320,8 +320,8 @@ def dry_run_change(run: ImageTrainConfig, changed: ImageTrainConfig, result: Dry
     The rounds do not depend on the encoder's depth, nor the encoder on the masks.
 
     Args:
-        run: The training of `result`.
-        changed: The changed training.
+        run: The configuration of `result`.
+        changed: The changed configuration.
         result: A dry run of `run`.
     """
     if changed is run:
@@ -343,11 +343,11 @@ def memory_options(
     """Return the flags that lower a run's peak: for each kind, from the mildest to the strongest.
 
     Args:
-        run: The training.
+        run: The configuration.
         hardware: The hardware.
 
     Returns:
-        For each kind its options: the flag and the fields of the run that it changes.
+        The options of each kind: a flag and the configuration fields that it changes.
     """
     cluster = hardware.cluster
     micro = BatchSplit.of(run.batch_size, run.micro_batch_size, cluster.size).micro_batch_size
@@ -364,15 +364,15 @@ def memory_options(
 
 
 def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
-    """Make one update of a run with fake tensors, from one micro-batch.
+    """Run one training step with fake tensors, on one micro-batch.
 
     Args:
-        run: the run, resolved.
-        device: the device that is planned, `cuda` or `cpu`.
-        images: images in the micro-batch.
+        run: The configuration, after `resolve`.
+        device: The device to plan for, `cuda` or `cpu`.
+        images: Number of images in the micro-batch.
 
     Returns:
-        The bytes that the step holds.
+        The memory of the step.
     """
     optimizer = run.optimizer
     state_bytes = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
@@ -404,7 +404,7 @@ def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
 
 
 def count_flops(run: ImageTrainConfig) -> StepFlops:
-    """Count the FLOPs of one image with the masks of the recipe."""
+    """Count the FLOPs of one image with the recipe's number of masks."""
     schedules: list[ShortSchedule] = []
 
     def shorten(schedule: PromptSchedule) -> ShortSchedule:
@@ -435,8 +435,8 @@ def recompute_interval(run: ImageTrainConfig, result: DryRun) -> int:
     """Return the interval of recomputed blocks, or 0 if the encoder is frozen.
 
     Args:
-        run: The training.
-        result: A dry run of the training.
+        run: The configuration.
+        result: A dry run of it.
     """
     return run.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
 
@@ -450,8 +450,8 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
     """Return the bytes of weights, gradients and optimizer state.
 
     Args:
-        state: the training state after a step of its optimizers.
-        rule: bytes of optimizer state for a number of parameters, or None to read the state.
+        state: The training state after a step of its optimizers.
+        rule: Maps a number of parameters to bytes of optimizer state; None measures the state.
 
     Returns:
         The bytes by kind.

@@ -1,9 +1,9 @@
 """Generate all masks of images, as JSONs in SA-1B's format and as tars.
 
-Each JSON is written whole as soon as it is made, so that the same command resumes after any
+Each JSON is written atomically as soon as it is made, so that the same command resumes after any
 interrupt. `.segment/made.json` in the output folder holds the weights' digest and the settings;
-the folder takes no results of others. Unreadable images are skipped, reported, and tried again by
-the next command.
+results of other weights or settings are refused. Unreadable images are skipped and reported, and
+tried again by the next command.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class InputImage:
 
 @dataclass(frozen=True)
 class Output:
-    """What is written, and where.
+    """Output folders and formats.
 
     Attributes:
         out: Folder for the JSONs.
@@ -86,7 +86,7 @@ class Output:
 
 @dataclass
 class SegmentCounts:
-    """Counts of images, masks and tars; `kept` and `tars_kept` were done before."""
+    """Counts of images, masks and tars; `kept` and `tars_kept` count those done before."""
 
     images: int = 0
     masks: int = 0
@@ -97,7 +97,7 @@ class SegmentCounts:
 
 
 def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
-    """Find the images of some paths.
+    """Find the images at the given paths.
 
     Args:
         paths: Images, folders of images or of tars, tars, globs of either, or an index.
@@ -107,7 +107,7 @@ def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], l
         The images in order, and the samples of tars that are known to be unusable.
 
     Raises:
-        GigamaskError: There are none, or two images would have the same JSON.
+        GigamaskError: There are no images, or two would have the same JSON.
     """
     images: list[InputImage] = []
     rejected: list[SkippedSample] = []
@@ -164,8 +164,8 @@ def _read_file(path: str) -> bytes:
 def _indexed_images(index: Index, path: str) -> Iterator[InputImage]:
     """Yield the images of an index.
 
-    JSONs of a folder of images keep their relative paths below `path`; those of tars are in a
-    folder named as the tar.
+    JSONs of a folder of images keep their paths relative to `path`; those of tars are in a folder
+    named after the tar.
     """
     dataset, root = Sa1bDataset(index), storage.normalize(path)
     is_root = os.path.isdir(root) and not is_index(root)
@@ -206,14 +206,15 @@ def segment(
         to_shards: Whether to write tars of images and JSONs too.
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
-        device: cpu, cuda, cuda:N, or auto for cuda if there is one.
+        device: cpu, cuda, cuda:N, or auto for cuda if available.
         **generator: Arguments of `SamAutomaticMaskGenerator`, such as `pred_iou_thresh=0.8`.
 
     Returns:
-        Counts of images and masks, the tars, and what was skipped, as `gigamask segment --json`.
+        Counts of images and masks, the tars, and the skipped images, as in `gigamask segment
+        --json`.
 
     Raises:
-        GigamaskError: No image can be used, or the folder holds results of other settings.
+        GigamaskError: No image can be used, or the folder has results of other settings.
     """
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
     folder = None if pictures is None else Path(pictures)
@@ -231,20 +232,20 @@ def segment_all(
     rejected: Sequence[SkippedSample] = (),
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
-    """Segment images; those that have a JSON already are not segmented again.
+    """Segment images, except those that already have a JSON.
 
     Args:
         images: The images.
         generator: Generates the masks.
-        output: What is written, and where.
+        output: Output folders and formats.
         rejected: Images that were skipped before.
         progress: Called as `progress(done, total)` after each image.
 
     Returns:
-        Counts of images and masks, the tars, and what was skipped.
+        Counts of images and masks, the tars, and the skipped images.
 
     Raises:
-        GigamaskError: No image can be used, or the folder holds results of other settings.
+        GigamaskError: No image can be used, or the folder has results of other settings.
     """
     counts, done = SegmentCounts(rejected=list(rejected)), 0
     ids, _ = image_ids([Path(source.path).name.removeprefix("sa_") for source in images])
@@ -279,7 +280,7 @@ def segment_all(
 
 def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator) -> None:
     """Record the settings and remove unfinished tars; raise if the folder holds other results."""
-    for unfinished in out.glob(".sa_*.tar.*"):  # of a killed process
+    for unfinished in out.glob(".sa_*.tar.*"):  # left by a killed process
         unfinished.unlink()
     weights = digest_weights(generator.model.state_dict(), str(generator.model.config))
     device = generator.predictor.device.type
@@ -335,7 +336,7 @@ def _segment_one(
 
 
 def _read_done(path: Path, name: str) -> ImageAnnotation | None:
-    """Return the annotation of an earlier command; None if it is missing or damaged."""
+    """Return the annotation written by an earlier command; None if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, CorruptSampleError):
         return annotation.parse(path.read_bytes(), name)
     return None
@@ -344,7 +345,7 @@ def _read_done(path: Path, name: str) -> ImageAnnotation | None:
 def make_record(proposals: MaskProposals, number: int, source: InputImage) -> dict[str, Any]:
     """Return the masks of an image in SA-1B's format.
 
-    Masks without a pixel and with scores that are not finite are left out, as readers refuse them.
+    Empty masks and masks with non-finite scores are left out, since readers reject them.
 
     Args:
         proposals: The masks.
@@ -363,7 +364,7 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
         proposals.crops,
     )
     names = {"file_name": source.file_name, "source": source.name}
-    # Names may hold bytes that are not text.
+    # Names may contain bytes that are not valid UTF-8.
     record["image"] |= {
         key: name.encode("utf-8", "replace").decode() for key, name in names.items()
     }
@@ -371,7 +372,7 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
 
 
 def draw_masks(pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> UInt8[np.ndarray, "H W 3"]:
-    """Draw masks on an image: a color each, small ones over large ones, with white outlines.
+    """Draw masks on an image in different colors with white outlines, small masks on top.
 
     Args:
         pixels: The image, RGB.
@@ -397,7 +398,7 @@ def _write_shard(
     has_new: bool,
     counts: SegmentCounts,
 ) -> None:
-    """Write a tar of images and JSONs, unless it exists with the same images and none is new."""
+    """Write a tar of images and JSONs, unless it exists with the same images and no JSON is new."""
     path = out / f"sa_{shard:06d}.tar"
     counts.tars.append(str(path))
     if not has_new and path.exists():

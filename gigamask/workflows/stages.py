@@ -13,13 +13,13 @@ from gigamask.training.sam_config import SamTrainConfig
 
 STAGES = ("mae", "decoder", "joint")
 MAE_PARTS = ("patch_embed", "pos_embed", "blocks")
-"""Parts of an image encoder that a masked autoencoder trains; the neck is not among them."""
+"""Parts of an image encoder that a masked autoencoder trains: all but the neck."""
 DECODER_STEPS_SHARE = 5 / 90
-"""Default length of the decoder stage as a share of the joint one: 5 of 90 epochs in the
+"""Default length of the decoder stage as a fraction of the joint stage: 5 of 90 epochs in the
 mixed-prompts recipe."""
 MAX_WARMUP_SHARE = 0.1
-"""Longest warm-up of the stages before the last one, as a share of their steps; a recipe's own
-warm-up is meant for the recipe's own length."""
+"""Longest warm-up of the stages before the last one, as a fraction of their steps; a recipe's
+warm-up is meant for the recipe's full length."""
 
 
 def make_stages(
@@ -27,21 +27,21 @@ def make_stages(
 ) -> list[TrainConfig]:
     """Return the configurations of the stages of a training.
 
-    Each stage has a folder below `config.out` and starts from the one before it. `mae` pre-trains
-    the encoder, `decoder` trains everything else with the encoder frozen, `joint` trains
-    everything and is the recipe itself.
+    Each stage has a folder below `config.out` and starts from the weights of the previous one.
+    `mae` pre-trains the encoder, `decoder` trains everything else with the encoder frozen, and
+    `joint` is the recipe itself, which trains everything.
 
     Args:
         config: The training.
         names: Stages separated by commas, such as `mae,decoder,joint`; None means no stages.
-        steps: Steps of the stages `mae` and `decoder`; None takes the default.
+        steps: Steps of the stages `mae` and `decoder`; None means the default.
 
     Returns:
         One configuration per stage; `[config]` without stages.
 
     Raises:
-        GigamaskError: Unknown stages, another order, lengths of stages that are not asked for, or
-            weights that are missing or would not be used.
+        GigamaskError: A stage is unknown or out of order, `steps` has a stage that is not trained,
+            or weights are missing or would not be used.
     """
     given = {stage: number for stage, number in steps.items() if number is not None}
     check_at_least(1, **{f"{stage}_steps": number for stage, number in given.items()})
@@ -93,7 +93,7 @@ def _check(
     if stages[0] == "mae" and config.init:
         raise GigamaskError(
             f"--init {config.init} would not be used: the stage mae starts from random weights and "
-            "the others from it; remove mae from --stages, or --init"
+            "the later stages from mae; remove mae from --stages, or remove --init"
         )
     if stages[0] == "decoder" and not config.init:
         raise GigamaskError(

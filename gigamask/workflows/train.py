@@ -1,4 +1,4 @@
-"""Train a configuration, or continue it, and the `Run` that comes of it."""
+"""Train a configuration or resume it, and open the resulting `Run`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A training on disk.
+    """A training run on disk.
 
     Attributes:
         folder: The run folder.
@@ -48,10 +48,10 @@ class Run:
         """Open a run folder.
 
         Args:
-            folder: The folder that `--out` or `config.out` named.
+            folder: The run folder, as passed in `--out` or `config.out`.
 
         Raises:
-            GigamaskError: The folder is not that of a run, or holds no checkpoint yet.
+            GigamaskError: The folder is not a run folder, or contains no checkpoint yet.
         """
         from gigamask.config_files import load_config
         from gigamask.training.checkpoint import newest
@@ -102,18 +102,18 @@ class Run:
 
 
 Changes = dict[str, tuple[Any, Any]]
-"""Fields that differ from the saved configuration: before and now."""
+"""Fields that differ from the saved configuration: saved and new value."""
 
 
 def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
-    """Train a configuration, or continue it where its folder holds a checkpoint.
+    """Train a configuration, or resume it if its folder contains a checkpoint.
 
-    It runs in any thread; only in the main one does it handle SIGINT and SIGTERM (it saves and
-    returns). Under torchrun, call it in every process.
+    Works in any thread. In the main thread, SIGINT and SIGTERM make it save a checkpoint and
+    return. Under torchrun, call it in every process.
 
     Args:
-        config: What to train, such as `recipes.tiny().with_(data="scenes/", out="runs/a")`.
-        allow_data_change: Continue although the data or their order have changed.
+        config: Configuration, such as `recipes.tiny().with_(data="scenes/", out="runs/a")`.
+        allow_data_change: Resume even if the data or their order have changed.
 
     Returns:
         The run: its folder, model, metrics, and `evaluate`.
@@ -134,17 +134,17 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
 
 
 def pretrain(config: MAETrainConfig, *, allow_data_change: bool = False) -> Run:
-    """Pre-train an image encoder as a masked autoencoder; as `train`.
+    """Pre-train an image encoder as a masked autoencoder; otherwise like `train`.
 
     Args:
-        config: What to train, such as `recipes.mae_tiny().with_(data="photos/", out="runs/mae")`.
-        allow_data_change: Continue although the data or their order have changed.
+        config: Configuration, such as `recipes.mae_tiny().with_(data="photos/", out="runs/mae")`.
+        allow_data_change: Resume even if the data or their order have changed.
 
     Returns:
         The run; start a segmenter from it with `init="mae:FOLDER"`.
 
     Raises:
-        GigamaskError: It is not a configuration of a pre-training, or cannot be used.
+        GigamaskError: The configuration is not a `MAETrainConfig`, or cannot be used.
     """
     if not isinstance(config, MAETrainConfig):
         raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(config).__name__}")
@@ -159,13 +159,13 @@ def resolve(
     Args:
         config: The configuration.
         allow_data_change: Accept changes of the data or their order.
-        earlier: Folders of stages that will have been trained before, which need not exist yet.
+        earlier: Folders of earlier stages, which need not exist yet.
 
     Returns:
-        What differs from the configuration saved in its folder.
+        The fields that differ from the configuration saved in its folder.
 
     Raises:
-        GigamaskError: A value is invalid, a file is missing, or the run cannot be continued so.
+        GigamaskError: A value is invalid, a file is missing, or the run cannot be resumed with it.
     """
     changes = config_files.check_run_folder(config, allow_data_change)
     if not config.has_checkpoint:
@@ -184,9 +184,9 @@ def train_in_world(
 
     Args:
         config: The configuration.
-        changes: What `resolve` returned; printed.
+        changes: The result of `resolve`, to be printed.
         world: The processes.
-        allow_data_change: Continue although the data or their order have changed.
+        allow_data_change: Resume even if the data or their order have changed.
         profile: Steps to profile; None profiles nothing.
 
     Returns:
@@ -226,7 +226,7 @@ def train_in_world(
 
 
 def remove_empty_run(out: str) -> None:
-    """Remove the folder of a refused run if it holds only the lock and the evaluation index."""
+    """Remove the folder of a rejected run if it holds only the lock and the evaluation index."""
     folder, removable = Path(out), {"lock", "evaluation"}
     with suppress(GigamaskError, OSError):
         if removable >= set(os.listdir(out)):
@@ -236,11 +236,11 @@ def remove_empty_run(out: str) -> None:
 
 
 def steps_for_epochs(config: TrainConfig, epochs: float) -> tuple[int, int]:
-    """Return the steps of a training of some epochs, and the samples of one epoch.
+    """Return the number of steps in the given epochs, and the samples of one epoch.
 
     Args:
         config: The configuration; its data are indexed if they have no index.
-        epochs: Number of epochs, perhaps a fraction.
+        epochs: Number of epochs; may be fractional.
     """
     from gigamask.training.train_data import TrainData, open_index
 

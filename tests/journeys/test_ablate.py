@@ -177,7 +177,7 @@ def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypat
         assert main(once) == 2
     said = capsys.readouterr()
     line = said.err.splitlines()[-1]
-    assert line.startswith("gigamask: 1 of 2 trainings failed")
+    assert line.startswith("gigamask: 1 of 2 runs failed")
     assert "plain, seed 0: the loss is not finite" in line
     assert "failed: plain, seed 0" in said.out
     assert told(tmp_path / "out").keys() == {"lanes/seed_0"}

@@ -66,7 +66,7 @@ def test_a_pre_training_is_planned_too(capsys):
     assert main(["plan", "mae_tiny", "--micro-batch-size", "2"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("mae_tiny: 0.6 M parameters")
-    assert "an image" in text
+    assert "per image" in text
     assert "hours" not in text
 
 

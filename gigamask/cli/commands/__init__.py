@@ -1,1 +1,1 @@
-"""The commands of the command line, a module each; they parse flags and print results."""
+"""The commands of `gigamask`, one module each; they parse flags and print results."""

@@ -1,4 +1,4 @@
-"""`gigamask ablate`: compare variants of a training."""
+"""`gigamask ablate`: compare variants of a recipe."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class AblateCommand:
-    """compare variants of a training: same data and steps, several seeds, one table of scores"""
+    """compare variants of a recipe: same data and steps, several seeds, one table of scores"""
 
     table: Positional[Annotated[str, arg(metavar="TABLE")]]
-    """samplers, losses, masks, prompts, mining, or a YAML file of variants, each a list of flags of
-    'gigamask train' ('variant: [--flag, value]') or a mapping ('variant: {flag: value}')"""
+    """samplers, losses, masks, prompts, mining, or a YAML file of variants: the flags of 'gigamask
+    train' as a list ('variant: [--flag, value]') or a mapping ('variant: {flag: value}')"""
     data: tuple[str, ...]
     """training data: tars, folders of tars, globs, or an index"""
     test: tuple[str, ...]
@@ -25,13 +25,13 @@ class AblateCommand:
     recipe: str = "tiny"
     """recipe that the variants change"""
     steps: int | None = None
-    """steps of each training; default: the recipe's"""
+    """steps per run; default: the recipe's"""
     seeds: int = 3
-    """trainings of each variant, with seeds 0, 1, ..."""
+    """runs per variant, with seeds 0, 1, ..."""
     at_once: int = 1
-    """trainings that run in parallel, sharing the CPU cores or the GPU"""
+    """runs to train in parallel, sharing the CPU cores or the GPU"""
     images: int | None = None
-    """number of test images, the first ones; default: all"""
+    """number of test images to use, from the start of the data; default: all"""
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
     json: str | None = None

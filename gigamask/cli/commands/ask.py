@@ -1,4 +1,4 @@
-"""`gigamask ask`: find the masks of an image that texts describe."""
+"""`gigamask ask`: find masks of an image by text."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AskCommand:
-    """find the masks of an image that a text describes, with confidences, or say that none does"""
+    """find the masks of an image that fit a text, with confidences, or report that none fits"""
 
     weights: Positional[Annotated[str, arg(metavar="RUN")]]
-    """run folder of a 'ground train', or one of its checkpoints"""
+    """run folder of 'gigamask ground train', or one of its checkpoints"""
     image: Positional[Annotated[str, arg(metavar="IMAGE")]]
-    """an image file, which is segmented first, or TAR:IMAGE with the masks of its annotation"""
+    """image file, which is segmented first, or TAR:IMAGE, whose annotated masks are used"""
     texts: Positional[Annotated[tuple[str, ...], arg(metavar="TEXT ...")]]
     """texts to find, each in quotes"""
     annotation: str | None = None
-    """JSON file in SA-1B's format with the masks to choose from, as 'gigamask segment' writes it"""
+    """JSON file in SA-1B's format with the masks to choose from, e.g. from 'gigamask segment'"""
     top: int = 3
-    """largest number of masks to print per text"""
+    """maximum number of masks to print per text"""
     pictures: str | None = None
-    """folder for a picture of each text's masks"""
+    """folder for one picture per text, with its masks"""
     segmenter: str | None = None
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
-    """how the masks of an image without masks are generated: the arguments of
+    """how masks are generated for an image without masks: the arguments of
     SamAutomaticMaskGenerator"""
     json: str | None = None
     """write the results to this JSON file"""
@@ -98,7 +98,7 @@ class AskCommand:
             print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
 
     def _load_image(self) -> tuple[np.ndarray, RLEMasks | None]:
-        """Return the image, and its masks from --annotation or the tar, None if it has none."""
+        """Return the image, and its masks from --annotation or the tar (None without either)."""
         from pathlib import Path
 
         from gigamask.data.dataset import RawSample, Sa1bDataset
@@ -127,7 +127,7 @@ class AskCommand:
         return RawSample(self.image, jpg, json).pixels(annotation.size), annotation.masks
 
     def _candidates(self, model: Sam, pixels: np.ndarray) -> RLEMasks:
-        """Return the masks that the segmenter generates, without empty ones."""
+        """Return the non-empty masks that the segmenter generates."""
         import numpy as np
 
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator

@@ -18,7 +18,7 @@ class ConvertCommand:
     """COCO's instances JSON, or a folder of PNGs whose pixel values are instance ids (0 is
     background)"""
     images: str
-    """folder of images: that of the JSON's file names, or of images named like the label images"""
+    """folder of the images: those that the JSON names, or those named like the label images"""
     out: str
     """output folder for the tars"""
     shard_images: int = 500
@@ -28,9 +28,9 @@ class ConvertCommand:
     split_components: bool = False
     """label images: make each connected component a mask of its own"""
     ignore: tuple[int, ...] = ()
-    """label images: values that are not objects, such as 255 around the objects of VOC"""
+    """label images: pixel values to ignore, such as 255 for the object borders of VOC"""
     workers: int = 1
-    """processes, each on one tar at a time"""
+    """number of processes; each works on one tar at a time"""
     json: str | None = None
     """write the results to this JSON file, with everything that was skipped"""
 
@@ -50,7 +50,7 @@ class ConvertCommand:
         if result["renumbered"]:
             print(
                 "  the image names are not distinct integers: images are numbered from 0, and each "
-                "JSON names its 'source'"
+                "JSON records its 'source'"
             )
         for count in ("images_without_masks", "crowds_left_out", "pictures_without_label"):
             if result[count]:

@@ -1,4 +1,4 @@
-"""`gigamask demo`: the whole workflow in small."""
+"""`gigamask demo`: the whole workflow at small scale."""
 
 from __future__ import annotations
 

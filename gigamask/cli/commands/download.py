@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gigamask.datatools.download import Progress, Warn
 
 MAX_NAMES = 5
-"""Failed files that are printed per reason."""
+"""Maximum number of failed files printed per reason."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class DownloadCommand:
     checksums: str | None = None
     """file of checksums: Meta's list, or the output of md5sum or sha256sum"""
     count: int | None = None
-    """number of files, the first ones; default: all"""
+    """number of files to download, from the start of the list; default: all"""
     names: tuple[str, ...] = ()
     """names or patterns of the files to download, such as sa_000020.tar or 'sa_0000*'"""
     workers: int = 4
@@ -83,7 +83,7 @@ class DownloadCommand:
 
 @contextmanager
 def _progress_bar(files: int) -> Iterator[tuple[Progress, Warn]]:
-    """Show bytes, speed and files, and yield functions to update them and to print a line."""
+    """Show bytes, speed and files, and yield a function to update them and one to print a line."""
     from rich import progress
 
     from gigamask.cli.commands.output import make_progress

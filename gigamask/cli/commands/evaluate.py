@@ -32,7 +32,7 @@ class EvaluateCommand(EvaluateOptions):
     """JSON file for the scores"""
 
     def run(self) -> dict[str, Any] | None:
-        """Evaluate, print the scores on the first process, and return them there."""
+        """Evaluate; print and return the scores on the main process."""
         from gigamask.distributed.precision import choose_device
         from gigamask.distributed.world import destroy_world, init_world
         from gigamask.parser import check_writable
@@ -48,7 +48,7 @@ class EvaluateCommand(EvaluateOptions):
             destroy_world(world)
 
     def _report(self, evaluated: Evaluated) -> dict[str, Any]:
-        """Print the scores and write the pages."""
+        """Print the scores, and write the pictures and the HTML file."""
         from gigamask.evaluation import clicks, figures, proposals
         from gigamask.report import scores
 

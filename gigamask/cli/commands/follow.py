@@ -16,7 +16,7 @@ class FollowCommand:
     """trace one sample through the nine steps of training: type, shape, time and bytes at each"""
 
     sample: Positional[Annotated[str, arg(metavar="SAMPLE")]]
-    """TAR:IMAGE, the image by its name (sa_1) or image_id (1)"""
+    """TAR:IMAGE, with the image's name (sa_1) or image_id (1)"""
     recipe: str = "tiny"
     """recipe whose model and settings are used"""
     json: str | None = None

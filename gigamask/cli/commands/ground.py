@@ -25,23 +25,23 @@ class GroundCommand:
     """train a model that finds masks by text (ground train), or evaluate it (ground evaluate)"""
 
     weights: Positional[Annotated[str, arg(metavar="RUN")]]
-    """run folder of a 'ground train', or one of its checkpoints"""
+    """run folder of 'gigamask ground train', or one of its checkpoints"""
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; default: the evaluation or held-out images of the
-    training"""
+    """tars, folders of tars, globs, or an index; default: the run's evaluation data or held-out
+    images"""
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the images of --data"""
     calibrate: bool = False
-    """save the confidence fitted to these queries to the run folder, for 'gigamask ask'"""
+    """save the confidence fitted to these queries in the run folder, for 'gigamask ask'"""
     segmenter: str | None = None
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
     json: str | None = None
     """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
-        """Evaluate, print the metrics beside those of baselines, and return them."""
+        """Evaluate, print the metrics with those of the baselines, and return them."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.grounding.config import GroundingEvalConfig, evaluation_set, training_set
         from gigamask.grounding.evaluation import evaluate, format_table, score_queries
@@ -54,7 +54,7 @@ class GroundCommand:
                 "pass both, or neither for the held-out images"
             )
         config = load_config(self.weights, self.segmenter, self.device)
-        if not isinstance(config.evaluation, GroundingEvalConfig):  # an evaluator of the user's own
+        if not isinstance(config.evaluation, GroundingEvalConfig):  # a user-defined evaluator
             config = replace(config, evaluation=GroundingEvalConfig())
         if self.data:
             evaluation = replace(config.evaluation, data=self.data, queries=self.queries)
@@ -94,14 +94,14 @@ def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrain
 
     Args:
         path: Run folder or one of its checkpoints.
-        segmenter: Replaces the segmenter's path, None keeps it.
+        segmenter: New path of the segmenter's weights; None keeps the saved one.
         device: Device to run on.
 
     Returns:
         The config, whose `out` is the run folder.
 
     Raises:
-        GigamaskError: The folder is not that of a grounding run.
+        GigamaskError: The path is not that of a grounding run.
     """
     from pathlib import Path
 

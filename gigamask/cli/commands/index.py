@@ -11,14 +11,15 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class IndexCommand:
-    """index every image and mask of tars; run again with more tars, it scans only the new ones"""
+    """index every image and mask of tars; run again with more tars to scan only the new ones"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """tars, folders of tars, globs, or indexes to include; local or s3://, gs://, http(s)://"""
     out: str
     """output folder for the index"""
     workers: int = 1
-    """processes, each on one tar at a time; for remote tars, more than the number of cores"""
+    """number of processes; each works on one tar at a time; for remote tars, use more than there
+    are cores"""
     salvage: bool = False
     """index the readable beginning of a truncated tar instead of skipping the tar"""
     json: str | None = None

@@ -16,8 +16,8 @@ class MasksCommand:
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """an index, or tars, which are indexed temporarily"""
     out: str
-    """output folder for the mask store (9 TB for all of SA-1B); what it holds of these tars is
-    kept"""
+    """output folder for the mask store (9 TB for all of SA-1B); tars that it already holds are
+    skipped"""
     grid: int = 256
     """side of the stored masks: a quarter of --side, or --side itself for --loader.target area"""
     side: int = 1024
@@ -26,9 +26,9 @@ class MasksCommand:
     """also store mirrored masks of portrait images, whose cells do not align when mirrored; needed
     by --loader.augment flip"""
     workers: int = 1
-    """processes, each on one tar at a time"""
+    """number of processes; each works on one tar at a time"""
     verify: bool = False
-    """build nothing; read the whole store and report errors"""
+    """read the whole store and report errors, without building anything"""
     json: str | None = None
     """write the results to this JSON file"""
 

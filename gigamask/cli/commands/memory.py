@@ -1,4 +1,4 @@
-"""`gigamask memory`: bytes of a sample, of loader processes, and of a grounding training."""
+"""`gigamask memory`: memory of a sample, of loader processes, and of grounding training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ KINDS = ("sample", "loader", "grounding")
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """bytes of one sample, with dense masks and as gigamask keeps it"""
+    """memory of one sample: with dense masks, and as gigamask stores it"""
 
     sample: Positional[Annotated[str | None, arg(metavar="[SAMPLE]")]] = None
-    """TAR:IMAGE, the image by its name (sa_1) or image_id (1); default: a synthetic sample"""
+    """TAR:IMAGE, with the image's name (sa_1) or image_id (1); default: a synthetic sample"""
     height: int = 1500
     """height of the synthetic sample (pixels)"""
     width: int = 2250
     """width of the synthetic sample (pixels)"""
     masks: int = 100
-    """masks of the synthetic sample"""
+    """number of masks of the synthetic sample"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -66,9 +66,9 @@ class LoaderMemory:
     recipe: str = "tiny"
     """recipe whose loader settings are used"""
     workers: int = 2
-    """loader processes"""
+    """number of loader processes"""
     batches: int = 50
-    """batches to take"""
+    """number of batches to load"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -96,13 +96,13 @@ class LoaderMemory:
 
 @dataclass(frozen=True)
 class GroundingMemory:
-    """memory of a grounding training with a language model, part by part"""
+    """memory of grounding training with a language model, part by part"""
 
     vision: Literal["vit_b", "vit_l", "vit_h", "none"] = "vit_h"
     """frozen image encoder; none: embeddings are read from disk"""
     language: str = "7b"
-    """language model: 7b (Llama 2's shapes), or a folder or cached name of a Hugging Face model, of
-    which only config.json is read"""
+    """language model: 7b (Llama 2's shapes), or a folder or cached name of a Hugging Face model;
+    only its config.json is read"""
     rank: int = 16
     """LoRA rank of the language model's adapters; 0 freezes the language model"""
     four_bit: bool = True
@@ -161,7 +161,7 @@ class GroundingMemory:
 
 @dataclass(frozen=True)
 class MemoryCommand:
-    """measure the memory of a sample or a loader, or plan the memory of a grounding training"""
+    """measure the memory of a sample or a loader, or plan the memory of grounding training"""
 
     kind: OmitArgPrefixes[
         OmitSubcommandPrefixes[
@@ -177,12 +177,12 @@ class MemoryCommand:
         return self.kind.json
 
     def run(self) -> dict[str, Any]:
-        """Run the chosen kind."""
+        """Run the chosen subcommand."""
         return self.kind.run()
 
 
 def parse(arguments: Sequence[str]) -> MemoryCommand:
-    """Parse the kind of memory and its flags."""
+    """Parse the subcommand and its flags."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in KINDS:
         raise GigamaskError(
             f"unknown command 'memory {arguments[0]}'; choose {', '.join(KINDS[:-1])} or "

@@ -1,4 +1,4 @@
-"""Progress bars, and lists of what was skipped."""
+"""Progress bars, and lists of skipped items."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from gigamask.data import worker_pool
 
 MAX_REASONS = 5
-"""Reasons printed; `--json` has all."""
+"""Maximum number of reasons printed; `--json` has all."""
 
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[worker_pool.Progress]:
-    """Show a progress bar, and yield the function `progress(done, total)` that moves it."""
+    """Show a progress bar, and yield the function `progress(done, total)` that updates it."""
     with make_progress() as bars:
         task = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def make_progress(*columns: progress.ProgressColumn) -> progress.Progress:
-    """Return rich's progress display on standard error; hidden if that is not a terminal."""
+    """Return a rich progress display on standard error, hidden if that is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -33,11 +33,11 @@ def make_progress(*columns: progress.ProgressColumn) -> progress.Progress:
 
 
 def print_skipped(kind: str, reasons: Sequence[str]) -> None:
-    """Print how many things were skipped and the first reasons; nothing if none was.
+    """Print how many items were skipped and the first reasons; print nothing if there are none.
 
     Args:
         kind: What was skipped, such as "images".
-        reasons: One line for each.
+        reasons: One line per skipped item.
     """
     if reasons:
         first = f", the first {MAX_REASONS}:" if len(reasons) > MAX_REASONS else ""

@@ -1,4 +1,4 @@
-"""`gigamask plan`: memory, FLOPs and hours of a training before it runs."""
+"""`gigamask plan`: predict the memory, FLOPs and hours of a run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ USAGE = (
 
 @dataclass(frozen=True)
 class PlanCommand:
-    """plan a training without a GPU: memory by kind, FLOPs, hours, and what to change to fit"""
+    """plan a run without a GPU: memory by kind, FLOPs, hours, and changes that make it fit"""
 
     run_planned: Annotated[TrainConfig, arg(name="")]
     gpu: str | None = None
-    """GPU to plan for: a name, or your own as NAME=GIB,TFLOPS; without it, fit and hours are not
-    printed"""
+    """GPU to plan for: a known name, or your own as NAME=GIB,TFLOPS; if omitted, neither hours nor
+    whether the run fits are printed"""
     world: str = "1"
     """MACHINESxGPUS, such as 32x8, or the number of GPUs of one machine"""
     efficiency: float | None = None
-    """fraction of the GPU's peak FLOP/s that the training reaches; default: published values"""
+    """fraction of the GPU's peak FLOP/s that training reaches; default: published values"""
     dollars_per_gpu_hour: float | None = None
     """price of one GPU for an hour"""
     spare_gib: float = 1.5
@@ -56,13 +56,13 @@ class PlanCommand:
 
 
 def parse(arguments: Sequence[str]) -> PlanCommand:
-    """Parse a recipe, its flags of training, and those of the plan."""
+    """Parse a recipe, its training flags, and the flags of the plan."""
     if arguments and arguments[0] in ("-h", "--help"):
         known = recipes.format_recipes(recipes.BUILT_IN)
         print(
             f"usage: {USAGE}\n\n{PlanCommand.__doc__}\n\n"
             f"recipes:\n{known}\n  file.py:function  your own\n\n"
-            "'gigamask plan RECIPE --help' lists all flags: those of the training and of the plan."
+            "'gigamask plan RECIPE --help' lists all flags, of training and of the plan."
         )
         raise SystemExit(0)
     return config_files.parse_recipe(arguments, "plan", PlanCommand)

@@ -12,11 +12,11 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class RepackCommand:
-    """downscale the images and masks of tars, which then load several times as fast; resumable"""
+    """downscale the images and masks of tars, so that they load several times faster; resumable"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or an index; of an index made with --salvage, the readable
-    beginnings of truncated tars too"""
+    """tars, folders of tars, globs, or an index; an index made with --salvage includes the readable
+    beginnings of truncated tars"""
     out: str
     """output folder for the tars, which keep their names"""
     size: int = 1024
@@ -24,7 +24,7 @@ class RepackCommand:
     quality: int = 90
     """JPEG quality, 1 to 100"""
     workers: int = 1
-    """processes, each on one tar at a time"""
+    """number of processes; each works on one tar at a time"""
     json: str | None = None
     """write the results to this JSON file, with everything that was skipped"""
 

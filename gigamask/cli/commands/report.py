@@ -16,7 +16,7 @@ class ReportCommand:
     """write one HTML file about runs: curves, evaluations, pictures, configuration, checkpoints"""
 
     runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]]
-    """run folders, or folders that contain some, such as those of stages"""
+    """run folders, or folders that contain run folders, such as those of stages"""
     out: str | None = None
     """HTML file; default: report.html in the run folder, or in the current folder for several
     runs"""

@@ -27,13 +27,13 @@ class SegmentCommand:
     shard_images: int = 500
     """images per tar"""
     pictures: str | None = None
-    """folder for a picture of each image with its masks"""
+    """folder for one picture per image, with its masks"""
     cache: str | None = None
-    """folder that keeps image embeddings, for another run with other thresholds"""
+    """folder to cache image embeddings in, for further runs with other thresholds"""
     cache_gb: float = 10.0
     """size of the cache in GB (10^9 bytes); the least recently used embeddings are removed"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """number format of the model; scores and masks differ slightly in bf16 and fp16"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gigamask.serve.app import AppState
 
 MIN_TOKEN_LENGTH = 16
-"""Letters and digits; shorter tokens could be guessed."""
+"""Minimum number of letters and digits; shorter tokens could be guessed."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class ServeCommand:
     runs: str | None = None
     """folder of runs to watch, finished or in training"""
     words: str | None = None
-    """run folder of a 'ground train', to find masks by text; without --weights, its segmenter is
-    the model to try"""
+    """run folder of 'gigamask ground train', to find masks by text; without --weights, its
+    segmenter is the model to try"""
     host: str = "127.0.0.1"
     """address to listen on; any but localhost requires a token"""
     port: int = 8000
-    """port to listen on; 0 takes a free one"""
+    """port to listen on; 0 picks a free one"""
     token: str | None = None
     """secret in the page's URL; by default generated and printed if --host is not localhost"""
     allow_host: tuple[str, ...] = ()
-    """further host names of the page, such as that of a reverse proxy"""
+    """additional host names of the page, such as that of a reverse proxy"""
     cache: str | None = None
-    """folder that keeps image embeddings across restarts"""
+    """folder to cache image embeddings in across restarts"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes cuda if there is one"""
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
-    """how all masks of an image are generated: the arguments of SamAutomaticMaskGenerator"""
+    """how masks are generated: the arguments of SamAutomaticMaskGenerator"""
     json: str | None = None
     """write the results to this JSON file when the server stops"""
 
@@ -62,17 +62,17 @@ class ServeCommand:
             listener = stack.enter_context(server.bind(self.host, self.port))
             state = self._state(stack)
             address = server.page_url(listener, self.host, policy.token)
-            print(f"{address}\nCtrl-C stops it", flush=True)
+            print(f"{address}\npress Ctrl-C to stop", flush=True)
             server.serve(state, policy, listener)
         return {"address": address}
 
     def _check(self) -> None:
-        """Raise `GigamaskError` if a flag is wrong, or a package is not installed."""
+        """Raise `GigamaskError` if a flag is invalid or a package is not installed."""
         from importlib.util import find_spec
 
         if not (self.weights or self.data or self.runs or self.words):
             raise GigamaskError(
-                "nothing to show; give at least one of --weights WEIGHTS, --data PATH..., "
+                "nothing to show; pass at least one of --weights WEIGHTS, --data PATH..., "
                 "--runs FOLDER and --words RUN"
             )
         if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
@@ -87,12 +87,12 @@ class ServeCommand:
         short = token is not None and len(token) < MIN_TOKEN_LENGTH
         if token is not None and (short or not token.isascii() or not token.isalnum()):
             raise GigamaskError(
-                f"--token must be at least {MIN_TOKEN_LENGTH} of A-Z, a-z and 0-9 "
+                f"--token must be at least {MIN_TOKEN_LENGTH} characters of A-Z, a-z and 0-9 "
                 f"(got {len(token)} characters); leave it out to generate one"
             )
 
     def _state(self, stack: ExitStack) -> AppState:
-        """Return what the page shows; the stack keeps a temporary index open."""
+        """Return the state of the page; the stack keeps a temporary index open."""
         from pathlib import Path
 
         from gigamask import config_files

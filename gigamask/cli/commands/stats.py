@@ -59,7 +59,7 @@ class StatsCommand:
         from gigamask.data.sample_table import open_sample_table
         from gigamask.datatools import plots, sampler_stats
 
-        sampler: Any = self.sampler  # `parse` has replaced the name by the sampler
+        sampler: Any = self.sampler  # `parse` has replaced the name with the sampler
         table = attributes.read(self.attributes, index) if self.attributes else None
         items = open_sample_table(index, MaskFilters(), self.items, table, self.seed).items
         result = sampler_stats.describe(items, sampler, self.epochs)
@@ -72,7 +72,7 @@ class StatsCommand:
 
 
 def parse(arguments: Sequence[str]) -> StatsCommand:
-    """Parse the flags, those of the sampler included."""
+    """Parse the flags, including those of the sampler."""
     from gigamask import config_files
 
     return config_files.parse_command(StatsCommand, arguments, "gigamask stats")

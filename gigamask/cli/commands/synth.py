@@ -18,7 +18,7 @@ class SynthCommand:
     images: int = 256
     """number of scenes"""
     seed: int = 0
-    """random seed; a scene depends on the seed and its number only, byte for byte"""
+    """random seed; the seed and a scene's number determine the scene, byte for byte"""
     first: int = 0
     """number of the first scene"""
     crowded: float = 0.0

@@ -18,15 +18,15 @@ from gigamask.workflows.train import resolve, steps_for_epochs, train_in_world
 
 
 def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
-    """Train what the arguments describe, stage by stage.
+    """Run a training command, stage by stage.
 
     Args:
         command: "train", "pretrain" or "ground train".
-        arguments: Those after the command.
+        arguments: The arguments after the command.
 
     Returns:
-        Where to write the result, if anywhere, and the result; "step" is below "steps" after an
-        interrupt.
+        The file to write the result to, or None, and the result; its "step" is less than its
+        "steps" after an interrupt.
 
     Raises:
         GigamaskError: The arguments, the data or the folder cannot be used.
@@ -52,7 +52,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     world = init_world(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
     try:
         if flags.epochs is not None:
-            # The first process builds the index, if there is none; the others read it.
+            # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
             configs = stages_of(world.main_first(lambda: epochs_to_steps(flags, verbose)))
             changes = resolve_all(configs, flags)
@@ -76,7 +76,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     result = {"run": config.out, "step": state.step, "steps": config.steps}
     result["samples"] = state.cursor.samples
     remaining = configs[number + 1 :]
-    if state.step == config.steps and remaining:  # interrupted by the last step of a stage
+    if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
     if world.is_main:
         print(summary(result, flags.stages is not None, config))
@@ -84,7 +84,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
 
 
 def stages_of(flags: TrainFlags) -> list[TrainConfig]:
-    """Return the configurations of the stages that the flags ask for; one without stages."""
+    """Return the configuration of each stage; a single one if the flags set no stages."""
     steps = {"mae": flags.mae_steps, "decoder": flags.decoder_steps}
     return make_stages(flags.run, flags.stages, steps)
 
@@ -92,14 +92,14 @@ def stages_of(flags: TrainFlags) -> list[TrainConfig]:
 def resolve_all(
     configs: Sequence[TrainConfig], flags: TrainFlags
 ) -> list[dict[str, tuple[Any, Any]]]:
-    """Check all stages before the first one, since the last might fail days later.
+    """Check all stages before the first one starts, since the last might fail days later.
 
     Args:
         configs: The stages.
         flags: The flags.
 
     Returns:
-        What differs from each saved configuration.
+        For each stage, the fields that differ from its saved configuration.
     """
     folders = [config.out for config in configs]
     return [
@@ -115,7 +115,7 @@ def print_configs(configs: Sequence[TrainConfig]) -> tuple[None, dict[str, Any]]
 
 
 def epochs_to_steps(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
-    """Return the flags with `--epochs` turned into steps.
+    """Return the flags with `--epochs` converted to steps.
 
     Args:
         flags: The flags; `epochs` is set.
@@ -133,7 +133,7 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
     """Return the text printed at the end, with the next command.
 
     Args:
-        result: What `run` returns.
+        result: The result of `run`.
         staged: Whether the training has stages.
         config: The stage trained last.
     """

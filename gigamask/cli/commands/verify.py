@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 MAX_LINES = 50
-"""Faults printed; `--json` has all."""
+"""Maximum number of faults printed; `--json` has all."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class VerifyCommand:
     checksums: str | None = None
     """file of checksums: Meta's list, or the output of md5sum or sha256sum"""
     workers: int = 1
-    """processes, each on one tar at a time"""
+    """number of processes; each works on one tar at a time"""
     decode: bool = True
     """decode every JPEG; with --no-decode only its header is read"""
     json: str | None = None

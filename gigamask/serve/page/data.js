@@ -1,4 +1,4 @@
-// Data: images with their masks, what a sampler visits, statistics, and what was skipped.
+// Data: images with their masks, what a sampler draws, statistics, and skipped samples.
 import { $, ask, bytes, count, guarded, make, percent } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
 import { decoded, holds, hue, painted, ramp } from "./masks.js";

@@ -20,7 +20,7 @@ export function lengths(counts) {
   return found;
 }
 
-/** Decodes a mask, cropped to its box, to `{x, y, width, height, data}` with one byte a pixel, row by row, 1 inside. */
+/** Decodes a mask, cropped to its box, to `{x, y, width, height, data}` with one byte per pixel, row by row, 1 inside. */
 export function decoded({ segmentation: { size: [high], counts }, box: [x0, y0, x1, y1] }) {
   const width = Math.max(x1 - x0 + 1, 0), height = Math.max(y1 - y0 + 1, 0), data = new Uint8Array(width * height);
   let at = 0, inside = false;

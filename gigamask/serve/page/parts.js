@@ -1,4 +1,4 @@
-// Shared by all tabs: creating elements, requests to the server, messages, numbers as text, saving files.
+// Helpers of all tabs: elements, requests to the server, messages, number formats, saving files.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -17,7 +17,7 @@ export async function ask(path, { body, json } = {}) {
   try {
     response = await fetch(`/api/${path}`, { method: posted ? "POST" : "GET", body: json !== undefined ? JSON.stringify(json) : body, headers });
   } catch {
-    throw new Error("the server does not answer; is 'gigamask serve' still running?");
+    throw new Error("the server does not respond; is 'gigamask serve' still running?");
   }
   if (response.ok) return response.json();
   const text = await response.text();

@@ -146,5 +146,5 @@ async function differences() {
   const text = (value) => (value == null ? "" : String(value));
   $("differences").replaceChildren(found.length
     ? make("table", {}, make("tr", {}, ...["flag", one.name, other.name].map((name) => make("th", {}, name))), ...found.map((each) => make("tr", {}, ...[each.flag, text(each.one), text(each.other)].map((value) => make("td", {}, value)))))
-    : make("p", { className: "faint" }, "nothing"));
+    : make("p", { className: "faint" }, "none"));
 }

@@ -194,7 +194,7 @@ async function find(text) {
     const found = await ask(`images/${picture.id}/words`, { json: { text } });
     if (mine !== turn) return;
     steps = [];
-    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "Nothing fits; nearest masks";
+    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "No mask fits; closest masks";
     take(found.answers);
   } finally { busy(); }
 }
