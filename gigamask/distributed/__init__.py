@@ -1,1 +1,1 @@
-"""Processes, sharding, activation checkpointing, precision and profiling ranges of a training."""
+"""Processes, sharding, activation checkpointing, precision and profiler ranges for training."""

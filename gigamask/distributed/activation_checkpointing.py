@@ -15,8 +15,8 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], every: int) -> None:
     """Make every n-th block keep only its input and recompute the rest in the backward pass.
 
     Args:
-        blocks: the blocks, from input to output.
-        every: n; counting starts with the first block, and 0 changes none.
+        blocks: The blocks, from input to output.
+        every: Interval n, counted from the first block; 0 disables.
     """
     for index, block in enumerate(blocks):
         if every and index % every == 0:

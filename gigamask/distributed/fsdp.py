@@ -1,12 +1,12 @@
-"""Sharded training (FSDP2): each process keeps a part of the encoder blocks and of their state.
+"""Sharded training (FSDP2): each process holds a part of the encoder blocks and their state.
 
 The weight matrices of a block are gathered before it runs, forward and backward, and freed
 afterwards; their gradient is summed and each process keeps its shard. All other parameters (2 % of
-ViT-H) are replicated, also the biases, norms and position embeddings of the blocks, which half
+ViT-H) are replicated, including the biases, norms and position embeddings of the blocks, which half
 precision would round; the step sums their gradients. "fsdp" shards over all processes, "hsdp" over
 those of a machine, with the same shards on every machine (Zhao et al. 2023, arXiv 2304.11277).
 
-Processes communicate at every block, so each must run the blocks equally often: see
+Processes communicate at every block, so all must run the blocks the same number of times: see
 `dummy_forward`.
 """
 
@@ -41,13 +41,13 @@ def shard(
     With one process, or with "ddp", nothing is sharded.
 
     Args:
-        encoder: the encoder, with its final initial weights.
-        world: the processes of the training.
-        parallel: which of them share a model.
-        half: type to gather weights in, to which autocast would round them anyway; None keeps
+        encoder: The encoder, with its final initial weights.
+        world: The processes of the run.
+        parallel: Which of them shard a model among themselves.
+        half: Dtype to gather weights in, to which autocast would round them anyway; None keeps
             float32. Gradients are summed in float32.
-        timeout_s: seconds to wait for another process.
-        blocks: the encoder's blocks; None takes the children of `encoder.blocks`.
+        timeout_s: Seconds to wait for another process.
+        blocks: The encoder's blocks; None takes the children of `encoder.blocks`.
     """
     if world.size == 1 or parallel == "ddp":
         return
@@ -61,7 +61,7 @@ def shard(
         mesh = init_device_mesh(device_type, (world.size,), mesh_dim_names=("shard",))
     else:
         ranks = torch.arange(world.size).view(world.nodes, -1)
-        timeout = timedelta(seconds=timeout_s)  # groups that the mesh makes have torch's default
+        timeout = timedelta(seconds=timeout_s)  # groups made by the mesh have torch's default
         groups = [
             cast(
                 distributed.ProcessGroup,
@@ -92,7 +92,7 @@ def shard(
         # Gradients are summed; only the step divides.
         block.set_gradient_divide_factor(1.0)
         block.set_force_sum_reduction_for_comms(True)
-    # The embedding, which an encoder may return as a view, is never written to.
+    # An encoder may return the embedding as a view; it is never written to.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -100,12 +100,12 @@ def check_mesh(parallel: Parallel, nodes: int, processes_per_node: int) -> None:
     """Check that "hsdp" has several machines with several processes each.
 
     Args:
-        parallel: value of --parallel.
-        nodes: number of machines.
-        processes_per_node: number of processes on each.
+        parallel: Value of --parallel.
+        nodes: Number of machines.
+        processes_per_node: Number of processes on each.
 
     Raises:
-        GigamaskError: It has not.
+        GigamaskError: There are too few machines or processes.
     """
     if parallel == "hsdp" and 1 in (nodes, processes_per_node):
         raise GigamaskError(
@@ -120,7 +120,7 @@ def shardable_parameters(block: nn.Module) -> set[Tensor]:
 
 
 def is_sharded_tensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
-    """Return whether a tensor is a DTensor, without its module, which takes a second to import."""
+    """Return whether a tensor is a DTensor, without importing DTensor, which takes a second."""
     return hasattr(tensor, "placements")
 
 
@@ -130,14 +130,14 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def dummy_forward(model: nn.Module, forward: Callable[[], Tensor]) -> None:
-    """Run a sharded model without effect on a process that has no data.
+    """Run a sharded model, without effect, in a process that has no data.
 
-    The process takes part in the communication of the others at every block, forward and backward;
-    gradients do not change.
+    The process thus takes part in the communication at every block, forward and backward; gradients
+    do not change.
 
     Args:
-        model: the model; nothing is run unless it is sharded.
-        forward: runs the model on some input and returns its output.
+        model: The model; nothing is run unless it is sharded.
+        forward: Runs the model on some input and returns its output.
     """
     if is_sharded(model):
         output = forward()
@@ -146,12 +146,12 @@ def dummy_forward(model: nn.Module, forward: Callable[[], Tensor]) -> None:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a tensor, which shares its memory; itself if not sharded."""
+    """Return this process's shard of a tensor, sharing memory; the tensor itself if not sharded."""
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor, which all processes must do together; return others as they are."""
+    """Gather a sharded tensor (a collective operation); return other tensors unchanged."""
     return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor
 
 
@@ -159,8 +159,8 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Return a full tensor on the device and with the sharding of a parameter.
 
     Args:
-        tensor: the full tensor; one of another shape, such as a step count, stays replicated.
-        parameter: the parameter it belongs to.
+        tensor: The full tensor; one of another shape, such as a step count, stays replicated.
+        parameter: The parameter it belongs to.
     """
     tensor = tensor.to(parameter.device)
     if is_sharded_tensor(parameter) and tensor.shape == parameter.shape:
@@ -176,8 +176,8 @@ def squared_norm(gradients: Iterable[Tensor], like: Tensor) -> Tensor:
     """Return this process's part of the squared norm of the sharded gradients.
 
     Args:
-        gradients: gradients, of which those that are not sharded are left out.
-        like: a tensor with the device and type of the result.
+        gradients: Gradients; those that are not sharded are left out.
+        like: A tensor with the device and type of the result.
 
     Returns:
         A scalar whose sum over all processes is the squared norm; 0 without sharded gradients.

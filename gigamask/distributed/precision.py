@@ -1,4 +1,4 @@
-"""Device and number format of the forward pass; weights, gradients and losses are float32."""
+"""Device and precision of the forward pass; weights, gradients and losses are float32."""
 
 import contextlib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is cuda if there is a GPU, else cpu.
+    """Return the device for a name; "auto" is cuda if there is a GPU, else cpu.
 
     Raises:
         GigamaskError: There is no such device.
@@ -41,8 +41,8 @@ def choose_precision(
     """Return the precision to compute in.
 
     Args:
-        name: value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU.
-        device: device to compute on.
+        name: Value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU.
+        device: Device to compute on.
     """
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
@@ -50,11 +50,11 @@ def choose_precision(
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
-    """Return the context for the forward pass: torch's autocast, or none in fp32.
+    """Return the context for the forward pass: autocast, or a null context in fp32.
 
     Args:
-        precision: number format of the model.
-        device: device of the model.
+        precision: Precision of the model.
+        device: Device of the model.
     """
     if precision in HALF_DTYPES:
         return torch.autocast(device.type, dtype=HALF_DTYPES[precision])
@@ -63,7 +63,7 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
 
 @dataclass
 class LossScaler:
-    """Scale of fp16 losses, so that small gradients do not underflow.
+    """Dynamic scale of fp16 losses, so that small gradients do not underflow.
 
     It is halved after an overflow and doubled after 2,000 steps without one, as in
     `torch.amp.GradScaler`. All processes hold the same scale, since they see the same summed
@@ -77,7 +77,7 @@ class LossScaler:
     PATIENCE = 2000
 
     def update(self, finite: bool) -> None:
-        """Update the scale after a step whose gradients were finite, or not."""
+        """Update the scale after a step, given whether its gradients were finite."""
         self.good += 1
         if not finite:
             self.value, self.good = self.value / 2, 0

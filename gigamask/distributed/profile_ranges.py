@@ -1,4 +1,4 @@
-"""Named parts of a step as ranges of a profiler trace; they do nothing without a profiler."""
+"""Named profiler ranges for the parts of a step; they do nothing without a profiler."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,22 +10,22 @@ from torch.profiler import record_function
 Item = TypeVar("Item")
 
 PREFIX = "gigamask: "
-"""Prefix of the name of every range, which distinguishes ranges from operators."""
+"""Prefix of every range's name, which distinguishes ranges from operators."""
 
 
 @contextmanager
 def profile_range(name: str) -> Iterator[None]:
-    """Mark the code within, or the decorated function, as a named part of a step."""
+    """Record the code within, or the decorated function, as a named part of a step."""
     with record_function(PREFIX + name) if torch.autograd._profiler_enabled() else nullcontext():
         yield
 
 
 def profile_generator(name: str, items: Iterable[Item]) -> Iterator[Item]:
-    """Yield items and mark the computation of each, but not its use by the caller.
+    """Yield items and record the computation of each, but not its use by the caller.
 
     Args:
-        name: name of the range.
-        items: computed one by one; none is referenced while the next one is computed.
+        name: Name of the range.
+        items: Items, computed one by one; no reference is kept while the next one is computed.
     """
     iterator = iter(items)
     while True:

@@ -1,4 +1,4 @@
-"""The processes of a training, as torchrun describes them, and their collective operations."""
+"""The processes of a run, as launched by torchrun, and their collective operations."""
 
 import faulthandler
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ Value = TypeVar("Value")
 
 STDERR = 2
 SLOW_TIMEOUT = timedelta(days=7)
-"""Longest wait for work that one process does alone; a process that dies is noticed at once."""
+"""Timeout for work that one process does alone; the death of a process is noticed at once."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together, as many on each machine; by default this one alone.
+    """The processes that train together, the same number per machine; by default only this one.
 
     Attributes:
-        rank: number of this process.
-        size: number of processes.
-        node: number of this machine.
-        nodes: number of machines.
-        slow_group: process group for waits of any length; other operations time out.
+        rank: Rank of this process.
+        size: Number of processes.
+        node: Index of this machine.
+        nodes: Number of machines.
+        slow_group: Process group for waits of any length; other operations time out.
     """
 
     rank: int = 0
@@ -41,9 +41,9 @@ class World:
 
     @property
     def interleaved_rank(self) -> int:
-        """This process's number in an order that alternates between machines.
+        """This process's rank in an order that alternates between machines.
 
-        The processes of machine `node` have the numbers that equal `node` modulo `nodes`.
+        The processes of machine `node` have the ranks that equal `node` modulo `nodes`.
         """
         return self.rank % (self.size // self.nodes) * self.nodes + self.node
 
@@ -53,14 +53,14 @@ class World:
         return self.rank == 0
 
     def local_range(self, count: int) -> range:
-        """Return this process's share of `range(count)`; the shares follow each other by rank."""
+        """Return this process's share of `range(count)`: contiguous, in order of rank."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in one operation.
 
         Args:
-            tensors: of the same number and shapes in all processes.
+            tensors: Tensors, of the same number and shapes in all processes.
 
         Raises:
             GigamaskError: Another process has ended or did not answer in time.
@@ -76,16 +76,16 @@ class World:
             tensor.copy_(summed.view_as(tensor))
 
     def main_first(self, function: Callable[[], Result]) -> Result:
-        """Call a function in the main process and then in all others; return together.
+        """Call a function in the main process, then in all others; return together.
 
-        Where it raises `GigamaskError` in a process, that one prints it, and the others exit
+        If it raises `GigamaskError` in a process, that process prints it, and the others exit
         silently with code 2.
 
         Args:
-            function: takes no arguments.
+            function: Function without arguments.
 
         Returns:
-            What the function returns in this process.
+            The result of the function in this process.
         """
         if not self.is_main:
             self.barrier()
@@ -97,14 +97,14 @@ class World:
     def run_on_all(self, function: Callable[[], Result]) -> Result:
         """Call a function in all processes at once.
 
-        Where it raises `GigamaskError`, the first process that failed prints it, and the others
+        If it raises `GigamaskError`, the failed process of lowest rank prints it, and the others
         exit silently with code 2.
 
         Args:
-            function: takes no arguments.
+            function: Function without arguments.
 
         Returns:
-            What the function returns in this process.
+            The result of the function in this process.
         """
         try:
             result = function()
@@ -118,7 +118,7 @@ class World:
         """Wait for all processes, without a timeout, and exit if another one has failed.
 
         Args:
-            failed: whether this process has failed; then it only exits if one of lower rank has
+            failed: Whether this process has failed; it then exits only if one of lower rank has
                 failed, too.
         """
         others = self.gather(failed)
@@ -136,7 +136,7 @@ class World:
 
     @contextmanager
     def _explain_failure(self) -> Iterator[None]:
-        """Turn a failure into a `GigamaskError`; on GPUs NCCL's watchdog ends the process."""
+        """Convert a failure to a `GigamaskError`; on GPUs, NCCL's watchdog ends the process."""
         try:
             yield
         except RuntimeError as error:
@@ -152,7 +152,7 @@ class World:
         """Print the stack of each thread when this process waits too long for the others.
 
         Args:
-            timeout_s: seconds after which to print to stderr.
+            timeout_s: Seconds after which to print to stderr.
 
         Yields:
             A function that (re)starts the clock (True) or stops it (False).
@@ -176,16 +176,16 @@ def init_world(
     """Initialize the process group that torchrun's environment variables describe.
 
     Args:
-        environment: environment variables; without those of torchrun this process is alone.
-        device: device to train on; "cuda" becomes the GPU of the process's local rank.
-        timeout_s: seconds to wait for another process in a collective operation; then all fail, and
+        environment: Environment variables; without torchrun's, this process is alone.
+        device: Device to train on; "cuda" becomes the GPU of the process's local rank.
+        timeout_s: Seconds to wait for another process in a collective operation; then all fail, and
             torchrun restarts them.
 
     Returns:
         The processes, once all have joined.
 
     Raises:
-        GigamaskError: The variables or the device cannot be used.
+        GigamaskError: The variables or the device are invalid.
     """
     if environment.get("WORLD_SIZE", "1") == "1":
         return World()
@@ -198,18 +198,19 @@ def init_world(
     rank, size, local_rank, local_size, node = (int(environment[name]) for name in names)
     if size % local_size:
         raise GigamaskError(
-            f"every machine must run as many processes: {size} in all, {local_size} on this one"
+            "every machine must run the same number of processes"
+            f": {size} in all, {local_size} on this one"
         )
     if device.type == "cuda":
         if device.index is not None:
             raise GigamaskError(
                 f"--device {device} names one GPU for {size} processes; "
-                "use --device cuda, and each process takes a GPU of its own"
+                "use --device cuda, which gives each process its own GPU"
             )
         torch.cuda.set_device(local_rank)
-    # torch imports this module at the first optimizer step. Its functions keep the current process
-    # group as a default argument, which would keep the group's threads alive after
-    # `destroy_world`; a thread that needs the interpreter while that exits aborts the process.
+    # torch imports this module at the first optimizer step. Its functions then hold the current
+    # process group as a default argument, which would keep the group's threads alive after
+    # `destroy_world`; a thread that needs the interpreter while it exits aborts the process.
     import_module("torch.distributed.nn")
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)

@@ -1,6 +1,6 @@
 """Boundary scores of masks: DAVIS's boundary F and Boundary IoU, in [0, 1].
 
-Both equal the published code to the last bit: F that of Perazzi et al. 2016 (`f_measure` of
+Both match the published code bit for bit: boundary F that of Perazzi et al. 2016 (`f_measure` of
 davis2017-evaluation), Boundary IoU that of Cheng et al. 2021 (`mask_to_boundary` of
 boundary-iou-api).
 """
@@ -16,13 +16,14 @@ from gigamask.masks.boundary import dilate, inner_band, mask_extent, outline
 
 @dataclass(frozen=True)
 class BoundaryProtocol:
-    """What the scores depend on besides the masks; written next to every result."""
+    """Settings that the scores depend on; saved with every result."""
 
     tolerance: float = 0.008
-    """distance at which boundary pixels match, as a share of the image's diagonal, rounded up"""
+    """distance at which boundary pixels match, as a fraction of the image diagonal, rounded up"""
     band: float = 0.02
-    """width of the band along a boundary, as a share of the image's diagonal, at least one pixel"""
-    empty: str = "two masks without a boundary agree, 1; one without and one with, 0"
+    """width of the band along a boundary, as a fraction of the image diagonal, at least one
+    pixel"""
+    empty: str = "1 if neither mask has a boundary, 0 if only one has"
 
     def tolerance_px(self, size: tuple[int, int]) -> int:
         """Return the distance at which pixels match in an image of size (H, W)."""
@@ -40,9 +41,9 @@ def boundary_f(
 ) -> Float64[np.ndarray, "n"]:
     """Return each mask's boundary F, the harmonic mean of precision and recall of its outline.
 
-    Precision is the share of the predicted outline's pixels near the true outline, recall the
-    reverse. Outlines are DAVIS's (`masks.boundary.outline`): a full mask has none, and so agrees
-    with an empty one.
+    Precision is the fraction of the predicted outline's pixels near the true outline, recall the
+    reverse. Outlines are DAVIS's (`masks.boundary.outline`): a full mask has none and therefore
+    matches an empty one.
 
     Args:
         predicted: Predicted masks at the size of the stored image.
@@ -82,7 +83,7 @@ def boundary_iou(
 
 
 def _f(predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], radius: int) -> float:
-    """Return F of two outlines."""
+    """Return the F score of two outlines."""
     if not predicted.any() or not truth.any():
         return float(predicted.any() == truth.any())
     # Pixels outside the box around both outlines change nothing.

@@ -13,7 +13,7 @@ from gigamask.errors import GigamaskError
 
 @dataclass(frozen=True)
 class Bin:
-    """Masks with a predicted IoU in [`low`, `high`), in the last bin also at `high`."""
+    """Masks with a predicted IoU in [`low`, `high`); the last bin includes `high`."""
 
     low: float
     high: float
@@ -26,29 +26,29 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration over some masks; None where there are no masks."""
+    """Calibration over some masks; values are None if there are no masks."""
 
     masks: int
     expected_error: float | None
-    """mean over masks of the distance between the two means of their bin"""
+    """mean over masks of the absolute difference between the two means of their bin"""
     bias: float | None
     """mean of predicted minus actual IoU"""
     correlation: float | None
-    """Pearson's correlation; None also where one of the two does not vary"""
+    """Pearson's correlation; also None if either IoU does not vary"""
     bins: tuple[Bin, ...]
 
     def summary(self) -> dict:
-        """Return the same as plain data, for JSON."""
+        """Return the calibration as plain data, for JSON."""
         return asdict(self)
 
 
 def calibrate(
     predicted: Float[np.ndarray, "n"], actual: Float[np.ndarray, "n"], bins: int = 10
 ) -> Calibration:
-    """Return the calibration over bins of equal width in the predicted IoU from 0 to 1.
+    """Compute the calibration over bins of equal width in the predicted IoU from 0 to 1.
 
-    A model may predict less than 0 or more than 1: such masks are in the first or last bin, and
-    the means take their values as they are.
+    Predictions below 0 or above 1 belong to the first or last bin, and their values are not
+    clipped.
 
     Args:
         predicted: Predicted IoU of each mask.
@@ -56,7 +56,7 @@ def calibrate(
         bins: Number of bins.
 
     Raises:
-        GigamaskError: An IoU is not finite, or there is no bin.
+        GigamaskError: An IoU is not finite, or `bins` is less than 1.
     """
     if bins < 1:
         raise GigamaskError(f"bins must be at least 1 (got {bins})")
@@ -93,7 +93,7 @@ def _correlation(predicted: np.ndarray, actual: np.ndarray) -> float | None:
 
 
 def table(calibration: Calibration) -> str:
-    """Return the reliability table in per cent, with the error and the correlation below."""
+    """Format the reliability table in percent, followed by the error and the correlation."""
     lines = ["predicted IoU      masks  predicted    actual"]
     for row in calibration.bins:
         means = _percent(row.predicted) + _percent(row.actual)

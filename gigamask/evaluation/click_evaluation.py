@@ -20,13 +20,13 @@ class ClickEvaluation(Evaluator):
     """Score clicks and boxes on a fixed subset of held-out images."""
 
     data: tuple[str, ...] = ()
-    """tars, folders of tars, globs, or an index; none disables the evaluation"""
+    """held-out tars, folders of tars, globs, or an index; without data, nothing is evaluated"""
     images: int = 50
-    """number of images, always the same ones"""
+    """number of images, the same in every evaluation"""
     min_predicted_iou: float | None = None
-    """only masks with at least this predicted_iou in their annotation"""
+    """evaluate only masks with at least this predicted_iou in their annotation"""
     best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
-    """score that chooses the best checkpoint"""
+    """score that selects the best checkpoint"""
 
     def check(self) -> None:
         super().check()

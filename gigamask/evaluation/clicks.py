@@ -1,9 +1,9 @@
-"""Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, of three masks, and for a box.
+"""Interactive segmentation: mean IoU after 1, 2, 3, 5 and 9 clicks, oracle, and box.
 
-The protocol is that of the SAM paper, section 7.1 and appendix D.1; what it leaves open is a field
-of `ClickProtocol`. The first click is the point of the mask farthest from its boundary, each
-further one the point of the error region farthest from that region's boundary. The predicted mask
-is that of the highest predicted IoU, thresholded at 0, at the size of the stored image.
+The protocol is that of the SAM paper, section 7.1 and appendix D.1; fields of `ClickProtocol`
+settle what it leaves open. The first click is the point of the mask farthest from its boundary, and
+each further click the point of the error region farthest from that region's boundary. The predicted
+mask is the one with the highest predicted IoU, thresholded at 0, at the size of the stored image.
 """
 
 import math
@@ -33,24 +33,24 @@ from gigamask.prompts.schedule import BoxPrompt, CenterClicks
 from gigamask.types import PromptRound
 
 ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
-"""Called with the model, an image, and the numbers of its masks that are evaluated."""
+"""Called with the model, an image, and the indices of its evaluated masks."""
 
 
 @dataclass(frozen=True)
 class ClickProtocol:
-    """What scores depend on besides the weights; written next to every result."""
+    """Settings that the scores depend on besides the weights; saved with every result."""
 
     clicks: tuple[int, ...] = (1, 2, 3, 5, 9)
-    """numbers of clicks after which the mean IoU is taken"""
+    """numbers of clicks after which the mean IoU is computed"""
     feed_mask: bool = True
     """pass the logits of the last prediction with each further click (the paper does not say)"""
     first_click: str = "point farthest from the mask's boundary"
     next_click: str = (
-        "point farthest from the boundary of the error region; misses and false alarms apart, "
-        "the deeper one wins; none twice"
+        "point farthest from the boundary of the error region; false negatives and false "
+        "positives separately, the larger distance wins; no point twice"
     )
     answer: str = (
-        "the mask of the highest predicted IoU; the single-mask output from the second prompt on"
+        "the mask with the highest predicted IoU; the single-mask output from the second prompt on"
     )
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
@@ -61,7 +61,7 @@ class ClickProtocol:
 
 
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
-"""COCO's sizes, and the largest area in pixels of each."""
+"""COCO's sizes, each with its largest area in pixels."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class MaskScore:
     row: int
     """row of its image in the index"""
     number: int
-    """its number among the masks of the image"""
+    """its index among the masks of the image"""
     area_share: float
-    """its area as a share of the image's"""
+    """its area as a fraction of the image's"""
     clicks: dict[int, float]
     """IoU by number of clicks"""
     oracle: float
@@ -84,9 +84,9 @@ class MaskScore:
     predicted: dict[int, float] = field(default_factory=dict)
     """predicted IoU by number of clicks"""
     boundary_iou: dict[int, float] = field(default_factory=dict)
-    """by number of clicks, if boundaries are scored"""
+    """Boundary IoU by number of clicks, if boundaries are scored"""
     boundary_f: dict[int, float] = field(default_factory=dict)
-    """by number of clicks, if boundaries are scored"""
+    """boundary F by number of clicks, if boundaries are scored"""
 
     @property
     def granularity(self) -> str:
@@ -101,7 +101,7 @@ class MaskScore:
 
 @dataclass(frozen=True)
 class ClickResult:
-    """Scores of all masks, and the reasons of images that could not be read."""
+    """Scores of all masks, and the errors of images that could not be read."""
 
     protocol: ClickProtocol
     images: int
@@ -119,10 +119,10 @@ class ClickResult:
         )
 
     def summary(self) -> dict:
-        """Return the means, as `gigamask evaluate --json` writes them; None where none is scored.
+        """Return the means, as `gigamask evaluate --json` writes them; None if no mask is scored.
 
         Raises:
-            GigamaskError: There is no mask at all.
+            GigamaskError: There is no mask to evaluate.
         """
         if not self.scores:
             raise GigamaskError(
@@ -192,7 +192,7 @@ def evaluate_clicks(
         filters: Filters that masks must pass.
         protocol: How the masks are scored.
         rows: Rows of the images in the index; None means all.
-        batch_size: Images per pass of the encoder; changes scores by rounding only.
+        batch_size: Images per pass of the encoder; changes scores only by rounding.
         callbacks: Called for each image that has a mask to evaluate.
 
     Returns:
@@ -231,7 +231,7 @@ def score_group(
         model: Model to evaluate.
         image: The image.
         row: The image's row in the index.
-        numbers: Numbers of the masks among those of the image.
+        numbers: Indices of the masks among those of the image.
         protocol: How the masks are scored.
     """
     targets, decode = image.targets(numbers), image.decoder(model)
@@ -285,7 +285,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def table(summary: dict) -> str:
-    """Return a summary as a table in per cent: all masks, each granularity and size, boundaries."""
+    """Format a summary as a table in percent: all masks, each granularity and size, boundaries."""
     size_names = {"small": "to 32 px", "medium": "to 96 px", "large": "above"}
     rows = {"all": summary}
     for breakdown in ("granularity", "size"):

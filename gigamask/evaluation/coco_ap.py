@@ -1,6 +1,6 @@
 """COCO's average precision and recall of scored masks, and AR@1000 of proposals.
 
-faster-coco-eval does the matching and the curves; its numbers are those of pycocotools.
+faster-coco-eval computes the matches and curves; its numbers equal those of pycocotools.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,28 +16,28 @@ from gigamask.masks.rle import RLEMasks
 
 @dataclass(frozen=True)
 class CocoProtocol:
-    """What the statistics depend on besides the masks; written next to every result.
+    """Settings that the statistics depend on; saved with every result.
 
     The defaults are COCO's; `PROPOSALS` is how the SAM paper scores proposals (section 7.3, on
     LVIS v1).
     """
 
     max_found: tuple[int, ...] = (1, 10, 100)
-    """masks of the highest score that count per image (and class); the last is for AP and areas"""
+    """numbers of top-scoring masks to count per image (and class); AP and areas use the last"""
     by_class: bool = True
-    """match masks of one class only and average over classes; else any mask may match any other"""
+    """match masks within each class and average over classes; otherwise ignore classes"""
     boundaries: bool = False
     """take the smaller of mask IoU and Boundary IoU, with bands of 2 % of the diagonal: boundary AP
     (Cheng et al. 2021)"""
     iou: str = "mean over the thresholds 0.50, 0.55 ... 0.95"
     precision: str = "interpolated at the recalls 0.00, 0.01 ... 1.00"
     areas_px: str = (
-        "small up to 32 x 32, medium up to 96 x 96, large above; pixels of the stored image, of "
-        "the truth's stated area where it has one"
+        "small up to 32 x 32, medium up to 96 x 96, large above; in pixels of the stored image, "
+        "or the annotated area if there is one"
     )
     crowds: str = (
-        "may be matched any number of times, by the share of the found mask they cover; neither "
-        "right nor wrong"
+        "may be matched any number of times, by the fraction of the predicted mask they cover; "
+        "count neither as right nor as wrong"
     )
     ties: str = "masks of equal score keep their order"
 
@@ -66,13 +66,13 @@ class ImageDetections:
     scores: Float[np.ndarray, "_"]
     """score of each predicted mask"""
     crowd: Bool[np.ndarray, "_"] | None = None
-    """which annotated masks stand for many objects at once; None means none"""
+    """which annotated masks cover a crowd of objects; None means none"""
     truth_classes: Int[np.ndarray, "_"] | None = None
-    """class of each annotated mask; None means that all are of one class"""
+    """class of each annotated mask; None means that all have the same class"""
     detection_classes: Int[np.ndarray, "_"] | None = None
-    """class of each predicted mask; None means that all are of one class"""
+    """class of each predicted mask; None means that all have the same class"""
     truth_areas: Float[np.ndarray, "_"] | Int[np.ndarray, "_"] | None = None
-    """areas of the annotated masks where data states others, as COCO does those of its polygons"""
+    """areas of the annotated masks if the data state them, as COCO does for its polygons"""
 
     def __post_init__(self) -> None:
         if self.truth.size != self.detections.size:
@@ -89,7 +89,7 @@ class ImageDetections:
         ):
             if values is not None and len(values) != len(masks):
                 raise GigamaskError(
-                    f"{len(values)} {name} for {len(masks)} masks: give one for each"
+                    f"{len(values)} {name} for {len(masks)} masks: pass one for each"
                 )
         if not np.isfinite(self.scores).all():
             mask = int((~np.isfinite(self.scores)).argmax())
@@ -100,7 +100,7 @@ class ImageDetections:
 
 
 def coco_metrics(images: Iterable[ImageDetections], protocol: CocoProtocol | None = None) -> dict:
-    """Return COCO's statistics.
+    """Compute COCO's statistics.
 
     They are `AP`, `AP50`, `AP75`, `AP small`, `AP medium`, `AP large`, `AR@k` for each k of
     `max_found`, and `AR@k small`, `AR@k medium` and `AR@k large` for the last k.
@@ -111,7 +111,7 @@ def coco_metrics(images: Iterable[ImageDetections], protocol: CocoProtocol | Non
 
     Returns:
         The numbers of images and masks (`truth` without crowds), the statistics in [0, 1], and the
-        protocol. A statistic is None where there is nothing to find, for which pycocotools has -1.
+        protocol. A statistic is None if there is nothing to find; pycocotools returns -1.
     """
     protocol = protocol or CocoProtocol()
     truth, detections, count = _datasets(images, protocol)
@@ -137,9 +137,9 @@ def coco_metrics(images: Iterable[ImageDetections], protocol: CocoProtocol | Non
 
 
 def _datasets(images: Iterable[ImageDetections], protocol: CocoProtocol) -> tuple[dict, dict, int]:
-    """Return annotated and predicted masks as COCO's data sets, and the number of images.
+    """Return annotated and predicted masks as COCO datasets, and the number of images.
 
-    Ids count from 1, since 0 means unmatched there.
+    Ids start from 1, since 0 means unmatched.
     """
     sizes, truth, detections = [], [], []
     for number, image in enumerate(images, 1):
@@ -167,7 +167,7 @@ def _records(
     extra: dict[str, np.ndarray],
     first_id: int,
 ) -> list[dict]:
-    """Return masks as COCO's annotations with extra columns, numbered from `first_id` + 1 on."""
+    """Return masks as COCO annotations with extra columns, numbered from `first_id` + 1."""
     columns = {
         "image_id": [image] * len(masks),
         "category_id": [1] * len(masks) if classes is None else classes.tolist(),
@@ -202,13 +202,13 @@ def _slices(protocol: CocoProtocol) -> dict[str, tuple]:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    """Return the mean without -1, which stands for a class or an area without annotated masks."""
+    """Return the mean without -1, which marks a class or an area without annotated masks."""
     valid = values[values > -1]
     return float(np.mean(valid)) if valid.size else None
 
 
 def table(result: dict) -> str:
-    """Return the statistics as two columns, in per cent."""
+    """Format the statistics as two columns, in percent."""
     names: Sequence[str] = [name for name in result if name[:2] in ("AP", "AR")]
     head = (
         f"{result['found']:,} masks found, {result['truth']:,} to find, on "

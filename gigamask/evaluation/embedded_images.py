@@ -1,6 +1,6 @@
 """Annotated images with their embeddings, read ahead by a thread and embedded in batches.
 
-Only a few images are in memory at a time, however many rows are evaluated.
+Only a few images are in memory at a time, regardless of the number of rows.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from gigamask.types import ImageAnnotation, Prompts, Targets
 BATCH_SIZE = 4
 """Images per pass of the encoder."""
 GROUP_BYTES = 2**28
-"""Float32 logits of one group of masks at the stored size, three masks each."""
+"""Bytes of float32 logits in a group of prompts, three masks each, at the stored size."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EmbeddedImage:
     embedding: Float[Tensor, "1 C E E"]
 
     def targets(self, numbers: np.ndarray) -> Targets:
-        """Return the annotated masks with these numbers, at the stored size."""
+        """Return the annotated masks with these indices, at the stored size."""
         rle = self.annotation.masks[numbers]
         device = self.embedding.device
         masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
@@ -59,7 +59,7 @@ class EmbeddedImage:
         return Targets(masks, torch.ones_like(masks), boxes, (w / width, h / height))
 
     def decoder(self, model: Sam, best_only: bool = False) -> PromptDecoder:
-        """Return the decoder of prompts about this image at its stored size.
+        """Return the decoder of prompts for this image, at its stored size.
 
         Args:
             model: Model that made the embedding.
@@ -69,7 +69,8 @@ class EmbeddedImage:
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 
     def point_grid_prompts(self, points_per_side: int) -> Iterator[Prompts]:
-        """Yield the points of a square grid, with three masks each, in groups that fit memory."""
+        """Yield point prompts of a square grid for three masks each, in groups that fit in
+        memory."""
         height, width = self.transform.resized
         steps = (torch.arange(points_per_side) + 0.5) / points_per_side
         grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding) - 0.5
@@ -80,7 +81,7 @@ class EmbeddedImage:
             yield Prompts(tokens, labels, None, multimask_output=True)
 
     def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the numbers of masks in groups that fit memory at the stored size."""
+        """Yield the indices of masks in groups that fit in memory at the stored size."""
         height, width = self.transform.original
         size = max(1, GROUP_BYTES // (3 * 4 * height * width))
         for start in range(0, len(numbers), size):
@@ -88,7 +89,7 @@ class EmbeddedImage:
 
 
 def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarray, "n"]:
-    """Return the numbers of an image's masks that are evaluated.
+    """Return the indices of an image's masks that are evaluated.
 
     Args:
         index: Index of the images.
@@ -110,13 +111,13 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
 def embed_images(
     model: Sam, index: Index, rows: Iterable[int], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[int, EmbeddedImage | CorruptSampleError]]:
-    """Yield each row with its embedded image, or with the reason why it cannot be read, in order.
+    """Yield each row with its embedded image, or the error if it cannot be read, in order.
 
     Args:
         model: Model that embeds the images.
         index: Index of the images.
         rows: Rows of the images in the index.
-        batch_size: Images per pass of the encoder; as many are read ahead.
+        batch_size: Images per pass of the encoder, and number of images read ahead.
 
     Raises:
         GigamaskError: `batch_size` is less than 1.
@@ -166,9 +167,9 @@ def _embed(model: Sam, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
 def _read_ahead(
     index: Index, rows: Iterable[int], image_size: int, count: int
 ) -> Iterator[tuple[int, LoadedImage | CorruptSampleError]]:
-    """Yield each row's image or error, while a thread reads the next `count` ones.
+    """Yield each row's image or error, while a thread reads the next `count` images.
 
-    A thread is enough, since decoding releases the interpreter lock.
+    A thread suffices, since decoding releases the interpreter lock.
     """
     dataset = Sa1bDataset(index)
 

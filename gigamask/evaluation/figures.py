@@ -1,4 +1,4 @@
-"""Figures of predicted masks: a row per mask with the annotation and the answers to prompts."""
+"""Figures of predicted masks: a row per mask with the annotation and the predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class FigurePanel:
 def write_sheets(
     model: Sam, index: Index, result: ClickResult, folder: Path, count: int = 10
 ) -> list[Path]:
-    """Write figures of the best, the worst and typical masks by the mean IoU over clicks.
+    """Write figures of the best, the worst and typical masks, by mean IoU over clicks.
 
     Args:
         model: Model that predicts the masks again.
@@ -78,7 +78,7 @@ def write_sheet(
         model: Model that predicts the masks again.
         index: Index of the images.
         scores: Scores of the masks.
-        protocol: How they were scored.
+        protocol: Protocol of the scores.
         path: PNG file.
     """
     dataset = Sa1bDataset(index)
@@ -94,7 +94,7 @@ def write_sheet(
 
 
 def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Return rows of any widths below each other as RGB pixels."""
+    """Stack rows of any widths vertically into RGB pixels."""
     width = max(row.shape[1] for row in rows)
     return np.concatenate([_pad(row, GAP_PX, width - row.shape[1]) for row in rows])
 
@@ -102,13 +102,13 @@ def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 def draw_row(
     model: Sam, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
 ) -> np.ndarray:
-    """Return one mask's row: the annotation, and the answers to 1, 3 and 9 clicks and to the box.
+    """Draw one mask's row: the annotation, and the predictions for 1, 3 and 9 clicks and a box.
 
     Args:
         model: Model that predicts the mask again.
         image: Image of the mask.
         score: Scores of the mask.
-        protocol: How it was scored; of its numbers of clicks, 1, 3 and 9 are drawn.
+        protocol: Protocol of the scores; of its numbers of clicks, 1, 3 and 9 are drawn.
 
     Returns:
         RGB pixels.
@@ -139,7 +139,7 @@ def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray,
     """Return the points and box corners of a single mask's prompts, without padding.
 
     Args:
-        image: Image that the prompts are about.
+        image: Image of the prompts.
         prompts: Prompts of one mask.
 
     Returns:
@@ -151,12 +151,12 @@ def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray,
 
 
 def draw_panel(pixels: np.ndarray, truth: np.ndarray, panel: FigurePanel) -> np.ndarray:
-    """Return an image with a mask, the annotation's outline, the prompts, and a label below.
+    """Draw a mask, the annotation's outline and the prompts on an image, with a label below.
 
     Args:
         pixels: `(H, W, 3)` RGB pixels of the stored image.
         truth: `(H, W)` annotated mask.
-        panel: What is drawn on the image.
+        panel: What to draw on the image.
 
     Returns:
         RGB pixels, `PANEL_PX` + `LABEL_PX` high.

@@ -1,15 +1,15 @@
-"""Evaluation during training: clicks and boxes on a fixed few images, and two warning signs.
+"""Evaluation during training: clicks and boxes on a few fixed images, and two warning signs.
 
 Besides the scores of `evaluation.clicks`:
 
-- "blind": the score of one click when the model sees another image. A model that scores as well
-  without the image draws blobs around its prompts; small models trained from scratch stay there for
-  long (docs/measurements.md).
-- "automatic": the share of a point grid's points with a mask that passes the thresholds of SAM's
+- "blind": the score of one click when the model sees another image. A model that scores equally
+  well without the image draws blobs around its prompts; small models trained from scratch do so for
+  a long time (docs/measurements.md).
+- "automatic": the fraction of a point grid's points with a mask that passes the thresholds of SAM's
   automatic masks. At 0, segmenting everything finds nothing.
 
-A few masks, always the same, from fine to coarse, are drawn: the annotation, the answers to 1 and 3
-clicks, and to the box. The settings are `evaluation.click_evaluation.ClickEvaluation`.
+A few fixed masks, from fine to coarse, are drawn with the annotation and the predictions for 1 and
+3 clicks and the box. The settings are `evaluation.click_evaluation.ClickEvaluation`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,14 +45,14 @@ from gigamask.rng import make_rng
 CLICKS = (1, 3, 5)
 ONE_CLICK = (1,)
 POINTS_PER_SIDE = 8
-"""Points along each side of the grid; SAM's automatic masks take 32."""
+"""Points along each side of the grid; SAM's automatic masks use 32."""
 THRESHOLDS = AutomaticMaskConfig()
 """SAM's thresholds of automatic masks."""
 DRAWN_MASKS = 4
-"""Masks that are drawn, each of another image."""
+"""Number of masks that are drawn, each from another image."""
 DRAWN_CLICKS = (1, 3)
 BLIND_SHARE = 0.95
-"""A model is called blind if another image costs it less than 5 % of its score."""
+"""A model is called blind if it loses less than 5 % of its score on another image."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class RankResult:
     blind: list[MaskScore] = field(default_factory=list)
     """scores of one click with the embedding of another image"""
     automatic: list[float] = field(default_factory=list)
-    """share of points with a passing mask, by image"""
+    """fraction of points with a passing mask, by image"""
     rejected: list[str] = field(default_factory=list)
-    """reasons of images that cannot be read"""
+    """errors of images that cannot be read"""
     drawn: list[np.ndarray] = field(default_factory=list, compare=False)
     """rows of the figure"""
 
 
 @dataclass(frozen=True)
 class ClickScorer:
-    """Scores a fixed subset of held-out images, which the processes share."""
+    """Scores a fixed subset of held-out images, divided among the processes."""
 
     index: Index
     rows: tuple[int, ...]
@@ -94,14 +94,14 @@ class ClickScorer:
 
         Args:
             data: Tars, folders of tars, globs, or an index.
-            folder: Where tars without an index are indexed, once.
+            folder: Folder in which tars without an index are indexed, once.
             images: Number of images, drawn among those with a mask.
             min_predicted_iou: Only masks with at least this predicted_iou.
-            best_by: Score that chooses the best checkpoint.
+            best_by: Score that selects the best checkpoint.
             world: Processes that evaluate together.
 
         Returns:
-            The evaluation.
+            The scorer.
 
         Raises:
             GigamaskError: No image has a mask that passes the filters, or none can be read.
@@ -112,7 +112,7 @@ class ClickScorer:
         annotated = (row for row in order if len(scored_masks(index, row, filters)))
         rows = tuple(sorted(islice(annotated, images)))
         if not rows:
-            advice = "give annotated images"
+            advice = "pass annotated images"
             if index.manifest.masks:
                 advice = "loosen --evaluation.min-predicted-iou"
             raise GigamaskError(
@@ -180,8 +180,8 @@ class ClickScorer:
     def _evaluate_part(self, model: Sam) -> RankResult:
         """Evaluate this process's share of the images.
 
-        Each image's prompts are also given with the embedding of the image before it, those of the
-        first with that of the last; two embeddings are in memory.
+        Each image's prompts are also decoded with the embedding of the previous image (the first
+        with that of the last), so that two embeddings are in memory.
         """
         result = RankResult()
         part = self.world.local_range(len(self.rows))
@@ -220,9 +220,9 @@ class ClickScorer:
             yield figures.draw_row(model, image, chosen, ClickProtocol(clicks=DRAWN_CLICKS))
 
     def _previous(self, model: Sam, position: int) -> tuple[int, Tensor] | None:
-        """Return row and embedding of the readable image before a position of `rows`.
+        """Return row and embedding of the readable image before a position in `rows`.
 
-        Before the first comes the last; None if no other image can be read.
+        The last precedes the first; None if no other image can be read.
         """
         dataset = Sa1bDataset(self.index)
         for row in (*self.rows[:position][::-1], *self.rows[:position:-1]):
@@ -243,7 +243,7 @@ class ClickScorer:
 
 
 def _unreadable(reasons: Sequence[str]) -> GigamaskError:
-    """Return the error for images none of which can be read."""
+    """Return the error that no image can be read."""
     return GigamaskError(
         f"--evaluation.data: none of the {len(reasons)} images to evaluate can be read, the first: "
         f"{reasons[0]}"
@@ -270,7 +270,7 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
 
 
 def _passing_share(model: Sam, image: EmbeddedImage) -> float:
-    """Return the share of the grid's points with a mask that passes the thresholds."""
+    """Return the fraction of the grid's points with a mask that passes the thresholds."""
     decode, passing = image.decoder(model), 0
     for prompts in image.point_grid_prompts(POINTS_PER_SIDE):
         prediction = decode(prompts)

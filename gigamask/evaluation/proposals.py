@@ -1,7 +1,7 @@
-"""Automatic masks scored against annotated masks: recall, share that passes, best IoU.
+"""Scores of automatic masks against annotated masks: recall, fraction that passes, best IoU.
 
-Proposals are made and ranked as the SAM paper does for AR@1000 (section 7.3, appendix D.3): no
-filters, boxes suppressed above an IoU of 0.9, ranked by the mean of predicted IoU and stability.
+Proposals are generated and ranked as for AR@1000 in the SAM paper (section 7.3, appendix D.3): no
+filters, box NMS at an IoU of 0.9, ranked by the mean of predicted IoU and stability.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DEFAULTS = AutomaticMaskConfig()
 
 
 def proposal_config(points_per_side: int) -> AutomaticMaskConfig:
-    """Return the paper's settings for proposals; it took 64 points per side."""
+    """Return the paper's settings for proposals; the paper uses 64 points per side."""
     return AutomaticMaskConfig(
         points_per_side=points_per_side,
         pred_iou_thresh=0.0,
@@ -46,7 +46,7 @@ class ProposalRecall:
         Args:
             model: Model that generates the masks.
             image: The image.
-            numbers: Numbers of the annotated masks to find.
+            numbers: Indices of the annotated masks to find.
         """
         generator = SamAutomaticMaskGenerator(model, **vars(self.settings))
         proposals = generator.generate_proposals(image.pixels)
@@ -71,7 +71,7 @@ class ProposalRecall:
         )
 
     def summary(self) -> dict:
-        """Return recall, masks per image, the share that passes and the mean best IoU, for JSON."""
+        """Return recall, masks per image, fraction that passes and mean best IoU, for JSON."""
         statistics = coco_ap.coco_metrics(self.detections, coco_ap.PROPOSALS)
         passing = np.concatenate(self.passing) if self.passing else np.zeros(0, bool)
         return statistics | {
@@ -83,7 +83,7 @@ class ProposalRecall:
 
 
 def table(summary: dict) -> str:
-    """Return a summary as lines of text."""
+    """Format a summary as lines of text."""
     if not summary["images"]:
         return "automatic masks: no image to evaluate"
     passing, best = (f"{100 * (summary[name] or 0.0):.1f} %" for name in ("passing", "best_iou"))

@@ -1,1 +1,2 @@
-"""Export: models in the formats of others, read back with their libraries and compared."""
+"""Export of models to other projects' formats, verified by reading them back with their
+libraries."""

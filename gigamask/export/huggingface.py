@@ -1,6 +1,6 @@
 """Export to a folder for Hugging Face's `SamModel.from_pretrained`.
 
-Its decoder's layer norms have an epsilon of 1e-6 instead of Meta's 1e-5, so that outputs differ in
+The layer norms of its decoder have an epsilon of 1e-6 instead of Meta's 1e-5, so outputs differ in
 the sixth digit.
 """
 
@@ -28,11 +28,11 @@ def write_huggingface(model: Sam, out: Path) -> dict:
         out: Folder to write.
 
     Returns:
-        `files`, the number of `tensors`, and the largest `difference` of an output as a share of
-        the model's largest number.
+        `files`, the number of `tensors`, and the largest `difference` of an output, relative to the
+        model's largest value.
 
     Raises:
-        GigamaskError: transformers is not installed, `out` is a file, or outputs differ.
+        GigamaskError: Transformers is not installed, `out` is a file, or outputs differ.
     """
     if importlib.util.find_spec("transformers") is None:
         raise GigamaskError(
@@ -64,7 +64,7 @@ def write_huggingface(model: Sam, out: Path) -> dict:
 
 
 def huggingface_config(config: SamConfig) -> Any:
-    """Return transformers' `SamConfig` of a model's configuration."""
+    """Return transformers' `SamConfig` for a model's configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import SamConfig as HuggingFaceSamConfig
@@ -120,11 +120,11 @@ def processor_config(config: SamConfig) -> dict:
 
 @torch.no_grad()
 def huggingface_outputs(hf_model: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
-    """Return the outputs of transformers' `SamModel`, as `Probe.outputs` does those of ours.
+    """Return the outputs of transformers' `SamModel`, in the form of `Probe.outputs`.
 
     Args:
-        hf_model: transformers' `SamModel`.
-        model: Model whose mean and deviation of pixels are used.
+        hf_model: Transformers' `SamModel`.
+        model: Model whose pixel mean and standard deviation are used.
         probe: Image and prompts.
     """
     embedding = hf_model.get_image_embeddings(

@@ -23,10 +23,10 @@ def write_pth(model: Sam, out: Path) -> dict:
         `files`, the number of `tensors`, and their `difference`, 0.
 
     Raises:
-        GigamaskError: The file has another suffix, or a tensor is not what was written.
+        GigamaskError: The file has another suffix, or a tensor does not read back as written.
     """
     if out.suffix != ".pth":
-        raise GigamaskError(f"--out {out}: Meta's format needs a file that ends in .pth")
+        raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
     state = state_dict.to_official(model)
     state_dict.write_atomically(out, lambda path: _save(state, path))
     return _verify(state, out)
@@ -43,17 +43,17 @@ def write_safetensors(model: Sam, out: Path) -> dict:
         `files`, the number of `tensors`, and their `difference`, 0.
 
     Raises:
-        GigamaskError: The file has another suffix, or a tensor is not what was written.
+        GigamaskError: The file has another suffix, or a tensor does not read back as written.
     """
     if out.suffix != ".safetensors":
-        raise GigamaskError(f"--out {out}: needs a file that ends in .safetensors")
+        raise GigamaskError(f"--out {out}: requires a file that ends in .safetensors")
     state = state_dict.to_official(model)
     state_dict.save_weights(state, model.config, out)
     return _verify(state, out)
 
 
 def _save(state: convert.State, path: Path) -> None:
-    """Write a state dict through Python's file, whose errors say why it cannot be written."""
+    """Write a state dict to a Python file, whose errors say why writing fails."""
     with open(path, "wb") as file:
         torch.save(state, file)
 
@@ -69,6 +69,6 @@ def _verify(state: convert.State, out: Path) -> dict:
     if different:
         raise GigamaskError(
             f"{out}: {min(different)} does not read back as it was written; the disk may be "
-            "failing, write to another one"
+            "failing; write to another one"
         )
     return {"files": [str(out)], "tensors": len(state), "difference": 0.0}

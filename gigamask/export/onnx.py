@@ -5,9 +5,9 @@ and `input_size` (1, 2), its height and width there; it returns `image_embedding
 takes `image_embeddings`, `point_coords` (1, N, 2) in input pixels, `point_labels` (1, N),
 `mask_input` (1, 1, G, G), `has_mask_input` (1,) and `orig_im_size` (2,), all float32; it returns
 `masks` (1, 4, H, W) as logits at the image's size, `iou_predictions` (1, 4) and `low_res_masks`
-(1, 4, G, G), the first of each being the single mask (Segment Anything, `utils/onnx.py`). As there,
-points without a box end with a point of label -1. Images and points are resized as in
-`inference.resize_longest_side`.
+(1, 4, G, G), the first of each for the single mask (Segment Anything, `utils/onnx.py`). As in
+Meta's export, points without a box must end with a point of label -1. Images and points are resized
+as in `inference.resize_longest_side`.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ SIZES = ((600, 900), (333, 250))
 
 
 class OnnxEncoder(nn.Module):
-    """The image encoder with normalization of pixels."""
+    """The image encoder, including pixel normalization."""
 
     def __init__(self, model: Sam) -> None:
         super().__init__()
@@ -100,7 +100,8 @@ class OnnxDecoder(nn.Module):
     ) -> Float[Tensor, "1 4 H W"]:
         """Resize logits to the image's size, as Meta's code does.
 
-        They are resized to the input's side first, where the padding is cut off, then to the image.
+        They are resized to the input's side, cropped to remove the padding, and resized to the
+        image.
         """
         side = self.model.config.image_size
         padded = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
@@ -119,7 +120,7 @@ def write_onnx(model: Sam, out: Path) -> dict:
         out: Folder for `encoder.onnx` and `decoder.onnx`.
 
     Returns:
-        `files`, and the largest `difference` of an output as a share of the model's largest number.
+        `files`, and the largest `difference` of an output, relative to the model's largest value.
 
     Raises:
         GigamaskError: A package is not installed, `out` is a file, or outputs differ.
@@ -127,7 +128,7 @@ def write_onnx(model: Sam, out: Path) -> dict:
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise GigamaskError(
-            f"--to onnx needs {' and '.join(missing)}, which is not installed: "
+            f"--to onnx requires {' and '.join(missing)} (not installed): "
             "run pip install 'gigamask[onnx]'"
         )
     if out.exists() and not out.is_dir():
@@ -165,7 +166,7 @@ def _export(
 ) -> None:
     """Trace a module with these inputs and write it."""
     with warnings.catch_warnings(), state_dict.report_write_errors(path):
-        # The newer exporter (dynamo) needs known sizes, but those of the image are not.
+        # The newer exporter (dynamo) requires static sizes, but image sizes vary.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),

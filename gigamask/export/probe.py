@@ -1,4 +1,4 @@
-"""Fixed inputs with which an exported model is compared with the original."""
+"""Fixed inputs for comparing an exported model with the original."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ from gigamask.rng import make_rng
 from gigamask.types import Prompts
 
 TOLERANCE = 1e-3
-"""Largest difference of outputs as a share of the model's largest number; rounding is 100x less."""
+"""Largest allowed difference of outputs, relative to the model's largest value; rounding is 100x
+less."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
     """An image of noise, and prompts in input pixels: points, a box, and a point with a mask.
 
-    `valid` is the height and width of the image without padding. Without a box a padding token
-    comes last, as Meta's code and Hugging Face's append it.
+    `valid` is the height and width of the image without padding. Without a box, a padding token
+    comes last, as in Meta's and Hugging Face's code.
     """
 
     pixels: Float[Tensor, "1 3 S S"]
@@ -68,7 +69,7 @@ def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], reader
         reader: File and library, for the error.
 
     Returns:
-        The largest difference of an output as a share of its largest expected number.
+        The largest difference of an output, relative to its largest expected value.
 
     Raises:
         GigamaskError: An output has another shape, or differs by more than `TOLERANCE`.
@@ -84,7 +85,7 @@ def compare(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], reader
         difference = float((tensor - other).abs().max() / tensor.abs().max().clamp(min=1e-12))
         if not difference <= TOLERANCE:
             raise GigamaskError(
-                f"{reader} returns {name} that differs by {difference:.2g} of its largest number, "
+                f"{reader} returns {name} that differs by {difference:.2g} of its largest value, "
                 f"more than {TOLERANCE}: the export is not a copy of the model"
             )
         worst = max(worst, difference)

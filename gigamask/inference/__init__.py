@@ -1,4 +1,4 @@
-"""Inference: prompting a model about an image, and generating masks of everything in it."""
+"""Inference: predicting masks from prompts, and generating masks of everything in an image."""
 
 import lazy_loader
 

@@ -10,27 +10,28 @@ class AutomaticMaskConfig:
     """Point grid, crops and filters of automatic masks; names and defaults are SAM's."""
 
     points_per_side: int | None = 32
-    """points along each side of the image, squared in total; None with point_grids"""
+    """points along each side of the image; None with point_grids"""
     points_per_batch: int = 64
     """points per pass of the mask decoder; affects speed and memory only"""
     pred_iou_thresh: float = 0.88
     """keep masks with a predicted IoU above this; 0 keeps all"""
     stability_score_thresh: float = 0.95
-    """keep masks with at least this IoU of a high and a low cut of their logits; 0 keeps all"""
+    """keep masks with at least this stability score, the IoU between their logits thresholded high
+    and low; 0 keeps all"""
     stability_score_offset: float = 1.0
-    """distance of the two cuts of the stability score from the mask threshold, in logits"""
+    """distance of the stability score's two thresholds from the mask threshold, in logits"""
     box_nms_thresh: float = 0.7
-    """of masks of one crop whose boxes have a higher IoU, keep the best"""
+    """box IoU above which only the best mask of a crop is kept"""
     crop_n_layers: int = 0
     """layers of crops besides the whole image; layer i has 2^i crops along each side"""
     crop_nms_thresh: float = 0.7
-    """of masks of different crops whose boxes have a higher IoU, keep that of the smaller crop"""
+    """box IoU above which only the mask of the smaller crop is kept"""
     crop_overlap_ratio: float = 512 / 1500
-    """overlap of the crops of layer 1 as a share of the short side; halves with each layer"""
+    """overlap of the crops of layer 1 as a fraction of the short side; halves with each layer"""
     crop_n_points_downscale_factor: int = 1
     """points_per_side is divided by this to the power of the layer"""
     min_mask_region_area: int = 0
-    """fill holes and remove islands of fewer pixels; 0 disables"""
+    """area in pixels below which holes are filled and islands removed; 0 disables"""
 
     def __post_init__(self) -> None:
         minima = {

@@ -1,10 +1,10 @@
 """`SamAutomaticMaskGenerator`: masks of everything in an image, from a grid of points.
 
-Parameters, records, order and filters are those of Segment Anything's class. A grid of points gets
-three masks each; masks with high predicted IoU and stability that no crop's edge cuts off are kept;
-of masks whose boxes overlap the best is kept, and over crops that of the smallest crop. Two things
-save work without changing the masks: only masks that pass by predicted IoU are resized to the
-image, and from there on masks are run lengths.
+Parameters, records, order and filters are those of Segment Anything's class. Each point of a grid
+yields three masks. Masks with high predicted IoU and stability that are not cut off by a crop's
+edge are kept. Non-maximum suppression on boxes keeps the best of overlapping masks, and across
+crops that of the smallest crop. Two optimizations leave the masks unchanged: only masks that pass
+by predicted IoU are resized to the image, and masks are run lengths from then on.
 """
 
 import math
@@ -32,7 +32,7 @@ from gigamask.models.sam.sam import PromptDecoder, Sam
 EDGE_TOLERANCE_PX = 20.0
 """A box this close to a crop's side within the image counts as cut off (SAM's `utils/amg.py`)."""
 CHUNK_BYTES = 2**26
-"""Float32 logits at the crop's size that are processed together."""
+"""Bytes of float32 logits, at the crop's size, that are processed together."""
 OUTPUT_MODES = ("binary_mask", "uncompressed_rle", "coco_rle")
 
 Box = tuple[int, int, int, int]
@@ -42,8 +42,8 @@ Box = tuple[int, int, int, int]
 class MaskProposals:
     """Masks at the image's size, best first.
 
-    Boxes are `xyxy` with inclusive ends, points the `xy` that each mask was made from, and crops
-    `xyxy` with exclusive ends.
+    Boxes are `xyxy` with inclusive ends, points are the `xy` that each mask was generated from, and
+    crops are `xyxy` with exclusive ends.
     """
 
     masks: RLEMasks
@@ -57,7 +57,7 @@ class MaskProposals:
         return len(self.boxes)
 
     def __getitem__(self, chosen: np.ndarray) -> "MaskProposals":
-        """Return some proposals, chosen by index or by a bool for each."""
+        """Return some proposals, selected by indices or by a boolean mask."""
         return MaskProposals(**{name: value[chosen] for name, value in vars(self).items()})
 
     @staticmethod
@@ -79,22 +79,22 @@ class SamAutomaticMaskGenerator:
         points_per_batch: Points per pass of the mask decoder; affects speed and memory only.
         pred_iou_thresh: Keep masks with a predicted IoU above this; 0 keeps all.
         stability_score_thresh: Keep masks with at least this stability score; 0 keeps all.
-        stability_score_offset: Distance of the two cuts of the stability score from the mask
+        stability_score_offset: Distance of the stability score's two thresholds from the mask
             threshold, in logits.
-        box_nms_thresh: Of masks of one crop whose boxes have a higher IoU, keep the best.
-        crop_n_layers: Layers of crops besides the whole image; layer i has 2^i crops a side.
-        crop_nms_thresh: Of masks of different crops whose boxes have a higher IoU, keep that of the
-            smaller crop.
-        crop_overlap_ratio: Overlap of the crops of layer 1 as a share of the image's short side;
+        box_nms_thresh: Box IoU above which only the best mask of a crop is kept.
+        crop_n_layers: Layers of crops besides the whole image; layer i has 2^i crops per side.
+        crop_nms_thresh: Box IoU above which only the mask of the smaller crop is kept.
+        crop_overlap_ratio: Overlap of the crops of layer 1 as a fraction of the image's short side;
             halves with each layer.
         crop_n_points_downscale_factor: `points_per_side` is divided by this to the power of the
             layer.
-        point_grids: Instead of `points_per_side`, `(n, 2)` points in [0, 1] for each layer, as
-            shares of a crop's width and height.
-        min_mask_region_area: Fill holes and remove islands of fewer pixels; 0 disables.
-        output_mode: Form of a record's segmentation: `(H, W)` bools, or a dict of `size` and
-            `counts`, which are numbers or COCO's text.
-        cache: Stores embeddings on disk by weights and pixels.
+        point_grids: Instead of `points_per_side`, `(n, 2)` points in [0, 1] for each layer,
+            relative to a crop's width and height.
+        min_mask_region_area: Area in pixels below which holes are filled and islands removed; 0
+            disables.
+        output_mode: Format of the segmentation: `(H, W)` bools, or a dict of `size` and `counts`,
+            the latter as a list of run lengths or as COCO's compressed string.
+        cache: Cache of embeddings on disk, keyed by weights and pixels.
 
     Raises:
         GigamaskError: A parameter is out of range, or not exactly one of `points_per_side` and
@@ -134,7 +134,7 @@ class SamAutomaticMaskGenerator:
 
     @cached_property
     def config(self) -> AutomaticMaskConfig:
-        """The parameters that are numbers."""
+        """The numeric parameters."""
         names = [field.name for field in fields(AutomaticMaskConfig)]
         return AutomaticMaskConfig(**{name: getattr(self, name) for name in names})
 
@@ -151,8 +151,8 @@ class SamAutomaticMaskGenerator:
 
         Returns:
             One record per mask: segmentation, area (pixels), bbox (x, y, w, h), predicted_iou,
-            point_coords (x and y of the point the mask was made from), stability_score and crop_box
-            (x, y, w, h).
+            point_coords (x and y of the point that the mask was generated from), stability_score
+            and crop_box (x, y, w, h).
 
         Raises:
             GigamaskError: The image has another shape or type.
@@ -264,7 +264,7 @@ class SamAutomaticMaskGenerator:
 
 
 def build_point_grid(n_per_side: int) -> Float64[np.ndarray, "n 2"]:
-    """Return `n_per_side` squared points `xy`, the centers of equal cells of the unit square."""
+    """Return `n_per_side ** 2` points `xy`, the centers of equal cells of the unit square."""
     offset = 1 / (2 * n_per_side)
     line = np.linspace(offset, 1 - offset, n_per_side)
     return np.stack([np.tile(line, n_per_side), np.repeat(line, n_per_side)], -1)
@@ -278,7 +278,7 @@ def generate_crop_boxes(
     Args:
         size: Height and width of the image.
         layers: Layers of crops besides the whole image.
-        overlap_ratio: Overlap of the crops of layer 1 as a share of the image's short side.
+        overlap_ratio: Overlap of the crops of layer 1 as a fraction of the image's short side.
 
     Returns:
         Boxes `xyxy` with exclusive ends and their layers; the first is the whole image, layer 0.
@@ -298,14 +298,14 @@ def generate_crop_boxes(
 
 
 def calculate_stability_score(logits: Tensor, threshold_offset: float) -> Tensor:
-    """Return the IoU of each mask cut above the mask threshold with the same cut below it.
+    """Return the IoU between each mask thresholded above and below the mask threshold.
 
     Args:
         logits: `(n, H, W)`.
-        threshold_offset: Distance of either cut from the mask threshold, in logits.
+        threshold_offset: Distance of either threshold from the mask threshold, in logits.
 
     Returns:
-        `(n,)`; NaN where both cuts are empty.
+        `(n,)`; NaN if both are empty.
     """
     # Counting mask by mask takes a third of the time of a sum over two dimensions on a CPU.
     inner, outer = (
@@ -342,10 +342,10 @@ def postprocess_small_regions(
     Args:
         proposals: Masks of the image.
         min_area: Area in pixels below which a hole is filled and an island removed.
-        nms_thresh: Of masks whose boxes have a higher IoU, only the first is kept.
+        nms_thresh: Box IoU above which only the first mask is kept.
 
     Returns:
-        The masks that are kept, those that needed no change first.
+        The masks that are kept, unchanged ones first.
     """
     parts = [RLEMasks.from_dense(np.zeros((0, *proposals.masks.size), bool))]
     changed = np.zeros(len(proposals), bool)
@@ -367,7 +367,7 @@ def remove_small_regions(
 ) -> tuple[Bool[np.ndarray, "H W"], bool]:
     """Fill the small holes of a mask, or remove its small islands.
 
-    Regions are connected at corners, too. If all islands are small, the largest is kept.
+    Regions are 8-connected. If all islands are small, the largest is kept.
 
     Args:
         mask: The mask.
@@ -393,7 +393,7 @@ def remove_small_regions(
 
 
 def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
-    """Return each mask in the form of a record's segmentation.
+    """Encode each mask as the segmentation of a record.
 
     Args:
         masks: Masks of the image.

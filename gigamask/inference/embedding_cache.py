@@ -1,9 +1,9 @@
-"""Embed images, with a cache on disk that is keyed by the weights and the pixels.
+"""Image embedding, with a cache on disk that is keyed by weights and pixels.
 
 Each embedding is a file that starts with its own digest, so that a damaged one is detected, deleted
-and computed again. Files appear whole under their names, and once all together exceed the limit,
-those used longest ago are deleted; several processes may share a folder. If the folder cannot be
-written, a warning says so and nothing is reused.
+and recomputed. Files are written atomically; once their total size exceeds the limit, the least
+recently used are deleted. Several processes may share a folder. If the folder is not writable, a
+warning is raised and nothing is cached.
 """
 
 import contextlib
@@ -27,24 +27,25 @@ from gigamask.models.sam.sam import Sam
 
 SUFFIX, PARTIAL = ".embedding", ".partial"
 STALE_S = 3600.0
-"""A half-written file this old was left by a process that was killed."""
+"""Age in seconds from which a partial file counts as left by a killed process."""
 DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class EmbeddingCache:
-    """A folder of embeddings; one of ViT-B, L or H has 4.2 MB."""
+    """A folder of embeddings, 4.2 MB each for ViT-B, L and H."""
 
     folder: Path
-    """folder of the files, made when needed"""
+    """folder of the files, created when needed"""
     limit_bytes: int | None = 10 * 10**9
-    """delete the embeddings used longest ago above this size; None deletes nothing"""
+    """total size above which the least recently used embeddings are deleted; None deletes
+    nothing"""
 
     def __post_init__(self) -> None:
         if self.limit_bytes is not None and self.limit_bytes < 1:
             raise GigamaskError(
                 f"EmbeddingCache.limit_bytes must be at least 1 (got {self.limit_bytes} bytes): "
-                "give room for one embedding, or None for no limit"
+                "allow room for one embedding, or pass None for no limit"
             )
 
     def get(self, key: str) -> Tensor | None:
@@ -58,15 +59,15 @@ class EmbeddingCache:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # deleted meanwhile, or of another user
+        with contextlib.suppress(OSError):  # deleted meanwhile, or owned by another user
             os.utime(path)
         return tensors["embedding"]
 
     def put(self, key: str, embedding: Tensor) -> None:
-        """Store an embedding, and delete those used longest ago; warn if it cannot be written.
+        """Store an embedding, and delete the least recently used; warn if it cannot be written.
 
         Args:
-            key: Key as `embedding_key` returns it.
+            key: Key from `embedding_key`.
             embedding: Embedding of one image.
         """
         write_checked(
@@ -78,7 +79,7 @@ class EmbeddingCache:
             self._delete_oldest(self.limit_bytes)
 
     def _delete_oldest(self, limit: int) -> None:
-        """Delete the oldest files above the limit, and what killed processes left.
+        """Delete the oldest files above the limit, and the leftovers of killed processes.
 
         Other processes may do the same at the same time.
         """
@@ -104,17 +105,17 @@ class EmbeddingCache:
 
 
 def read_checked(path: Path) -> dict[str, Tensor] | None:
-    """Return the tensors that `write_checked` wrote, on the CPU; None if the file is damaged."""
+    """Read the tensors of `write_checked`, on the CPU; return None if the file is damaged."""
     raw = path.read_bytes()
     digest, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
     return load(content) if _digest(content) == digest else None
 
 
 def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
-    """Write tensors into a file that starts with its own digest and appears whole, or warn.
+    """Write tensors atomically to a file that starts with its own digest; warn on failure.
 
     Args:
-        path: File to write; its folder is made when needed.
+        path: File to write; its folder is created when needed.
         tensors: Tensors by name.
         subject: Start of the warning, as in "FOLDER: no embedding".
     """
@@ -132,17 +133,17 @@ def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
             raise
     except OSError as error:
         warnings.warn(
-            f"{subject} can be stored ({error.strerror}); free space or give another folder",
+            f"{subject} can be stored ({error.strerror}); free space or use another folder",
             stacklevel=3,
         )
 
 
 def digest_weights(state: Mapping[str, Tensor], description: str) -> str:
-    """Return a digest of weights, byte for byte.
+    """Return a digest of the bytes of weights.
 
     Args:
         state: Tensors by name.
-        description: Whatever else changes the model's output, such as its configuration.
+        description: Anything else that changes the model's output, such as its configuration.
     """
     digest = blake2b(description.encode(), digest_size=DIGEST_BYTES)
     for name, tensor in sorted(state.items()):
@@ -155,7 +156,7 @@ def embedding_key(encoder_digest: str, pixels: Tensor) -> str:
     """Return the key of an embedding.
 
     Args:
-        encoder_digest: Digest of the encoder and of the type it computes in.
+        encoder_digest: Digest of the encoder and its compute dtype.
         pixels: Resized image that the encoder sees.
     """
     header = f"{encoder_digest} {pixels.dtype} {tuple(pixels.shape)}\0"
@@ -177,7 +178,7 @@ class ImageEmbedder:
 
     Args:
         model: Model whose encoder is used.
-        cache: Stores the embeddings; None embeds every image.
+        cache: Cache of embeddings; None embeds every image.
     """
 
     def __init__(self, model: Sam, cache: EmbeddingCache | None) -> None:
@@ -221,7 +222,7 @@ class ImageEmbedder:
         return list(self.model.encode(torch.cat(squares), sizes).split(1))
 
     def encoder_digest(self) -> str:
-        """Return a digest of the encoder's weights and of the type it computes in.
+        """Return a digest of the encoder's weights and its compute dtype.
 
         Weights are digested again only after they have changed.
         """

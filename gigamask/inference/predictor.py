@@ -19,7 +19,7 @@ from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MASK_THRESHOLD = 0.0
-"""Logits above it are foreground."""
+"""Logits above this threshold are foreground."""
 IMAGE_FORMATS = ("RGB", "BGR")
 
 
@@ -30,8 +30,8 @@ class SamPredictor:
 
     Args:
         sam_model: Model that embeds images and predicts masks.
-        cache: Stores embeddings on disk by weights and pixels, so that no process embeds the same
-            image again; None embeds every image.
+        cache: Cache of embeddings on disk, keyed by weights and pixels and shared by processes;
+            None embeds every image.
     """
 
     def __init__(self, sam_model: Sam, *, cache: EmbeddingCache | None = None) -> None:
@@ -46,7 +46,7 @@ class SamPredictor:
         return self.model.pixel_mean.device
 
     def reset_image(self) -> None:
-        """Drop all images."""
+        """Discard all images."""
         self._images: list[tuple[Tensor, ImageTransform]] = []
         self.is_image_set = False
         self.features: Tensor | None = None
@@ -55,7 +55,7 @@ class SamPredictor:
         self.input_size: tuple[int, int] | None = None
 
     def set_image(self, image: np.ndarray, image_format: str = "RGB") -> None:
-        """Embed an image, so that prompts are about it.
+        """Embed an image, to which later prompts refer.
 
         Args:
             image: `(H, W, 3)` pixels in uint8.
@@ -87,8 +87,8 @@ class SamPredictor:
             if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
                 shape = " x ".join(map(str, image.shape))
                 raise GigamaskError(
-                    f"image {number} must be height x width x 3 in uint8, as PIL's convert('RGB') "
-                    f"gives (got {shape} {image.dtype})"
+                    f"image {number} must be height x width x 3 in uint8, as from PIL's "
+                    f"convert('RGB') (got {shape} {image.dtype})"
                 )
             pixels = self.transform.apply_image(
                 image if image_format == "RGB" else image[..., ::-1]
@@ -100,7 +100,7 @@ class SamPredictor:
     def set_torch_image(
         self, transformed_image: Tensor, original_image_size: tuple[int, int]
     ) -> None:
-        """Embed an image that is resized already, so that prompts are about it.
+        """Embed an already resized image, to which later prompts refer.
 
         Args:
             transformed_image: `(1, 3, h, w)` pixels in 0..255, uint8 or float, whose long side is
@@ -114,7 +114,7 @@ class SamPredictor:
         if len(shape) != 4 or shape[:2] != (1, 3) or max(shape[2:]) != side:
             raise GigamaskError(
                 f"transformed_image must be 1 x 3 x h x w with the long side {side}, as "
-                f"transform.apply_image makes it (got {' x '.join(map(str, shape))})"
+                f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
         height, width = map(int, original_image_size)
         self._embed(
@@ -123,7 +123,7 @@ class SamPredictor:
         )
 
     def select(self, number: int) -> None:
-        """Make prompts be about image `number` of those last passed to `set_images`, from 0 on."""
+        """Select image `number` (from 0) of the last `set_images` call for later prompts."""
         if not 0 <= number < len(self._images):
             raise GigamaskError(
                 f"cannot select image {number}, {len(self._images)} images are set: "
@@ -153,7 +153,7 @@ class SamPredictor:
         Float[np.ndarray, "C"],
         Float[np.ndarray, "C G G"],
     ]:
-        """Predict masks for one prompt about the image.
+        """Predict masks for one prompt on the image.
 
         Args:
             point_coords: `(N, 2)` x and y in pixels of the original image.
@@ -161,7 +161,7 @@ class SamPredictor:
             box: `(4,)` x0, y0, x1, y1 in pixels of the original image.
             mask_input: `(1, G, G)` low-resolution logits of an earlier prediction.
             multimask_output: Whether to predict three masks instead of one.
-            return_logits: Whether masks are logits instead of bools.
+            return_logits: Whether to return masks as logits instead of bools.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits
@@ -201,10 +201,10 @@ class SamPredictor:
         Float[Tensor, "B C"],
         Float[Tensor, "B C G G"],
     ]:
-        """Predict masks for B prompts about the image.
+        """Predict masks for B prompts on the image.
 
         Coordinates are in pixels of the model's input, as `transform.apply_coords_torch` and
-        `transform.apply_boxes_torch` make them.
+        `transform.apply_boxes_torch` return them.
 
         Args:
             point_coords: `(B, N, 2)` x and y.
@@ -212,7 +212,7 @@ class SamPredictor:
             boxes: `(B, 4)` x0, y0, x1, y1.
             mask_input: `(B, 1, G, G)` low-resolution logits, or one for all prompts.
             multimask_output: Whether to predict three masks per prompt instead of one.
-            return_logits: Whether masks are logits instead of bools.
+            return_logits: Whether to return masks as logits instead of bools.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits.

@@ -1,10 +1,10 @@
-"""Segment Anything's `ResizeLongestSide`: images, points and boxes in the model's input.
+"""Segment Anything's `ResizeLongestSide`: scales images, points and boxes to the model's input.
 
-The conventions of SAM's `utils/transforms.py` differ in two points from those of training
-(`masks.transforms`). Pillow resizes the pixels; torch, which training uses, differs from it by one
-level here and there. Coordinates are scaled by the ratio of the sides, and the prompt encoder adds
-half an input pixel: at scale k a point lies (1 - k) / 2 input pixels right of and below the place
-where `ImageTransform.points_to_input` puts it, which keeps centers of pixels on the same spot.
+SAM's `utils/transforms.py` differs from training (`masks.transforms`) in two conventions. Pixels
+are resized by Pillow; the results of torch, which training uses, differ by one level in places.
+Coordinates are scaled by the ratio of the sides, and the prompt encoder adds half an input pixel:
+at scale k, a point lies (1 - k) / 2 input pixels to the right of and below the result of
+`ImageTransform.points_to_input`, which preserves the positions of pixel centers.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class ResizeLongestSide:
         )
 
     def apply_image_torch(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C h w"]:
-        """Resize images with torch, antialiased; levels may differ by one from `apply_image`."""
+        """Resize images with torch, antialiased; values may differ by one from `apply_image`."""
         size = self.image_transform((image.shape[-2], image.shape[-1])).resized
         return functional.interpolate(image, size, mode="bilinear", antialias=True)
 
@@ -68,7 +68,7 @@ class ResizeLongestSide:
         """Scale boxes to the model's input.
 
         Args:
-            boxes: x0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
+            boxes: X0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
             original_size: Height and width of the original image.
 
         Returns:
@@ -98,7 +98,7 @@ class ResizeLongestSide:
         """Scale boxes to the model's input, on their device.
 
         Args:
-            boxes: x0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
+            boxes: X0, y0, x1, y1 in pixels of the original image; a single box may be `(4,)`.
             original_size: Height and width of the original image.
 
         Returns:

@@ -1,8 +1,8 @@
-"""Focal loss and dice loss of mask logits, without the padding, and hard pixel mining.
+"""Focal loss and dice loss of mask logits, ignoring the padding, with hard pixel mining.
 
-Targets are bool or the covered share of each cell. Both losses keep only the logits for the
-backward pass and recompute the rest there; plain autograd would keep some ten maps of that size.
-They are computed in float32 (float64 for float64 logits), also under autocast.
+Targets are bool or the covered fraction of each cell. Both losses save only the logits for the
+backward pass and recompute the rest there; plain autograd would save about ten maps of that size.
+They are computed in float32 (float64 for float64 logits), even under autocast.
 """
 
 import math
@@ -26,17 +26,17 @@ def focal_loss(
     """Compute the focal loss, averaged over valid pixels.
 
     It is `a (1 - p_t)^gamma BCE(x, t)` with `a = alpha t + (1 - alpha)(1 - t)` and
-    `p_t = p t + (1 - p)(1 - t)`, which for t of 0 or 1 is Lin et al. 2017, equation 5.
+    `p_t = p t + (1 - p)(1 - t)`; for t of 0 or 1, it is equation 5 of Lin et al. 2017.
 
     Args:
-        logits: K predictions of each of M masks.
-        targets: masks, or the covered share of each cell in [0, 1].
+        logits: K predictions for each of M masks.
+        targets: Masks, or the covered fraction of each cell in [0, 1].
         valid: False in the padding.
-        alpha: weight of the foreground; the background has 1 - alpha.
-        gamma: exponent.
-        ohem_ratio: average only this share of the pixels, those of the highest loss
-            (`ohem_pixels`); a bool map of them is kept for the backward pass.
-        ohem_min_pixels: least number of pixels to average.
+        alpha: Weight of the foreground; the background has 1 - alpha.
+        gamma: Exponent.
+        ohem_ratio: Average only over this fraction of the pixels, those with the highest loss
+            (`ohem_pixels`); a bool map of them is saved for the backward pass.
+        ohem_min_pixels: Minimum number of pixels to average.
 
     Returns:
         The loss of each mask and prediction.
@@ -55,10 +55,10 @@ def dice_loss(
     It is `1 - (2 sum p t + smooth) / (sum p + sum t + smooth)`.
 
     Args:
-        logits: K predictions of each of M masks.
-        targets: masks, or the covered share of each cell in [0, 1].
+        logits: K predictions for each of M masks.
+        targets: Masks, or the covered fraction of each cell in [0, 1].
         valid: False in the padding.
-        smooth: added to numerator and denominator, in pixels.
+        smooth: Added to numerator and denominator, in pixels.
 
     Returns:
         The loss of each mask and prediction.
@@ -69,18 +69,18 @@ def dice_loss(
 def ohem_pixels(
     losses: Float[Tensor, "M K H W"], valid: Bool[Tensor, "M 1 H W"], ratio: float, min_pixels: int
 ) -> Bool[Tensor, "M K H W"]:
-    """Return the valid pixels of highest loss in each mask and prediction.
+    """Return the valid pixels with the highest loss in each mask and prediction.
 
-    Pixels are ranked within their own mask and prediction, so the result does not depend on the
-    split into processes and micro-batches. Bootstrapped cross entropy: Wu, Shen and van den Hengel
-    2016 (arXiv 1605.06885), there over the pixels of a micro-batch; Shrivastava et al. 2016.
+    Pixels are ranked within each mask and prediction, so the result does not depend on the split
+    into processes and micro-batches. Bootstrapped cross entropy: Wu, Shen and van den Hengel 2016
+    (arXiv 1605.06885), there over the pixels of a micro-batch; Shrivastava et al. 2016.
 
     Args:
-        losses: loss of each pixel, compared in float32; NaN counts as the highest, so that it is
+        losses: Loss of each pixel, compared in float32; NaN counts as the highest, so that it is
             not hidden. Ties are broken by position, row by row.
         valid: False in the padding.
-        ratio: share of the n valid pixels to keep, rounded up.
-        min_pixels: least number of pixels to keep, at most n.
+        ratio: Fraction of the n valid pixels to keep, rounded up.
+        min_pixels: Minimum number of pixels to keep, at most n.
     """
     cells = losses.shape[-2] * losses.shape[-1]
     if min_pixels >= cells or ratio == 1:
@@ -95,7 +95,7 @@ def ohem_pixels(
 
 
 def sorted_descending(values: Float[Tensor, "*rows n"]) -> Int64[Tensor, "*rows n"]:
-    """Map values >= 0 to distinct integers of the same order; of equal ones the first is larger."""
+    """Map values >= 0 to distinct integers in the same order; among ties, the first is largest."""
     # The bits of a non-negative float32 are ordered like the numbers; the sign is cleared because
     # NaN and zero may carry one.
     bits = values.float().contiguous().view(torch.int32) & 0x7FFFFFFF
@@ -190,5 +190,5 @@ def _alpha_weight(t: Float[Tensor, "M 1 H W"], alpha: float) -> Float[Tensor, "M
 
 
 def _count(kept: Bool[Tensor, "M k H W"]) -> Float[Tensor, "M k"]:
-    """Return the number of pixels that count, at least 1 so that an empty mask has loss 0."""
+    """Return the number of kept pixels, at least 1 so that an empty mask has loss 0."""
     return kept.sum((2, 3)).clamp(min=1).float()

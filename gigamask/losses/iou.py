@@ -10,11 +10,11 @@ from torch import Tensor
 def actual_iou(
     logits: Float[Tensor, "M K H W"], targets: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"]
 ) -> Float[Tensor, "M K"]:
-    """Compute the IoU of predictions (logits above 0) and targets, without gradient.
+    """Compute the IoU between predictions (logits above 0) and targets, without gradient.
 
     Args:
-        logits: K predictions of each of M masks.
-        targets: masks.
+        logits: K predictions for each of M masks.
+        targets: Masks.
         valid: False in the padding.
 
     Returns:
@@ -28,7 +28,7 @@ def actual_iou(
 
 
 def _count(masks: Bool[Tensor, "M K H W"]) -> Int64[Tensor, "M K"]:
-    """Return the area of each mask; on a CPU mask by mask, in a tenth of the time of a sum."""
+    """Return the area of each mask; on a CPU, counting each mask takes a tenth of a sum's time."""
     if masks.device.type != "cpu" or not masks.shape[:2].numel():
         return masks.sum((2, 3))
     counts = [torch.count_nonzero(mask) for mask in masks.flatten(0, 1)]
@@ -41,8 +41,8 @@ def iou_regression(
     """Compute the error of the predicted IoU in float32 or float64.
 
     Args:
-        predicted: output of the IoU head.
-        actual: actual IoU.
+        predicted: Output of the IoU head.
+        actual: Actual IoU.
         kind: "mse" (SAM) or "l1" (SAM 2).
     """
     error = predicted.to(torch.promote_types(predicted.dtype, torch.float32)) - actual

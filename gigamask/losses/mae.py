@@ -12,8 +12,8 @@ def patchify(pixels: Float[Tensor, "B 3 S S"], patch: int) -> Float[Tensor, "B P
     """Split images into patches.
 
     Args:
-        pixels: images.
-        patch: side of a patch in pixels.
+        pixels: Images.
+        patch: Side of a patch in pixels.
 
     Returns:
         Pixels of each patch, row by row, with the three channels of a pixel together.
@@ -36,10 +36,10 @@ def mae_loss(
     """Compute the mean squared error over the scored patches of each image.
 
     Args:
-        pred: predicted pixels of P patches.
-        target: pixels of the same patches.
-        scored: which patches count.
-        normalize: compare with `(x - mean) / sqrt(variance + 1e-6)` of each patch (unbiased
+        pred: Predicted pixels of P patches.
+        target: Pixels of the same patches.
+        scored: Patches to compute the loss on.
+        normalize: Compare with `(x - mean) / sqrt(variance + 1e-6)` of each patch (unbiased
             variance).
 
     Returns:

@@ -1,6 +1,6 @@
 """Online hard example mining of masks (Shrivastava et al. 2016, section 4).
 
-The losses are those of the whole global batch, so the choice does not depend on the split into
+Losses are compared over the whole global batch, so the choice does not depend on the split into
 processes and micro-batches. Mining within strata follows Li et al. 2017 (S-OHEM), where a stratum
 is a range of losses; here it is a kind of mask.
 """
@@ -28,20 +28,20 @@ class NoMining(Mining):
         """Return which masks exist.
 
         Args:
-            losses: loss of each mask; NaN where there is no mask.
-            strata: not used.
+            losses: Loss of each mask; NaN if there is no mask.
+            strata: Not used.
         """
         return ~losses.isnan()
 
 
 @dataclass(frozen=True)
 class OHEM(Mining):
-    """Train on the masks of highest loss, of the global batch or of each stratum in it."""
+    """Train on the masks with the highest loss, in the global batch or in each of its strata."""
 
     keep_ratio: float = 0.25
-    """share of the masks to keep, rounded up"""
+    """fraction of the masks to keep, rounded up"""
     min_kept: int = 1
-    """least number of masks to keep; as many as the batch has keeps all"""
+    """minimum number of masks to keep"""
     within: Within = "batch"
     """compare all masks of the batch, those of the same granularity (fine, medium, coarse), or
     those of the same stratum of the sampler"""
@@ -66,8 +66,8 @@ class OHEM(Mining):
         """Return which masks to train on; ties are broken by position.
 
         Args:
-            losses: loss of each mask; NaN is never kept.
-            strata: stratum of each mask.
+            losses: Loss of each mask; NaN is never kept.
+            strata: Stratum of each mask.
         """
         return _hardest(
             losses, strata * 0 if self.within == "batch" else strata, self.keep_ratio, self.min_kept
@@ -77,7 +77,7 @@ class OHEM(Mining):
 def _hardest(
     losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"], keep_ratio: float, min_kept: int
 ) -> Bool[Tensor, "M"]:
-    """Return the `ceil(keep_ratio * n)` hardest of the n losses of each stratum, without NaN."""
+    """Select the `ceil(keep_ratio * n)` highest of each stratum's n losses, ignoring NaN."""
     import torch
 
     is_number = ~losses.isnan()

@@ -1,9 +1,9 @@
-"""Sampled points for a mask loss, mostly uncertain ones, as in PointRend.
+"""Sampling of points for mask losses, mostly uncertain ones, as in PointRend.
 
-PointRend's training points (Kirillov et al. 2020, section 3.1), but from a low-discrepancy sequence
-(R2, Roberts 2018) instead of random numbers. Each mask shifts the sequence by its own numbers
-(Cranley and Patterson 1976) and each round continues it, so the points are a function of the
-arguments. Each point is uniform over the valid part of the square.
+The points follow PointRend's training (Kirillov et al. 2020, section 3.1), but come from a
+low-discrepancy sequence (R2, Roberts 2018) instead of random numbers. Each mask shifts the sequence
+by its own random numbers (Cranley and Patterson 1976), and each round continues it, so the points
+are a function of the arguments. Each point is uniform over the valid part of the square.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ STEPS = tuple(round(2**32 / PLASTIC**power) for power in (1, 2))
 
 
 class SampledPoints(NamedTuple):
-    """Logits and targets at P points of each mask and prediction; not `valid` in the padding."""
+    """Logits and targets at P points per mask and prediction; `valid` is False in the padding."""
 
     logits: Float[Tensor, "M K P"]
     targets: Bool[Tensor, "M K P"] | Float[Tensor, "M K P"]
@@ -41,19 +41,19 @@ def sample_points(
 ) -> SampledPoints:
     """Sample points of each mask and prediction.
 
-    `importance_sample_ratio * count` points have the smallest absolute logits of
-    `oversample_ratio * count` candidates (the last of equal ones), chosen for each prediction; the
-    others follow in the sequence and are the same for all predictions.
+    For each prediction, the `importance_sample_ratio * count` points with the smallest absolute
+    logits are chosen from `oversample_ratio * count` candidates (ties go to the last). The other
+    points follow in the sequence and are the same for all predictions.
 
     Args:
-        low_res_logits: K predictions of each of M masks; interpolated bilinearly as if upsampled,
-            also from cells of the padding beside the edge.
-        targets: ground truth with `shift`. A bool target is read at the point's cell, a covered
-            share is interpolated bilinearly between valid cells.
-        round_index: number of the round, whose points continue the sequence.
-        count: number P of points.
-        oversample_ratio: candidates per point.
-        importance_sample_ratio: share of the points chosen by uncertainty.
+        low_res_logits: K predictions for each of M masks; interpolated bilinearly as in upsampling,
+            including padding cells next to the edge.
+        targets: Ground truth with `shift`. A bool target is read at the point's cell; a covered
+            fraction is interpolated bilinearly between valid cells.
+        round_index: Number of the round; each round continues the sequence.
+        count: Number of points, P.
+        oversample_ratio: Candidates per point.
+        importance_sample_ratio: Fraction of the points chosen by uncertainty.
     """
     assert targets.shift is not None
     device, (masks, predictions) = low_res_logits.device, low_res_logits.shape[:2]
@@ -85,8 +85,8 @@ def spread_points(
     """Return points of the R2 sequence, shifted and wrapped around for each mask.
 
     Args:
-        numbers: positions in the sequence.
-        shift: shift of each mask in [0, 1).
+        numbers: Positions in the sequence.
+        shift: Shift of each mask in [0, 1).
 
     Returns:
         Points (x, y) in [0, 1).
@@ -97,7 +97,7 @@ def spread_points(
 
 
 def valid_extent(valid: Bool[Tensor, "M H W"]) -> Float[Tensor, "M 2"]:
-    """Return the valid share of width and height; the valid part lies at the top left."""
+    """Return the valid fraction of width and height; the valid part is at the top left."""
     rows, columns = valid.any(2), valid.any(1)
     return torch.stack([columns.float().mean(1), rows.float().mean(1)], 1)
 
@@ -108,8 +108,8 @@ def interpolate_at(
     """Interpolate maps at points, bilinearly as in upsampling with `align_corners=False`.
 
     Args:
-        maps: maps of M masks and K predictions.
-        points: points (x, y) in [0, 1].
+        maps: Maps of M masks and K predictions.
+        points: Points (x, y) in [0, 1].
 
     Returns:
         Values in float32 or float64.
@@ -118,7 +118,7 @@ def interpolate_at(
 
 
 class _InterpolateAt(torch.autograd.Function):
-    """Keep only the points, and sum the gradient in integers, so that its order is irrelevant."""
+    """Interpolation that saves only the points and sums gradients as integers, in any order."""
 
     @staticmethod
     def forward(ctx, maps: Tensor, points: Tensor) -> Float[Tensor, "M K P"]:
@@ -135,7 +135,7 @@ class _InterpolateAt(torch.autograd.Function):
     def backward(ctx, grad: Float[Tensor, "M K P"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         (points,) = ctx.saved_tensors
         height, width = ctx.shape[2:]
-        # A gradient that is not finite makes the unit and thereby the whole map not finite.
+        # A non-finite gradient makes the unit, and thereby the whole map, non-finite.
         unit = grad.double().abs().amax(2, keepdim=True).clamp(min=1e-100) * 2.0**-40
         total = torch.zeros(*ctx.shape[:2], height * width, dtype=torch.int64, device=grad.device)
         x, y = (
@@ -154,7 +154,7 @@ class _InterpolateAt(torch.autograd.Function):
 def _cells(
     valid: Bool[Tensor, "M H W"], points: Float[Tensor, "M K P 2"]
 ) -> tuple[Bool[Tensor, "M K P"], Int64[Tensor, "M K P"]]:
-    """Return whether each point's cell is valid, and the number of the cell."""
+    """Return whether each point's cell is valid, and the cell's index."""
     height, width = valid.shape[1:]
     column, row = (
         (points[..., axis] * size).long().clamp(max=size - 1)

@@ -1,4 +1,4 @@
-"""Losses of the grounding model's scores: which masks a text refers to, or none of them.
+"""Losses of the grounding model's scores of the masks that a text refers to, if any.
 
 - `contrastive`, InfoNCE over masks (van den Oord et al. 2018, equation 4): each target mask against
   all other masks and "none", averaged over target masks; without a target mask "none" is the
@@ -29,8 +29,8 @@ def relevance_losses(
     """Compute the losses of each query.
 
     Args:
-        scores: score of each mask, and last that of "none".
-        is_target: masks that the text refers to; they must be valid.
+        scores: Score of each mask, followed by that of "none".
+        is_target: Masks that the text refers to; they must be valid.
         mask_valid: False for padding.
 
     Returns:

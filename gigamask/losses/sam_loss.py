@@ -1,6 +1,6 @@
 """SAM's loss: focal loss, dice loss and IoU regression, summed over masks.
 
-Torch is imported only in methods, because recipes hold losses.
+Imports torch only in methods, so that recipes need no torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ IouLoss = Literal["mse", "l1"]
 class SamLoss(Loss):
     """Focal loss, dice loss and IoU regression, 20 : 1 : 1, of the best prediction of each mask.
 
-    Kirillov et al. 2023, section 3 and appendix A. The resolution is that of the round's logits and
-    targets, or with `num_points` that of some points. The paper does not state alpha, gamma and the
-    smoothing; the defaults are those of SAM 2's released training code. Masks are independent of
-    each other, so sums over micro-batches and processes add up.
+    Kirillov et al. 2023, section 3 and appendix A. Losses are computed at the resolution of the
+    round's logits and targets, or at points if `num_points` is set. The paper does not state alpha,
+    gamma and the smoothing; the defaults are those of SAM 2's released training code. Masks are
+    independent, so sums over micro-batches and processes can be added.
     """
 
     focal_weight: float = 20.0
@@ -47,25 +47,26 @@ class SamLoss(Loss):
     smooth: float = 1.0
     """dice loss: added to numerator and denominator, in pixels"""
     mask_supervision: MaskSupervision = "best"
-    """predictions that learn the mask: that of lowest loss, all (their mean), or the first"""
+    """predictions to supervise with the mask: best (lowest loss), all (their mean), or single (the
+    first)"""
     iou_supervision: IouSupervision = "best"
-    """predictions that learn their IoU: the one chosen by `mask_supervision` (the best if that is
-    "all"), or all (their mean); with "single" use "all", because masks are chosen by predicted IoU,
-    which two of three would never learn"""
+    """predictions to supervise with their IoU: best (the one chosen by `mask_supervision`; the
+    lowest loss if that is "all"), or all (their mean); with mask_supervision "single" use "all",
+    since masks are chosen by predicted IoU, which the other two would never learn"""
     iou_loss: IouLoss = "mse"
     """IoU regression: squared error as in SAM, or absolute error as in SAM 2"""
     num_points: int = 0
     """compute focal and dice loss at this number of points per prediction, as PointRend does
     (usually 12544); 0 uses all pixels"""
     oversample_ratio: float = 3.0
-    """candidate points per sampled point, among which the uncertain ones are chosen"""
+    """candidate points per sampled point, from which the uncertain ones are chosen"""
     importance_sample_ratio: float = 0.75
-    """share of the points chosen for their small absolute logits; the others are uniform"""
+    """fraction of the points chosen for their small absolute logits; the others are uniform"""
     ohem_pixel_ratio: float | None = None
-    """hard pixel mining: average the focal loss over this share of hardest pixels or points; None
-    uses all"""
+    """hard pixel mining: average the focal loss over this fraction of the hardest pixels or points;
+    None uses all"""
     ohem_min_pixels: int = 100_000
-    """least number of pixels kept by hard pixel mining; the default keeps all of a 256 x 256 grid
+    """minimum number of pixels kept by hard pixel mining; the default keeps all of a 256 x 256 grid
     or of 12544 points"""
 
     def __post_init__(self) -> None:
@@ -104,15 +105,15 @@ class SamLoss(Loss):
 
     @property
     def num_uniforms(self) -> int:
-        """Pairs of uniform numbers per mask, which shift its points: 1 or, without points, 0."""
+        """Pairs of uniform numbers per mask that shift its points: 1, or 0 without points."""
         return int(self.num_points > 0)
 
     def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
         """Compute the loss of one round.
 
         Args:
-            round: prompts and predictions of M masks.
-            targets: ground truth of the same masks.
+            round: Prompts and predictions of M masks.
+            targets: Ground truth of the same masks.
 
         Returns:
             Sums over the masks. The parts are unweighted; `iou` is the actual IoU of the prediction
@@ -156,14 +157,14 @@ class SamLoss(Loss):
         """Return the terms of the mask loss; override it to swap or add terms.
 
         Args:
-            logits: K predictions of each of M masks, over all cells; with `num_points` each
-                prediction is a mask of its own with one prediction and one row of cells.
-            targets: masks, or the covered share of each cell.
-            valid: False in the padding, which must not count.
+            logits: K predictions for each of M masks, over all cells; with `num_points`, each
+                prediction is a separate mask with one prediction and one row of cells.
+            targets: Masks, or the covered fraction of each cell.
+            valid: False in the padding, which must be ignored.
 
         Returns:
-            Loss of each mask and prediction by the name of the term. The field `NAME_weight` is the
-            weight of a term; a term without such a field has weight 1.
+            Loss of each mask and prediction by name of the term. The field `NAME_weight` is the
+            weight of a term; a term without that field has weight 1.
         """
         from gigamask.losses.focal_dice import dice_loss, focal_loss
 

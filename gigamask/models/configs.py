@@ -1,4 +1,4 @@
-"""Configurations of the models, without importing torch, and the named sizes."""
+"""Model configurations and named sizes, importable without torch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 COLOR_FEATURES = 6
-"""Numbers that describe the color of a mask: mean and standard deviation of red, green and blue."""
+"""Number of color features of a mask: mean and standard deviation of red, green and blue."""
 GEOMETRY_FEATURES = 8
-"""Numbers that describe where a mask lies: center, width and height of its box, square root and
-logarithm of its area, the share of the box that it fills, and the logarithm of the box's width over
-its height."""
+"""Number of geometry features of a mask: center, width and height of its box, square root and
+logarithm of its area, fraction of the box that it fills, and logarithm of the box's width over its
+height."""
 
 
 @dataclass(frozen=True)
 class ViT(ImageEncoder):
-    """SAM's vision transformer, with the sizes in `SamConfig`."""
+    """SAM's vision transformer, sized by `SamConfig`."""
 
     def build(self, model: SamConfig) -> nn.Module:
-        """Return the encoder of a SAM."""
+        """Build the image encoder of a SAM."""
         from gigamask.models.sam.image_encoder import ImageEncoderViT
 
         return ImageEncoderViT(
@@ -46,38 +46,38 @@ class ViT(ImageEncoder):
 
 @dataclass(frozen=True)
 class SamConfig:
-    """Sizes, drop path and initialization of a SAM; the defaults are those of ViT-B."""
+    """Sizes, drop path rate and initialization of a SAM; the defaults are ViT-B's."""
 
     image_size: int = 1024
     """side of the square model input in pixels"""
     patch_size: int = 16
-    """side of a patch in pixels; divides image_size"""
+    """side of a patch in pixels; must divide image_size"""
     embed_dim: int = 768
     """width of the image encoder"""
     depth: int = 12
-    """blocks of the image encoder"""
+    """number of blocks of the image encoder"""
     num_heads: int = 12
-    """attention heads of an encoder block; divides embed_dim"""
+    """attention heads per encoder block; must divide embed_dim"""
     window_size: int = 14
     """side of the attention windows in tokens"""
     global_attn_indexes: tuple[int, ...] = (2, 5, 8, 11)
-    """blocks with attention over the whole image instead of windows"""
+    """indexes of the blocks with global instead of windowed attention"""
     drop_path_rate: float = 0.0
-    """drop path rate of the last block; grows linearly from 0 at the first block"""
+    """drop path rate of the last block, increasing linearly from 0 at the first block"""
     embedding_dim: int = 256
     """channels of the image embedding, and width of the mask decoder"""
     decoder_num_heads: int = 8
-    """attention heads of the mask decoder; divides embedding_dim / 2"""
+    """attention heads of the mask decoder; must divide embedding_dim / 2"""
     decoder_mlp: int = 2048
     """hidden width of the mask decoder's MLPs"""
     iou_hidden: int = 256
-    """hidden width of the head that predicts IoU"""
+    """hidden width of the IoU prediction head"""
     custom_init: bool = False
-    """initialization for small models: attention to prompts' positions, an embedding of colors,
-    masks by similarity (models.init)"""
+    """initialization for small models: attention to prompt positions, a color embedding, and masks
+    by similarity (models.init)"""
     encoder: ImageEncoder = ViT()
     """image encoder; embed-dim, depth, num-heads, window-size, global-attn-indexes and
-    drop-path-rate are those of vit"""
+    drop-path-rate apply to vit"""
 
     def __post_init__(self) -> None:
         _check_counts(
@@ -121,29 +121,30 @@ class SamConfig:
 class MAEConfig:
     """Sizes, mask ratio and targets of a masked autoencoder.
 
-    The defaults are ViT-B and those of MAE's pre-training (He et al. 2021, arXiv 2111.06377).
+    The defaults are those of ViT-B in MAE's pre-training (He et al. 2021, arXiv 2111.06377).
     """
 
     image_size: int = 224
     """side of the square model input in pixels"""
     patch_size: int = 16
-    """side of a patch in pixels; divides image_size (SAM's is 16)"""
+    """side of a patch in pixels; must divide image_size (SAM uses 16)"""
     embed_dim: int = 768
     """width of the encoder"""
     depth: int = 12
-    """blocks of the encoder"""
+    """number of encoder blocks"""
     num_heads: int = 12
-    """attention heads of an encoder block; divides embed_dim"""
+    """attention heads per encoder block; must divide embed_dim"""
     decoder_dim: int = 512
-    """width of the decoder, which is only used in training"""
+    """width of the decoder, which is used only in pre-training"""
     decoder_depth: int = 8
-    """blocks of the decoder"""
+    """number of decoder blocks"""
     decoder_num_heads: int = 16
-    """attention heads of a decoder block; divides decoder_dim"""
+    """attention heads per decoder block; must divide decoder_dim"""
     mask_ratio: float = 0.75
-    """share of an image's patches that are hidden"""
+    """fraction of an image's patches that is hidden"""
     normalize_pixels: bool = True
-    """predict each patch's pixels normalized by their own mean and deviation: better encoders"""
+    """predict each patch's pixels normalized by their mean and standard deviation, which trains
+    better encoders"""
 
     def __post_init__(self) -> None:
         _check_counts(
@@ -165,7 +166,7 @@ class MAEConfig:
         if not 0 < self.visible < self.patches:
             raise GigamaskError(
                 f"MAEConfig.mask_ratio {self.mask_ratio} of {self.patches} patches leaves "
-                f"{self.visible} visible; choose one that hides some but not all"
+                f"{self.visible} visible; choose a ratio that hides some patches but not all"
             )
 
     @property
@@ -175,12 +176,12 @@ class MAEConfig:
 
     @property
     def patches(self) -> int:
-        """Number of an image's patches, P."""
+        """Number of patches of an image, P."""
         return self.embedding_size**2
 
     @property
     def visible(self) -> int:
-        """Number of an image's patches that the encoder sees."""
+        """Number of patches of an image that the encoder sees."""
         return self.patches - round(self.patches * self.mask_ratio)
 
 
@@ -199,11 +200,11 @@ class GroundingModelConfig:
     dim: int = 128
     """width of the model"""
     layers: int = 3
-    """layers in which masks attend to the text and to each other"""
+    """number of layers in which masks attend to the text and to each other"""
     heads: int = 4
-    """attention heads; divides dim"""
+    """attention heads; must divide dim"""
     crop_side: int = 16
-    """side of the grid of a mask's outline"""
+    """side of the grid that represents a mask's outline within its box"""
 
     def __post_init__(self) -> None:
         _check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")
@@ -211,7 +212,7 @@ class GroundingModelConfig:
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
-        """Number of features: embedding, color, geometry, outline."""
+        """Number of features of each kind: embedding, color, geometry, outline."""
         return self.embedding_dim, COLOR_FEATURES, GEOMETRY_FEATURES, self.crop_side**2
 
 
@@ -240,25 +241,25 @@ def _check_multiple(config: object, name: str, divisor: int, reason: str) -> Non
 
 
 def vit_b() -> SamConfig:
-    """Return SAM's ViT-B: 93.7 M parameters."""
+    """Return the configuration of SAM ViT-B: 93.7 M parameters."""
     return SamConfig()
 
 
 def vit_l() -> SamConfig:
-    """Return SAM's ViT-L: 312.3 M parameters."""
+    """Return the configuration of SAM ViT-L: 312.3 M parameters."""
     return SamConfig(embed_dim=1024, depth=24, num_heads=16, global_attn_indexes=(5, 11, 17, 23))
 
 
 def vit_h() -> SamConfig:
-    """Return SAM's ViT-H: 641.1 M parameters."""
+    """Return the configuration of SAM ViT-H: 641.1 M parameters."""
     return SamConfig(embed_dim=1280, depth=32, num_heads=16, global_attn_indexes=(7, 15, 23, 31))
 
 
 def tiny() -> SamConfig:
-    """Return a SAM that trains in minutes on two CPU cores: 128 px, 0.7 M parameters.
+    """Return a SAM configuration that trains in minutes on two CPU cores: 128 px, 0.7 M parameters.
 
-    It has patch size 8 because clicks did not help with 16, and two decoder heads because four
-    heads of eight channels learned a little less.
+    The patch size is 8 because clicks did not help with 16. Two decoder heads learned slightly more
+    than four heads of eight channels.
     """
     return SamConfig(
         image_size=128,
@@ -277,25 +278,25 @@ def tiny() -> SamConfig:
 
 
 def mae_vit_b() -> MAEConfig:
-    """Return MAE's ViT-B: an encoder of 85.8 M and a decoder of 26.1 M parameters."""
+    """Return the configuration of MAE ViT-B: 85.8 M encoder and 26.1 M decoder parameters."""
     return MAEConfig()
 
 
 def mae_vit_l() -> MAEConfig:
-    """Return MAE's ViT-L: an encoder of 303.3 M and a decoder of 26.2 M parameters."""
+    """Return the configuration of MAE ViT-L: 303.3 M encoder and 26.2 M decoder parameters."""
     return MAEConfig(embed_dim=1024, depth=24, num_heads=16)
 
 
 def mae_vit_h() -> MAEConfig:
-    """Return a MAE ViT-H, an encoder of 630.9 M parameters, with SAM's patch size.
+    """Return the configuration of MAE ViT-H with SAM's patch size: 630.9 M encoder parameters.
 
-    The patch size is 16; that of MAE's published ViT-H is 14.
+    The patch size is 16; the published MAE ViT-H uses 14.
     """
     return MAEConfig(embed_dim=1280, depth=32, num_heads=16)
 
 
 def mae_tiny() -> MAEConfig:
-    """Return the MAE for the encoder of `tiny()`: 128 px, patch size 8."""
+    """Return the configuration of the MAE for the encoder of `tiny()`: 128 px, patch size 8."""
     return MAEConfig(
         image_size=128,
         patch_size=8,

@@ -77,7 +77,7 @@ NAMES = (
     ("mask_decoder.iou_prediction_head.layers.1.", "mask_decoder.iou_prediction_head.layers.0."),
     ("mask_decoder.iou_prediction_head.layers.2.", "mask_decoder.iou_prediction_head.proj_out."),
 )
-"""Prefixes of parameter names, Meta's and Hugging Face's: the first that matches applies, {i} is a
+"""Prefixes of parameter names, Meta's and Hugging Face's; the first match applies, and {i} is a
 number. From transformers/models/sam/convert_sam_to_hf.py."""
 
 SHARED = "shared_image_embedding.positional_embedding"
@@ -85,17 +85,17 @@ SHARED = "shared_image_embedding.positional_embedding"
 
 MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
 MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-"""What SAM's image encoder takes from a MAE: the patch embedding, these parts of each block, and
-the positions."""
+"""Parameters that SAM's image encoder takes from a MAE besides the position embedding: the patch
+embedding, and these parts of each block."""
 
 
 def infer_config(state: State, decoder_heads: int = 8) -> SamConfig:
-    """Return the configuration that the shapes of a SAM's weights imply.
+    """Infer the configuration of a SAM from the shapes of its weights.
 
     Args:
         state: State dict with Meta's names.
-        decoder_heads: Attention heads of the decoder, which shapes do not show; Meta's models have
-            8.
+        decoder_heads: Attention heads of the decoder, which shapes do not determine; 8 in Meta's
+            models.
 
     Raises:
         GigamaskError: A tensor is missing.
@@ -142,14 +142,14 @@ def _block_indices(state: State, prefix: str) -> set[int]:
 
 
 def from_mae(state: State, config: SamConfig, source: str) -> State:
-    """Return the encoder of a MAE under the names of SAM's image encoder.
+    """Return the encoder weights of a MAE under the names of SAM's image encoder.
 
-    The MAE's tokens, last norm and decoder are dropped. SAM's relative positions, neck, prompt
+    The MAE's tokens, final norm and decoder are dropped. SAM's relative positions, neck, prompt
     encoder and mask decoder are not in the result.
 
     Args:
-        state: State dict of a MAE: Meta's files with or without a decoder, or gigamask's.
-        config: SAM that positions and patch embedding are resampled for.
+        state: State dict of a MAE: Meta's, with or without the decoder, or gigamask's.
+        config: SAM to resample the positions and the patch embedding for.
         source: Where the weights come from, for error messages.
 
     Raises:
@@ -195,7 +195,8 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
 def to_huggingface(state: State) -> State:
     """Return weights with the names of Hugging Face's `SamModel`.
 
-    Raises GigamaskError for a tensor that is not SAM's.
+    Raises:
+        GigamaskError: A tensor is not SAM's.
     """
     renamed = {_rename(name, 0, 1): value for name, value in state.items()}
     if GAUSSIAN in state:
@@ -204,7 +205,7 @@ def to_huggingface(state: State) -> State:
 
 
 def from_huggingface(state: State) -> State:
-    """Return the weights of a `SamModel` with Meta's names; one copy of `GAUSSIAN` is enough."""
+    """Return the weights of a `SamModel` with Meta's names; either copy of `GAUSSIAN` suffices."""
     renamed = {_rename(name, 1, 0): value for name, value in state.items() if name != SHARED}
     if SHARED in state:
         renamed.setdefault(GAUSSIAN, state[SHARED])
@@ -212,7 +213,7 @@ def from_huggingface(state: State) -> State:
 
 
 def _rename(name: str, source: int, target: int) -> str:
-    """Return a tensor's other name; 0 is Meta's and 1 Hugging Face's."""
+    """Translate a tensor's name between conventions: 0 is Meta's, 1 Hugging Face's."""
     for names in NAMES:
         pattern = re.escape(names[source]).replace(r"\{i\}", r"(\d+)")
         if match := re.match(pattern + ("" if names[source].endswith(".") else "$"), name):
@@ -226,9 +227,9 @@ def _rename(name: str, source: int, target: int) -> str:
 def resample_abs_pos_embed(
     positions: Float[Tensor, "1 e e C"], side: int
 ) -> Float[Tensor, "1 E E C"]:
-    """Resample absolute positions by bicubic interpolation.
+    """Resample absolute position embeddings by bicubic interpolation.
 
-    As ViTDet, `modeling/backbone/utils.py`.
+    As in ViTDet (`modeling/backbone/utils.py`).
 
     Args:
         positions: Position embedding of e x e tokens.
@@ -244,10 +245,10 @@ def resample_abs_pos_embed(
 
 
 def resample_rel_pos(table: Float[Tensor, "l d"], length: int) -> Float[Tensor, "L d"]:
-    """Resample relative positions by linear interpolation, as `get_rel_pos` of Segment Anything.
+    """Resample relative positions by linear interpolation, as Segment Anything's `get_rel_pos`.
 
     Args:
-        table: One vector for each of 2 * side - 1 offsets.
+        table: One vector per offset, 2 * side - 1 of them.
         length: New number of offsets, L.
     """
     return F.interpolate(table.T[None].float(), size=length, mode="linear")[0].T.to(table.dtype)
@@ -257,7 +258,7 @@ def resample_patch_embed(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[
     """Resample a patch embedding for patches of another size.
 
     Uses the pseudo-inverse of bicubic resizing (Beyer et al. 2022, FlexiViT, section 3.4): an
-    enlarged patch gives exactly the output that the patch gave before. Interpolating the kernel
+    enlarged patch gives exactly the same output as the original patch. Interpolating the kernel
     from 14 x 14 to 16 x 16 would scale outputs by 1.3 instead.
 
     Args:
@@ -274,5 +275,5 @@ def resample_patch_embed(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[
 
 
 def abbreviate(names: list[str]) -> str:
-    """Return the number of names and the first three of them."""
+    """Format names as their number and the first three."""
     return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -1,10 +1,10 @@
-"""Initialization of models, with a key per tensor, and the custom initialization of small models.
+"""Reproducible initialization of models, and the custom initialization of small models.
 
-A small model that trains for minutes from the ordinary initialization learns to draw blobs around
-its prompts and to ignore the image. Image content is noise to a decoder that cannot locate prompts
-yet, so the encoder learns a constant embedding and stays there. The custom initialization therefore
-starts with what it would have to learn first: attention to the positions of prompts, an embedding
-that separates colors, and masks that follow similarity.
+A small model trained for minutes from the standard initialization learns to draw blobs around its
+prompts and to ignore the image: image content is noise to a decoder that cannot locate prompts yet,
+so the encoder collapses to a constant embedding. The custom initialization provides what the model
+would have to learn first: attention to prompt positions, an embedding that separates colors, and
+masks that follow similarity.
 """
 
 import math
@@ -26,14 +26,14 @@ from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.rng import make_rng
 
 TIE_SCALE = 1.5
-"""Scale of the orthonormal rows of tied queries and keys. An attention logit at the prompt's
-position is then about 2 * 1.5 ** 2 above one far away, which outweighs the several hundred other
+"""Scale of the orthonormal rows that queries and keys share. The attention logit at the prompt's
+position then exceeds distant ones by about 2 * 1.5 ** 2, which outweighs several hundred other
 tokens."""
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Factors of the encoder's position embedding, patch embedding and residual branches."""
 RANDOM_SCALE, SIMILARITY_SCALE, PRIOR_LOGIT = 0.7, 0.5, -2.3
-"""Of the mask decoder: scale of the random initialization that remains, scale of similarities, and
-logit of an average pixel (a probability of 9 %)."""
+"""Mask decoder: scale of the remaining random initialization, scale of similarities, and logit of
+an average pixel (a probability of 9 %)."""
 GELU_BIAS, RELU_BIAS = 1.0, 2.0
 """Biases that shift GELU and ReLU to where they are nearly linear."""
 
@@ -53,7 +53,7 @@ def build_model(
     Args:
         config: Configuration of the model.
         seed: Random seed of the weights.
-        device: Device of the model; on the meta device it has no values.
+        device: Device of the model; on the meta device it has no storage.
     """
     return materialize(
         lambda: Sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
@@ -63,15 +63,12 @@ def build_model(
 def materialize(
     make: Callable[[], ModuleT], seed: int, device: torch.device | str = "cpu"
 ) -> ModuleT:
-    """Make a model and initialize it from a seed.
+    """Build a model and initialize it from a seed.
 
     Args:
-        make: Makes the model; called on the meta device.
+        make: Builds the model; called on the meta device.
         seed: Seed of the initial values.
-        device: Device of the model; on the meta device it has no values.
-
-    Returns:
-        The model.
+        device: Device of the model; on the meta device it has no storage.
     """
     with torch.device("meta"):
         model = make()
@@ -90,14 +87,14 @@ def materialize(
 def init_weights(model: nn.Module, seed: int) -> None:
     """Initialize every parameter and buffer from a random generator keyed by its name.
 
-    So values depend neither on the order of parameters nor on the sizes of others. Of all models
-    except a MAE, weight matrices are normal, truncated at two standard deviations, with variance
-    1 / (3 * fan-in), which is a deviation of 0.02 at ViT-B's width. Biases and relative positions
-    are 0, embeddings and the Gaussian position matrix standard normal, absolute positions sines and
-    cosines, and the own parameters of a module with `parameter_std` normal with that deviation. A
-    MAE is initialized as its authors' (`models_mae.py`): matrices uniform with variance
-    2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with deviation 0.02. A custom
-    image encoder keeps its own initialization.
+    Values thus depend neither on the order nor on the sizes of other parameters. Except in a MAE,
+    weight matrices are normal, truncated at two standard deviations, of variance 1 / (3 * fan-in),
+    a standard deviation of 0.02 at ViT-B's width. Biases and relative positions are 0, embeddings
+    and the Gaussian position matrix are standard normal, and absolute positions are sines and
+    cosines. The direct parameters of a module with `parameter_std` are normal with that standard
+    deviation. A MAE follows its authors' code (`models_mae.py`): matrices are uniform with variance
+    2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with standard deviation 0.02. A
+    custom image encoder keeps its own initialization.
 
     Args:
         model: The model, changed in place.
@@ -156,7 +153,7 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
 def _init_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
     """Return the initial value of a parameter or buffer of a MAE, on the CPU."""
     if isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight":
-        # The kernel of the patch embedding is one matrix over all pixels of a patch.
+        # The patch embedding's kernel counts as one matrix over all pixels of a patch.
         matrix = nn.init.xavier_uniform_(
             torch.empty(len(tensor), tensor[0].numel()), generator=_generator(seed, full)
         )
@@ -179,8 +176,9 @@ def _pixel_scale(name: str) -> Float[Tensor, "3 1 1"]:
 def get_2d_sincos_pos_embed(side: int, dim: int) -> Float[Tensor, "1 N C"]:
     """Return MAE's fixed position embedding of a class token and N - 1 patches.
 
-    The class token's is 0. A patch's has sines and cosines of its column, then of its row, with
-    wavelengths from 2 pi to 10000 * 2 pi patches in equal ratios (Vaswani et al. 2017).
+    The class token's embedding is 0. A patch's embedding holds sines and cosines of its column,
+    then of its row, with wavelengths from 2 pi to 10000 * 2 pi patches in geometric progression
+    (Vaswani et al. 2017).
 
     Args:
         side: Patches along a side of the image.
@@ -200,8 +198,8 @@ def get_2d_sincos_pos_embed(side: int, dim: int) -> Float[Tensor, "1 N C"]:
 def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
     """Return a position embedding of sines and cosines of each token's row and column.
 
-    Frequencies are relative to the image, from half a wave across it to one wave per two tokens, in
-    equal ratios.
+    Frequencies range from half a wave across the image to one wave per two tokens, in geometric
+    progression.
 
     Args:
         side: Tokens along a side of the image, E.
@@ -217,10 +215,10 @@ def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
 
 
 def init_tied_cross_attention(model: Sam, seed: int) -> None:
-    """Initialize queries and keys of all token-image attention with one orthonormal matrix.
+    """Initialize each token-image attention with the same projection of queries and keys.
 
-    The rows of the matrix are orthonormal, times `TIE_SCALE`. A prompt then attends to the image
-    tokens at its position.
+    Its rows are orthonormal, times `TIE_SCALE`, so that a prompt attends to the image tokens at its
+    position.
 
     Args:
         model: The model, changed in place.
@@ -251,9 +249,9 @@ def init_color_passthrough(model: Sam) -> None:
 
 
 def init_similarity_head(model: Sam, seed: int) -> None:
-    """Initialize mask logits as the similarity of the mask token and each image token.
+    """Initialize mask logits to the similarity between the mask token and each image token.
 
-    Both are projected by the same orthonormal rows, and the bias is a prior for background. The
+    Both are projected by the same orthonormal rows, and the bias is a background prior. The
     activations of the upscaling and the hypernetworks are shifted to where they are nearly linear.
 
     Args:

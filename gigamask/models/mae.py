@@ -1,9 +1,9 @@
 """Masked autoencoder (MAE) for pre-training the image encoder (He et al. 2021).
 
-Names and shapes are those of MAE's pre-training checkpoints (`models_mae.py`). The encoder is SAM's
-with only global attention and no relative positions, because most of the grid is missing and
-windows would be full of holes. Windows and relative positions, which start at 0, are added in SAM's
-training, as in ViTDet (Li et al. 2022).
+Parameter names and shapes are those of MAE's pre-training checkpoints (`models_mae.py`). The
+encoder is SAM's with global attention only and without relative positions, because most of the grid
+is hidden. SAM's training adds windows and relative positions, which start at 0, as in ViTDet (Li et
+al. 2022).
 """
 
 from typing import NamedTuple
@@ -23,10 +23,10 @@ class MAEOutput(NamedTuple):
     """Output of a `MAE`.
 
     Attributes:
-        patches: Predicted pixels of every patch, D = 3 * patch_size ** 2: rows of pixels with their
-            red, green and blue.
+        patches: Predicted pixels of every patch, D = 3 * patch_size ** 2: row by row, with the
+            three channels of a pixel together.
         pixels: Normalized pixels of the images.
-        scored: Hidden patches that are not padding, which the loss is computed on.
+        scored: Patches in the loss: hidden, and not entirely padding.
     """
 
     patches: Float[Tensor, "B P D"]
@@ -50,7 +50,7 @@ class MAEAttention(nn.Module):
 
 
 class MAEMLP(nn.Module):
-    """Two linear layers with GELU between, with MAE's parameter names."""
+    """Two linear layers with a GELU in between, with MAE's parameter names."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class MAEMLP(nn.Module):
 
 
 class MAEBlock(nn.Module):
-    """Transformer block: attention and an MLP, each a residual branch."""
+    """Transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -116,15 +116,15 @@ class MAE(nn.Module):
         input_sizes: Int64[Tensor, "B 2"],
         uniforms: Float[Tensor, "B P"],
     ) -> MAEOutput:
-        """Predict all patches from the visible ones, those with the lowest `uniforms`.
+        """Predict all patches from the visible ones, which have the lowest `uniforms`.
 
-        Patches that lie in the padding are hidden first but never scored, so the scored share of a
-        padded image is smaller.
+        Patches entirely in the padding are hidden first but never scored, so a smaller fraction of
+        a padded image is scored.
 
         Args:
             images: RGB in 0..255.
             input_sizes: Height and width of each image without padding, at the top left.
-            uniforms: Uniform in [0, 1); ranks the patches.
+            uniforms: Uniform random numbers in [0, 1) that rank the patches.
 
         Raises:
             GigamaskError: The size of the images or the number of `uniforms` is wrong.
@@ -138,7 +138,7 @@ class MAE(nn.Module):
             )
         if uniforms.shape[1] != config.patches:
             raise GigamaskError(
-                f"RandomSpec.patches must be {config.patches}, the patches of the model "
+                f"RandomSpec.patches must be {config.patches}, the model's number of patches "
                 f"(got {uniforms.shape[1]})"
             )
         pixels, padding = (
@@ -178,7 +178,7 @@ class MAE(nn.Module):
     def decode(
         self, encoded: Float[Tensor, "B V1 C"], visible: Int64[Tensor, "B V"]
     ) -> Float[Tensor, "B P D"]:
-        """Predict every patch; hidden patches are mask tokens at their positions.
+        """Predict every patch; mask tokens stand in for the hidden ones.
 
         Args:
             encoded: Encoded class token and visible patches.

@@ -1,8 +1,8 @@
-"""Reading, loading and saving of weights.
+"""Reading, loading and saving of model weights.
 
 Meta's `.pth`, safetensors, Hugging Face folders and checkpoint folders are read as state dicts with
-Meta's names. Positions are interpolated when the model has another input size, as in ViTDet and
-SAM; everything else must match exactly.
+Meta's names. Position embeddings are interpolated if the model's input size differs, as in ViTDet
+and SAM; everything else must match exactly.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 
 MAE_PREFIX = "mae:"
-"""Prefix of a path to a MAE whose encoder a SAM's image encoder starts from."""
+"""Path prefix of a MAE from which the image encoder of a SAM is initialized."""
 
 Model = nn.Module
 ModelConfig = SamConfig | MAEConfig | GroundingModelConfig
@@ -46,7 +46,7 @@ KINDS: dict[str, type[ModelConfig]] = {
     "mae": MAEConfig,
     "relevance": GroundingModelConfig,
 }
-"""Kind of model in a file's metadata, and its configuration; without a kind it is a SAM."""
+"""Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
 
 
 def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
@@ -56,8 +56,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         path: A `.pth`, a `.safetensors`, or a folder with model.safetensors.
 
     Returns:
-        State dict with Meta's names, and the configuration if the file has one; else `infer_config`
-        infers it from the shapes.
+        State dict with Meta's names, and the configuration; None if the file has none (see
+        `infer_config`).
 
     Raises:
         GigamaskError: There is no such file, or it does not contain weights.
@@ -75,7 +75,7 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         return state, config
     if not path.is_file():
         raise GigamaskError(
-            f"{path}: no such file; give a .pth, a .safetensors, or a folder with model.safetensors"
+            f"{path}: no such file; pass a .pth, a .safetensors, or a folder with model.safetensors"
         )
     return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
 
@@ -100,14 +100,13 @@ def _read_safetensors(path: Path) -> tuple[State, ModelConfig | None]:
         return state, kind(**fields)
     except (TypeError, KeyError, json.JSONDecodeError) as error:
         raise GigamaskError(
-            f"{path}: its model configuration is not valid ({error}); "
-            "another version wrote it, use that version"
+            f"{path}: its model configuration is not valid ({error}); use the version that wrote it"
         ) from None
 
 
 def _read_pth(path: Path) -> State:
     try:
-        # MAE's checkpoints contain their flags, a Namespace, which runs no code when read.
+        # MAE's checkpoints contain their flags as a Namespace, which is safe to unpickle.
         with torch.serialization.safe_globals([argparse.Namespace]):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (
@@ -119,11 +118,12 @@ def _read_pth(path: Path) -> State:
         AttributeError,
         TypeError,
     ) as error:
-        # Files that are not pickles raise almost anything; the text of a LookupError is no help.
+        # Files that are not pickles raise almost any error; the text of a LookupError does not
+        # help.
         lines = [] if isinstance(error, LookupError) else str(error).splitlines()
         reason = lines[0] if lines else "torch.save did not write it"
         raise GigamaskError(
-            f"{path}: cannot be read as weights alone ({reason}); save its state dict and give that"
+            f"{path}: cannot be read as weights alone ({reason}); save only its state_dict()"
         ) from None
     while isinstance(state, dict) and (
         inner := next(
@@ -136,7 +136,7 @@ def _read_pth(path: Path) -> State:
         isinstance(value, Tensor) for value in state.values()
     ):
         raise GigamaskError(
-            f"{path}: holds no state dict of tensors; save the model's state_dict() and give that"
+            f"{path}: holds no state dict of tensors; save the model's state_dict()"
         )
     return {
         re.sub(r"^(module\.|sam\.)+", "", name.replace("_orig_mod.", "")): value
@@ -145,7 +145,7 @@ def _read_pth(path: Path) -> State:
 
 
 def _read_huggingface_config(state: State, path: Path) -> SamConfig | None:
-    """Return the configuration from the shapes, with the decoder's heads from config.json."""
+    """Infer the configuration from the shapes, and the decoder's heads from config.json."""
     try:
         decoder = json.loads(path.read_text()).get("mask_decoder_config") or {}
         return infer_config(state, decoder_heads=int(decoder.get("num_attention_heads", 8)))
@@ -159,8 +159,7 @@ def load_init_weights(model: Model, path: str) -> None:
     """Load initial weights into a model.
 
     Args:
-        model: Model to load all weights into; with `mae:PATH` a SAM, of which only the image
-            encoder changes.
+        model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
         path: Path of the weights, or `mae:PATH` of a MAE.
 
     Raises:
@@ -178,7 +177,7 @@ def load_init_weights(model: Model, path: str) -> None:
         kind = "MAE" if isinstance(model, MAE) else "grounding model"
         raise GigamaskError(
             f"{MAE_PREFIX}{path}: {MAE_PREFIX} starts a SAM from a MAE; "
-            f"to continue with the {kind} itself give {path}"
+            f"to continue with the {kind} itself, pass {path}"
         )
     state, config = read_weights(path)
     if isinstance(config, MAEConfig) and config.num_heads != model.config.num_heads:
@@ -190,10 +189,10 @@ def load_init_weights(model: Model, path: str) -> None:
 
 
 def load_weights(model: Model, state: State, source: str) -> None:
-    """Load a state dict strictly; only positions may have another size.
+    """Load a state dict strictly; only position embeddings may differ in size.
 
     Args:
-        model: Model to load into; it is not changed on errors.
+        model: Model to load into; unchanged on error.
         state: State dict with Meta's names.
         source: Where the weights come from, for error messages.
 
@@ -224,7 +223,7 @@ def load_weights(model: Model, state: State, source: str) -> None:
 
 
 def _fit(value: Tensor, own: Tensor, name: str) -> Tensor:
-    """Return positions resampled to the model's size, and everything else unchanged."""
+    """Resample position embeddings to the model's size; return everything else unchanged."""
     if value.shape == own.shape or value.dim() != own.dim() or value.shape[-1] != own.shape[-1]:
         return value
     if name == "image_encoder.pos_embed":
@@ -240,23 +239,23 @@ def save_weights(state: State, config: ModelConfig, path: Path | str) -> None:
     Args:
         state: State dict with Meta's names.
         config: Configuration of the model, saved in the file's metadata. A custom encoder is left
-            out, since only the run folder can build it.
+            out, since it can be rebuilt only from the run folder.
         path: File to write.
     """
     kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
     fields = {name: value for name, value in asdict(config).items() if name != "encoder"}
-    # One entry, because safetensors writes several in any order, and equal weights should make
-    # equal files.
+    # A single entry, since safetensors writes several in arbitrary order, and equal weights should
+    # give equal files.
     metadata = {"spec": json.dumps({"kind": kind, **fields})}
     write_atomically(Path(path), lambda partial: save_file(state, partial, metadata=metadata))
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that appears under its name only when it is complete.
+    """Write a file atomically: it gets its name only once it is complete.
 
     Args:
         path: The file.
-        write: Writes the path that it is called with; a partial file is removed on errors.
+        write: Writes to the path it is called with; a partial file is removed on error.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -269,7 +268,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Raise a library's write error, such as a full disk, as an `OSError` with the file's name."""
+    """Convert a library's write error, such as a full disk, to an `OSError` with the file name."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -282,7 +281,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 def _system_errno(error: BaseException | None) -> int | None:
     """Return the errno of a library's write error; None for any other error.
 
-    safetensors has it in its message, and torch raises its own error from the system's.
+    safetensors has it in its message; torch chains its own error to the system's.
     """
     if isinstance(error, SafetensorError):
         match = re.search(r"os error (\d+)", str(error))
@@ -293,5 +292,5 @@ def _system_errno(error: BaseException | None) -> int | None:
 
 
 def to_official(model: Model) -> State:
-    """Return the state dict on the CPU; Meta's code loads its `torch.save` strictly."""
+    """Return the state dict on the CPU, in a form that Meta's code loads strictly."""
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Box prompts: ground-truth boxes with random noise, as a person would draw them in a hurry."""
+"""Box prompts: ground-truth boxes with random noise."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,11 +17,11 @@ def jitter_boxes(
     """Add Gaussian noise to each side of each box (Kirillov et al. 2023, appendix A).
 
     Args:
-        boxes_input: boxes, xyxy in input pixels with inclusive ends.
-        noise: standard normal numbers.
-        relative_std: standard deviation as a share of the width or height.
-        limit_px: largest change of a side in input pixels; larger noise is clamped.
-        largest_xy: largest allowed coordinates.
+        boxes_input: Boxes, xyxy in input pixels with inclusive ends.
+        noise: Standard normal numbers.
+        relative_std: Standard deviation relative to the width or height.
+        limit_px: Largest shift of a side, in input pixels; larger noise is clamped.
+        largest_xy: Largest allowed coordinates.
 
     Returns:
         Boxes with ordered sides in [0, `largest_xy`].
@@ -36,13 +36,13 @@ def jitter_boxes(
 def jittered_boxes(
     targets: Targets, random_inputs: RandomInputs, relative_std: float, limit_px: float
 ) -> Float[Tensor, "M 4"]:
-    """Add noise to the boxes of the targets, within the part of the input that they cover.
+    """Add noise to the boxes of the targets, clamped to the extent of the target grid.
 
     Args:
-        targets: ground truth of M masks.
-        random_inputs: their random numbers; `box_noise` is used.
-        relative_std: standard deviation as a share of the width or height.
-        limit_px: largest change of a side in input pixels.
+        targets: Ground truth of M masks.
+        random_inputs: Random numbers of the masks; only `box_noise` is used.
+        relative_std: Standard deviation relative to the width or height.
+        limit_px: Largest shift of a side, in input pixels.
     """
     height, width = targets.valid.shape[1:]
     largest_xy = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
@@ -55,7 +55,7 @@ def corner_labels(count: int, device: torch.device) -> Int64[Tensor, "M 2"]:
     """Return the point labels, 2 and 3, of the corners of boxes.
 
     Args:
-        count: number of boxes.
-        device: device of the labels.
+        count: Number of boxes.
+        device: Device of the labels.
     """
     return torch.arange(2, 4, device=device).expand(count, 2)

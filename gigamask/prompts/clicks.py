@@ -1,7 +1,7 @@
 """Simulated clicks on the target grid: one pixel of each mask, and its label.
 
-Random numbers are arguments. Nothing but `squared_edt` waits for the device: shapes never depend on
-the content of a mask.
+Random numbers are arguments. Only `squared_edt` synchronizes with the device, since shapes never
+depend on the content of a mask.
 """
 
 import math
@@ -15,17 +15,17 @@ from torch.nn import functional
 def uniform_click(
     error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
 ) -> Int64[Tensor, "M 2"]:
-    """Choose one pixel of each mask, every foreground pixel equally likely.
+    """Choose one foreground pixel of each mask uniformly.
 
-    The first uniform number chooses the row by inverting the cumulated row sums, the second the
-    column: O(HW) without a random number for each pixel.
+    The first uniform number chooses the row by inverting the cumulative row sums, the second the
+    column: O(HW) without a random number per pixel.
 
     Args:
-        error: masks to click in.
-        uniforms: two uniform numbers in [0, 1) for each mask.
+        error: Masks to click in.
+        uniforms: Two uniform numbers in [0, 1) for each mask.
 
     Returns:
-        A pixel (x, y) of each mask; of a mask without foreground the last pixel of the grid, which
+        A pixel (x, y) of each mask; the last pixel of the grid if a mask has no foreground, which
         happens in `next_click` only if no pixel is valid.
     """
     rows = torch.arange(len(error), device=error.device)
@@ -43,17 +43,17 @@ def next_click(
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Choose the next click of each mask in its error region (Kirillov et al. 2023, appendix A).
 
-    The first click is that of an empty prediction. Without an error, which the paper does not
-    cover, the click confirms: uniform in the target with label 1 or, if the target is empty too,
+    For the first click, the prediction is empty. Without an error, which the paper does not cover,
+    the click confirms the mask: uniform in the target with label 1 or, if the target is empty,
     uniform in the background with label 0.
 
     Args:
-        pred_mask: predicted masks.
-        targets: ground-truth masks.
-        uniforms: two uniform numbers in [0, 1) for each mask.
+        pred_mask: Predicted masks.
+        targets: Ground-truth masks.
+        uniforms: Two uniform numbers in [0, 1) for each mask.
         valid: False in the padding.
-        center_click_prob: a mask whose first uniform number is below it is clicked at the pixel
-            farthest from the boundary of its false negatives or false positives, as in evaluation.
+        center_click_prob: Probability of clicking the pixel farthest from the boundary of the false
+            negatives or false positives, as in evaluation; decided by the first uniform number.
 
     Returns:
         A pixel (x, y) of each mask, and its label: 1 for a false negative, 0 for a false positive,
@@ -84,17 +84,16 @@ def sample_fp_fn_clicks(
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
     """Choose a click in the false negatives and one in the false positives of each mask.
 
-    Without any error the first click confirms, as in `next_click`.
+    Without any error, the first click confirms the mask, as in `next_click`.
 
     Args:
-        pred_mask: predicted masks.
-        targets: ground-truth masks.
-        uniforms: two uniform numbers in [0, 1) for each click of each mask.
+        pred_mask: Predicted masks.
+        targets: Ground-truth masks.
+        uniforms: Two uniform numbers in [0, 1) for each click of each mask.
         valid: False in the padding.
 
     Returns:
-        Two pixels (x, y) of each mask and their labels 1 and 0; -1 (no point) if there is no such
-        error.
+        Two pixels (x, y) of each mask with labels 1 and 0; -1 (no point) without that error.
     """
     misses, false_alarms = targets & ~pred_mask & valid, ~targets & pred_mask & valid
     has_false_alarm = false_alarms.flatten(1).any(1)
@@ -111,13 +110,13 @@ def sample_click(
     valid: Bool[Tensor, "M H W"],
     uniforms: Float[Tensor, "M 2"],
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
-    """Choose a pixel of each region, every pixel equally likely.
+    """Choose one pixel of each region uniformly.
 
     Args:
-        region: masks to click in.
-        targets: ground-truth masks.
+        region: Masks to click in.
+        targets: Ground-truth masks.
         valid: False in the padding.
-        uniforms: two uniform numbers in [0, 1) for each mask.
+        uniforms: Two uniform numbers in [0, 1) for each mask.
 
     Returns:
         A pixel (x, y) of each mask, and its label: the target's value, or -1 in the padding.
@@ -133,8 +132,8 @@ def region_or(
     """Replace empty regions.
 
     Args:
-        region: a region of each mask.
-        otherwise: used for masks whose region is empty.
+        region: A region of each mask.
+        otherwise: Used for masks whose region is empty.
     """
     return torch.where(region.flatten(1).any(1)[:, None, None], region, otherwise)
 
@@ -145,11 +144,11 @@ def edt_argmax(
     """Return the pixels of two regions that are farthest from their region's boundary.
 
     Args:
-        first: a region of each mask.
-        second: another region of each mask, disjoint from the first.
+        first: A region of each mask.
+        second: Another region of each mask, disjoint from the first.
 
     Returns:
-        All pixels of the largest distance; none if both regions are empty.
+        All pixels with the largest distance; none if both regions are empty.
     """
     distances = torch.maximum(squared_edt(first), squared_edt(second))
     largest = distances.amax((1, 2), keepdim=True)
@@ -159,9 +158,10 @@ def edt_argmax(
 def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     """Return the exact squared Euclidean distance of each pixel to the nearest one outside.
 
-    It is 0 outside the region; everything beyond the grid counts as outside. Columns first: the
-    nearest pixel outside above and below. Then rows: the minimum of `d(x')^2 + (x - x')^2` over all
-    x' (Saito and Toriwaki 1994), one shift after the other, up to the largest column distance.
+    The distance is 0 outside the region; everything beyond the grid counts as outside. A pass over
+    columns finds the nearest outside pixel above and below; a pass over rows takes the minimum of
+    `d(x')^2 + (x - x')^2` over all x' (Saito and Toriwaki 1994), shift by shift up to the largest
+    column distance.
     """
     height, width = region.shape[1:]
     inside = functional.pad(region, (1, 1, 1, 1))
@@ -183,8 +183,8 @@ def cell_to_input(
     """Convert cells to the input coordinates of their centers (0 is the first pixel's center).
 
     Args:
-        xy: cells (x, y) of the target grid.
-        cell_xy: width and height of a cell in input pixels.
+        xy: Cells (x, y) of the target grid.
+        cell_xy: Width and height of a cell in input pixels.
     """
     x, y = ((xy[..., axis] + 0.5) * cell_xy[axis] - 0.5 for axis in (0, 1))
     return torch.stack([x, y], -1)
@@ -196,8 +196,8 @@ def input_to_cell(
     """Return the cell that contains each point; the inverse of `cell_to_input`.
 
     Args:
-        xy_input: points (x, y) in input pixels.
-        cell_xy: width and height of a cell in input pixels.
+        xy_input: Points (x, y) in input pixels.
+        cell_xy: Width and height of a cell in input pixels.
     """
     x, y = (((xy_input[..., axis].double() + 0.5) / cell_xy[axis]).floor() for axis in (0, 1))
     return torch.stack([x, y], -1).long()
@@ -206,7 +206,7 @@ def input_to_cell(
 def _sample_index(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:
     """Draw an index in proportion to the counts.
 
-    In float64, so that a uniform number below 1 stays below the total of any grid.
+    Computed in float64, so that a uniform number below 1 stays below the total of any grid.
     """
     cumulated = counts.cumsum(1)
     rank = (uniforms.double() * cumulated[:, -1]).long()

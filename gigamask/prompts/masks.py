@@ -1,4 +1,4 @@
-"""Mask prompts without an earlier round: ground-truth masks, moved and stretched, as logits."""
+"""Mask prompts without an earlier round: moved and stretched ground-truth masks as logits."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,13 +17,13 @@ def jittered_masks(
     Cells are copied, not interpolated.
 
     Args:
-        targets: ground truth of M masks.
-        boxes_input: new boxes, xyxy in input pixels.
-        logit: logit of a covered cell; the logit of a cell is linear in its covered share, down to
+        targets: Ground truth of M masks.
+        boxes_input: New boxes, xyxy in input pixels.
+        logit: Logit of a covered cell; a cell's logit is linear in its covered fraction, down to
             `-logit`.
 
     Returns:
-        Mask prompts as logits; beyond the grid nothing is covered.
+        Mask prompts as logits; nothing beyond the grid is covered.
     """
     coverage = _coverage(targets)
     side = coverage.shape[-1]
@@ -39,7 +39,7 @@ def jittered_masks(
 
 
 def _coverage(targets: Targets) -> Float[Tensor, "M G G"]:
-    """Return the covered share of each cell of the mask prompts' grid."""
+    """Return the covered fraction of each cell of the mask prompts' grid."""
     height, width = targets.masks.shape[1:]
     side = targets.mask_prompt_size or width
     if height != width or width % side:

@@ -1,8 +1,7 @@
 """A prompt schedule of one round in which each mask has points, a box, a mask or no prompt.
 
-Each kind has the tokens that SAM's predictor sends: points and one padding point of label -1, the
-two corners of a box, or none. All masks have as many tokens as the longest kind; those that a mask
-does not have are masked out.
+Each kind has the tokens of SAM's predictor: points and one padding point with label -1, the two
+corners of a box, or none. All masks have the same number of tokens; unused ones are masked out.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class MixedPrompts(PromptSchedule):
     """One round of points, a box, a mask or no prompt, chosen for each mask; not SAM's schedule.
 
     Positive points are uniform in the mask, negative ones in the background; the first is positive.
-    A mask without background has positive points only, an empty one negative ones. A mask prompt is
-    the ground truth, moved and stretched so that its box becomes the noisy box, with logits of
-    `mask_logit`; no publication defines a mask prompt without an earlier round.
+    A mask without background has only positive points, an empty one only negative points. A mask
+    prompt is the ground truth, moved and stretched so that its box becomes the noisy box, with
+    logits of `mask_logit`; no publication defines a mask prompt without an earlier round.
     """
 
     point_prob: float = 0.5
@@ -36,18 +35,20 @@ class MixedPrompts(PromptSchedule):
     box_prob: float = 0.3
     """probability that a mask is prompted by a box"""
     mask_prob: float = 0.15
-    """probability that a mask is prompted by a mask; the rest of the three has no prompt"""
+    """probability that a mask is prompted by a mask; with the remaining probability it has no
+    prompt"""
     point_count_probs: tuple[float, ...] = (0.4, 0.3, 0.15, 0.1, 0.05)
     """probabilities of one point, two points, and so on"""
     positive_prob: float | None = None
     """probability that a point after the first is positive; None draws the number of positive
-    points, from one to all, each equally likely"""
+    points uniformly from one to all"""
     box_noise: float = 0.1
-    """standard deviation of each side of a box or mask prompt as a share of its width or height"""
+    """standard deviation of the noise on each side of a box or mask prompt, relative to its width
+    or height"""
     box_noise_limit_px: float = 20.0
-    """largest change of a side in input pixels"""
+    """largest shift of a side, in input pixels"""
     mask_logit: float = 10.0
-    """logit of a mask prompt inside, negated outside (SAM 2: 10 for a given mask)"""
+    """logit of a mask prompt inside the mask, negated outside (SAM 2: 10 for an input mask)"""
     multimask_output: bool = True
     """predict three masks, of which the best is supervised; otherwise one"""
 
@@ -78,8 +79,8 @@ class MixedPrompts(PromptSchedule):
     def num_uniforms(self) -> int:
         """Pairs of uniform numbers per mask.
 
-        A pair for the position of each point, a number for the number of points, and one for the
-        label of each point after the first.
+        One pair for the position of each point, one number for the number of points, and one for
+        the label of each point after the first.
         """
         max_points = len(self.point_count_probs)
         return max_points + (max_points + 1) // 2
@@ -94,10 +95,10 @@ class MixedPrompts(PromptSchedule):
         """Return a prompt for each mask, of a kind chosen at random; there is no second round.
 
         Args:
-            previous: the round before; None before the first.
-            targets: ground truth of M masks.
-            random_inputs: random numbers of the masks; `first` chooses the kind.
-            mask_only_round_u: not used.
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks; `first` chooses the kind.
+            mask_only_round_u: Not used.
         """
         if previous is not None:
             return None

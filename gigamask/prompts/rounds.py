@@ -13,18 +13,18 @@ def run_rounds(
     random_inputs: RandomInputs | None = None,
     mask_only_round_u: float = 0.0,
 ) -> Iterator[PromptRound]:
-    """Yield the rounds of a prompt schedule, one at a time, keeping none of them.
+    """Run a prompt schedule, yielding one round at a time and keeping none of them.
 
-    The next round uses only detached results, and the last one is released before the next is
-    decoded. A caller that runs the backward pass of each round as it comes therefore holds the
-    activations of one round, however many there are.
+    Each round uses only detached results of the previous one, which is released before the next is
+    decoded. A caller that runs the backward pass of each round immediately therefore holds the
+    activations of only one round.
 
     Args:
-        decode: the model: prompts of M masks to their prediction.
-        targets: ground truth of the M masks.
-        schedule: chooses the prompts of each round.
-        random_inputs: random numbers of the masks; None if the schedule needs none.
-        mask_only_round_u: uniform number in [0, 1) that picks the round without a new point.
+        decode: Predicts masks from the prompts of M masks.
+        targets: Ground truth of the M masks.
+        schedule: Chooses the prompts of each round.
+        random_inputs: Random numbers of the masks; None if the schedule uses none.
+        mask_only_round_u: Uniform number in [0, 1) that picks the round without a new point.
     """
     index = 0
     prompts = schedule.next(None, targets, random_inputs, mask_only_round_u)

@@ -1,8 +1,8 @@
 """Prompt schedules of SAM's training and evaluation.
 
-A point prompt consists of the points and one padding point of label -1, as SAM's predictor sends;
-a box is two points of labels 2 and 3. Three masks are predicted for a single prompt (one point or
-one box), one mask for more. Torch is imported only in methods, because recipes hold schedules.
+A point prompt consists of the points and one padding point with label -1, as in SAM's predictor; a
+box is two points with labels 2 and 3. Three masks are predicted for a single prompt (one point or
+one box), one mask for more. Imports torch only in methods, so that recipes need no torch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class InteractiveSchedule(PromptSchedule):
     clicks: int = 8
     """rounds that add a click"""
     mask_only_rounds: bool = True
-    """add two rounds without a new point: one before a click chosen at random, and a last one"""
+    """add two rounds without a new point: one before a randomly chosen click, and one at the end"""
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
     box_noise: float = 0.1
-    """standard deviation of each side of a box as a share of its width or height"""
+    """standard deviation of the noise on each side of a box, relative to its width or height"""
     box_noise_limit_px: float = 20.0
-    """largest change of a side of a box in input pixels"""
+    """largest shift of a side of a box, in input pixels"""
     center_click_prob: float = 0.0
-    """probability that a click lies farthest from the boundary of the mask, or of its errors, as in
-    evaluation; otherwise it is uniform there, as in SAM"""
+    """probability that a click is the pixel farthest from the boundary of the mask, or of its error
+    region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
 
     def __post_init__(self) -> None:
         check_range("InteractiveSchedule.center_click_prob", self.center_click_prob, 0, 1)
@@ -69,13 +69,13 @@ class InteractiveSchedule(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Return a point or a box for each mask, then the earlier tokens, mostly with a new click.
+        """Return a point or a box per mask; in later rounds, earlier tokens and usually a click.
 
         Args:
-            previous: the round before; None before the first.
-            targets: ground truth of M masks.
-            random_inputs: random numbers of the masks.
-            mask_only_round_u: uniform number in [0, 1) that picks the round without a new point.
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+            mask_only_round_u: Uniform number in [0, 1) that picks the round without a new point.
         """
         random_inputs = check_random_inputs(random_inputs, self)
         index = 0 if previous is None else previous.index + 1
@@ -105,18 +105,18 @@ class InteractiveSchedule(PromptSchedule):
 
 @dataclass(frozen=True)
 class CenterClicks(PromptSchedule):
-    """Clicks of the evaluation, each at the error pixel farthest from the error's boundary.
+    """Evaluation clicks, each at the error pixel farthest from the error's boundary.
 
-    Exact (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021). False negatives and false
-    positives are measured separately, with the image border as a boundary; the click is positive
-    only if the false negatives' distance is strictly larger. No pixel is clicked twice: the
-    farthest one not yet clicked is chosen, as in RITM's `Clicker`. Without an error the click
-    confirms: first in the target, then in the background; if no pixel is left, the token is
-    padding.
+    Distances are exact (Kirillov et al. 2023, appendix D.1; Sofiiuk et al. 2021). False negatives
+    and false positives are measured separately, with the image border as a boundary; the click is
+    positive only if the false negatives' distance is strictly larger. No pixel is clicked twice:
+    the farthest one not yet clicked is chosen, as in RITM's `Clicker`. Without an error, the click
+    confirms the mask: in the target if possible, otherwise in the background; if no pixel is left,
+    the token is padding.
     """
 
     clicks: int = 9
-    """clicks, one per round"""
+    """number of clicks, one per round"""
     feed_mask: bool = True
     """feed back the logits of the previous mask, as in training"""
 
@@ -138,10 +138,10 @@ class CenterClicks(PromptSchedule):
         """Return the earlier clicks, a new one, and the padding point.
 
         Args:
-            previous: the round before; None before the first.
-            targets: ground truth of M masks.
-            random_inputs: random numbers of the masks; not used.
-            mask_only_round_u: not used.
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks; not used.
+            mask_only_round_u: Not used.
         """
         if previous is not None and previous.index + 1 >= self.clicks:
             return None
@@ -177,7 +177,7 @@ class CenterClicks(PromptSchedule):
 
 @dataclass(frozen=True)
 class BoxPrompt(PromptSchedule):
-    """Box prompt of the evaluation: one round with the exact box of each mask."""
+    """Evaluation box prompt: one round with the exact box of each mask."""
 
     @property
     def rounds(self) -> int:
@@ -194,10 +194,10 @@ class BoxPrompt(PromptSchedule):
         """Return the two corners of each box; there is no second round.
 
         Args:
-            previous: the round before; None before the first.
-            targets: ground truth of M masks.
-            random_inputs: random numbers of the masks; not used.
-            mask_only_round_u: not used.
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks; not used.
+            mask_only_round_u: Not used.
         """
         if previous is not None:
             return None
@@ -219,11 +219,11 @@ def check_random_inputs(
     """Check that there are enough random numbers for a schedule, and return them.
 
     Args:
-        random_inputs: random numbers of the masks.
-        schedule: the schedule that uses them.
+        random_inputs: Random numbers of the masks.
+        schedule: The schedule that uses them.
 
     Raises:
-        GigamaskError: a mask has too few random numbers for its clicks.
+        GigamaskError: A mask has too few random numbers for its clicks.
     """
     available = 0 if random_inputs is None else random_inputs.clicks.shape[1]
     if random_inputs is None or available < schedule.num_uniforms:
@@ -245,13 +245,14 @@ def point_or_box(
     """Return the first prompt of each mask: a noisy box, or a point and a padding point.
 
     Args:
-        targets: ground truth of M masks.
-        random_inputs: random numbers of the masks; those whose `first` is below `box_prob` get a
+        targets: Ground truth of M masks.
+        random_inputs: Random numbers of the masks; masks whose `first` is below `box_prob` get a
             box, the others a point chosen by the first pair of `clicks`.
-        box_prob: probability of a box.
-        box_noise: standard deviation of each side of a box as a share of its width or height.
-        box_noise_limit_px: largest change of a side of a box in input pixels.
-        center_click_prob: probability that the point is the pixel farthest from the boundary;
+        box_prob: Probability of a box.
+        box_noise: Standard deviation of the noise on each side of a box, relative to its width or
+            height.
+        box_noise_limit_px: Largest shift of a side of a box, in input pixels.
+        center_click_prob: Probability that the point is the pixel farthest from the boundary;
             otherwise it is uniform in the mask.
     """
     import torch

@@ -1,6 +1,6 @@
 """A prompt schedule that corrects false negatives and false positives in every round.
 
-After micro-sam (`micro_sam/prompt_generators.py`), whose rounds add two points each.
+Follows micro-sam (`micro_sam/prompt_generators.py`), whose rounds add two points each.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class TwoSidedCorrection(PromptSchedule):
     """A point or a box, then rounds with a positive and a negative point and the previous mask.
 
     The positive point lies in the false negatives, the negative one in the false positives. A mask
-    without such an error gets a token that is masked out; without any error the first of the two
-    points confirms, as in `InteractiveSchedule`. micro-sam substitutes a point in what is right
-    already or in a ring around the box; it corrects nothing, so it is left out here.
+    without one of these errors gets a masked-out token for it; without any error, the first point
+    confirms the mask, as in `InteractiveSchedule`. micro-sam instead adds a point in a correct
+    region or in a ring around the box, which corrects nothing and is left out here.
     """
 
     corrections: int = 7
-    """rounds that add two points (micro-sam: 8 rounds with the first)"""
+    """rounds that add two points (micro-sam: 8 rounds including the first)"""
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
     box_noise: float = 0.1
-    """standard deviation of each side of a box as a share of its width or height"""
+    """standard deviation of the noise on each side of a box, relative to its width or height"""
     box_noise_limit_px: float = 20.0
-    """largest change of a side of a box in input pixels"""
+    """largest shift of a side of a box, in input pixels"""
 
     def __post_init__(self) -> None:
         check_range("TwoSidedCorrection.corrections", self.corrections, 0, None)
@@ -58,13 +58,13 @@ class TwoSidedCorrection(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Return a point or a box for each mask, then the earlier tokens and two points.
+        """Return a point or a box per mask; in later rounds, earlier tokens and two points.
 
         Args:
-            previous: the round before; None before the first.
-            targets: ground truth of M masks.
-            random_inputs: random numbers of the masks.
-            mask_only_round_u: not used.
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+            mask_only_round_u: Not used.
         """
         random_inputs = check_random_inputs(random_inputs, self)
         import torch

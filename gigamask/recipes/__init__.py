@@ -1,8 +1,8 @@
-"""Recipes: functions that return a `TrainConfig`, and state command, hardware and sources.
+"""Recipes: functions that return a `TrainConfig` and document command, hardware and sources.
 
-A recipe is chosen by name (`tiny`), or a custom one as `file.py:function`,
-`package.module:function` or an entry point (`recipes.user_code`). A subclass of `TrainConfig` whose
-fields all have defaults is a recipe, too.
+A recipe is chosen by name (`tiny`), a custom one as `file.py:function`, `package.module:function`
+or an entry point (`recipes.user_code`). A subclass of `TrainConfig` whose fields all have defaults
+is a recipe, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def _name(config: type) -> str:
 
 
 def require_images(config: TrainConfig) -> ImageTrainConfig:
-    """Return a configuration that trains on images.
+    """Check that a configuration trains on images, and return it.
 
     Raises:
         GigamaskError: It trains on queries.

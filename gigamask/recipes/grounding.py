@@ -13,11 +13,11 @@ def ground() -> GroundingTrainConfig:
 
     `gigamask ground train ground --segmenter WEIGHTS --data TARS --queries QUERIES --out runs/text`
 
-    Each image passes through the segmenter once; its features are stored and used from then on. The
-    text encoder needs no download; `--text huggingface --text.name NAME` uses another one. The
-    numbers are our own, from synthetic scenes (docs/measurements.md), except 16 masks per query,
-    which published accounts use. Hours are not measured, and it has not been trained on SAM's own
-    weights yet.
+    The segmenter encodes each image once, and its features are stored and reused. The text encoder
+    needs no download; `--text huggingface --text.name NAME` uses another one. The hyperparameters
+    are our own, from synthetic scenes (docs/measurements.md), except 16 masks per query, which
+    published accounts use. Training time has not been measured, and the recipe has not been run
+    with SAM's own weights yet.
     """
     return GroundingTrainConfig(
         recipe="ground",
@@ -37,6 +37,6 @@ def ground_tiny() -> GroundingTrainConfig:
     `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES
     --queries SCENES/queries.jsonl --out runs/text`
 
-    The numbers are those of `ground`, for image embeddings of 64 channels.
+    The hyperparameters are those of `ground`, for image embeddings of 64 channels.
     """
     return replace(ground(), recipe="ground_tiny", model=GroundingModelConfig(embedding_dim=64))

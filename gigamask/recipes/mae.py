@@ -1,7 +1,7 @@
 """Recipes that pre-train SAM's image encoders as masked autoencoders (MAE).
 
-The numbers are from Masked Autoencoders (arXiv 2111.06377), appendix A.1, and facebookresearch/mae
-(PRETRAIN.md, `main_pretrain.py`), unless stated otherwise.
+The hyperparameters are from Masked Autoencoders (arXiv 2111.06377), appendix A.1, and
+facebookresearch/mae (PRETRAIN.md, `main_pretrain.py`), unless stated otherwise.
 """
 
 from dataclasses import replace
@@ -18,9 +18,9 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
 
 IMAGES, EPOCHS, WARMUP_EPOCHS, BATCH = 1_281_167, 1600, 40, 4096
-"""The images of ImageNet-1k, epochs and batch size of the paper."""
+"""Number of images of ImageNet-1k, and the paper's epochs, warm-up epochs and batch size."""
 SMALL_WIDTH = 256
-"""Encoders narrower than this are pre-trained with the numbers of `mae_tiny`."""
+"""Encoders narrower than this are pre-trained with the hyperparameters of `mae_tiny`."""
 
 
 def mae_tiny() -> MAETrainConfig:
@@ -28,7 +28,8 @@ def mae_tiny() -> MAETrainConfig:
 
     `gigamask pretrain mae_tiny --data runs/demo/train --out runs/mae`
 
-    Any images will do, with or without masks. The numbers are our own choice (docs/recipes.md).
+    Any images will do, with or without masks. The hyperparameters are our own choice
+    (docs/recipes.md).
     """
     return MAETrainConfig(
         recipe="mae_tiny",
@@ -59,7 +60,7 @@ def mae_vit_l() -> MAETrainConfig:
 
 
 def mae_vit_h() -> MAETrainConfig:
-    """Pre-train ViT-H, with patch size 16 as in SAM, where the published MAE has 14.
+    """Pre-train ViT-H, with patch size 16 as in SAM; the published MAE has 14.
 
     `gigamask pretrain mae_vit_h --data /sa1b --out runs/mae_h`
     """
@@ -67,14 +68,15 @@ def mae_vit_h() -> MAETrainConfig:
 
 
 def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrainConfig:
-    """Return the pre-training of the image encoder of a SAM training, on the same data.
+    """Return the pre-training configuration for a SAM's image encoder, on the same data.
 
     Args:
-        config: the training of SAM.
-        steps: number of steps; None is the recipe's.
+        config: Configuration of SAM training.
+        steps: Number of steps; None means the recipe's.
 
     Returns:
-        A configuration with the numbers of `mae_tiny` for a narrow encoder, else of `mae_vit_b`.
+        A configuration with the hyperparameters of `mae_tiny` for a narrow encoder, else of
+        `mae_vit_b`.
 
     Raises:
         GigamaskError: The encoder is not SAM's ViT.
@@ -112,7 +114,8 @@ def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrai
         "timeout_s",
     )
     common = {name: getattr(config, name) for name in names}
-    # Reading ahead pays for tars read from end to end; in random order each image fetches a block.
+    # Reading ahead pays off for tars read sequentially; in random order, each image fetches a
+    # block.
     is_streamed = isinstance(config.sampler, Streamed)
     loader = replace(
         recipe.loader,
@@ -126,7 +129,7 @@ def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrai
 
 
 def _mae(name: str, model: MAEConfig) -> MAETrainConfig:
-    """Return a configuration with the numbers that the three sizes share.
+    """Return a configuration with the hyperparameters that the three sizes share.
 
     AdamW (.9, .95), weight decay .05, base learning rate 1.5e-4 for 256 images, batch size 4096,
     warm-up for 40 of 1600 epochs of ImageNet-1k, cosine schedule, crops of .2 to 1 of the image,

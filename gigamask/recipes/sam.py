@@ -1,7 +1,7 @@
 """Recipes that train SAM: its three published models, fine-tuning, one GPU, and a laptop.
 
-The numbers of the published models are from Segment Anything (arXiv 2304.02643), appendix A;
-docs/recipes.md names the source of each number of each recipe, and what the paper does not say.
+The hyperparameters of the published models are from Segment Anything (arXiv 2304.02643), appendix
+A; docs/recipes.md lists the source of each hyperparameter, and what the paper does not state.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ def sam_vit_b() -> SamTrainConfig:
 
     `gigamask train sam_vit_b --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_b`
 
-    Paper: 128 GPUs with one image each, hours not stated;
+    Paper: 128 GPUs with one image each, training time not stated;
     180k updates of 128 images, lr 8e-4, layer decay .6, drop path .6.
     """
     return _sam(
@@ -42,7 +42,7 @@ def sam_vit_l() -> SamTrainConfig:
 
     `gigamask train sam_vit_l --data /sa1b --init mae:MAE_WEIGHTS --out runs/vit_l`
 
-    Paper: 128 GPUs with one image each, hours not stated;
+    Paper: 128 GPUs with one image each, training time not stated;
     180k updates of 128 images, lr 4e-4, layer decay .8, drop path .4.
     """
     return _sam(
@@ -74,7 +74,7 @@ def sam_vit_h() -> SamTrainConfig:
 def _sam(
     name: str, model: SamConfig, steps: int, batch_size: int, optimizer: AdamW
 ) -> SamTrainConfig:
-    """Return a configuration with the numbers that the three models share.
+    """Return a configuration with the hyperparameters that the three models share.
 
     Most are the components' defaults: AdamW (.9, .999), weight decay .1, warm-up 250, drops at 2/3
     and 26/27, 64 masks per image, 11 rounds, 20 focal : 1 dice : 1 IoU. One image per GPU is the
@@ -98,10 +98,10 @@ def mixed_prompts() -> SamTrainConfig:
 
     `gigamask train mixed_prompts --stages mae,decoder,joint --data /sa1b --out runs/mixed`
 
-    256 GPUs with one image each, and the optimizer and length of `sam_vit_h`; a cosine schedule
-    instead of drops, and light augmentation. Some published accounts describe this as SAM's
-    training. They train the decoder alone for 5 of 95 "epochs", as the stages do. Hours are not
-    measured.
+    256 GPUs with one image each, with the optimizer and length of `sam_vit_h`, a cosine schedule
+    instead of drops, and light augmentation. Some published accounts describe SAM's training this
+    way, with the decoder trained alone for 5 of 95 "epochs", as in the stages. Training time has
+    not been measured.
     """
     loader = SamLoaderConfig(augment=ScaleJitter(), color_jitter=ColorJitter(0.2, 0.2, 0.2))
     return replace(
@@ -120,8 +120,9 @@ def one_gpu() -> SamTrainConfig:
 
     Batches of 16 in eight micro-batches, at most 32 masks per image, activation checkpointing in
     every encoder block, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss with alpha .8.
-    The length is our choice: 1.44 million images, since the paper finds a million nearly as good as
-    all (section 7.6). Memory is planned and hours are not measured: docs/recipes.md.
+    The length is our choice: 1.44 million images, since in the paper a million images are nearly as
+    good as all (section 7.6). Memory is estimated and training time not measured; see
+    docs/recipes.md.
     """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
@@ -145,7 +146,7 @@ def finetune() -> SamTrainConfig:
     `gigamask train finetune --data TARS --init sam_vit_b_01ec64.pth --out runs/mine`
 
     The encoder is frozen; change `--freeze` to train it. `--model.image-size 512` interpolates its
-    position embeddings. Hours are not measured.
+    position embeddings. Training time has not been measured.
     """
     return _finetune("finetune", configs.vit_b())
 
@@ -167,7 +168,7 @@ def finetune_vit_h() -> SamTrainConfig:
 
 
 def _finetune(name: str, model: configs.SamConfig) -> SamTrainConfig:
-    """Return a configuration with the numbers that the three sizes share, which are ours.
+    """Return a configuration with the hyperparameters that the three sizes share, which are ours.
 
     A tenth of SAM's learning rate for B and H, a frozen encoder, and flips.
     """
@@ -190,11 +191,11 @@ def tiny() -> SamTrainConfig:
 
     `gigamask train tiny --data runs/demo/train --out runs/tiny`
 
-    The numbers are from our own measurements (docs/measurements.md). Two rounds of prompts instead
-    of SAM's eleven: early in training the first ones teach the most for their cost. Balanced cross
-    entropy (focal loss with gamma 0) instead of focal loss, which starts more slowly. Muon. An
-    initialization by hand, and half the learning rate for the encoder, without which its embedding
-    collapses before the decoder can use it.
+    The hyperparameters are from our own measurements (docs/measurements.md). Two prompt rounds
+    replace SAM's eleven, because early in training the first rounds teach the most for their cost.
+    Balanced cross entropy (focal loss with gamma 0) replaces focal loss, which starts more slowly.
+    The optimizer is Muon. Without the custom initialization and half the learning rate for the
+    encoder, its embedding would collapse before the decoder could use it.
     """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
@@ -221,8 +222,8 @@ def photos() -> SamTrainConfig:
 
     Run one process per core: `torchrun --nproc-per-node 2 --no-python gigamask train photos ...`.
     Every tar is sampled equally often, so four tars of photographs and one of synthetic scenes make
-    a mixture of four to one. The numbers are from our own measurements (docs/measurements.md, also
-    for the scores).
+    a mixture of four to one. The hyperparameters are from our own measurements
+    (docs/measurements.md, which also lists scores).
     """
     base = tiny()
     return replace(

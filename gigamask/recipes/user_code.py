@@ -1,14 +1,14 @@
 """Custom functions and classes by name: `file.py:Name`, `package.module:Name`, or an entry point.
 
 An installed package offers its components as entry points of the group `gigamask.components`. An
-entry point's name is the flag without its dashes, a dot, and the word to give to the flag:
+entry point's name is the flag without its dashes, a dot, and the value to pass to the flag:
 
     [project.entry-points."gigamask.components"]
     "sampler.large_first" = "my_package.samplers:LargeFirst"
     "loader.mask-sampler.largest" = "my_package.masks:Largest"
     "recipe.mine" = "my_package.recipes:mine"
 
-Then `gigamask train mine --sampler large_first --loader.mask-sampler largest` knows them.
+Then `gigamask train mine --sampler large_first --loader.mask-sampler largest` works.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ GROUP = "gigamask.components"
 
 
 def find_object(name: str) -> Any:
-    """Return the object that `file.py:Name` or `package.module:Name` names.
+    """Return the object that `file.py:Name` or `package.module:Name` refers to.
 
     Args:
-        name: file or module, colon, and name of the object.
+        name: File or module, colon, and name of the object.
 
     Returns:
-        The object; None if the file or module has none of that name.
+        The object; None if the file or module has no object of that name.
 
     Raises:
         GigamaskError: The file or module cannot be imported.
@@ -46,7 +46,7 @@ def find_object(name: str) -> Any:
 
 
 def name_of_class(kind: type) -> str:
-    """Return the name by which `find_object` finds a class again."""
+    """Return the name by which `find_object` finds a class."""
     module = sys.modules.get(kind.__module__)
     is_importable = module is not None and getattr(module.__spec__, "name", None) == kind.__module__
     if is_importable and not getattr(module, "_gigamask_file", False):
@@ -93,7 +93,7 @@ def load_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise GigamaskError(
-                f"{name}: no such module; install its package, set PYTHONPATH, or name a file: "
+                f"{name}: no such module; install its package, set PYTHONPATH, or pass a file: "
                 "file.py:Name"
             ) from None
         raise GigamaskError(f"{name}: importing it raised ModuleNotFoundError: {error}") from error
@@ -104,7 +104,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def load_file(name: str) -> ModuleType:
-    """Import a file under its stem, once, so that workers know its classes by the same name.
+    """Import a file once, under its stem, so that workers find its classes by the same name.
 
     Raises:
         GigamaskError: There is no such file, or importing it raises.
@@ -112,7 +112,7 @@ def load_file(name: str) -> ModuleType:
     path = Path(name)
     if path.suffix != ".py" or not path.is_file():
         raise GigamaskError(
-            f"{path}: no such Python file; name one before the colon, as in mine.py:name"
+            f"{path}: no such Python file; pass one before the colon, as in mine.py:name"
         )
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(
         path.resolve()

@@ -1,7 +1,7 @@
-"""Asynchronous checkpoints: the state is copied at once and written by a thread, one at a time.
+"""Asynchronous checkpoints: the state is copied, then written by a thread, one at a time.
 
-A save that fails, as on a full disk, costs only that checkpoint: the failure is logged, older
-checkpoints stay, and the save is tried again.
+A failed save, as on a full disk, loses only that checkpoint: the failure is logged, older
+checkpoints are kept, and the save is retried.
 """
 
 import time
@@ -21,18 +21,18 @@ from gigamask.training.state import TrainState
 Result = TypeVar("Result")
 
 RETRY_S = 60.0
-"""Seconds after which a failed save is tried again, with the state of that time."""
+"""Seconds after which a failed save is retried, with the state at that time."""
 
 
 class AsyncCheckpointer:
-    """Saves the state of a training; a context manager, which waits for the last save on exit.
+    """Saves the training state; a context manager that waits for the last save on exit.
 
-    All processes call the same methods; the main one writes.
+    All processes call the same methods; only the main process writes.
 
     Args:
-        config: the configuration.
-        log: logs a failure, as a line and as an event.
-        world: the processes of the training; None is this one alone.
+        config: The configuration.
+        log: Logs a failure, as a line and as an event.
+        world: The processes of the run; None means only this one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AsyncCheckpointer:
 
     @profile_range("save")
     def save(self, state: TrainState) -> None:
-        """Wait for the previous save, copy the state and start to write it."""
+        """Wait for the previous save, copy the state and start writing it."""
         self.wait()
         self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
         if snapshot:
@@ -67,8 +67,8 @@ class AsyncCheckpointer:
         """Record the score of the state saved last, once it is written.
 
         Args:
-            score: higher is better.
-            scored_by: what was evaluated; only scores of the same are compared.
+            score: Higher is better.
+            scored_by: What was evaluated; only scores of the same are compared.
         """
         self.wait()
         if saved := self._saved:
@@ -81,7 +81,7 @@ class AsyncCheckpointer:
         """Make sure that the final state is saved.
 
         Raises:
-            OSError: It could not be written twice.
+            OSError: Writing it failed twice.
         """
         self.wait()
         missing = self._world.is_main and not (self._saved and self._step == state.step)

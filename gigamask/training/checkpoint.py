@@ -1,8 +1,8 @@
-"""Checkpoints: the state of a training as safetensors files, with a manifest of checksums.
+"""Checkpoints: training state as safetensors files, with a manifest of checksums.
 
 A checkpoint is written to a hidden folder, flushed to disk and renamed, so a folder under its final
-name is complete. Loading verifies every byte first, since no weight format notices a flipped bit; a
-damaged checkpoint is named, and the one before it is used.
+name is complete. Loading first verifies every byte, since no weight format detects a flipped bit; a
+damaged checkpoint is reported, and the previous one is used.
 """
 
 import json
@@ -48,17 +48,17 @@ MODEL, OPTIMIZER, LOSS_HISTORY = "model.safetensors", "optimizer.safetensors", "
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A copy on the CPU of all that a checkpoint holds.
+    """A copy, on the CPU, of everything that a checkpoint stores.
 
     Attributes:
-        step: number of finished steps.
-        samples: number of samples consumed.
-        config: configuration of the model.
-        model: weights by name.
-        optimizer: optimizer state, as `TrainState.optimizer_tensors` returns it.
-        loss_history: arrays of the loss history; None where the sampler does not use one.
-        loss_subject: digest of the sampler and the data that the losses belong to.
-        scale: state of the loss scale of fp16.
+        step: Number of finished steps.
+        samples: Number of samples consumed.
+        config: Configuration of the model.
+        model: Weights by name.
+        optimizer: Optimizer state, as `TrainState.optimizer_tensors` returns it.
+        loss_history: Arrays of the loss history; None if the sampler does not use one.
+        loss_subject: Digest of the sampler and the data that the losses belong to.
+        scale: State of fp16's loss scale.
     """
 
     step: int
@@ -72,7 +72,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: TrainState) -> "Snapshot":
-        """Copy a state; all processes must do so together where it is sharded."""
+        """Copy a state; a collective operation if it is sharded."""
         model, optimizer = (
             {
                 name: full_tensor(tensor.detach()).to("cpu", copy=True).contiguous()
@@ -97,8 +97,8 @@ def save(state: TrainState, config: TrainConfig) -> Path:
     """Save a state to the run folder.
 
     Args:
-        state: the state.
-        config: the configuration.
+        state: The state.
+        config: The configuration.
 
     Returns:
         The folder of the checkpoint.
@@ -110,8 +110,8 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     """Write a checkpoint to the run folder, and remove all but the newest `keep` and the best.
 
     Args:
-        snapshot: its content.
-        config: the configuration.
+        snapshot: Content of the checkpoint.
+        config: The configuration.
 
     Returns:
         The folder of the checkpoint.
@@ -154,10 +154,10 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
     """Write a checkpoint's score to its manifest, and link `best` to the best checkpoint.
 
     Args:
-        checkpoint: folder of the checkpoint.
-        score: higher is better.
-        scored_by: what was evaluated; only scores of the same are compared.
-        keep: number of newest checkpoints to keep besides the best.
+        checkpoint: Folder of the checkpoint.
+        score: Higher is better.
+        scored_by: What was evaluated; only scores with the same value are compared.
+        keep: Number of newest checkpoints to keep besides the best.
     """
     manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {
         "score": score,
@@ -172,7 +172,7 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Link `best`, and remove all checkpoints but it and the newest `keep`."""
+    """Update the link `best`; remove all checkpoints except the best and the newest `keep`."""
     best = _best(folder)
     _link(folder / BEST, best)
     for path in list_checkpoints(folder)[:-keep]:
@@ -181,7 +181,7 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def _best(folder: Path) -> Path | None:
-    """Return the checkpoint with the highest score, the newest of equal ones.
+    """Return the checkpoint with the highest score; ties go to the newest.
 
     Only scores comparable with the newest score count.
     """
@@ -215,14 +215,14 @@ def _link(path: Path, target: Path | None) -> None:
 
 
 def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
-    """Load the newest sound checkpoint of a run.
+    """Load the newest intact checkpoint of a run.
 
     Args:
-        config: the configuration.
-        device: device to train on.
+        config: The configuration.
+        device: Device to train on.
 
     Returns:
-        Its state; None if the run has no checkpoint yet.
+        The state; None if the run has no checkpoint yet.
     """
     folder = newest(Path(config.out))
     if folder is None:
@@ -246,9 +246,9 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
 
 
 def newest(out: Path) -> Path | None:
-    """Return the newest sound checkpoint of a run folder; None if it has no checkpoint.
+    """Return the newest intact checkpoint of a run folder; None if it has no checkpoint.
 
-    A damaged checkpoint raises a warning, and the one before it is used.
+    A damaged checkpoint causes a warning, and the previous one is used.
 
     Raises:
         GigamaskError: All checkpoints are damaged.
@@ -269,7 +269,7 @@ def newest(out: Path) -> Path | None:
 
 
 def locate(path: str) -> str:
-    """Return the newest sound checkpoint if a path is a run folder, else the path itself.
+    """Return the newest intact checkpoint if a path is a run folder, else the path itself.
 
     A prefix `mae:` is kept.
     """
@@ -286,11 +286,11 @@ def load_model(
     """Load a SAM for inference.
 
     Args:
-        path: a run folder, a checkpoint, or weights of any format that `models.state_dict` reads.
-        device: device to load it to; auto is cuda if there is a GPU, else cpu.
-        config_of: returns the training configuration that builds the model of a path, or None. It
-            is only called for weights that their own description does not fit, as those of a custom
-            image encoder.
+        path: A run folder, a checkpoint, or weights of any format that `models.state_dict` reads.
+        device: Device to load it to; auto is cuda if there is a GPU, else cpu.
+        config_of: Returns the training configuration that builds the model of a path, or None.
+            Called only if the weights do not match their own configuration, as with a custom image
+            encoder.
 
     Raises:
         GigamaskError: The weights are damaged or not those of a SAM.
@@ -314,7 +314,7 @@ def load_model(
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what interrupted saves left in a folder of checkpoints."""
+    """Remove the leftovers of interrupted saves from a folder of checkpoints."""
     for part in folder.glob(".step_*.part"):
         shutil.rmtree(part)
 

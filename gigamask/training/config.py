@@ -1,6 +1,6 @@
-"""Configuration of a training: frozen dataclasses that recipes return and flags change.
+"""Training configuration: frozen dataclasses that recipes return and flags change.
 
-Imports no torch, so that `--help` answers at once.
+Imports no torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="TrainConfig")
 
 DATA = "data.json"
-"""File in the run folder that describes the data when the run started."""
+"""File in the run folder that describes the data at the start of the run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LoaderConfig:
     """number of loader processes; 0 loads in the training process; also --num-workers"""
     read_ahead_mb: int = 0
     """size of the blocks in which remote tars are fetched (MB), for --sampler streamed; each loader
-    process holds 2 x --micro-batch-size of them; 0 fetches each image by itself"""
+    process holds 2 x --micro-batch-size of them; 0 fetches each image separately"""
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -61,7 +61,7 @@ class LoaderConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(ABC):
-    """Configuration of a training of any kind."""
+    """Base configuration of any kind of training."""
 
     command: ClassVar[str] = "train"
     """the command that runs this training: `gigamask train`, `pretrain` or `ground train`"""
@@ -87,7 +87,7 @@ class TrainConfig(ABC):
     micro_batch_size: int = 4
     """images per forward pass of a process; gradients are accumulated exactly up to --batch-size"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """number format of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
+    """precision of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
     scaling, is for GPUs without bf16"""
     device: str = "auto"
     """device to train on: cpu, cuda or cuda:N; auto is cuda if there is a GPU, else cpu"""
@@ -117,7 +117,7 @@ class TrainConfig(ABC):
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
-        """Return the model as the seed initializes it; on the meta device without storage."""
+        """Build the model and initialize it from the seed; on the meta device, without storage."""
 
     @abstractmethod
     def task(self, device: torch.device) -> Task:
@@ -154,10 +154,10 @@ class TrainConfig(ABC):
         return config
 
     def check(self: Config) -> Config:
-        """Return the configuration itself.
+        """Check the values and return the configuration itself.
 
         Raises:
-            GigamaskError: A value cannot be trained with.
+            GigamaskError: A value is invalid.
         """
         check_at_least(
             1,
@@ -202,7 +202,7 @@ class TrainConfig(ABC):
         """Check, before training starts, that data, weights and frozen modules exist.
 
         Args:
-            earlier: run folders of earlier stages, which `init` may name before they exist.
+            earlier: Run folders of earlier stages, which `init` may name before they exist.
 
         Raises:
             GigamaskError: Something is missing.
@@ -232,7 +232,7 @@ class TrainConfig(ABC):
 
 @dataclass(frozen=True)
 class ImageTrainConfig(TrainConfig):
-    """Configuration of a training whose samples are images, or single masks of images."""
+    """Configuration of training on images, or on single masks of images."""
 
     loader: LoaderConfig = field(default_factory=LoaderConfig)
 
@@ -253,7 +253,7 @@ class ImageTrainConfig(TrainConfig):
 
     @property
     def planning(self) -> PlanningView:
-        """What `gigamask plan` needs to know about the training besides its step."""
+        """The configuration as `gigamask plan` sees it."""
         from gigamask.training.planning_view import PlanningView
 
         return PlanningView(self)
@@ -262,7 +262,7 @@ class ImageTrainConfig(TrainConfig):
         """Check, before training starts, that data, weights and frozen modules exist.
 
         Args:
-            earlier: run folders of earlier stages, which `init` may name before they exist.
+            earlier: Run folders of earlier stages, which `init` may name before they exist.
 
         Raises:
             GigamaskError: Something is missing.
@@ -278,13 +278,13 @@ class ImageTrainConfig(TrainConfig):
         (find_tars if self.sample_config.masks else find_shards)(self.data)
 
     def data_source(self, index: Index) -> DataSource:
-        """Return the masks that pass the filters, the images with such a mask, or all images.
+        """Return a source of masks that pass the filters, images that have one, or all images.
 
         Args:
-            index: index of the training data.
+            index: Index of the training data.
 
         Raises:
-            GigamaskError: There are none.
+            GigamaskError: There are no samples.
         """
         from gigamask.data import attributes, loader
         from gigamask.data.mask_store import MaskStore
@@ -330,7 +330,7 @@ class ImageTrainConfig(TrainConfig):
 
 
 def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
-    """Return a copy of a dataclass with the value at `path` replaced; paths of files as text."""
+    """Return a copy of a dataclass with the value at `path` replaced; file paths become str."""
     field_name = path[0].replace("-", "_")
     known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
     if field_name not in known:
@@ -352,8 +352,8 @@ def check_at_least(least: int, **numbers: int) -> None:
     """Check that numbers are large enough.
 
     Args:
-        least: smallest valid value.
-        **numbers: values by field name, such as `batch_size`.
+        least: Smallest valid value.
+        **numbers: Values by field name, such as `batch_size`.
 
     Raises:
         GigamaskError: A number is smaller.
@@ -369,8 +369,8 @@ def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten a configuration to `{"section.leaf": value}`.
 
     Args:
-        config: a configuration or a component of one.
-        prefix: prepended to each name.
+        config: A configuration or a component of one.
+        prefix: Prepended to each name.
 
     Returns:
         The values by flag name without dashes.
@@ -386,8 +386,8 @@ def component_types(config: Any, prefix: str = "") -> dict[str, str]:
     """Return the classes of a configuration's components as `{"section.component": class}`.
 
     Args:
-        config: a configuration or a component of one.
-        prefix: prepended to each name.
+        config: A configuration or a component of one.
+        prefix: Prepended to each name.
     """
     types: dict[str, str] = {}
     for leaf in fields(config):
@@ -402,11 +402,11 @@ def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any,
     """Return the flags, and the classes of components, in which two configurations differ.
 
     Args:
-        first: one configuration.
-        second: the other configuration.
+        first: One configuration.
+        second: The other configuration.
 
     Returns:
-        The value in `first` and the value in `second` by flag name, None where there is none.
+        The values in `first` and in `second` by flag name; None if there is none.
     """
     a, b = ({**component_types(config), **flatten_config(config)} for config in (first, second))
     return {
@@ -416,9 +416,9 @@ def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any,
     }
 
 
-# A change of these on resume changes the shapes of weights, the optimizer's state, or the samples
-# and their order; anything else may change. The number of workers, reading ahead and a mask store
-# change no sample: a mask store holds the masks of the JSON bit for bit.
+# On resume, changing these would change the shapes of weights, the optimizer's state, or the
+# samples and their order; anything else may change. The number of workers, reading ahead and a mask
+# store change no sample: a mask store holds exactly the masks of the JSON.
 SHAPES = ("model.",)
 OPTIMIZER_STATE = ("freeze", "optimizer")
 DATA_ORDER = (
@@ -443,9 +443,9 @@ def check_resume(
     """Check that a run can be resumed with a changed configuration.
 
     Args:
-        saved: configuration in the run folder.
-        wanted: configuration to resume with.
-        allow_data_change: whether the data and their order may change.
+        saved: Configuration in the run folder.
+        wanted: Configuration to resume with.
+        allow_data_change: Whether the data and their order may change.
 
     Returns:
         What differs, as `differences` returns it.

@@ -1,4 +1,4 @@
-"""What a configuration trains on: its samples, and the loader that makes batches of them."""
+"""The data of a configuration: its samples, and the loader of their batches."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class BatchLoader(Protocol):
     """Loads the micro-batches of steps, possibly ahead of time."""
 
     def batches(self, plans: Iterable[StepPlan]) -> Iterator[tuple[BatchProtocol, ...]]:
-        """Yield each step's micro-batches in order; exhaust it before the next call."""
+        """Yield each step's micro-batches in order; exhaust the iterator before the next call."""
         ...
 
     def close(self) -> None:
@@ -23,14 +23,14 @@ class BatchLoader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """The samples of a training and their loader.
+    """The training samples and their loader.
 
     Attributes:
-        items: table of what can be sampled.
-        locate: maps items to images and masks.
-        description: what the samples depend on besides the data and the sampler; a history of
-            losses is only reused where it is the same.
-        make_loader: makes a loader of batches, in page-locked memory if its argument is true.
+        items: Table of what can be sampled.
+        locate: Maps items to images and masks.
+        description: What the samples depend on besides the data and the sampler; a loss history is
+            reused only if it is the same.
+        make_loader: Makes a loader of batches, in pinned memory if its argument is true.
     """
 
     items: SampleTable

@@ -1,4 +1,4 @@
-"""Checks that stop a training with too many unreadable samples or skipped steps."""
+"""Checks that stop training after too many unreadable samples or skipped steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from gigamask.types import BatchProtocol
 
 MAX_SKIPPED_IN_A_ROW = 10
 MIN_SAMPLES = 100
-"""Samples below which a share means little; one unreadable sample is always allowed."""
+"""Minimum number of samples for the fraction; one unreadable sample is always allowed."""
 
 
 @dataclass
 class HealthChecks:
-    """Logs each unreadable sample and skipped step once, and stops a training with too many.
+    """Logs each unreadable sample and skipped step once, and stops training if there are too many.
 
     Attributes:
-        config: the configuration.
-        logger: logs what is found.
-        seen: number of samples so far.
-        rejected: names of the unreadable ones.
-        skipped_in_a_row: number of steps skipped since the last update.
+        config: The configuration.
+        logger: Logs the findings.
+        seen: Number of samples so far.
+        rejected: Names of the unreadable ones.
+        skipped_in_a_row: Number of steps skipped since the last update.
     """
 
     config: TrainConfig
@@ -35,9 +35,9 @@ class HealthChecks:
         """Check a finished step.
 
         Args:
-            step: its number.
-            batches: its micro-batches.
-            skipped: whether it updated nothing.
+            step: Number of the step.
+            batches: Micro-batches of the step.
+            skipped: Whether its update was skipped.
 
         Raises:
             GigamaskError: Too many samples are unreadable, or too many steps in a row are skipped.

@@ -1,9 +1,9 @@
-"""Logging of a training: progress bar, metrics.jsonl, pictures of predictions, and trackers.
+"""Training logs: progress bar, metrics.jsonl, pictures of predictions, and trackers.
 
 metrics.jsonl has one JSON object per line, appended and flushed, so that a killed run keeps what it
-wrote. `memory_gb` is the peak memory of the GPU or of this process, `loader_mb` the memory that the
-largest loader process has written, its imports included. Each start of a training adds a line;
-records before it of later steps are trained again.
+wrote. `memory_gb` is the peak memory of the GPU or of this process; `loader_mb` is the memory that
+the largest loader process has written, including its imports. Each start of training adds a line;
+earlier records of later steps are superseded.
 """
 
 import json
@@ -32,15 +32,15 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.trackers import Tracker, make_trackers
 
 MAX_PENDING_BYTES = 2**24
-"""Size of the lines kept for later while the disk is full; beyond it the oldest are dropped."""
+"""Size of the lines kept while the disk is full; beyond it, the oldest are dropped."""
 
 
 class JsonlWriter:
     """Appends JSON lines to a file; lines that cannot be written are kept and written later.
 
     Args:
-        path: the file.
-        warn: called with a message when writing starts to fail.
+        path: The file.
+        warn: Called with a message when writing starts to fail.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -66,8 +66,8 @@ class JsonlWriter:
         except OSError as error:
             if not self._failing:
                 self._warn(
-                    f"{self._path}: cannot be written ({error.strerror}); its lines are kept for "
-                    "later and work continues; free some disk space"
+                    f"{self._path}: cannot be written ({error.strerror}); its lines are kept and "
+                    "written later; free some disk space"
                 )
             self._failing = True
             if len(self._pending) > MAX_PENDING_BYTES:
@@ -81,23 +81,23 @@ class JsonlWriter:
 Batches = TypeVar("Batches")
 Observer = Callable[[int, bool], Iterable[tuple[str, dict[str, Any]]]]
 """Observes the training loop, such as a profiler. It is called with the number of finished steps
-before each step, and with True at the end, however a training ends. It returns lines to print, each
-with the event to add to metrics.jsonl (none if empty)."""
+before each step, and with True at the end, however training ends. It returns lines to print, each
+with an event to add to metrics.jsonl (none if empty)."""
 PICTURES = "pictures"
 """Subfolder of the run with pictures of predictions by step."""
 MAX_PICTURE_BYTES = 150_000
-"""Size above which a picture is compressed more."""
+"""Size above which a picture is compressed further."""
 
 
 class MetricsLogger:
-    """Logger of a training, as a context manager.
+    """Training logger, a context manager.
 
     Args:
-        config: the configuration.
-        first_step: number of steps finished before.
-        device: device to train on.
-        enabled: whether this process logs; other processes only run their observers.
-        observers: called before each step and at the end.
+        config: The configuration.
+        first_step: Number of steps finished before this start.
+        device: Device to train on.
+        enabled: Whether this process logs; other processes only run their observers.
+        observers: Called before each step and at the end.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class MetricsLogger:
         self._data_time_s = 0.0
 
     def log_start(self, processes: int = 1) -> None:
-        """Log that training starts or continues, and which damaged checkpoints it passed over."""
+        """Log the start of training, and the damaged checkpoints that were skipped."""
         if not self._enabled:
             return
         is_cuda = self._device.type == "cuda"
@@ -152,7 +152,7 @@ class MetricsLogger:
         self.write(event | ({"damaged": newer} if newer else {}))
 
     def time_data(self, batches: Iterable[Batches]) -> Iterator[Batches]:
-        """Yield the batches, and measure how long each takes to arrive."""
+        """Yield the batches, and measure the wait for each."""
         iterator = iter(batches)
         while True:
             self._observe()
@@ -163,12 +163,12 @@ class MetricsLogger:
             yield batch
 
     def log_step(self, step: int, images: int, record: dict[str, float]) -> None:
-        """Log a finished step, every `log_every` steps.
+        """Show a finished step, and log it every `log_every` steps.
 
         Args:
-            step: its number, from 1.
-            images: number of images it was computed from.
-            record: its metrics.
+            step: Number of the step, from 1.
+            images: Number of images in the step.
+            record: Metrics of the step.
         """
         self._step = step
         if not self._enabled:
@@ -203,11 +203,11 @@ class MetricsLogger:
         """Log an evaluation.
 
         Args:
-            step: number of the step it followed.
-            evaluation: its result.
+            step: Number of the step that it followed.
+            evaluation: Result of the evaluation.
 
         Returns:
-            The score that the best checkpoint is chosen by.
+            The score that selects the best checkpoint.
         """
         seconds = time.perf_counter() - self._last_s  # since the record of the same step
         scores = evaluation.scores
@@ -244,8 +244,8 @@ class MetricsLogger:
         """Print a line, and append its event to metrics.jsonl.
 
         Args:
-            message: line to print.
-            event: its data, without the step; nothing is appended if it is empty.
+            message: Line to print.
+            event: Event without the step; nothing is appended if it is empty.
         """
         if event:
             self.write({"step": self._step, **event})
@@ -300,7 +300,7 @@ class MetricsLogger:
 
 
 def jpeg(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:
-    """Encode a picture as JPEG of at most `MAX_PICTURE_BYTES`, if quality 30 or more suffices."""
+    """Encode a picture as JPEG of at most `MAX_PICTURE_BYTES`, if quality 30 or above suffices."""
     encoded = b""
     for quality in (85, 70, 50, 30):
         encoded = encode_jpeg(picture, quality)

@@ -1,6 +1,6 @@
-"""Configuration of the pre-training of an image encoder as a masked autoencoder (MAE).
+"""Configuration of pre-training an image encoder as a masked autoencoder (MAE).
 
-Imports no torch, so that `--help` answers at once.
+Imports no torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MAETrainConfig(ImageTrainConfig):
-    """Configuration of a masked-autoencoder pre-training; its images need no masks."""
+    """Configuration of masked-autoencoder pre-training, which needs no masks."""
 
     command: ClassVar[str] = "pretrain"
     next_step: ClassVar[str] = "gigamask train RECIPE --data TARS --init mae:{out} --out OUT"
@@ -30,7 +30,7 @@ class MAETrainConfig(ImageTrainConfig):
     model: MAEConfig = field(default_factory=MAEConfig)
 
     def build(self, device: str = "cpu") -> MAE:
-        """Return the model as the seed initializes it; on the meta device without storage."""
+        """Build the model and initialize it from the seed; on the meta device, without storage."""
         from gigamask.models.init import build_model
 
         return build_model(self.model, self.seed, device)

@@ -15,7 +15,7 @@ MANIFEST, BEST = "manifest.json", "best"
 
 
 def with_checksum(manifest: dict[str, Any]) -> bytes:
-    """Return a manifest as written to its file, with the crc32 of its content."""
+    """Serialize a manifest, with the crc32 of its content."""
     content = {name: value for name, value in manifest.items() if name != "crc32"}
     return json.dumps(
         content | {"crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, indent=1
@@ -26,11 +26,11 @@ def verify(folder: Path, contents: bool = True) -> dict:
     """Verify the files of a checkpoint.
 
     Args:
-        folder: folder of the checkpoint.
-        contents: whether to verify checksums, which reads every file, or sizes only.
+        folder: Folder of the checkpoint.
+        contents: Whether to verify checksums, which reads every file, or only sizes.
 
     Returns:
-        Its manifest.
+        The manifest.
 
     Raises:
         GigamaskError: The manifest or a file is missing, damaged, or of another format.

@@ -1,8 +1,8 @@
 """Muon (Jordan et al. 2024): updates matrices by their orthogonalized momentum.
 
-The results are those of `torch.optim.Muon`, which always computes in bf16. A CPU without bf16 units
-emulates that some fifteen times slower than float32, so this one computes in the gradient's own
-precision, all matrices of one shape at once.
+Equivalent to `torch.optim.Muon`, which always computes in bf16. CPUs without bf16 units emulate it
+about fifteen times slower than float32, so this one computes in the gradient's own precision, all
+matrices of one shape at once.
 """
 
 from collections import defaultdict
@@ -22,9 +22,9 @@ class Muon(torch.optim.Optimizer):
     The learning rate of a matrix is that of its group times `sqrt(max(1, rows / columns))`.
 
     Args:
-        groups: parameter groups of matrices.
-        lr: default learning rate of a group.
-        momentum: default momentum of a group.
+        groups: Parameter groups of matrices.
+        lr: Default learning rate of a group.
+        momentum: Default momentum of a group.
     """
 
     def __init__(self, groups: Iterable[dict], lr: float, momentum: float) -> None:
@@ -61,7 +61,7 @@ def newton_schulz(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n
     """Orthogonalize matrices approximately by Newton-Schulz iterations.
 
     Args:
-        matrices: matrices of one shape.
+        matrices: Matrices of one shape.
 
     Returns:
         Matrices with nearly the same singular vectors and singular values of about 0.7 to 1.2.

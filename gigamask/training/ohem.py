@@ -1,8 +1,8 @@
 """Online hard example mining (OHEM): score all masks without gradients, train on the hardest.
 
-The choice is made over the whole global batch in the order of its samples, so that it depends
-neither on micro-batches nor on the number of processes: gradients equal those of one process with
-the whole batch. All random numbers travel in the batch, so a mask gets the same prompts in both
+Masks are chosen over the whole global batch in the order of its samples, so the choice depends
+neither on micro-batches nor on the number of processes, and gradients equal those of one process
+with the whole batch. All random numbers are in the batch, so a mask gets the same prompts in both
 passes (Shrivastava et al. 2016, section 4: a read-only pass over all examples).
 """
 
@@ -29,20 +29,20 @@ def mine_hard_masks(
 ) -> tuple[list[BatchProtocol], Float[Tensor, "batch"]]:
     """Reduce this process's micro-batches to the masks to train on.
 
-    A mask's loss is the sum over its rounds. A NaN loss counts as the hardest: if such masks were
-    dropped, the step, which skips non-finite gradients, would not notice that the model is broken.
+    A mask's loss is the sum over its rounds. A NaN loss ranks hardest: dropping it would hide a
+    broken model from the step, which skips non-finite gradients.
 
     Args:
-        task: computes the losses.
-        mining: chooses the masks.
-        model: the model.
-        batches: this process's micro-batches of the step.
-        batch_size: samples of the global batch.
-        world: the processes of the training.
+        task: Computes the losses.
+        mining: Chooses the masks.
+        model: The model.
+        batches: This process's micro-batches of the step.
+        batch_size: Samples of the global batch.
+        world: The processes of the run.
 
     Returns:
         The reduced micro-batches, and the mean loss of each sample of the global batch over all its
-        masks and rounds, chosen or not (NaN where a sample has no mask).
+        masks and rounds, chosen or not (NaN if a sample has no mask).
     """
     losses_and_counts = [_mask_losses(task, model, batch) for batch in batches]
     max_masks = _max_masks_per_image(batches, world)

@@ -43,7 +43,7 @@ class AdamW(Optimizer):
     layer_decay: float = 1.0
     """learning rate of an encoder block relative to that of the next block; 1 disables"""
     encoder_lr_scale: float = 1.0
-    """factor of the image encoder's learning rate"""
+    """multiplier of the image encoder's learning rate"""
     supports_sharding: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -91,8 +91,8 @@ class AdamW(Optimizer):
 class AdamW8bit(AdamW):
     """AdamW with 8-bit state, 2 bytes per parameter instead of 8 (Dettmers et al. 2022).
 
-    Its two moments are quantized in blocks with a scale each; tensors of less than 4,096 elements
-    keep them in float32. Requires bitsandbytes (extra `quant`).
+    The two moments are quantized in blocks, each with its own scale; tensors with fewer than 4,096
+    elements keep them in float32. Requires bitsandbytes (extra `quant`).
     """
 
     supports_sharding: ClassVar[bool] = False
@@ -168,8 +168,8 @@ def has_weight_decay(name: str, ndim: int) -> bool:
     """Return whether weight decay applies: to matrices and convolution kernels.
 
     Args:
-        name: name of the parameter in the model.
-        ndim: number of its dimensions.
+        name: Name of the parameter in the model.
+        ndim: Number of its dimensions.
 
     Returns:
         False for biases, norms, absolute and relative position embeddings, and tokens.
@@ -181,8 +181,8 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
     """Exclude modules or single parameters from training.
 
     Args:
-        model: the model.
-        names: names of modules or parameters.
+        model: The model.
+        names: Names of modules or parameters.
 
     Raises:
         GigamaskError: A name is unknown, or nothing is left to train.
@@ -208,13 +208,13 @@ def layer_ids(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
     """Return the depth of each parameter for layer-wise learning-rate decay.
 
     Args:
-        model: the model.
-        blocks: the blocks of its image encoder, from input to output.
+        model: The model.
+        blocks: The blocks of its image encoder, from input to output.
 
     Returns:
-        By parameter name: 0 for patch and position embeddings, i + 1 for encoder block i, and one
-        more than the last block's for all others, the neck included, as in detectron2's ViTDet,
-        whose numbers SAM's recipe matches.
+        Depth by parameter name: 0 for patch and position embeddings, i + 1 for encoder block i, and
+        one more than the last block's for all others, including the neck, as in detectron2's
+        ViTDet, whose settings SAM's recipe matches.
     """
     of_block = {id(p): index + 1 for index, block in enumerate(blocks) for p in block.parameters()}
     stem = ("image_encoder.patch_embed", "image_encoder.pos_embed")

@@ -1,4 +1,4 @@
-"""What `gigamask plan` needs to know about a configuration besides its step.
+"""Training configurations as `gigamask plan` sees them.
 
 Configurations are annotated as `Any` here, since their modules import this one.
 """
@@ -16,14 +16,14 @@ from gigamask.models.configs import ViT
 
 @dataclass(frozen=True)
 class PlanningView:
-    """A training that uses no masks, as `plan` sees it.
+    """A training configuration without masks, as `plan` sees it.
 
     Attributes:
-        run: the configuration.
-        masks_per_image: largest number of masks per image to train on.
-        masks_per_chunk: masks per forward pass of the decoder.
-        mines: whether a forward pass over all masks selects those to train on.
-        activation_checkpointing: n if every n-th encoder block is recomputed; 0 if none is.
+        run: The configuration.
+        masks_per_image: Largest number of masks per image to train on.
+        masks_per_chunk: Masks per forward pass of the decoder.
+        mines: Whether a forward pass over all masks selects those to train on.
+        activation_checkpointing: N if every n-th encoder block is recomputed; 0 if none is.
     """
 
     run: Any
@@ -38,8 +38,8 @@ class PlanningView:
         """Return the configuration whose step is measured.
 
         Args:
-            abridge: returns a prompt schedule with only the rounds that need the most memory.
-            recompute: whether encoder blocks are recomputed as configured, or not at all.
+            abridge: Returns a prompt schedule with only the rounds that need the most memory.
+            recompute: Whether encoder blocks are recomputed as configured, or not at all.
         """
         return self.run
 
@@ -47,11 +47,11 @@ class PlanningView:
         """Return the flags that save memory.
 
         Args:
-            micro: images in a micro-batch.
+            micro: Images in a micro-batch.
 
         Returns:
-            Groups of flags, each from the mildest to the strongest: the flag as typed, and the
-            fields it changes.
+            Groups of flags, each ordered from mildest to strongest: the flag as typed, and the
+            fields that it changes.
         """
         return []
 
@@ -59,7 +59,7 @@ class PlanningView:
         """Return a smaller configuration whose measurement suffices to plan this one.
 
         Args:
-            known: a configuration that has been measured and differs from this one.
+            known: A configuration that has been measured and differs from this one.
 
         Returns:
             The phase to measure (the other phase is as in `known`) and the smaller configuration;
@@ -70,7 +70,7 @@ class PlanningView:
 
 @dataclass(frozen=True)
 class MaskPlanningView(PlanningView):
-    """A SAM training as `plan` sees it."""
+    """A SAM training configuration, as `plan` sees it."""
 
     run: Any
 
@@ -92,8 +92,8 @@ class MaskPlanningView(PlanningView):
         """Return the configuration with fewer rounds and without mining.
 
         Args:
-            abridge: returns a prompt schedule with only the rounds that need the most memory.
-            recompute: whether encoder blocks are recomputed as configured, or not at all.
+            abridge: Returns a prompt schedule with only the rounds that need the most memory.
+            recompute: Whether encoder blocks are recomputed as configured, or not at all.
         """
         return replace(
             self.run,

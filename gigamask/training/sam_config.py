@@ -1,6 +1,6 @@
-"""Configuration of the training of SAM.
+"""Configuration of SAM training.
 
-Imports no torch, so that `--help` answers at once.
+Imports no torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SamLoaderConfig(LoaderConfig):
     items: Literal["image", "mask"] = "image"
     """unit of sampling: images, each with several masks, or single masks, each with its image"""
     max_masks: int = 64
-    """largest number of masks per image to train on"""
+    """maximum number of masks per image to train on"""
     filters: MaskFilters = field(default_factory=MaskFilters)
     mask_sampler: MaskSampler = field(default_factory=RandomMasks)
     target: Literal["hard", "area", "full"] = "hard"
@@ -45,7 +45,7 @@ class SamLoaderConfig(LoaderConfig):
 
 @dataclass(frozen=True)
 class SamTrainConfig(ImageTrainConfig):
-    """Configuration of a SAM training."""
+    """Configuration of SAM training."""
 
     masks_per_chunk: int = 64
     """masks per forward pass of the decoder; limits memory without changing gradients"""
@@ -58,10 +58,10 @@ class SamTrainConfig(ImageTrainConfig):
     mining: Mining = field(default_factory=NoMining)
 
     def check(self) -> SamTrainConfig:
-        """Return the configuration itself.
+        """Check the values and return the configuration itself.
 
         Raises:
-            GigamaskError: A value cannot be trained with.
+            GigamaskError: A value is invalid.
         """
         check_at_least(
             1,
@@ -76,7 +76,7 @@ class SamTrainConfig(ImageTrainConfig):
         return super().check()
 
     def build(self, device: str = "cpu") -> Sam:
-        """Return the model as the seed initializes it; on the meta device without storage."""
+        """Build the model and initialize it from the seed; on the meta device, without storage."""
         from gigamask.distributed.activation_checkpointing import checkpoint_blocks
         from gigamask.models.init import build_model
 
@@ -111,7 +111,7 @@ class SamTrainConfig(ImageTrainConfig):
 
     @property
     def planning(self) -> MaskPlanningView:
-        """What `gigamask plan` needs to know about the training besides its step."""
+        """The configuration as `gigamask plan` sees it."""
         from gigamask.training.planning_view import MaskPlanningView
 
         return MaskPlanningView.of(self)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, so checkpoints need not hold them."""
+"""Learning-rate schedules: pure functions of the step, so checkpoints need not store them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WarmupMultiStep(LRSchedule):
     milestones: tuple[float, ...] = (2 / 3, 26 / 27)
     """fractions of --steps at which the learning rate drops"""
     gamma: float = 0.1
-    """factor of the learning rate at each milestone"""
+    """multiplier of the learning rate at each milestone"""
 
     def __post_init__(self) -> None:
         _check_warmup(self.warmup_steps)
@@ -31,11 +31,11 @@ class WarmupMultiStep(LRSchedule):
             check_range("milestones", milestone, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of the peak learning rate.
+        """Return the multiplier of the peak learning rate.
 
         Args:
-            step: the number of the step, from 0.
-            steps: steps of the whole run.
+            step: Number of the step, from 0.
+            steps: Number of steps of the whole run.
         """
         drops = sum(step >= int(milestone * steps) for milestone in self.milestones)
         return _warmup_factor(step, self.warmup_steps) * self.gamma**drops
@@ -58,11 +58,11 @@ class WarmupCosine(LRSchedule):
         check_range("min_lr_ratio", self.min_lr_ratio, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of the peak learning rate.
+        """Return the multiplier of the peak learning rate.
 
         Args:
-            step: the number of the step, from 0.
-            steps: steps of the whole run.
+            step: Number of the step, from 0.
+            steps: Number of steps of the whole run.
         """
         progress = min(
             1.0, max(0.0, (step - self.warmup_steps) / max(1, steps - self.warmup_steps))

@@ -1,4 +1,4 @@
-"""The state of a training, which is exactly what a checkpoint holds.
+"""Training state, which is exactly what a checkpoint stores.
 
 It is complete because random numbers are keyed by seed and sample, schedules are functions of the
 step, and the state of the loader is the cursor.
@@ -25,16 +25,16 @@ from gigamask.types import DataCursor
 
 @dataclass
 class TrainState:
-    """Weights, optimizer state and progress of a training.
+    """Weights, optimizer state and progress of a run.
 
     Attributes:
-        model: the model, with gradients.
-        optimizers: torch optimizers of its trainable parameters.
-        step: number of finished steps.
-        cursor: position in the data after the last step.
-        loss_history: losses of the samples, if the sampler learns from them.
-        scale: loss scale of fp16; None in other precisions.
-        stopping: whether the training was asked to stop; not saved.
+        model: The model, with gradients.
+        optimizers: Torch optimizers of its trainable parameters.
+        step: Number of finished steps.
+        cursor: Position in the data after the last step.
+        loss_history: Losses of the samples, if the sampler learns from them.
+        scale: Loss scale of fp16; None in other precisions.
+        stopping: Whether the training was asked to stop; not saved.
     """
 
     model: state_dict.Model
@@ -52,9 +52,9 @@ class TrainState:
         """Return the state before the first step.
 
         Args:
-            config: the configuration.
-            device: device to train on.
-            init: path of initial weights; None initializes them from the seed.
+            config: The configuration.
+            device: Device to train on.
+            init: Path of initial weights; None initializes them from the seed.
         """
         model = config.build()
         if init:
@@ -65,12 +65,12 @@ class TrainState:
     def from_model(cls, model: state_dict.Model, config: TrainConfig) -> "TrainState":
         """Return the state at step 0 of a given model.
 
-        Every trainable parameter has a gradient from the start and keeps it, so that one a step
-        does not use has a zero gradient rather than none, on every rank alike.
+        Every trainable parameter has a gradient from the start and keeps it, so that a parameter
+        that a step does not use has a zero gradient instead of none, on every rank.
 
         Args:
-            model: the model; the modules in `config.freeze` are frozen.
-            config: the configuration.
+            model: The model; the modules in `config.freeze` are frozen.
+            config: The configuration.
         """
         freeze(model, config.freeze)
         allocate_gradients(model)
@@ -81,11 +81,11 @@ class TrainState:
         )
 
     def shard(self, config: TrainConfig, world: World) -> None:
-        """Reduce the model and the optimizer state to this process's shards, on all processes.
+        """Shard the model and the optimizer state; a collective operation.
 
         Args:
-            config: the configuration; with `parallel` "ddp" nothing is sharded.
-            world: the processes of the training.
+            config: The configuration; with `parallel` "ddp" nothing is sharded.
+            world: The processes of the run.
         """
         if world.size == 1 or config.parallel == "ddp":
             return
@@ -106,7 +106,7 @@ class TrainState:
         self.cursor = cursor
 
     def full_model(self) -> state_dict.Model:
-        """Return the model with full weights, which all processes must gather together."""
+        """Return the model with full weights; a collective operation."""
         if not fsdp.is_sharded(self.model):
             return self.model
         assert isinstance(self.model, (Sam, MAE))  # other models are not sharded
@@ -138,12 +138,12 @@ class TrainState:
     def load_optimizer(self, tensors: dict[str, Tensor], source: str) -> None:
         """Load the optimizer state.
 
-        All parameters of an optimizer have the same keys, except that in an 8-bit optimizer small
-        parameters, which are not quantized, have fewer.
+        All parameters of an optimizer have the same keys, except that small parameters of an 8-bit
+        optimizer, which are not quantized, have fewer.
 
         Args:
-            tensors: what `optimizer_tensors` returned.
-            source: where they come from, for errors.
+            tensors: Result of `optimizer_tensors`.
+            source: Where they come from, for errors.
 
         Raises:
             GigamaskError: Entries are missing or unknown.

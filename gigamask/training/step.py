@@ -1,11 +1,11 @@
 """One training step: backward passes, reduction over processes, clipping and the update.
 
-A task yields its loss in terms, each a sum over masks. Each term is back-propagated at once, which
-frees its graph before the next is computed; where terms share an expensive tensor (the image
-embedding), their gradients accumulate on a detached copy and go through the encoder once, at the
-end. The gradient of the sums is divided by the sum of the counts, here and nowhere else: gradient
-accumulation is exact whatever the sizes of micro-batches, and so are several processes, which add
-gradients, sums, counts and the losses of the samples in one all-reduce.
+A task yields its loss in terms, each a sum over masks. Each term is back-propagated immediately,
+which frees its graph before the next is computed; if terms share an expensive tensor (the image
+embedding), their gradients accumulate on a detached copy and pass through the encoder once, at the
+end. The gradient of the sums is divided by the sum of the counts, here and nowhere else, so
+gradient accumulation is exact for micro-batches of any size. So is data parallelism: processes add
+gradients, sums, counts and per-sample losses in one all-reduce.
 """
 
 import math
@@ -27,7 +27,7 @@ from gigamask.training.state import TrainState
 from gigamask.types import BatchProtocol, LossSums
 
 MAX_SUMS = 16
-"""Number of logged sums that processes exchange; one without masks does not know their number."""
+"""Number of logged sums that processes exchange; fixed, as a process without masks has none."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class StepMetrics:
     """Sums and counts of a step so far, on the device; samples are those of the global batch.
 
     Attributes:
-        losses: sum of the losses of each sample over its masks and rounds.
-        counts: number of these losses.
-        weights: weight of each sample.
-        count: sum of the counts that the sums are divided by.
-        sums: sums to log by name, each over `count`.
+        losses: Loss of each sample, summed over its masks and rounds.
+        counts: Number of these losses.
+        weights: Weight of each sample.
+        count: Sum of the counts, the divisor of the sums.
+        sums: Sums to log by name, to be divided by `count`.
     """
 
     losses: Float[Tensor, "batch"]
@@ -53,8 +53,8 @@ class StepMetrics:
         """Return zero sums.
 
         Args:
-            batch_size: samples of the global batch.
-            like: a tensor with the device and type of the sums.
+            batch_size: Samples of the global batch.
+            like: A tensor with the device and type of the sums.
         """
         losses, counts, weights = (like.new_zeros(batch_size) for _ in range(3))
         return cls(losses, counts, weights, like.new_zeros(()))
@@ -63,14 +63,14 @@ class StepMetrics:
         """Add one term of the loss.
 
         Args:
-            sums: the term.
-            batch: the micro-batch that it belongs to.
+            sums: The term.
+            batch: The micro-batch that it belongs to.
         """
         for name, value in {"loss": sums.loss, **sums.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
         self.count += sums.count
-        assert sums.image is not None, "a task sets the image of each loss"
-        # Summed row by row, in the same order every time also on a GPU; images are few.
+        assert sums.image is not None, "a task must set the image of each loss"
+        # Summed row by row, in the same order every time even on a GPU; images are few.
         is_of_image = (
             sums.image == torch.arange(len(batch.names), device=sums.per_mask.device)[:, None]
         )
@@ -84,8 +84,8 @@ class StepMetrics:
         """Sum over all processes.
 
         Args:
-            world: the processes of the training.
-            *others: further tensors to sum.
+            world: The processes of the run.
+            *others: Further tensors to sum.
 
         Raises:
             GigamaskError: There are too many sums to log.
@@ -102,12 +102,12 @@ class StepMetrics:
         self.sums = {name: values[index] for index, name in enumerate(names)}
 
     def divisor(self) -> float:
-        """Return what the gradient of the weighted sum is divided by.
+        """Return the divisor of the weighted sum's gradient.
 
-        That is the count, or with weights the count of an average batch: samples drawn by their
-        loss may have more masks than others. The weighted mean is that of average samples. It is
-        the count itself where all samples have equally many masks, whatever the weights, so the
-        estimate is unbiased then, and consistent otherwise.
+        Without weights, it is the count. With weights, it is the count of an average batch, since
+        samples drawn by their loss may have more masks than others. If all samples have the same
+        number of masks, it equals the count whatever the weights, and the estimate is unbiased;
+        otherwise it is consistent.
         """
         has_loss = (self.counts > 0).to(self.weights.dtype)
         weight = (self.weights * has_loss).sum()
@@ -124,7 +124,7 @@ class StepMetrics:
         )
 
     def means(self) -> dict[str, float]:
-        """Return each sum divided by the count; nothing where the count is 0."""
+        """Return each sum divided by the count; empty if the count is 0."""
         count = float(self.count)
         return {name: float(value) / count for name, value in self.sums.items()} if count else {}
 
@@ -134,12 +134,12 @@ class StepResult:
     """Result of a step.
 
     Attributes:
-        record: values to log.
-        skipped: whether nothing was updated.
-        overflow: whether that was because of fp16's loss scale alone.
-        losses: mean loss of each sample of the global batch over its masks and rounds, NaN where it
+        record: Values to log.
+        skipped: Whether the update was skipped.
+        overflow: Whether it was skipped only because of an fp16 overflow.
+        losses: Mean loss of each sample of the global batch over its masks and rounds, NaN if it
             has none.
-        requests: for each kind of request, whether a process made it.
+        requests: For each kind of request, whether any process made it.
     """
 
     record: dict[str, float]
@@ -159,11 +159,11 @@ def accumulate(
     """Add the gradients of a micro-batch's losses to the parameters, and its sums to the metrics.
 
     Args:
-        task: computes the losses.
-        model: the model.
-        batch: the micro-batch.
-        metrics: sums of the step.
-        scale: factor of the losses.
+        task: Computes the losses.
+        model: The model.
+        batch: The micro-batch.
+        metrics: Sums of the step.
+        scale: Factor of the losses.
     """
     metrics.weights[batch.batch_index] = batch.weights.to(metrics.weights.dtype)
     detached: list[tuple[Tensor, Tensor]] = []
@@ -174,7 +174,7 @@ def accumulate(
         return leaf
 
     for sums in task.compute_losses(model, batch, detach):
-        if sums.loss.requires_grad:  # all that a term depends on may be frozen
+        if sums.loss.requires_grad:  # everything that a term depends on may be frozen
             with profile_range("backward"):
                 (sums.loss if scale == 1 else sums.loss * scale).backward()
         metrics.add(sums, batch)
@@ -195,23 +195,23 @@ def step(
     world: World | None = None,
     requests: tuple[bool, ...] = (),
 ) -> StepResult:
-    """Make one update from the micro-batches of all processes.
+    """Perform one update from the micro-batches of all processes.
 
     A step is skipped if its gradient is not finite or it has no mask. A task with mining runs
-    twice, and the update is computed from the masks that were chosen.
+    twice, and the update uses only the chosen masks.
 
     Args:
-        task: computes the losses.
-        state: model and optimizers to update.
-        batches: this process's micro-batches.
-        batch_size: samples of the global batch.
-        lr: learning rate, which parameter groups multiply by their `lr_scale`.
-        grad_clip: largest global gradient norm; None disables clipping.
-        world: the processes of the training; None is this one alone.
-        requests: what this process requests of all processes, such as to stop.
+        task: Computes the losses.
+        state: Model and optimizers to update.
+        batches: This process's micro-batches.
+        batch_size: Samples of the global batch.
+        lr: Learning rate, multiplied by the `lr_scale` of each parameter group.
+        grad_clip: Largest global gradient norm; None disables clipping.
+        world: The processes of the run; None means only this one.
+        requests: What this process requests of all processes, such as to stop.
 
     Returns:
-        What happened, equal in all processes.
+        The result, the same in all processes.
     """
     world, mined_losses = world or World(), None
     if task.mining:

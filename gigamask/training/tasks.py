@@ -1,4 +1,4 @@
-"""Losses of a training step: rounds of prompts for SAM, reconstruction for the autoencoder."""
+"""Losses of a training step: prompt rounds for SAM, reconstruction for the masked autoencoder."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ class SamTask(Task):
     one by one (the paper does not say whether gradients flow through the mask prompt).
 
     Args:
-        schedule: the prompts of each round.
-        loss: the loss of a round.
-        masks_per_chunk: masks that pass through the decoder at once.
-        precision: number format of the model.
-        full: whether losses and clicks use the grid of the batch's masks, to which the logits are
+        schedule: The prompts of each round.
+        loss: The loss of a round.
+        masks_per_chunk: Masks decoded at once.
+        precision: Precision of the model.
+        full: Whether losses and clicks use the grid of the batch's masks, to which the logits are
             upsampled, instead of the model's low-resolution grid.
-        mining: chooses the masks to train on; None trains on all.
+        mining: Chooses the masks to train on; None trains on all.
     """
 
     schedule: PromptSchedule
@@ -52,9 +52,9 @@ class SamTask(Task):
         """Yield the loss of each round of each chunk of masks.
 
         Args:
-            model: the model.
-            batch: the micro-batch; without masks, a sharded model runs without effect.
-            detach: detaches the embedding, on which the gradients of all rounds accumulate.
+            model: The model.
+            batch: The micro-batch; without masks, a sharded model runs on a dummy image.
+            detach: Detaches the embedding, on which the gradients of all rounds accumulate.
         """
         if not len(batch.mask_image):
             side = model.config.image_size
@@ -110,9 +110,9 @@ class SamTask(Task):
         """Return the targets of some masks of a batch, and the random numbers of their rounds.
 
         Args:
-            batch: the batch.
-            part: which of its masks.
-            mask_prompt_size: side of the model's low-resolution grid.
+            batch: The batch.
+            part: Range of its masks.
+            mask_prompt_size: Side of the model's low-resolution grid.
         """
         targets = targets_from_batch(batch, part, mask_prompt_size, self.full)
         random_inputs = select_random_inputs(batch.random_inputs, part)
@@ -132,11 +132,11 @@ def make_decoder(
     """Return the decoder of prompts for some masks of a batch.
 
     Args:
-        model: the model that computed the embedding.
-        embedding: embeddings of the batch's images.
-        mask_image: index of each mask's image in the batch.
-        precision: number format of the model.
-        mask_size: side of the logits to compare with the masks; None keeps the model's own.
+        model: The model that computed the embedding.
+        embedding: Embeddings of the batch's images.
+        mask_image: Index of each mask's image in the batch.
+        precision: Precision of the model.
+        mask_size: Side of the logits to return; None keeps the model's own.
     """
     resize = None if mask_size is None else partial(_resize_logits, side=mask_size)
     context = partial(autocast, precision, embedding.device)
@@ -156,11 +156,11 @@ def targets_from_batch(
     """Return the targets of some masks of a batch.
 
     Args:
-        batch: the batch.
-        part: which of its masks.
-        mask_prompt_size: side of the model's low-resolution grid.
-        full: whether to keep the grid of the batch's masks; else masks on a finer grid are averaged
-            over the cells of the low-resolution one.
+        batch: The batch.
+        part: Range of its masks.
+        mask_prompt_size: Side of the model's low-resolution grid.
+        full: Whether to keep the grid of the batch's masks; otherwise masks on a finer grid are
+            averaged over the cells of the low-resolution one.
 
     Raises:
         GigamaskError: The finer grid is not a multiple of the low-resolution one.
@@ -192,8 +192,8 @@ def select_random_inputs(random_inputs: RandomInputs, part: slice) -> RandomInpu
     """Return the random inputs of some masks of a batch.
 
     Args:
-        random_inputs: those of the batch.
-        part: which of its masks.
+        random_inputs: Random inputs of the batch.
+        part: Range of its masks.
     """
     return replace(
         random_inputs,
@@ -215,9 +215,9 @@ class MAETask(Task):
         """Yield the loss of all images, as one term.
 
         Args:
-            model: the model.
-            batch: the micro-batch; without images, a sharded model runs without effect.
-            detach: not used, since there is one term.
+            model: The model.
+            batch: The micro-batch; without images, a sharded model runs on a dummy image.
+            detach: Not used, since there is one term.
         """
         images, config = batch.images, model.config
         if not len(images):

@@ -21,8 +21,8 @@ class Tracker(Protocol):
         """Add scalars.
 
         Args:
-            values: by name.
-            step: number of the step.
+            values: Scalars by name.
+            step: Number of the step.
         """
         ...
 
@@ -30,14 +30,14 @@ class Tracker(Protocol):
         """Add a picture.
 
         Args:
-            name: its name.
-            rgb: its pixels.
-            step: number of the step.
+            name: Name of the picture.
+            rgb: Pixels of the picture.
+            step: Number of the step.
         """
         ...
 
     def close(self) -> None:
-        """Write what is buffered and close."""
+        """Flush buffers and close."""
         ...
 
 
@@ -53,8 +53,8 @@ class TensorBoardTracker:
         """Add scalars.
 
         Args:
-            values: by name.
-            step: number of the step.
+            values: Scalars by name.
+            step: Number of the step.
         """
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -63,14 +63,14 @@ class TensorBoardTracker:
         """Add a picture.
 
         Args:
-            name: its name.
-            rgb: its pixels.
-            step: number of the step.
+            name: Name of the picture.
+            rgb: Pixels of the picture.
+            step: Number of the step.
         """
         self._writer.add_image(name, rgb, step, dataformats="HWC")
 
     def close(self) -> None:
-        """Write what is buffered and close."""
+        """Flush buffers and close."""
         self._writer.close()
 
 
@@ -110,8 +110,8 @@ class WandbTracker:
         """Add scalars.
 
         Args:
-            values: by name.
-            step: number of the step.
+            values: Scalars by name.
+            step: Number of the step.
         """
         self._run.log({"step": step, **values})
 
@@ -119,19 +119,19 @@ class WandbTracker:
         """Add a picture.
 
         Args:
-            name: its name.
-            rgb: its pixels.
-            step: number of the step.
+            name: Name of the picture.
+            rgb: Pixels of the picture.
+            step: Number of the step.
         """
         self._run.log({"step": step, name: self._wandb.Image(rgb)})
 
     def close(self) -> None:
-        """Write what is buffered and close."""
+        """Flush buffers and close."""
         self._run.finish()
 
 
 def make_trackers(config: TrainConfig) -> list[Tracker]:
-    """Return the trackers of a training."""
+    """Return the trackers of a run."""
     trackers: list[Tracker] = []
     if importlib.util.find_spec("tensorboard") is not None:
         trackers.append(TensorBoardTracker(config))

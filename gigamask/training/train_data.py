@@ -1,4 +1,4 @@
-"""The batches of a training: joins the sampler's order and the loader, and records losses."""
+"""Training batches: combines the sampler and the loader, and records losses."""
 
 import json
 import warnings
@@ -27,11 +27,11 @@ def open_index(config: TrainConfig) -> indexes.Index:
 
 
 def describe_data(config: TrainConfig, index: indexes.Index) -> dict[str, Any]:
-    """Return what the order of samples depends on besides the configuration.
+    """Describe what the order of samples depends on besides the configuration.
 
     Args:
-        config: the configuration.
-        index: index of its data.
+        config: The configuration.
+        index: Index of its data.
 
     Returns:
         Digest of the index, numbers of images and tars, and digest of the other tables, if any.
@@ -48,11 +48,11 @@ def describe_data(config: TrainConfig, index: indexes.Index) -> dict[str, Any]:
 
 
 def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
-    """Check that a run continues on the data it was trained on: one more tar changes the order.
+    """Check that a run continues on the same data, since one more tar would change the order.
 
     Args:
-        config: the configuration.
-        data: what `describe_data` returns.
+        config: The configuration.
+        data: Result of `describe_data`.
 
     Raises:
         GigamaskError: The data have changed.
@@ -66,7 +66,7 @@ def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
         old, new = (f"{each['images']} images in {each['tars']} tars" for each in (before, data))
         raise GigamaskError(
             f"{config.out}: the data have changed, from {old} to {new}, "
-            f"which changes the samples that are left; {action}"
+            f"which changes the remaining samples; {action}"
         )
     if before.get("tables") != data["tables"]:
         tables = " ".join(config.tables) or "no attribute table"
@@ -80,21 +80,21 @@ def save_data_record(config: TrainConfig, data: dict[str, Any]) -> None:
     """Write the description of the data to the run folder.
 
     Args:
-        config: the configuration.
-        data: what `describe_data` returns.
+        config: The configuration.
+        data: Result of `describe_data`.
     """
     storage.write(Path(config.out) / DATA, json.dumps(data).encode())
 
 
 class TrainData:
-    """The batches of a training, from a cursor on.
+    """Training batches, starting at a cursor.
 
     Args:
-        config: the configuration.
-        index: index of its data.
-        cursor: where to start; None starts with the first sample.
-        loss_history: losses so far, for a sampler that learns from them; None starts a new history.
-        data: what `describe_data` returns; None computes it where it is needed.
+        config: The configuration.
+        index: Index of its data.
+        cursor: Where to start; None starts with the first sample.
+        loss_history: Losses so far, for a sampler that learns from them; None starts a new history.
+        data: Result of `describe_data`; None computes it when needed.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class TrainData:
         """Yield this process's micro-batches of each step.
 
         Args:
-            world: the processes of the training; None is this one alone.
-            pin: whether to load tensors into page-locked memory.
+            world: The processes of the run; None means only this one.
+            pin: Whether to load tensors into pinned memory.
         """
         config, world = self._config, world or World()
         loader = self._source.make_loader(pin)
@@ -152,8 +152,8 @@ class TrainData:
         """Record the losses of a step before the batches of the next one are requested.
 
         Args:
-            start: number of samples consumed before the step.
-            losses: loss of each sample of the global batch, NaN where there is none.
+            start: Number of samples consumed before the step.
+            losses: Loss of each sample of the global batch, NaN if there is none.
         """
         self._sequence.record_losses(start, losses)
 

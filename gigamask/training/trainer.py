@@ -30,7 +30,7 @@ from gigamask.training.train_data import (
 from gigamask.types import BatchProtocol
 
 DUMP_STACKS_AT = 0.9
-"""Share of the timeout after which processes that wait for another one print their stacks."""
+"""Fraction of the timeout after which a process that waits for another prints its stacks."""
 
 
 def train(
@@ -40,15 +40,15 @@ def train(
     on_start: Callable[[], object] = lambda: None,
     make_observers: Callable[[int, torch.device], Sequence[Observer]] = lambda step, device: (),
 ) -> TrainState:
-    """Train until `config.steps`, or until a process gets SIGINT or SIGTERM, and save the state.
+    """Train until `config.steps` or until a process receives SIGINT or SIGTERM; save the state.
 
     Args:
-        config: the configuration.
-        world: the processes that train together; None is this one alone.
-        allow_data_change: continue although the data have changed.
-        on_start: called in the main process once everything is open.
-        make_observers: called in each process with the finished steps and the device, if steps are
-            left; returns observers of the loop.
+        config: The configuration.
+        world: The processes that train together; None means only this one.
+        allow_data_change: Continue even if the data have changed.
+        on_start: Called in the main process once everything is open.
+        make_observers: Called in each process with the number of finished steps and the device, if
+            steps remain; returns observers of the loop.
 
     Returns:
         The final state.
@@ -93,7 +93,7 @@ def train(
                 is_saved = is_evaluated or state.step % config.save_every == 0 or retry_save
                 if is_last or state.stopping or is_saved:
                     saver.save(state)
-                if evaluate and is_evaluated:  # after saving: its failure costs no step
+                if evaluate and is_evaluated:  # after saving, so that a failure loses no step
                     set_clock(False)
                     evaluation = evaluate(state.full_model())
                     if world.is_main:
@@ -103,7 +103,7 @@ def train(
                     saver.finish(state)
                     break
                 set_clock(True)
-        world.barrier()  # before the lock is released, which lets another training start
+        world.barrier()  # before the lock is released and another run can start
     return state
 
 
@@ -117,7 +117,7 @@ def _update(
     device: torch.device,
     requests: tuple[bool, ...],
 ) -> StepResult:
-    """Make one step and record the losses of its samples."""
+    """Run one step and record the losses of its samples."""
     start = state.cursor.samples
     result = step(
         task,
@@ -143,18 +143,18 @@ def prepare(
 ) -> tuple[TrainState, TrainData | None, Callable[[Any], EvaluationResult] | None]:
     """Load the state of a run and open its data.
 
-    The main process does so first, so that tars without an index are indexed once.
+    The main process does so first, so that tars without an index are indexed only once.
 
     Args:
-        config: the configuration.
-        world: the processes that train together.
-        device: device to train on.
-        allow_data_change: continue although the data have changed.
-        stack: in the main process, takes the lock of the run folder; None in others.
+        config: The configuration.
+        world: The processes that train together.
+        device: Device to train on.
+        allow_data_change: Continue even if the data have changed.
+        stack: Holds the lock of the run folder in the main process; None in others.
 
     Returns:
-        The state, the data (None where no step is left), and the function that evaluates the model
-        during training (None where there is none).
+        The state, the data (None if no step remains), and the function that evaluates the model
+        during training (None if there is none).
 
     Raises:
         GigamaskError: The folder is in use, or the data have changed.

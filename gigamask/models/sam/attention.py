@@ -1,10 +1,10 @@
-"""Exact attention with decomposed relative positions that never stores the (heads, N, N) bias.
+"""Exact attention with decomposed relative positions.
 
 With the query at (i, j) and the key at (u, v) of an h x w grid of tokens, the score is
 `scale * q.k + q.rows[i, u] + q.columns[j, v]`; the last two terms are not scaled (Segment Anything,
 `modeling/image_encoder.py`; Li et al. 2021, MViTv2). There are three implementations of the same
-function: a reference; a chunked one, the fastest on CPUs; and an augmented one, a single call of a
-fused kernel for GPUs.
+function: a reference, the only one that stores the (heads, N, N) bias; a chunked one, the fastest
+on CPUs; and an augmented one, a single call of a fused kernel for GPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 1 << 20
-"""Number of scores in memory at a time: two arrays of 4 MiB of float32, about one core's share of
-the outer caches."""
+"""Number of scores in memory at a time: two float32 arrays of 4 MiB, about one core's share of the
+outer cache levels."""
 
 
 def rel_pos_attention(
@@ -27,22 +27,22 @@ def rel_pos_attention(
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Return attention with relative positions, in the implementation for the device.
+    """Compute attention with relative positions, using the implementation for the device.
 
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
         k: Keys.
         v: Values.
-        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
     return attention_for_device(q.device.type)(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
 
 
 def attention_for_device(device: str) -> Callable[..., Tensor]:
-    """Return the implementation for a type of device.
+    """Return the implementation for a device type.
 
-    On the meta device it is the reference, so that matrix products can be counted.
+    The meta device uses the reference, so that matrix products can be counted.
     """
     return {"cuda": rel_pos_attention_augmented, "meta": rel_pos_attention_reference}.get(
         device, rel_pos_attention_chunked
@@ -67,13 +67,13 @@ def rel_pos_attention_reference(
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Return attention by its definition, with the whole bias in memory.
+    """Compute attention by definition, with the whole bias in memory.
 
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
         k: Keys.
         v: Values.
-        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
     by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
@@ -88,17 +88,17 @@ def rel_pos_attention_augmented(
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Return attention by one fused kernel.
+    """Compute attention with one fused kernel.
 
-    The biases become extra channels of the queries, which each key's one-hot row and column select.
-    Channels, also of the values, are padded to a multiple of 8 as flash kernels require;
-    64 + 64 + 64 and 80 + 64 + 64 are below their limit of 256.
+    The biases become extra channels of the queries, selected by each key's one-hot row and column.
+    All channels, including those of the values, are padded to a multiple of 8, as flash kernels
+    require; 64 + 64 + 64 and 80 + 64 + 64 are below their limit of 256.
 
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
         k: Keys.
         v: Values.
-        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
     h, w, d = len(rows), len(columns), q.shape[-1]
@@ -131,15 +131,16 @@ def rel_pos_attention_chunked(
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
 ) -> Float[Tensor, "B n N d"]:
-    """Return attention by chunks of queries; backward keeps q, k and v and recomputes the scores.
+    """Compute attention in chunks of queries; backward recomputes the scores from q, k and v.
 
-    Half precision is computed in float32, because a CPU without matrix units gains nothing from it.
+    Half-precision inputs are computed in float32, since CPUs without matrix units gain nothing from
+    half precision.
 
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
         k: Keys.
         v: Values.
-        rows: Vector of each pair of rows, `get_rel_pos` of a table.
+        rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
     return _Chunked.apply(q, k, v, rows, columns)

@@ -1,7 +1,7 @@
 """The image encoder: a plain vision transformer with windows, relative positions and a neck.
 
-After Li et al. 2022 (ViTDet) and Segment Anything; names and shapes of parameters are those of
-Meta's `modeling/image_encoder.py`.
+Follows Li et al. 2022 (ViTDet) and Segment Anything; parameter names and shapes are those of Meta's
+`modeling/image_encoder.py`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from gigamask.models.sam.layers import LayerNorm2d, MLPBlock
 
 
 class PatchEmbed(nn.Module):
-    """Project each patch of the image to a token."""
+    """Projection of image patches to tokens."""
 
     def __init__(self, patch: int, dim: int) -> None:
         super().__init__()
@@ -31,9 +31,9 @@ class PatchEmbed(nn.Module):
 class EncoderAttention(nn.Module):
     """Self-attention with relative positions, over the whole grid (`window` 0) or within windows.
 
-    The grid is padded to whole windows after the projection, with the projection's bias. This gives
-    the same numbers as SAM's zero padding before the projection, with less computation. `attend`
-    can be set to another implementation of `models.sam.attention`.
+    The grid is padded to whole windows after the projection, with the projection's bias. This
+    equals SAM's zero padding before the projection, with less computation. `attend` can be set to
+    another implementation of `models.sam.attention`.
     """
 
     def __init__(self, dim: int, heads: int, side: int, window: int) -> None:
@@ -72,7 +72,7 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Transformer block: attention and an MLP, each a residual branch with drop path."""
+    """Transformer block: attention and an MLP, each with a residual connection and drop path."""
 
     def __init__(
         self, embed_dim: int, num_heads: int, input_size: int, window_size: int, drop_rate: float
@@ -99,7 +99,7 @@ class EncoderBlock(nn.Module):
     def _drop_path(
         self, branch: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None, index: int
     ) -> Float[Tensor, "B H W C"]:
-        """Return the branch, 0 for images that skip it and else scaled (Huang et al. 2016)."""
+        """Zero the branch for images that skip it, else scale it (Huang et al. 2016)."""
         if drop_path is None or self.drop_rate == 0:
             return branch
         scale = (drop_path[:, index] >= self.drop_rate).to(branch.dtype) / (1 - self.drop_rate)
@@ -121,7 +121,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         global_attn_indexes: Sequence[int] = (2, 5, 8, 11),
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Build the encoder; the arguments are those of Meta's class, the defaults ViT-B's.
+        """Build the encoder; the arguments are those of Meta's class, the defaults are ViT-B's.
 
         Args:
             img_size: Side of the square input in pixels.
@@ -132,7 +132,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             out_chans: Channels of the embedding.
             window_size: Side of the attention windows in tokens.
             global_attn_indexes: Blocks that attend over the whole image.
-            drop_path_rate: Rate of drop path at the last block; it grows linearly from 0.
+            drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
         """
         super().__init__()
         size = img_size // patch_size

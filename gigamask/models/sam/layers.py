@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products of `tensor`: autocast's if it is on, else its own."""
+    """Return the dtype for matrix products of `tensor`: autocast's if enabled, else its own."""
     kind = tensor.device.type
     if (
         tensor.dtype == torch.float32
@@ -21,7 +21,7 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context without autocast for the device of `tensor`, if it has autocast."""
+    """Return a context that disables autocast on the device of `tensor`."""
     kind = tensor.device.type
     return (
         torch.autocast(kind, enabled=False)
@@ -31,10 +31,10 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:
-    """Apply a layer norm in the dtype of `x`, also under autocast.
+    """Apply a layer norm in the dtype of `x`, even under autocast.
 
-    Autocast would return float32, also for everything saved for backward. The kernel computes mean
-    and variance in float32 in both cases.
+    Autocast would return float32 and save float32 for backward. The kernel computes mean and
+    variance in float32 either way.
 
     Args:
         x: Tensor to normalize over its last dimension.
@@ -53,12 +53,12 @@ class LayerNorm2d(nn.LayerNorm):
         super().__init__(channels, eps=1e-6)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Return the normalized image."""
+        """Return the normalized feature map."""
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class MLPBlock(nn.Module):
-    """Two linear layers with an activation between; `out` channels, or as many as the input."""
+    """Two linear layers with an activation in between; `out` defaults to `dim` channels."""
 
     def __init__(
         self, dim: int, hidden: int, activation: type[nn.Module], out: int | None = None
@@ -74,7 +74,7 @@ class MLPBlock(nn.Module):
 
 
 class MLP(nn.Module):
-    """Three linear layers with ReLU between, used for the heads of the mask decoder."""
+    """Three linear layers with ReLUs in between, for the heads of the mask decoder."""
 
     def __init__(self, dim: int, hidden: int, out: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""SAM's mask decoder: image and prompt embeddings become mask logits and predicted IoU.
+"""SAM's mask decoder: mask logits and predicted IoU from image and prompt embeddings.
 
-After `modeling/mask_decoder.py` of Segment Anything. The 2 x 2 transposed convolutions do not
-overlap, so they are matrix products over tokens; pixels are reordered once, on the K logits.
+Follows `modeling/mask_decoder.py` of Segment Anything. The 2 x 2 transposed convolutions do not
+overlap, so they are computed as matrix products over tokens; pixels are reordered once, in the K
+logits.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
-"""Mask tokens of three masks, of a single mask, and all of them as in Meta's export."""
+"""Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
 
 
 class MaskDecoder(nn.Module):
@@ -59,9 +60,10 @@ class MaskDecoder(nn.Module):
             positions: Position encoding of the image tokens.
             prompts: Tokens of M prompts.
             mask_image: Index of each prompt's image.
-            dense: Mask prompts; None: there are none, and `images` contain `no_mask_embed`.
-            mask_tokens: Which of the four mask tokens to use; K of them.
-            token_mask: Which prompt tokens are attended to; None: all.
+            dense: Mask prompts; None if there are none, and `images` already include
+                `no_mask_embed`.
+            mask_tokens: Range of K of the four mask tokens to use.
+            token_mask: Which prompt tokens to attend to; None means all.
         """
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
@@ -82,7 +84,7 @@ class MaskDecoder(nn.Module):
     def _masks(
         self, image: Float[Tensor, "M T C"], heads: Float[Tensor, "M c K"]
     ) -> Float[Tensor, "M K G G"]:
-        """Return the product of each head with the image tokens, upscaled four times."""
+        """Return the product of each head with the image tokens, upscaled by a factor of four."""
         first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
         twice = _upscale(image, first).unflatten(-1, (4, -1))
@@ -100,7 +102,7 @@ class MaskDecoder(nn.Module):
 
 
 def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function and recompute it in the backward pass, which keeps only its input.
+    """Apply a function, keeping only its input and recomputing it in the backward pass.
 
     The upscaled tokens are the largest tensors of the decoder, and recomputing a layer norm and
     GELU costs little.

@@ -1,9 +1,9 @@
-"""SAM's prompt encoder: points, box corners and mask logits become embeddings.
+"""SAM's prompt encoder: embeddings of points, box corners and mask logits.
 
-After `modeling/prompt_encoder.py` of Segment Anything: coordinates are moved to pixel centers
-(+ 0.5), divided by the side of the model input on both axes, and encoded by a fixed Gaussian
-matrix. Embeddings are selected by arithmetic and not by index, so nothing waits for the device and
-every embedding takes part in every step.
+Follows `modeling/prompt_encoder.py` of Segment Anything: coordinates are shifted by 0.5 to pixel
+centers, divided by the side of the model input on both axes, and encoded by a fixed Gaussian
+matrix. Embeddings are selected by arithmetic instead of indexing, which needs no device
+synchronization and includes every embedding in every step.
 """
 
 import math
@@ -23,7 +23,7 @@ from gigamask.types import Prompts
 
 
 class PositionEmbeddingRandom(nn.Module):
-    """Encode positions by sines and cosines of random projections (Tancik et al. 2020).
+    """Position encoding by sines and cosines of random projections (Tancik et al. 2020).
 
     The Gaussian matrix is drawn once and saved with the weights.
     """
@@ -37,7 +37,7 @@ class PositionEmbeddingRandom(nn.Module):
     def forward(self, xy: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
         """Return the encoding of positions in [0, 1].
 
-        It is computed in at least float32, since half precision cannot separate neighboring pixels.
+        Computed in at least float32, since half precision cannot distinguish neighboring pixels.
         """
         matrix = self.positional_encoding_gaussian_matrix
         wide = torch.promote_types(matrix.dtype, torch.float32)
@@ -75,8 +75,8 @@ class PromptEncoder(nn.Module):
 
         Args:
             points_xy_input: Points, xy in input pixels.
-            labels: 1 foreground, 0 background, 2 and 3 the corners of a box, -1 no point, which has
-                its own token without a position.
+            labels: 1 foreground, 0 background, 2 and 3 the corners of a box, -1 no point (its own
+                token, without a position).
         """
         code = self.pe_layer((points_xy_input + 0.5) / self.image_size)
         kinds = torch.cat(
@@ -106,8 +106,8 @@ class PromptEncoder(nn.Module):
     def mask_features(self, masks: Float[Tensor, "M G G"]) -> Float[Tensor, "M T c"]:
         """Return the 16 channels of T = E x E tokens before the last layer of `mask_downscaling`.
 
-        The last layer, a 1 x 1 convolution, is part of the mask decoder's projections. The other
-        convolutions do not overlap, so they are matrix products over 2 x 2 cells.
+        The last layer, a 1 x 1 convolution, is folded into the mask decoder's projections. The
+        other convolutions do not overlap, so they are computed as matrix products over 2 x 2 cells.
         """
         first, second = (cast(nn.Conv2d, self.mask_downscaling[index]) for index in (0, 3))
         norm, last_norm = (cast(LayerNorm2d, self.mask_downscaling[index]) for index in (1, 4))
@@ -132,13 +132,13 @@ class PromptEncoder(nn.Module):
     def mixed_features(
         self, masks: Float[Tensor, "M G G"], has_mask_prompt: Bool[Tensor, "M"]
     ) -> tuple[Float[Tensor, "M T c"], Float[Tensor, "C c"], Float[Tensor, "C"]]:
-        """Return dense embeddings, some of them of mask prompts and the others `no_mask_embed`.
+        """Return dense embeddings: mask prompts where there are any, `no_mask_embed` elsewhere.
 
-        Two additional channels select the bias of the masks' projection or `no_mask_embed`; the
-        other 16 are zero without a mask prompt.
+        Two additional channels select the bias of the mask projection or `no_mask_embed`; the other
+        16 are zero without a mask prompt.
 
         Args:
-            masks: Logits of mask prompts, ignored where there is none.
+            masks: Logits of mask prompts, ignored where `has_mask_prompt` is False.
             has_mask_prompt: Which masks have a mask prompt.
 
         Returns:
@@ -181,7 +181,7 @@ def make_prompts(
         Prompts for B masks.
 
     Raises:
-        GigamaskError: Points without labels, an unknown label, numbers of prompts that differ, or
+        GigamaskError: Points without labels, an unknown label, different numbers of prompts, or
             masks of another size.
     """
     if (points is None) != (labels is None):
@@ -211,7 +211,7 @@ def make_prompts(
     if len(counts) > 1:
         numbers = " and ".join(map(str, sorted(counts)))
         raise GigamaskError(
-            f"points, boxes and masks must be of equally many prompts, got {numbers}"
+            f"points, boxes and masks must have the same number of prompts, got {numbers}"
         )
     count = counts.pop() if counts else 1
     if not tokens:
@@ -242,4 +242,4 @@ def _check_points(points: Tensor, labels: Tensor) -> None:
 
 
 def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a single number"
+    return " x ".join(map(str, tensor.shape)) or "a scalar"

@@ -1,7 +1,7 @@
 """The SAM model: one embedding per image, then masks for any number of prompts.
 
-The state dict has Meta's names and shapes. `PromptDecoder` decodes prompts about embedded images
-for training, evaluation and prediction alike.
+The state dict has Meta's names and shapes. Training, evaluation and inference all use
+`PromptDecoder` to decode prompts for embedded images.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def preprocess(
 
 
 class Sam(nn.Module):
-    """Segment Anything, of the sizes and with the image encoder in its configuration."""
+    """Segment Anything model, built from its configuration."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
@@ -69,7 +69,7 @@ class Sam(nn.Module):
     def forward(
         self, batched_input: Sequence[dict[str, Any]], multimask_output: bool
     ) -> list[dict[str, Tensor]]:
-        """Predict masks of several images, as the `forward` of Meta's `Sam`.
+        """Predict masks for several images, like `forward` of Meta's `Sam`.
 
         Gradients flow, unlike in Meta's class; wrap the call in `torch.no_grad()` for inference.
 
@@ -85,7 +85,7 @@ class Sam(nn.Module):
             "iou_predictions" `(B, C)`, "low_res_logits" `(B, C, G, G)`.
 
         Raises:
-            GigamaskError: An image is larger than the model's input, or prompts do not fit.
+            GigamaskError: An image is larger than the model's input, or prompts are invalid.
         """
         side, mask_size = self.config.image_size, self.config.mask_size
         images = [record["image"] for record in batched_input]
@@ -188,15 +188,15 @@ class Sam(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class PromptDecoder:
-    """Answers prompts about embedded images.
+    """Decoder of prompts for embedded images.
 
     Args:
-        model: the model whose prompt encoder and mask decoder are used.
-        embedding: embeddings of the images.
-        image_index: the image that each prompt is about; None where there is only one image.
-        resize: enlarges low-resolution logits to the size of the wanted masks; None keeps them.
-        autocast: makes the context in which the model runs; resizing happens outside of it.
-        best_only: keep only the mask with the highest predicted IoU.
+        model: The model whose prompt encoder and mask decoder are used.
+        embedding: Embeddings of the images.
+        image_index: Index of each prompt's image; None if there is only one image.
+        resize: Resizes low-resolution logits to the desired size; None keeps them.
+        autocast: Returns the context in which the model runs; resizing happens outside of it.
+        best_only: Whether to keep only the mask with the highest predicted IoU.
     """
 
     model: Sam
@@ -207,7 +207,7 @@ class PromptDecoder:
     best_only: bool = False
 
     def __call__(self, prompts: Prompts) -> Prediction:
-        """Return logits at the wanted size, predicted IoU and low-resolution logits per prompt."""
+        """Return logits at the desired size, predicted IoU and low-resolution logits per prompt."""
         prompts = _to_device(prompts, self.embedding.device)
         index = self.image_index
         if index is None:

@@ -1,11 +1,10 @@
 """The mask decoder's transformer: prompt tokens and image tokens attend to each other, twice.
 
-After `modeling/transformer.py` of Segment Anything, with the same numbers in another order of
-computation. In the first block, projections of the image tokens are computed once per image and
-gathered, with a linear function of 16 channels added for a mask prompt. Later, all projections of
-the image tokens are one matrix product, with the positions' part added, so that one tensor instead
-of three is kept for the backward pass. Under autocast the image tokens stay in half precision
-between the blocks.
+Equivalent to `modeling/transformer.py` of Segment Anything, computed in another order. The first
+block projects the image tokens once per image and gathers the results; a mask prompt adds a linear
+function of its 16 channels. Later, one matrix product computes all projections of the image tokens,
+including those of the positions, so that one tensor instead of three is kept for the backward pass.
+Under autocast the image tokens stay in half precision between the blocks.
 """
 
 from collections.abc import Iterable
@@ -21,12 +20,12 @@ from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLPBlock, layer_norm, no_autocast, working_dtype
 
 AttentionMask = Bool[Tensor, "M N"] | None
-"""Which keys are attended to; None: all."""
+"""Which keys to attend to; None means all."""
 
 
 @dataclass(frozen=True)
 class DensePrompt:
-    """Features of mask prompts, and the projection that makes dense embeddings of them."""
+    """Features of mask prompts, and the projection that turns them into dense embeddings."""
 
     features: Float[Tensor, "M T c"]
     weight: Float[Tensor, "C c"]
@@ -34,7 +33,7 @@ class DensePrompt:
 
 
 class DecoderAttention(nn.Module):
-    """Multi-head attention whose inner width can be less than its outer width."""
+    """Multi-head attention whose inner width may be smaller than its outer width."""
 
     def __init__(self, dim: int, inner: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class DecoderAttention(nn.Module):
             q: Queries.
             k: Keys.
             v: Values.
-            attention_mask: Which keys are attended to; None: all.
+            attention_mask: Which keys to attend to; None means all.
         """
         return self.out_proj(
             self.attend(self.q_proj(q), self.k_proj(k), self.v_proj(v), attention_mask)
@@ -76,7 +75,7 @@ class DecoderAttention(nn.Module):
             q: Projected queries.
             k: Projected keys.
             v: Projected values.
-            attention_mask: Which keys are attended to; None: all.
+            attention_mask: Which keys to attend to; None means all.
         """
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         mask = None if attention_mask is None else attention_mask[:, None, None]
@@ -84,7 +83,7 @@ class DecoderAttention(nn.Module):
 
 
 class TwoWayAttentionBlock(nn.Module):
-    """Self-attention of tokens, tokens to image, MLP, image to tokens."""
+    """Block of token self-attention, token-to-image attention, MLP and image-to-token attention."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -101,7 +100,8 @@ class TwoWayAttentionBlock(nn.Module):
     def image_weights(
         self, positions: Float[Tensor, "T C"]
     ) -> tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]:
-        """Return one weight and bias for the image's keys, values and queries, with positions."""
+        """Return one weight and bias for the image's keys, values and queries, including
+        positions."""
         to_image, to_token = self.cross_attn_token_to_image, self.cross_attn_image_to_token
         return _join_projections(
             (to_image.k_proj, True),
@@ -121,10 +121,10 @@ class TwoWayAttentionBlock(nn.Module):
 
         Args:
             tokens: Tokens of M prompts.
-            query_pe: Initial tokens, which are added to queries and keys. None: the first block,
-                where they are the tokens and self-attention has no residual connection.
+            query_pe: Initial tokens, which are added to queries and keys; None in the first block,
+                where they are `tokens` and self-attention has no residual connection.
             image: Keys, values and queries of the image tokens, side by side.
-            attention_mask: Which tokens are attended to; None: all.
+            attention_mask: Which tokens to attend to; None means all.
         """
         if query_pe is None:
             query_pe = tokens
@@ -155,7 +155,7 @@ class TwoWayAttentionBlock(nn.Module):
             tokens: Tokens of M prompts.
             query_pe: Initial tokens, which are added to the keys.
             image: Keys, values and queries of the image tokens, side by side.
-            attention_mask: Which tokens are attended to; None: all.
+            attention_mask: Which tokens to attend to; None means all.
         """
         across = self.cross_attn_image_to_token
         queries = image.chunk(3, -1)[2]
@@ -167,7 +167,7 @@ class TwoWayAttentionBlock(nn.Module):
 
 
 class TwoWayTransformer(nn.Module):
-    """Two blocks, then a final attention of tokens to image."""
+    """Two attention blocks, then a final token-to-image attention."""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
@@ -193,8 +193,8 @@ class TwoWayTransformer(nn.Module):
             positions: Position encoding of the image tokens.
             tokens: Tokens of M prompts.
             mask_image: Index of each prompt's image.
-            dense: Mask prompts; None: there are none.
-            attention_mask: Which tokens are attended to; None: all.
+            dense: Mask prompts; None if there are none.
+            attention_mask: Which tokens to attend to; None means all.
         """
         first, second = cast(Iterable[TwoWayAttentionBlock], self.layers)
         query_pe, dtype = tokens, working_dtype(images)
@@ -222,7 +222,7 @@ def gather(
 ) -> Float[Tensor, "M ..."]:
     """Return the image of each prompt.
 
-    For one image this is a view; else a copy whose gradient is summed in a fixed order.
+    For one image this is a view; otherwise a copy whose gradient is summed in a fixed order.
 
     Args:
         images: Tensors of B images.
@@ -238,7 +238,7 @@ def gather(
 class _Gather(torch.autograd.Function):
     """Index select whose backward is a matrix product.
 
-    Unlike index_add this is deterministic and accumulates half precision in float32.
+    Unlike index_add, this is deterministic and accumulates half precision in float32.
     """
 
     @staticmethod
@@ -260,7 +260,7 @@ class _Gather(torch.autograd.Function):
 def _join_projections(
     *layers: tuple[nn.Linear, bool], positions: Float[Tensor, "T C"]
 ) -> tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]:
-    """Return several projections as one weight and one bias; with True of the positions too."""
+    """Join projections into one weight and one bias; True also projects the positions."""
     biases = [
         F.linear(positions, layer.weight, layer.bias)
         if with_positions
