@@ -16,10 +16,20 @@ from tests import shape_checks
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is slow, not wrong
 hypothesis.settings.load_profile("untimed")
-shape_checks.install()
 
 SLOW = ("laws", "journeys", "parity")
 """Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-shape-checks", action="store_true", help="do not check shapes and types of calls"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--no-shape-checks"):
+        shape_checks.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,10 +82,10 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def shapes_are_checked_in_rooms(
+def shapes_are_checked_in_unit_tests(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laws and journeys train and score at length what rooms call once; checking every shape anew
-    would double their time."""
+    """Laws and journeys train and score at length what unit tests call once; checking every shape
+    again would double their time. `make test` does not even install the checks there."""
     if request.path.parent.name in ("laws", "journeys"):
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

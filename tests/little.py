@@ -37,7 +37,7 @@ def little() -> SamTrainConfig:
         micro_batch_size=2,
         masks_per_chunk=5,
         loader=SamLoaderConfig(max_masks=4, augment=HorizontalFlip(), workers=0),
-        prompts=InteractiveSchedule(clicks=1, mask_only_rounds=True),
+        prompts=InteractiveSchedule(clicks=1, mask_only_rounds=False),
         optimizer=AdamW(lr=1e-3, layer_decay=0.9),
         schedule=WarmupCosine(warmup_steps=2),
         save_every=2,

@@ -143,5 +143,5 @@ def test_reporting_phases_does_not_change_the_step():
             )
         gradients.append([parameter.grad for parameter in state.model.parameters()])
     assert all(torch.equal(here, there) for here, there in zip(*gradients, strict=True))
-    # Seven masks, five at a time, four rounds each, each marked before and after its backward pass.
-    assert marks == ["rounds"] * (1 + 2 * 8) + ["backward", "update"]
+    # Seven masks, five at a time, two rounds each, each marked before and after its backward pass.
+    assert marks == ["rounds"] * (1 + 2 * 4) + ["backward", "update"]
