@@ -32,10 +32,11 @@ sam_model_registry: dict[str, Callable[[str | Path | None], Sam]] = {
 
 
 def _build(config: configs.SamConfig, checkpoint: str | Path | None) -> Sam:
-    model = build_model(config, seed=0)
-    if checkpoint is not None:
-        tensors, _ = state_dict.read_weights(checkpoint)
-        state_dict.load_weights(model, tensors, str(checkpoint))
+    if checkpoint is None:
+        return build_model(config, seed=0).eval()
+    model = Sam.uninitialized(config)
+    tensors, _ = state_dict.read_weights(checkpoint)
+    state_dict.load_weights(model, tensors, str(checkpoint))
     return model.eval()
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,9 @@ from gigamask.models.configs import SamConfig
 State = dict[str, Tensor]
 """A state dict."""
 
-GAUSSIAN = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
+PE_MATRIX_KEY = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
 
-NAMES = (
+HF_KEY_MAP = (
     ("image_encoder.patch_embed.proj.", "vision_encoder.patch_embed.projection."),
     ("image_encoder.pos_embed", "vision_encoder.pos_embed"),
     ("image_encoder.blocks.{i}.norm1.", "vision_encoder.layers.{i}.layer_norm1."),
@@ -26,7 +27,7 @@ NAMES = (
     ("image_encoder.neck.1.", "vision_encoder.neck.layer_norm1."),
     ("image_encoder.neck.2.", "vision_encoder.neck.conv2."),
     ("image_encoder.neck.3.", "vision_encoder.neck.layer_norm2."),
-    (GAUSSIAN, "prompt_encoder.shared_embedding.positional_embedding"),
+    (PE_MATRIX_KEY, "prompt_encoder.shared_embedding.positional_embedding"),
     ("prompt_encoder.point_embeddings.{i}.", "prompt_encoder.point_embed.{i}."),
     ("prompt_encoder.mask_downscaling.0.", "prompt_encoder.mask_embed.conv1."),
     ("prompt_encoder.mask_downscaling.1.", "prompt_encoder.mask_embed.layer_norm1."),
@@ -80,12 +81,12 @@ NAMES = (
 """Prefixes of parameter names, Meta's and Hugging Face's; the first match applies, and {i} is a
 number. From transformers/models/sam/convert_sam_to_hf.py."""
 
-SHARED = "shared_image_embedding.positional_embedding"
-"""Hugging Face's name for its second copy of `GAUSSIAN`."""
+HF_SHARED_PE_KEY = "shared_image_embedding.positional_embedding"
+"""Hugging Face's name for its second copy of `PE_MATRIX_KEY`."""
 
 MAE_PATCHES = ("patch_embed.proj.weight", "patch_embed.proj.bias")
 MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-"""Parameters that SAM's image encoder takes from a MAE besides the position embedding: the patch
+"""Parameters that SAM's image encoder takes from an MAE besides the position embedding: the patch
 embedding, and these parts of each block."""
 
 
@@ -142,13 +143,13 @@ def _block_indices(state: State, prefix: str) -> set[int]:
 
 
 def from_mae(state: State, config: SamConfig, source: str) -> State:
-    """Return the encoder weights of a MAE under the names of SAM's image encoder.
+    """Return the encoder weights of an MAE under the names of SAM's image encoder.
 
     The MAE's tokens, final norm and decoder are dropped. SAM's relative positions, neck, prompt
     encoder and mask decoder are not in the result.
 
     Args:
-        state: State dict of a MAE: Meta's, with or without the decoder, or gigamask's.
+        state: State dict of an MAE: Meta's, with or without the decoder, or gigamask's.
         config: SAM to resample the positions and the patch embedding for.
         source: Where the weights come from, for error messages.
 
@@ -164,7 +165,7 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
     ]
     if missing := [name for name in ("pos_embed", *MAE_PATCHES, *names) if name not in state]:
         raise GigamaskError(
-            f"{source}: these are not the weights of a MAE, {abbreviate(missing)} missing; "
+            f"{source}: these are not the weights of an MAE, {format_names(missing)} missing; "
             "use MAE's .pth or what gigamask pretrain wrote"
         )
     count, dim = state["pos_embed"].shape[1] - 1, state["pos_embed"].shape[-1]
@@ -199,22 +200,89 @@ def to_huggingface(state: State) -> State:
         GigamaskError: A tensor is not SAM's.
     """
     renamed = {_rename(name, 0, 1): value for name, value in state.items()}
-    if GAUSSIAN in state:
-        renamed[SHARED] = state[GAUSSIAN].clone()
+    if PE_MATRIX_KEY in state:
+        renamed[HF_SHARED_PE_KEY] = state[PE_MATRIX_KEY].clone()
     return renamed
 
 
 def from_huggingface(state: State) -> State:
-    """Return the weights of a `SamModel` with Meta's names; either copy of `GAUSSIAN` suffices."""
-    renamed = {_rename(name, 1, 0): value for name, value in state.items() if name != SHARED}
-    if SHARED in state:
-        renamed.setdefault(GAUSSIAN, state[SHARED])
+    """Return the weights of a `SamModel` with Meta's names, from either copy of the PE matrix."""
+    renamed = {
+        _rename(name, 1, 0): value for name, value in state.items() if name != HF_SHARED_PE_KEY
+    }
+    if HF_SHARED_PE_KEY in state:
+        renamed.setdefault(PE_MATRIX_KEY, state[HF_SHARED_PE_KEY])
     return renamed
+
+
+def huggingface_config(config: SamConfig) -> dict[str, Any]:
+    """Return the content of config.json for Hugging Face's `SamModel`."""
+    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
+    return {
+        "architectures": ["SamModel"],
+        "model_type": "sam",
+        "vision_config": {
+            "model_type": "sam_vision_model",
+            "hidden_size": config.embed_dim,
+            "output_channels": config.embedding_dim,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.num_heads,
+            "window_size": config.window_size,
+            "global_attn_indexes": list(config.global_attn_indexes),
+            "num_pos_feats": config.embedding_dim // 2,
+            "mlp_dim": 4 * config.embed_dim,
+            **sizes,
+        },
+        "prompt_encoder_config": {
+            "model_type": "sam_prompt_encoder",
+            "hidden_size": config.embedding_dim,
+            **sizes,
+        },
+        "mask_decoder_config": {
+            "model_type": "sam_mask_decoder",
+            "hidden_size": config.embedding_dim,
+            "mlp_dim": config.decoder_mlp,
+            "num_attention_heads": config.decoder_num_heads,
+            "iou_head_hidden_dim": config.iou_hidden,
+        },
+    }
+
+
+def processor_config(
+    config: SamConfig, pixel_mean: tuple[float, ...], pixel_std: tuple[float, ...]
+) -> dict[str, Any]:
+    """Return the content of preprocessor_config.json for Hugging Face's `SamImageProcessor`.
+
+    It resizes the long side of an image and pads the other.
+
+    Args:
+        config: Configuration of the model.
+        pixel_mean: Mean of each channel, 0..255.
+        pixel_std: Standard deviation of each channel, 0..255.
+    """
+    image_size, mask_size = config.image_size, config.mask_size
+    return {
+        "image_processor_type": "SamImageProcessor",
+        "processor_class": "SamProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_pad": True,
+        "do_convert_rgb": True,
+        "resample": 2,
+        "rescale_factor": 1 / 255,
+        "image_mean": [round(value / 255, 6) for value in pixel_mean],
+        "image_std": [round(value / 255, 6) for value in pixel_std],
+        "size": {"longest_edge": image_size},
+        "pad_size": {"height": image_size, "width": image_size},
+        "mask_size": {"longest_edge": mask_size},
+        "mask_pad_size": {"height": mask_size, "width": mask_size},
+    }
 
 
 def _rename(name: str, source: int, target: int) -> str:
     """Translate a tensor's name between conventions: 0 is Meta's, 1 Hugging Face's."""
-    for names in NAMES:
+    for names in HF_KEY_MAP:
         pattern = re.escape(names[source]).replace(r"\{i\}", r"(\d+)")
         if match := re.match(pattern + ("" if names[source].endswith(".") else "$"), name):
             index = match[1] if match.groups() else ""
@@ -274,6 +342,6 @@ def resample_patch_embed(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[
     return (inverse @ kernel.double() @ inverse.T).to(kernel.dtype)
 
 
-def abbreviate(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     """Format names as their number and the first three."""
     return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

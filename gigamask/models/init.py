@@ -1,4 +1,4 @@
-"""Reproducible initialization of models, and the custom initialization of small models.
+"""Initialization of models: reproducible, from weights, and the custom one of small models.
 
 A small model trained for minutes from the standard initialization learns to draw blobs around its
 prompts and to ignore the image: image content is noise to a decoder that cannot locate prompts yet,
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
+from gigamask.models import state_dict
 from gigamask.models.configs import MAEConfig, SamConfig, ViT
+from gigamask.models.convert import from_mae
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
@@ -25,6 +27,8 @@ from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam
 from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.rng import make_rng
 
+MAE_PREFIX = "mae:"
+"""Path prefix of an MAE from which the image encoder of a SAM is initialized."""
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share. The attention logit at the prompt's
 position then exceeds distant ones by about 2 * 1.5 ** 2, which outweighs several hundred other
@@ -48,7 +52,7 @@ def build_model(config: MAEConfig, seed: int, device: torch.device | str = "cpu"
 def build_model(
     config: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
 ) -> Sam | MAE:
-    """Build a SAM or a MAE with random weights.
+    """Build a SAM or an MAE with random weights.
 
     Args:
         config: Configuration of the model.
@@ -83,18 +87,53 @@ def materialize(
     return model.to(device)
 
 
+def load_init_weights(model: nn.Module, path: str) -> None:
+    """Load initial weights into a model.
+
+    Args:
+        model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
+        path: Path of the weights, or `mae:PATH` of an MAE.
+
+    Raises:
+        GigamaskError: The weights do not fit the model.
+    """
+    if not path.startswith(MAE_PREFIX):
+        weights, _ = state_dict.read_weights(path)
+        if isinstance(model, Sam) and "cls_token" in weights:
+            raise GigamaskError(
+                f"{path}: holds an MAE; give {MAE_PREFIX}{path} to start the image encoder from it"
+            )
+        return state_dict.load_weights(model, weights, path)
+    path = path.removeprefix(MAE_PREFIX)
+    if not isinstance(model, Sam):
+        kind = "MAE" if isinstance(model, MAE) else "grounding model"
+        raise GigamaskError(
+            f"{MAE_PREFIX}{path}: {MAE_PREFIX} starts a SAM from an MAE; "
+            f"to continue with the {kind} itself, pass {path}"
+        )
+    weights, config = state_dict.read_weights(path)
+    if isinstance(config, MAEConfig) and config.num_heads != model.config.num_heads:
+        raise GigamaskError(
+            f"{path}: has {config.num_heads} attention heads, the model has "
+            f"{model.config.num_heads}; use --model.num-heads {config.num_heads}"
+        )
+    state_dict.load_weights(
+        model, {**model.state_dict(), **from_mae(weights, model.config, path)}, path
+    )
+
+
 @torch.no_grad()
 def init_weights(model: nn.Module, seed: int) -> None:
     """Initialize every parameter and buffer from a random generator keyed by its name.
 
-    Values thus depend neither on the order nor on the sizes of other parameters. Except in a MAE,
+    Values thus depend neither on the order nor on the sizes of other parameters. Except in an MAE,
     weight matrices are normal, truncated at two standard deviations, of variance 1 / (3 * fan-in),
     a standard deviation of 0.02 at ViT-B's width. Biases and relative positions are 0, embeddings
     and the Gaussian position matrix are standard normal, and absolute positions are sines and
     cosines. The direct parameters of a module with `parameter_std` are normal with that standard
-    deviation. A MAE follows its authors' code (`models_mae.py`): matrices are uniform with variance
-    2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with standard deviation 0.02. A
-    custom image encoder keeps its own initialization.
+    deviation. An MAE follows its authors' code (`models_mae.py`): matrices are uniform with
+    variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), tokens normal with standard deviation
+    0.02. A custom image encoder keeps its own initialization.
 
     Args:
         model: The model, changed in place.
@@ -151,7 +190,7 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
 
 
 def _init_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
-    """Return the initial value of a parameter or buffer of a MAE, on the CPU."""
+    """Return the initial value of a parameter or buffer of an MAE, on the CPU."""
     if isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight":
         # The patch embedding's kernel counts as one matrix over all pixels of a patch.
         matrix = nn.init.xavier_uniform_(

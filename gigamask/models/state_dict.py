@@ -1,8 +1,8 @@
 """Reading, loading and saving of model weights.
 
-Meta's `.pth`, safetensors, Hugging Face folders and checkpoint folders are read as state dicts with
-Meta's names. Position embeddings are interpolated if the model's input size differs, as in ViTDet
-and SAM; everything else must match exactly.
+Meta's `.pth`, safetensors, Hugging Face folders and ids, and checkpoint folders are read as state
+dicts with Meta's names. Position embeddings are interpolated if the model's input size differs, as
+in ViTDet and SAM; everything else must match exactly.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,12 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig
 from gigamask.models.convert import (
     State,
-    abbreviate,
+    format_names,
     from_huggingface,
-    from_mae,
     infer_config,
     resample_abs_pos_embed,
     resample_rel_pos,
 )
-from gigamask.models.mae import MAE
-from gigamask.models.sam.sam import Sam
-
-MAE_PREFIX = "mae:"
-"""Path prefix of a MAE from which the image encoder of a SAM is initialized."""
 
 Model = nn.Module
 ModelConfig = SamConfig | MAEConfig | GroundingModelConfig
@@ -50,10 +44,11 @@ KINDS: dict[str, type[ModelConfig]] = {
 
 
 def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
-    """Read weights from a file or folder.
+    """Read weights from a file or folder, or from the Hugging Face Hub.
 
     Args:
-        path: A `.pth`, a `.safetensors`, or a folder with model.safetensors.
+        path: A `.pth`, a `.safetensors`, a folder with model.safetensors, or the id of a model on
+            the Hub, such as `facebook/sam-vit-base`, which is downloaded unless it is cached.
 
     Returns:
         State dict with Meta's names, and the configuration; None if the file has none (see
@@ -62,7 +57,7 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     Raises:
         GigamaskError: There is no such file, or it does not contain weights.
     """
-    path = Path(path)
+    path = _download(str(path)) if _is_hub_id(path) else Path(path)
     if path.is_dir():
         weights, config_file = path / "model.safetensors", path / "config.json"
         if not weights.is_file():
@@ -78,6 +73,39 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             f"{path}: no such file; pass a .pth, a .safetensors, or a folder with model.safetensors"
         )
     return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
+
+
+def _is_hub_id(path: Path | str) -> bool:
+    """Return whether a path is an id of the Hugging Face Hub, `ORGANIZATION/NAME`.
+
+    A path below an existing folder is not, so that a misspelled run folder is never looked up.
+    """
+    local = Path(path)
+    is_file_name = local.suffix in (".pth", ".pt", ".bin", ".safetensors")
+    pattern = r"\w[\w.-]*/\w[\w.-]*"
+    return bool(re.fullmatch(pattern, str(path))) and not (is_file_name or local.parent.exists())
+
+
+def _download(hub_id: str) -> Path:
+    """Return the folder of a model of the Hugging Face Hub, downloaded unless it is cached."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
+    except ImportError:
+        raise GigamaskError(
+            f"{hub_id}: no such file or folder; for a model of the Hugging Face Hub, run "
+            "pip install 'gigamask[hf]'"
+        ) from None
+    try:
+        with suppress(RemoteEntryNotFoundError):
+            hf_hub_download(hub_id, "config.json")
+        return Path(hf_hub_download(hub_id, "model.safetensors")).parent
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise GigamaskError(
+            f"{hub_id}: no such file or folder, and no model that can be downloaded from the "
+            f"Hugging Face Hub ({reason})"
+        ) from None
 
 
 def _read_safetensors(path: Path) -> tuple[State, ModelConfig | None]:
@@ -155,39 +183,6 @@ def _read_huggingface_config(state: State, path: Path) -> SamConfig | None:
         ) from None
 
 
-def load_init_weights(model: Model, path: str) -> None:
-    """Load initial weights into a model.
-
-    Args:
-        model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
-        path: Path of the weights, or `mae:PATH` of a MAE.
-
-    Raises:
-        GigamaskError: The weights do not fit the model.
-    """
-    if not path.startswith(MAE_PREFIX):
-        state, _ = read_weights(path)
-        if isinstance(model, Sam) and "cls_token" in state:
-            raise GigamaskError(
-                f"{path}: holds a MAE; give {MAE_PREFIX}{path} to start the image encoder from it"
-            )
-        return load_weights(model, state, path)
-    path = path.removeprefix(MAE_PREFIX)
-    if not isinstance(model, Sam):
-        kind = "MAE" if isinstance(model, MAE) else "grounding model"
-        raise GigamaskError(
-            f"{MAE_PREFIX}{path}: {MAE_PREFIX} starts a SAM from a MAE; "
-            f"to continue with the {kind} itself, pass {path}"
-        )
-    state, config = read_weights(path)
-    if isinstance(config, MAEConfig) and config.num_heads != model.config.num_heads:
-        raise GigamaskError(
-            f"{path}: has {config.num_heads} attention heads, the model has "
-            f"{model.config.num_heads}; use --model.num-heads {config.num_heads}"
-        )
-    load_weights(model, {**model.state_dict(), **from_mae(state, model.config, path)}, path)
-
-
 def load_weights(model: Model, state: State, source: str) -> None:
     """Load a state dict strictly; only position embeddings may differ in size.
 
@@ -204,7 +199,7 @@ def load_weights(model: Model, state: State, source: str) -> None:
     unknown = [name for name in state if name not in own]
     if missing or unknown:
         problems = "; ".join(
-            f"{word} {abbreviate(names)}"
+            f"{word} {format_names(names)}"
             for word, names in (("lacks", missing), ("has unknown", unknown))
             if names
         )
@@ -215,9 +210,9 @@ def load_weights(model: Model, state: State, source: str) -> None:
     fitted = {name: _fit(value, own[name], name) for name, value in state.items()}
     if wrong := [name for name, value in fitted.items() if value.shape != own[name].shape]:
         raise GigamaskError(
-            f"{source}: {abbreviate(wrong)} of another shape: {tuple(state[wrong[0]].shape)}, the "
-            f"model's is {tuple(own[wrong[0]].shape)}; build the model with the configuration of "
-            "these weights"
+            f"{source}: {format_names(wrong)} of another shape: {tuple(state[wrong[0]].shape)}, "
+            f"the model's is {tuple(own[wrong[0]].shape)}; build the model with the configuration "
+            "of these weights"
         )
     model.load_state_dict(fitted)
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +27,7 @@ from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
 from gigamask.models.configs import GroundingModelConfig, MAEConfig
-from gigamask.models.init import build_model
+from gigamask.models.init import MAE_PREFIX
 from gigamask.models.sam.sam import Sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training.config import TrainConfig
@@ -71,7 +71,7 @@ class Snapshot:
     scale: dict[str, float] | None
 
     @classmethod
-    def of(cls, state: TrainState) -> "Snapshot":
+    def from_state(cls, state: TrainState) -> "Snapshot":
         """Copy a state; a collective operation if it is sharded."""
         model, optimizer = (
             {
@@ -89,7 +89,7 @@ class Snapshot:
             optimizer,
             {name: array.copy() for name, array in history.arrays().items()} if history else None,
             history.subject if history else None,
-            asdict(state.scale) if state.scale else None,
+            state.scale.state_dict() if state.scale else None,
         )
 
 
@@ -103,7 +103,7 @@ def save(state: TrainState, config: TrainConfig) -> Path:
     Returns:
         The folder of the checkpoint.
     """
-    return write(Snapshot.of(state), config)
+    return write(Snapshot.from_state(state), config)
 
 
 def write(snapshot: Snapshot, config: TrainConfig) -> Path:
@@ -234,7 +234,7 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
     state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
-        state.scale = LossScaler(**manifest["scale"])
+        state.scale = LossScaler.from_state_dict(manifest["scale"])
     if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
         state.loss_history = LossHistory.from_arrays(
             load_arrays(folder / LOSS_HISTORY),
@@ -273,7 +273,7 @@ def locate(path: str) -> str:
 
     A prefix `mae:` is kept.
     """
-    prefix = state_dict.MAE_PREFIX if path.startswith(state_dict.MAE_PREFIX) else ""
+    prefix = MAE_PREFIX if path.startswith(MAE_PREFIX) else ""
     bare_path = path.removeprefix(prefix)
     return prefix + str(newest(Path(bare_path)) or bare_path)
 
@@ -306,7 +306,7 @@ def load_model(
             f"{path}: a pre-trained encoder without a mask decoder; train a SAM with "
             f"--init mae:{path}, then use that run"
         )
-    model = build_model(config or convert.infer_config(tensors), seed=0)
+    model = Sam.uninitialized(config or convert.infer_config(tensors))
     if model.state_dict().keys() != tensors.keys() and (train_config := config_of(path)):
         model = cast(Sam, train_config.build())
     state_dict.load_weights(model, tensors, path)

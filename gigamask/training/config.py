@@ -102,7 +102,7 @@ class TrainConfig(ABC):
     wandb: str | None = None
     """Weights & Biases project to log to as well; set WANDB_MODE=offline to log into the run
     folder"""
-    max_bad_share: float = 0.01
+    max_bad_fraction: float = 0.01
     """largest fraction of unreadable samples before training stops"""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """data parallelism of several processes: ddp replicates the model, fsdp shards the encoder
@@ -207,7 +207,7 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: Something is missing.
         """
-        from gigamask.models.state_dict import MAE_PREFIX
+        from gigamask.models.init import MAE_PREFIX
 
         path = (self.init or "").removeprefix(MAE_PREFIX)
         if path and path not in earlier and not Path(path).exists():
@@ -275,7 +275,7 @@ class ImageTrainConfig(TrainConfig):
         """Raise `GigamaskError` if the data do not exist; masks require tars."""
         from gigamask.data.index import find_shards, find_tars
 
-        (find_tars if self.sample_config.masks else find_shards)(self.data)
+        (find_tars if self.sample_config.with_masks else find_shards)(self.data)
 
     def data_source(self, index: Index) -> DataSource:
         """Return a source of masks that pass the filters, images that have one, or all images.
@@ -294,7 +294,7 @@ class ImageTrainConfig(TrainConfig):
         settings, sample_config = self.loader, self.sample_config
         table = attributes.read(settings.attributes, index) if settings.attributes else None
         samples = open_sample_table(
-            index, sample_config.filters, self.items, table, self.seed, sample_config.masks
+            index, sample_config.filters, self.items, table, self.seed, sample_config.with_masks
         )
         if not samples.items.count:
             raise GigamaskError(

@@ -14,7 +14,7 @@ from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_preci
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
-from gigamask.models.init import build_model
+from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.samplers.loss_history import LossHistory
@@ -58,7 +58,7 @@ class TrainState:
         """
         model = config.build()
         if init:
-            state_dict.load_init_weights(model, init)
+            load_init_weights(model, init)
         return cls.from_model(model.to(device), config)
 
     @classmethod
@@ -92,9 +92,9 @@ class TrainState:
         encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
         blocks = self.model.encoder_blocks if isinstance(self.model, Sam) else None
         device = next(self.model.parameters()).device
-        half = HALF_DTYPES.get(choose_precision(config.precision, device))
+        param_dtype = HALF_DTYPES.get(choose_precision(config.precision, device))
         tensors = self.optimizer_tensors()
-        fsdp.shard(encoder, world, config.parallel, half, config.timeout_s, blocks)
+        fsdp.shard(encoder, world, config.parallel, param_dtype, config.timeout_s, blocks)
         allocate_gradients(self.model)
         self.optimizers = config.optimizer.build(self.model)
         if tensors:

@@ -4,17 +4,21 @@ The state dict has Meta's names and shapes. Training, evaluation and inference a
 `PromptDecoder` to decode prompts for embedded images.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, UInt8
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from gigamask.errors import GigamaskError
+from gigamask.models import convert, state_dict
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
@@ -60,6 +64,58 @@ class Sam(nn.Module):
         self.mask_decoder = MaskDecoder(config)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
+
+    @classmethod
+    def from_pretrained(cls, weights: str | Path) -> "Sam":
+        """Load a SAM in evaluation mode.
+
+        Args:
+            weights: A `.pth`, a `.safetensors`, a checkpoint, a folder of `save_pretrained` or of
+                transformers, or the id of a SAM on the Hugging Face Hub, such as
+                `facebook/sam-vit-base`. `gigamask.load_model` also takes a run folder.
+
+        Raises:
+            GigamaskError: There are no such weights, or they are not a SAM's.
+        """
+        tensors, config = state_dict.read_weights(weights)
+        if config is not None and not isinstance(config, SamConfig):
+            raise GigamaskError(f"{weights}: not the weights of a SAM; choose others")
+        model = cls.uninitialized(config or convert.infer_config(tensors))
+        state_dict.load_weights(model, tensors, str(weights))
+        return model.eval()
+
+    @classmethod
+    def uninitialized(cls, config: SamConfig) -> "Sam":
+        """Build a SAM to load weights into; torch's global random state stays as it is."""
+        with torch.random.fork_rng(devices=[]):
+            return cls(config)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a folder that `from_pretrained` and transformers' `SamModel` load.
+
+        Args:
+            folder: The folder, created if necessary.
+
+        Raises:
+            GigamaskError: The image encoder is not SAM's ViT, which transformers cannot build.
+        """
+        weights = convert.to_huggingface(state_dict.to_official(self))
+        mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
+        configs = {
+            "config.json": convert.huggingface_config(self.config),
+            "preprocessor_config.json": convert.processor_config(self.config, mean, std),
+        }
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state_dict.write_atomically(
+            folder / "model.safetensors",
+            lambda path: save_file(weights, path, metadata={"format": "pt"}),
+        )
+        for name, content in configs.items():
+            text = json.dumps(content, indent=2)
+            state_dict.write_atomically(
+                folder / name, lambda path, text=text: path.write_text(text)
+            )
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:

@@ -164,7 +164,7 @@ def test_padding_is_neither_seen_nor_scored(model):
     assert torch.equal(model(images, sizes, uniforms).patches, guess.patches)
 
 
-def test_an_image_of_fewer_patches_than_are_seen_has_nothing_to_guess(model):
+def test_image_with_fewer_patches_than_are_visible_has_none_masked(model):
     guess = model(images_of(1), torch.tensor([[4, 32]]), uniforms_of(1))
     assert not guess.scored.any()
     assert guess.patches.isfinite().all()
@@ -177,7 +177,7 @@ def test_images_of_another_side_and_numbers_of_other_patches_are_refused(model):
         model(images_of(1), whole(1), torch.zeros(1, 5))
 
 
-def test_the_same_seed_starts_the_same_model_and_global_chance_is_untouched(model):
+def test_same_seed_builds_the_same_mae_without_global_rng(model):
     before = torch.get_rng_state()
     again, other = build_model(SPEC, 1), build_model(SPEC, 2)
     assert torch.equal(torch.get_rng_state(), before)

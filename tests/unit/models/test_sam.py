@@ -35,7 +35,7 @@ def test_the_gaussian_matrix_is_saved_and_the_pixel_mean_is_not():
     assert model.pixel_mean.flatten().tolist() == pytest.approx(PIXEL_MEAN)
 
 
-def test_the_same_seed_builds_the_same_model_and_global_chance_is_untouched():
+def test_same_seed_builds_the_same_model_without_global_rng():
     before = torch.get_rng_state()
     first, again, other = build_model(tiny(), 3), build_model(tiny(), 3), build_model(tiny(), 4)
     assert torch.equal(torch.get_rng_state(), before)
@@ -74,7 +74,7 @@ def test_tied_cross_attentions_start_at_one_scaled_orthogonal_matrix():
     assert not torch.equal(untied.q_proj.weight, untied.k_proj.weight)
 
 
-def test_sine_positions_tell_every_token_apart():
+def test_sine_positions_are_distinct_for_every_token():
     code = sine_positions(16, 96).flatten(0, 2)
     distance = torch.cdist(code, code) + 100 * torch.eye(256)
     assert distance.min() > 0.5
@@ -193,7 +193,7 @@ def near(found, wanted):
 @pytest.mark.parametrize(
     "masked", [(1, 0, 1, 0, 0), (0, 1, 0, 1, 1), (0, 0, 0, 0, 0), (1, 1, 1, 1, 1)]
 )
-def test_a_mask_without_a_mask_prompt_is_answered_as_if_alone_without_one(double, masked, several):
+def test_mask_without_a_mask_prompt_is_predicted_as_if_alone(double, masked, several):
     model, embedding, mask_image, prompts = double
     masked = torch.tensor(masked, dtype=torch.bool)
     prompts = replace(prompts, multimask_output=several, has_mask_prompt=masked)
@@ -259,7 +259,7 @@ def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(double):
     assert all(torch.equal(clean[2][name], other[2][name]) for name in clean[2])
 
 
-def test_masks_with_and_without_a_prompt_are_told_apart_in_half_precision():
+def test_masks_with_and_without_mask_prompt_differ_in_half_precision():
     model = build_model(tiny(), 0)
     embedding = model.encode(
         torch.full((1, 3, 128, 128), 90, dtype=torch.uint8), torch.tensor([[128, 128]])
@@ -287,7 +287,7 @@ def test_masks_with_and_without_a_prompt_are_told_apart_in_half_precision():
     assert model.decode(embedding, image_of[:0], none)[0].shape == (0, 3, 64, 64)
 
 
-def test_an_encoder_of_ones_own_takes_the_place():
+def test_custom_encoder_replaces_the_vit():
     class Means(nn.Module):
         def forward(self, pixels, drop_path):
             return (

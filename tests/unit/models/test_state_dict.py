@@ -17,11 +17,10 @@ from gigamask.models.convert import (
     resample_rel_pos,
     to_huggingface,
 )
-from gigamask.models.init import build_model
+from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import (
-    load_init_weights,
     load_weights,
     read_weights,
     save_weights,
@@ -334,8 +333,8 @@ def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
     )
 
 
-def test_a_larger_kernel_answers_larger_patches_as_the_old_one_did():
-    """Exactly: a patch of any picture, enlarged; one of a single colour with it."""
+def test_resampled_kernel_gives_the_same_output_on_resized_patches():
+    """Exactly: a patch of any picture, enlarged; also one of a single color."""
     generator = torch.Generator().manual_seed(0)
     kernel = torch.randn(5, 3, 14, 14, generator=generator, dtype=torch.float64)
     picture = torch.rand(4, 3, 14, 14, generator=generator, dtype=torch.float64)
@@ -376,7 +375,7 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
         load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 
-def test_masked_autoencoders_and_sams_are_told_apart(mae, model, tmp_path):
+def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     save_weights(to_official(mae), mae.config, tmp_path / "mae.safetensors")
     save_weights(to_official(model), model.config, tmp_path / "sam.safetensors")
     with pytest.raises(GigamaskError, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):

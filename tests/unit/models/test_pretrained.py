@@ -1,0 +1,154 @@
+"""`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import mae_tiny, tiny
+from gigamask.models.init import build_model
+from gigamask.models.sam.sam import Sam
+from gigamask.models.state_dict import save_weights, to_official
+from tests.little import SPEC
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def model() -> Sam:
+    return build_model(replace(SPEC, decoder_num_heads=4), 7).eval()
+
+
+def assert_equal(model: Sam, other: Sam) -> None:
+    weights, others = model.state_dict(), other.state_dict()
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(others[name], value) for name, value in weights.items())
+
+
+def test_a_saved_folder_loads_equal_and_leaves_the_global_random_state(model, tmp_path):
+    model.save_pretrained(tmp_path / "new" / "folder")
+    before = torch.get_rng_state()
+    loaded = Sam.from_pretrained(tmp_path / "new" / "folder")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_equal(model, loaded)
+    assert loaded.config.decoder_num_heads == 4
+    assert not loaded.training
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+
+
+def test_transformers_loads_a_saved_folder(model, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import SamModel
+
+        model.save_pretrained(tmp_path)
+        theirs, report = SamModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert theirs.config.mask_decoder_config.num_attention_heads == 4
+
+
+def test_files_load_too(model, tmp_path):
+    torch.save(build_model(tiny(), 3).state_dict(), tmp_path / "tiny.pth")
+    save_weights(to_official(model), model.config, tmp_path / "little.safetensors")
+    assert_equal(model, Sam.from_pretrained(tmp_path / "little.safetensors"))
+    assert Sam.from_pretrained(str(tmp_path / "tiny.pth")).config.embed_dim == tiny().embed_dim
+
+
+def test_other_weights_are_refused(tmp_path, monkeypatch):
+    save_weights(build_model(mae_tiny(), 0).state_dict(), mae_tiny(), tmp_path / "mae.safetensors")
+    with pytest.raises(GigamaskError, match=r"mae.safetensors.*SAM"):
+        Sam.from_pretrained(tmp_path / "mae.safetensors")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for path in ("runs/tiny", "model.pth", "us/sam.pth", "/us/sam"):
+        with pytest.raises(GigamaskError, match=f"{path}: no such file;"):
+            Sam.from_pretrained(path)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests that downloading a repository makes, answered from the folder `root`."""
+
+    root: Path
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = self.root / self.path.rpartition("/")[2]
+        if self.path != f"/us/sam/resolve/main/{path.name}" or not path.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content = path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+def load_in_a_process(folder: Path, hub_id: str, **variables: str) -> subprocess.CompletedProcess:
+    """Load and save a model in a process of its own: the Hub's address is read once."""
+    script = (
+        "import sys\nfrom gigamask import GigamaskError, Sam\n"
+        "try:\n    Sam.from_pretrained(sys.argv[1]).save_pretrained('saved')\n"
+        "except GigamaskError as error:\n    sys.exit(str(error))\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(folder / "cache"), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", script, hub_id],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
+    model.save_pretrained(tmp_path / "hub")
+    (tmp_path / "hub" / "pytorch_model.bin").write_bytes(b"not downloaded")
+    handler = type("Handler", (Hub,), {"root": tmp_path / "hub"})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    try:
+        first = load_in_a_process(tmp_path, "us/sam", HF_ENDPOINT=endpoint)
+        missing = load_in_a_process(tmp_path, "us/nothing", HF_ENDPOINT=endpoint)
+        invalid = load_in_a_process(tmp_path, "us/no..thing", HF_ENDPOINT=endpoint)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert first.returncode == 0, first.stderr
+    assert_equal(model, Sam.from_pretrained(tmp_path / "saved"))
+    assert not list((tmp_path / "cache").rglob("*.bin"))
+    for refused, hub_id in ((missing, "us/nothing"), (invalid, "us/no..thing")):
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(f"{hub_id}: no such file or folder")
+        assert refused.stderr.count("\n") == 1
+    offline = load_in_a_process(tmp_path, "us/sam", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
