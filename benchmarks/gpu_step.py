@@ -126,8 +126,8 @@ def batch_in_memory(run: SamTrainConfig, masks: int) -> Batch:
     rng = make_rng(0, "benchmark batch")
     assembly = run.sample_config
     side, grid = assembly.image_size, assembly.mask_size
-    frame = NoAugment().get_transform((1000, 1500), side, rng)
-    height, width = frame.resized
+    transform = NoAugment().get_transform((1000, 1500), side, rng)
+    height, width = transform.resized
     drawn = torch.zeros(masks, grid, grid, dtype=torch.bool)
     rows, columns = height * grid // side, width * grid // side
     drawn[:, :rows, :columns] = smooth_masks(masks, (rows, columns))
@@ -141,7 +141,7 @@ def batch_in_memory(run: SamTrainConfig, masks: int) -> Batch:
         name="noise",
         ref=SampleRef(0, 0, 0),
         image=torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype="uint8")),
-        transform=frame,
+        transform=transform,
         masks=runs,
         boxes_input=(runs.boxes() * (side / grid)).astype("float32"),
         strata=np.ones(masks, np.int64),

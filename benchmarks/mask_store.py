@@ -36,12 +36,12 @@ MASKS_OF_SA1B = 1.1e9
 
 def print_bytes(entries: list, store: mask_store.MaskStore) -> None:
     """Prints the mean bytes a mask takes in each form."""
-    frame, masks = (
+    transform, masks = (
         ImageTransform.resize_longest_side(SIZE, SIDE),
         sum(len(entry.masks) for entry, _ in entries),
     )
     runs = sum(
-        frame.apply_masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks)
+        transform.apply_masks(entry.masks, GRID).bounds.nbytes + 8 * len(entry.masks)
         for entry, _ in entries
     )
     text = sum(sum(map(len, entry.masks.to_coco())) for entry, _ in entries)
@@ -98,7 +98,7 @@ def main() -> None:
         raws = [dataset.read(row) for row in range(IMAGES)]
         entries = [(raw.annotation(), raw.json) for raw in raws]
         print_bytes(entries, store)
-        assembly, chance, frame = (
+        assembly, chance, transform = (
             SampleConfig(SIDE, GRID, TAKEN),
             RandomSpec(seed=0, clicks=12, blocks=12),
             ImageTransform.resize_longest_side(SIZE, SIDE),
@@ -123,7 +123,7 @@ def main() -> None:
         )
         compare(
             f"{TAKEN} masks as runs of the grid",
-            lambda row: frame.apply_masks(raws[row].annotation().masks[chosen[row]], GRID),
+            lambda row: transform.apply_masks(raws[row].annotation().masks[chosen[row]], GRID),
             lambda row: store.masks(row, chosen[row]),
             rounds,
         )

@@ -132,7 +132,7 @@ def run(
         part = slice(start, start + chunk)
         some = Targets(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
         spent = RandomInputs(
-            draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
+            draws.first_prompt[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
         )
         for loss in losses(model, leaf, some, spent, rounds):
             loss.backward()
@@ -150,7 +150,9 @@ def measure(way: str, chunk: int, rounds: int) -> dict[str, float]:
         model,
         embedding,
         one,
-        RandomInputs(draws.first[:1], draws.clicks[:1], draws.box_noise[:1], draws.drop_path),
+        RandomInputs(
+            draws.first_prompt[:1], draws.clicks[:1], draws.box_noise[:1], draws.drop_path
+        ),
     )
     with open("/proc/self/statm") as file:
         before = int(file.read().split()[1]) * resource.getpagesize()

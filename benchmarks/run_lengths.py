@@ -89,10 +89,10 @@ def main() -> None:
     counts = make_masks(100, SIZE)
     wanted = counts[:WANTED]
     records = [{"size": SIZE, "counts": text} for text in counts]
-    frame = ImageTransform.resize_longest_side(SIZE, SIDE)
+    transform = ImageTransform.resize_longest_side(SIZE, SIDE)
     mirrored = ImageTransform.resize_longest_side(SIZE, SIDE, flip=True)
     uniforms = make_rng(0, "benchmark points").random((WANTED, 16))
-    height, width = frame.resized
+    height, width = transform.resized
 
     def decode_and_resize(grid: int, how: int) -> list[np.ndarray]:
         small, resized = (grid * width // SIDE, round(grid * height / SIDE)), []
@@ -115,7 +115,7 @@ def main() -> None:
         ]
 
     def to_dense(grid: int) -> torch.Tensor:
-        runs = frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), grid)
+        runs = transform.apply_masks(RLEMasks.from_coco(wanted, SIZE), grid)
         return decode_rle(torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets), runs.size)
 
     runs = RLEMasks.from_coco(counts, SIZE)
@@ -134,7 +134,7 @@ def main() -> None:
         "to 256",
         200,
         lambda: decode_and_resize(256, nearest),
-        lambda: frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        lambda: transform.apply_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(
@@ -148,7 +148,7 @@ def main() -> None:
         "to 256, all 100 read",
         0,
         lambda: decode_and_resize(256, nearest),
-        lambda: frame.apply_masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
+        lambda: transform.apply_masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
         rounds,
     )
     compare(
@@ -162,14 +162,14 @@ def main() -> None:
         "to 1024",
         100,
         lambda: decode_and_resize(1024, nearest),
-        lambda: frame.apply_masks(RLEMasks.from_coco(wanted, SIZE), 1024),
+        lambda: transform.apply_masks(RLEMasks.from_coco(wanted, SIZE), 1024),
         rounds,
     )
     compare(
         "to 256, soft",
         0,
         lambda: decode_and_resize(256, area),
-        lambda: frame.apply_soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        lambda: transform.apply_soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(

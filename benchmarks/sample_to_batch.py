@@ -157,10 +157,10 @@ def stages(index: indexes.Index, chance: RandomSpec) -> dict[str, float]:
         sample = timed(
             "build_sample", build_sample, jpg, entry, SampleRef(0, turn, row), settings, chance
         )
-        frame, taken = ImageTransform.resize_longest_side(entry.size, SIDE), entry.masks[:TAKEN]
+        transform, taken = ImageTransform.resize_longest_side(entry.size, SIDE), entry.masks[:TAKEN]
         pixels = timed("  JPEG", image.decode, jpg, "x", entry.size)
-        timed("  resize", frame.image, pixels)
-        timed("  runs to the grid", frame.masks, taken, GRID)
+        timed("  resize", transform.apply_image, pixels)
+        timed("  runs to the grid", transform.apply_masks, taken, GRID)
         timed("collate", collate, [sample], (), settings, chance, 0.5, DataCursor(1))
     return {name: statistics.median(held) for name, held in times.items()}
 

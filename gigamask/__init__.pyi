@@ -26,7 +26,7 @@ from .workflows.data_loader import DataLoader as DataLoader
 from .workflows.evaluate import evaluate as evaluate
 from .workflows.evaluate import load_model as load_model
 from .workflows.evaluate import save_model as save_model
-from .workflows.opening import open_index as open_index
+from .workflows.open_data import open_index as open_index
 from .workflows.plan import plan as plan
 from .workflows.segment import segment as segment
 from .workflows.train import Run as Run

@@ -199,7 +199,7 @@ class Mining(ABC):
     """Base class of online hard example mining, which chooses the masks of a step to train on."""
 
     @property
-    def by_sampler(self) -> bool:
+    def use_sampler_strata(self) -> bool:
         """Whether strata come from the sampler instead of the masks' granularities."""
         return False
 
@@ -274,11 +274,11 @@ class Evaluator(ABC):
         return
 
     @abstractmethod
-    def open(self, run: Any, world: Any) -> Callable[[Any], EvaluationResult] | None:
+    def open(self, config: Any, world: Any) -> Callable[[Any], EvaluationResult] | None:
         """Return the function that evaluates a model; None: there is nothing to evaluate.
 
         Args:
-            run: The whole configuration of the training.
+            config: The whole configuration of the training.
             world: The training processes, `distributed.world.World`; each of them evaluates.
 
         Returns:
@@ -290,11 +290,11 @@ class Evaluator(ABC):
 class NoEvaluation(Evaluator):
     """No evaluation during training."""
 
-    def open(self, run: Any, world: Any) -> None:
+    def open(self, config: Any, world: Any) -> None:
         """Return None.
 
         Args:
-            run: Unused.
+            config: Unused.
             world: Unused.
         """
         return None

@@ -109,7 +109,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
             "none": augment.NoAugment,
             "flip": augment.HorizontalFlip,
             "large_scale_jitter": augment.LargeScaleJitter,
-            "resized_crop": augment.ScaleJitter,
+            "scale_jitter": augment.ScaleJitter,
             "random_resized_crop": augment.RandomResizedCrop,
         },
     ),

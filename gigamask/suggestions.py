@@ -41,7 +41,7 @@ FLAGS = {
     ),
     "--masks-per-chunk": ("masks-at-once", "mask-chunk-size", "chunk-size"),
     "--steps": (
-        *("max-steps", "num-steps", "total-steps", "train-steps", "updates", "epochs"),
+        *("max-steps", "num-steps", "total-steps", "train-steps", "updates"),
         *("iterations", "iters", "max-iter", "max-iters", "num-iters", "total-iters"),
     ),
     "--epochs": ("epoch", "num-epochs", "max-epochs", "n-epochs", "num-train-epochs"),

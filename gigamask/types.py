@@ -8,8 +8,9 @@ and losses are computed. Sizes are `(H, W)`. Points `xy` and boxes `xyxy` are pi
 the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ class SampleRef(NamedTuple):
         epoch: Number of the epoch, from 0.
         position: Position in the epoch, from 0.
         row: Row of the image in the index.
-        mask: Index of the only mask to train on, among those that pass the filters; -1: any masks.
+        mask_index: Index of the only mask to train on, among those that pass the filters; -1: any
+            masks.
         batch_index: Position in the global batch.
         weight: Weight of the sample's losses.
         stratum: Stratum that the sampler drew it from; -1: none.
@@ -36,7 +38,7 @@ class SampleRef(NamedTuple):
     epoch: int
     position: int
     row: int
-    mask: int = -1
+    mask_index: int = -1
     batch_index: int = 0
     weight: float = 1.0
     stratum: int = -1
@@ -48,13 +50,13 @@ class StepPlan:
 
     Attributes:
         micro_batches: Samples of each micro-batch.
-        start: Number of samples consumed by all ranks before the step.
-        samples: Number of samples consumed by all ranks after the step.
+        samples_before: Number of samples consumed by all ranks before the step.
+        samples_after: Number of samples consumed by all ranks after the step.
     """
 
     micro_batches: tuple[tuple[SampleRef, ...], ...]
-    start: int
-    samples: int
+    samples_before: int
+    samples_after: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class RandomInputs:
     """Random numbers drawn with the sample and used on the device.
 
     Attributes:
-        first: Uniform in [0, 1); chooses the kind of a mask's first prompt.
+        first_prompt: Uniform in [0, 1); chooses the kind of a mask's first prompt.
         clicks: Uniform in [0, 1); row, then column of each click. With a point loss, the last pair
             shifts its points.
         box_noise: Standard normal; noise for each side of a box.
@@ -102,7 +104,7 @@ class RandomInputs:
             masks those ranked last.
     """
 
-    first: Float[Tensor, "M"]
+    first_prompt: Float[Tensor, "M"]
     clicks: Float[Tensor, "M R 2"]
     box_noise: Float[Tensor, "M 4"]
     drop_path: Float[Tensor, "B L 2"]
@@ -173,7 +175,7 @@ class BatchProtocol(Protocol):
     @property
     def cursor(self) -> DataCursor: ...
     @property
-    def rejected(self) -> tuple[SkippedSample, ...]: ...
+    def skipped(self) -> tuple[SkippedSample, ...]: ...
 
     def to(self, device: torch.device | str) -> "BatchProtocol":
         """Return the batch with all tensors on `device`."""
@@ -205,7 +207,7 @@ class Batch:
         mask_only_round_u: Uniform in [0, 1); selects the mask-only round. All ranks and
             micro-batches of a step share it.
         cursor: State of the loader after training on this batch.
-        rejected: Samples that were skipped.
+        skipped: Samples that were skipped.
     """
 
     names: tuple[str, ...]
@@ -222,7 +224,7 @@ class Batch:
     random_inputs: RandomInputs
     mask_only_round_u: float
     cursor: DataCursor
-    rejected: tuple[SkippedSample, ...] = ()
+    skipped: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on `device`; `rle_offsets` stays on the CPU to avoid synchronization."""
@@ -266,7 +268,7 @@ class Batch:
         )
         per_mask = {
             name: getattr(self.random_inputs, name)[indices]
-            for name in ("first", "clicks", "box_noise")
+            for name in ("first_prompt", "clicks", "box_noise")
         }
         return replace(
             self,
@@ -306,9 +308,12 @@ class PaddedBatch:
     boxes_input: Float[Tensor, "B N 4"]
 
 
-def _map_tensors(record, function):
+_Record = TypeVar("_Record", "Batch", RandomInputs)
+
+
+def _map_tensors(record: _Record, function: Callable[[Tensor], Tensor]) -> _Record:
     """Return the record with `function` applied to each tensor, including its random inputs."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
         if isinstance(value, Tensor):

@@ -1,5 +1,5 @@
-"""Shards with every fault that data can have, made of sound synthetic scenes: each fault has a
-name, how it is done, and the words it is told in.
+"""Shards with every defect that data can have, made of valid synthetic scenes: each defect has a
+name, a function that makes it, and the expected message.
 """
 
 import functools
@@ -261,8 +261,8 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
 
 
 def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str, str]]:
-    """Writes one tar with a sample for each fault between sound ones, and returns of each bad
-    sample its member and the words it is told in.
+    """Writes one tar with a sample for each defect between valid ones, and returns the member and
+    the expected message of each bad sample.
 
     `faulty` takes only the first so many.
     """
@@ -283,8 +283,8 @@ def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str,
 
 
 def write_tars(folder: Path) -> dict[str, tuple[str, int]]:
-    """Writes a tar of four sound samples for each fault of tars, and returns of each file the words
-    and how many samples lie before the break."""
+    """Writes a tar of four valid samples for each defect of tars, and returns the expected message
+    and the number of samples before the break of each file."""
     whole = folder / "whole.tar"
     tar.write(whole, [member for number in range(4) for member in members(number, *sound(number))])
     raw = whole.read_bytes()

@@ -104,7 +104,7 @@ class Halving(LRSchedule):
 
 @dataclass(frozen=True)
 class Pooled(ImageEncoder):
-    """Colours of the patches, and two residual blocks."""
+    """Colors of the patches, and two residual blocks."""
 
     blocks_inside: int = 2
 
@@ -149,7 +149,7 @@ class LoudEvaluation(Evaluator):
     interval: int = 2
     scale: float = 1.0
 
-    def open(self, run: Any, world: Any) -> Callable[[Any], EvaluationResult]:
+    def open(self, config: Any, world: Any) -> Callable[[Any], EvaluationResult]:
         USED.add("evaluation")
         return lambda model: EvaluationResult(
             {"size": self.scale * float(sum(p.detach().abs().sum() for p in model.parameters()))},
@@ -243,7 +243,7 @@ class Distilled(ImageTrainConfig):
 
     @property
     def sample_config(self):
-        return SampleConfig(image_size=self.model.image_size, mask_size=1, masks=False)
+        return SampleConfig(image_size=self.model.image_size, mask_size=1, with_masks=False)
 
 
 def narrow() -> SamTrainConfig:

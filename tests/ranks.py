@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """Returns what torchrun tells a process."""
+    """Returns the environment that torchrun gives a process."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return {
         **own,

@@ -212,7 +212,7 @@ def build_sample_from(
         return make_rng(random_spec.seed, purpose, ref.epoch, ref.position)
 
     transform = config.augment.get_transform(candidates.size, config.image_size, generator("frame"))
-    chosen = choose_masks(candidates, ref.mask, transform, config, generator("masks"))
+    chosen = choose_masks(candidates, ref.mask_index, transform, config, generator("masks"))
     masks, boxes = read_masks(chosen, transform)
     visible = masks.areas() > 0
     shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
@@ -232,7 +232,7 @@ def build_sample_from(
 
 def choose_masks(
     candidates: CandidateMasks,
-    only: int,
+    mask_index: int,
     transform: ImageTransform,
     config: SampleConfig,
     generator: np.random.Generator,
@@ -241,7 +241,8 @@ def choose_masks(
 
     Args:
         candidates: Size of the image, and areas, boxes and scores of its masks.
-        only: Index of the only mask to choose, among those that pass the filters; -1: any masks.
+        mask_index: Index of the only mask to choose, among those that pass the filters; -1: any
+            masks.
         transform: Transform of the image; masks whose boxes lie outside its crop are not chosen.
         config: Mask filters, mask sampler and maximum number of masks.
         generator: Random generator.
@@ -254,8 +255,8 @@ def choose_masks(
         candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score
     )
     positions = np.flatnonzero(passes & (candidates.areas > 0))
-    if only >= 0:
-        positions = positions[only : only + 1]
+    if mask_index >= 0:
+        positions = positions[mask_index : mask_index + 1]
     inside = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
     positions = positions[inside[positions]]
     return positions[config.mask_sampler.choose(candidates[positions], config.max_masks, generator)]
@@ -297,7 +298,7 @@ def _draw_random_inputs(
     clicks = uniform("clicks", masks, random_spec.clicks, 2)
     noise = generator("box_noise").standard_normal((masks, 4), dtype=np.float32)
     return RandomInputs(
-        first=uniform("first", masks),
+        first_prompt=uniform("first", masks),
         clicks=torch.cat([clicks, uniform("points", masks, random_spec.points, 2)], 1),
         box_noise=torch.from_numpy(noise),
         drop_path=uniform("drop_path", 1, random_spec.blocks, 2),

@@ -112,7 +112,7 @@ class Index:
             "without_json": int((self.images["json_offset"] < 0).sum()),
             "without_jpg": left_out.json_without_jpg,
             "other_members": left_out.other_files,
-            "rejected": msgspec.to_builtins(left_out.rejected),
+            "skipped": msgspec.to_builtins(left_out.skipped),
             "broken_tars": [
                 part.left_out.broken for part in self.manifest.parts if part.left_out.broken
             ],

@@ -50,7 +50,7 @@ class IndexManifest(msgspec.Struct, frozen=True):
         """What was left out of all shards."""
         left_out = [part.left_out for part in self.parts]
         return LeftOut(
-            [sample for shard in left_out for sample in shard.rejected],
+            [sample for shard in left_out for sample in shard.skipped],
             sum(shard.json_without_jpg for shard in left_out),
             sum(shard.other_files for shard in left_out),
             "; ".join(shard.broken for shard in left_out if shard.broken),

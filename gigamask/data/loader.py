@@ -51,12 +51,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class BatchJob(NamedTuple):
     """One micro-batch of a step, as a worker receives it.
 
-    `start` and `samples` count the global samples consumed before and after the step.
+    `samples_before` and `samples_after` count the samples that all ranks consumed before and after
+    the step.
     """
 
     refs: tuple[SampleRef, ...]
-    start: int
-    samples: int
+    samples_before: int
+    samples_after: int
 
 
 @dataclass(frozen=True)
@@ -112,32 +113,34 @@ class SampleSource:
             )
         entry = (
             raw.annotation()
-            if self.sample_config.masks
+            if self.sample_config.with_masks
             else self._empty_annotation(ref.row, raw.name)
         )
         return build_sample(raw.jpg, entry, ref, self.sample_config, self.random_spec)
 
     def batch(self, job: BatchJob) -> Batch:
-        """Build one micro-batch; corrupt samples are left out and listed in `Batch.rejected`."""
-        samples, rejected = [], []
+        """Build one micro-batch; corrupt samples are left out and listed in `Batch.skipped`."""
+        samples, skipped = [], []
         for ref, raw in zip(job.refs, self._read(job.refs), strict=True):
             try:
                 samples.append(self.sample(ref, raw))
             except CorruptSampleError as error:
-                rejected.append(SkippedSample(self.index.entry_name(ref.row), str(error)))
-        mask_only_round_u = float(make_rng(self.random_spec.seed, "pause", job.start).random())
+                skipped.append(SkippedSample(self.index.entry_name(ref.row), str(error)))
+        mask_only_round_u = float(
+            make_rng(self.random_spec.seed, "pause", job.samples_before).random()
+        )
         return collate(
             samples,
-            tuple(rejected),
+            tuple(skipped),
             self.sample_config,
             self.random_spec,
             mask_only_round_u,
-            DataCursor(job.samples),
+            DataCursor(job.samples_after),
         )
 
     def _read(self, refs: Sequence[SampleRef]) -> list[RawSample | CorruptSampleError]:
         """Read the bytes of several samples together; jsons only if they are used."""
-        with_json = self.sample_config.masks and self._masks is None
+        with_json = self.sample_config.with_masks and self._masks is None
         return self.dataset.read_many([ref.row for ref in refs], with_json)
 
     def _empty_annotation(self, row: int, name: str) -> ImageAnnotation:
@@ -153,7 +156,7 @@ class SampleSource:
 
 def collate(
     samples: list[Sample],
-    rejected: tuple[SkippedSample, ...],
+    skipped: tuple[SkippedSample, ...],
     config: SampleConfig,
     random_spec: RandomSpec,
     mask_only_round_u: float,
@@ -163,7 +166,7 @@ def collate(
 
     Args:
         samples: Samples, possibly none, each with any number of masks.
-        rejected: Samples that were skipped, with the reasons.
+        skipped: Samples that were skipped, with the reasons.
         config: Image size and mask size.
         random_spec: Counts of the random numbers drawn per sample.
         mask_only_round_u: Uniform number in [0, 1) that selects the mask-only round of the step.
@@ -213,7 +216,7 @@ def collate(
         ),
         mask_only_round_u=mask_only_round_u,
         cursor=cursor,
-        rejected=rejected,
+        skipped=skipped,
     )
 
 
@@ -412,9 +415,9 @@ class Loader:
         ]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         return GigamaskError(
-            f"loader worker {match[1]} while samples from {plan.start} on were being loaded "
-            f"({', '.join(names[:MAX_NAMES])}{more}), often for lack of memory; run the same "
-            "command again with fewer --loader.workers to continue from the last checkpoint"
+            f"loader worker {match[1]} while samples from {plan.samples_before} on were being "
+            f"loaded ({', '.join(names[:MAX_NAMES])}{more}), often for lack of memory; run the "
+            "same command again with fewer --loader.workers to continue from the last checkpoint"
         )
 
 
@@ -430,4 +433,4 @@ class _JobSampler:
         for plan in self.plans:
             self.pending.append(plan)
             for refs in plan.micro_batches:
-                yield BatchJob(refs, plan.start, plan.samples)
+                yield BatchJob(refs, plan.samples_before, plan.samples_after)

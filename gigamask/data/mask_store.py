@@ -5,7 +5,7 @@ flipped masks of portraits are stored too) and the files of each tar (`data.mask
 Building resumes where it stopped, several machines may build different tars into one folder, and a
 store serves every index whose tars it holds.
 
-When to use it: a mask takes grid * grid / 8 bytes, 8 KB at 256, ten times its size in the json;
+When to use it: a mask takes mask_size**2 / 8 bytes, 8 KB at 256, ten times its size in the json;
 SA-1B's 1.1 billion masks take 9 TB, as much as its tars. It saves parsing and resampling, two
 milliseconds per sample compared to more than twenty for its JPEG (benchmarks/mask_store.py), but a
 sample's masks are five times the bytes to read. It is worthwhile for a subset that few cores read
@@ -83,7 +83,7 @@ class MaskStore:
             GigamaskError: The store lacks the flipped masks that the image needs.
         """
         shard = int(self.index.images["shard"][row])
-        image_size, mask_size = self.manifest.side, self.manifest.grid
+        image_size, mask_size = self.manifest.image_size, self.manifest.mask_size
         bits, rows = self._arrays(shard)
         image = row - int(self._tar_offsets[shard])
         mirrored_copy = flip and mask_store_shard.needs_mirrored_copy(
@@ -112,13 +112,13 @@ class MaskStore:
             GigamaskError: The store has other sizes, lacks mirrored masks, or the augmentation
                 crops or scales images.
         """
-        mask_size, image_size = self.manifest.grid, self.manifest.side
+        mask_size, image_size = self.manifest.mask_size, self.manifest.image_size
         if (config.mask_size, config.image_size) != (mask_size, image_size):
             raise GigamaskError(
                 f"{self.folder}: holds masks on a grid of {mask_size} for images of {image_size}, "
                 f"but the training needs {config.mask_size} and {config.image_size}; build one "
-                f"with 'gigamask masks --grid {config.mask_size} --side {config.image_size}', or "
-                "leave out --loader.mask-store"
+                f"with 'gigamask masks --mask-size {config.mask_size} --image-size "
+                f"{config.image_size}', or leave out --loader.mask-store"
             )
         if (
             isinstance(config.augment, HorizontalFlip)
@@ -246,8 +246,8 @@ def build(
     """
     if not (0 < mask_size <= MAX_MASK_SIZE and image_size >= 1):
         raise GigamaskError(
-            f"--grid must be 1 to {MAX_MASK_SIZE} (got {mask_size}) and --side at least 1 "
-            f"(got {image_size})"
+            f"--mask-size must be 1 to {MAX_MASK_SIZE} (got {mask_size}) and --image-size at least "
+            f"1 (got {image_size})"
         )
     folder = Path(folder).absolute()
     manifest = MaskStoreManifest(SCHEMA, mask_size, image_size, mirrored)
@@ -318,4 +318,4 @@ def verify(
 
 def _flags(manifest: MaskStoreManifest) -> str:
     mirrored = "--mirrored" if manifest.mirrored else "--no-mirrored"
-    return f"--grid {manifest.grid} --side {manifest.side} {mirrored}"
+    return f"--mask-size {manifest.mask_size} --image-size {manifest.image_size} {mirrored}"

@@ -37,11 +37,14 @@ BLOCK_BYTES = 2**25
 
 
 class MaskStoreManifest(msgspec.Struct, frozen=True):
-    """Grid and input side of a store's mask shards; `mirrored`: whether they hold flipped masks."""
+    """Sizes of a store's mask shards; `mirrored`: whether they hold flipped masks.
+
+    `mask_size` is the side of the grid in cells, `image_size` the side of the model's input square.
+    """
 
     gigamask_masks: int
-    grid: int
-    side: int
+    mask_size: int = msgspec.field(name="grid")
+    image_size: int = msgspec.field(name="side")
     mirrored: bool
 
 
@@ -89,7 +92,7 @@ def _write_shard(
     work.mkdir()
     # Not a memory map: writing to one on a full disk kills the process without an error.
     with open(work / "bits.npy", "wb") as file:
-        shape = (int(starts[-1]), words_per_mask(manifest.grid))
+        shape = (int(starts[-1]), words_per_mask(manifest.mask_size))
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<u8", "fortran_order": False, "shape": shape}
         )
@@ -114,8 +117,10 @@ def _write_shard(
                 )
             flips = (False, True) if starts[image + 1] - starts[image] > count else (False,)
             for flip in flips:
-                transform = ImageTransform.resize_longest_side(entry.size, manifest.side, flip=flip)
-                masks = transform.apply_masks(entry.masks, manifest.grid)
+                transform = ImageTransform.resize_longest_side(
+                    entry.size, manifest.image_size, flip=flip
+                )
+                masks = transform.apply_masks(entry.masks, manifest.mask_size)
                 file.write(pack(masks).astype("<u8").tobytes())
     np.save(work / "rows.npy", starts)
     bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
@@ -171,7 +176,7 @@ def find_problems(
             f"({error}); {remedy}"
         )
     else:
-        shape, images = (shard.rows, words_per_mask(manifest.grid)), int(tar["images"])
+        shape, images = (shard.rows, words_per_mask(manifest.mask_size)), int(tar["images"])
         if shard.tar != tar:
             yield f"{json_path}: describes another tar than {tar['name']}; {remedy}"
         elif (bits.dtype, bits.shape) != (np.dtype("<u8"), shape):
@@ -246,7 +251,8 @@ def row_offsets(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[
         strict=True,
     )
     copies = [
-        1 + (manifest.mirrored and needs_mirrored_copy(size, manifest.side, manifest.grid))
+        1
+        + (manifest.mirrored and needs_mirrored_copy(size, manifest.image_size, manifest.mask_size))
         for size in sizes
     ]
     return np.concatenate(
@@ -277,10 +283,10 @@ def mirror(masks: RLEMasks, columns: int) -> RLEMasks:
         masks: Masks on a square grid.
         columns: Number of columns that the image covers.
     """
-    grid = masks.size[0]
+    mask_size = masks.size[0]
     return masks.resample(
-        np.arange(grid),
-        np.concatenate([np.full(grid - columns, -1), np.arange(columns)]),
+        np.arange(mask_size),
+        np.concatenate([np.full(mask_size - columns, -1), np.arange(columns)]),
         flip=True,
     )
 

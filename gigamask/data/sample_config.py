@@ -32,12 +32,12 @@ class SampleConfig:
     PSNR relative to exact decoding"""
     mask_store: str | None = None
     """folder of precomputed masks, read instead of each image's json"""
-    masks: bool = True
+    with_masks: bool = True
     """whether samples have masks; if not, every image is a sample, and no json is read"""
 
     def __post_init__(self) -> None:
-        if self.mask_store and not self.masks:
+        if self.mask_store and not self.with_masks:
             raise GigamaskError(
-                f"{self.mask_store}: a mask store needs samples with masks (masks is False); leave "
-                "out the mask store"
+                f"{self.mask_store}: a mask store needs samples with masks (with_masks is False); "
+                "leave out the mask store"
             )

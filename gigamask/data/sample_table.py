@@ -7,12 +7,13 @@ kept:
 
 - tar (its number in the index, ascending), masks (number of masks of the image, passing or not),
   width and height of the image
-- area_share, predicted_iou, stability: a mask's own; for an image the mean over its passing masks
+- area_fraction, predicted_iou, stability: a mask's own; for an image the mean over its passing
+  masks
 - granularity: 0 fine, 1 medium, 2 coarse, by a mask's share of the image. An image has that of most
   of its passing masks, the coarsest in a tie. Of BSDS500's 200 training photographs, 143, 48 and 9
   are then fine, medium and coarse; by the mean share of their masks, it would be 3, 180 and 17
-- difficulty: a weighted sum of 1 - area_share, 1 - stability, 1 - predicted_iou and the number of
-  masks of the image
+- difficulty: a weighted sum of 1 - area_fraction, 1 - stability, 1 - predicted_iou and the number
+  of masks of the image
 
 and the columns of the user's own table (`data.attributes`). For training without masks, items are
 all images, with the columns of the first line only.
@@ -41,7 +42,7 @@ MANY_MASKS = 200
 
 IMAGE_COLUMNS = {"tar": "shard", "masks": "masks", "width": "width", "height": "height"}
 SCORE_COLUMNS = {"predicted_iou": "predicted_iou", "stability": "stability_score"}
-MASK_COLUMNS = ("area_share", *SCORE_COLUMNS, "granularity")
+MASK_COLUMNS = ("area_fraction", *SCORE_COLUMNS, "granularity")
 COLUMNS = (*IMAGE_COLUMNS, *MASK_COLUMNS, "difficulty")
 """Columns of the items of every index."""
 
@@ -86,7 +87,7 @@ def open_sample_table(
     kind: Kind = "image",
     attributes: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
-    masks: bool = True,
+    with_masks: bool = True,
 ) -> IndexSamples:
     """Build the table of the items of an index.
 
@@ -96,12 +97,12 @@ def open_sample_table(
         kind: Whether items are images or masks.
         attributes: Further columns by name, one value per image of the index.
         seed: Random seed of the samplers' orders.
-        masks: Whether samples have masks; if not, every image is an item.
+        with_masks: Whether samples have masks; if not, every image is an item.
 
     Raises:
         GigamaskError: Items are masks, but samples have none.
     """
-    if not masks and kind == "mask":
+    if not with_masks and kind == "mask":
         raise GigamaskError(
             "--loader.items mask needs training with masks, but this run has none; "
             "choose --loader.items image"
@@ -109,7 +110,7 @@ def open_sample_table(
     if kind == "mask":
         locations = _item_offsets(index, filters)
     else:
-        locations = _passing_rows(index, filters) if masks else np.arange(len(index))
+        locations = _passing_rows(index, filters) if with_masks else np.arange(len(index))
     count = len(locations) if kind == "image" else int(locations[-1])
     columns = _Columns(
         index,
@@ -117,7 +118,7 @@ def open_sample_table(
         kind,
         locations,
         attributes or {},
-        tuple(COLUMNS if masks else IMAGE_COLUMNS),
+        tuple(COLUMNS if with_masks else IMAGE_COLUMNS),
     )
     return IndexSamples(kind, SampleTable(count, columns, seed, len(index.shard_paths)), locations)
 
@@ -128,7 +129,7 @@ def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:
 
 
 def difficulty(
-    area_share: Float32[np.ndarray, "n"],
+    area_fraction: Float32[np.ndarray, "n"],
     stability: Float32[np.ndarray, "n"],
     predicted_iou: Float32[np.ndarray, "n"],
     masks: Int[np.ndarray, "n"],
@@ -136,7 +137,7 @@ def difficulty(
     """Return the difficulty of items, 0 to 1 if the scores lie in [0, 1].
 
     Args:
-        area_share: Share of the image that a mask covers.
+        area_fraction: Fraction of the image that a mask covers.
         stability: stability_score.
         predicted_iou: predicted_iou.
         masks: Number of masks of the image.
@@ -145,7 +146,7 @@ def difficulty(
     for start in range(0, len(masks), ITEMS_AT_ONCE):
         at = slice(start, start + ITEMS_AT_ONCE)
         result[at] = (
-            AREA_WEIGHT * (1 - area_share[at].astype(np.float64))
+            AREA_WEIGHT * (1 - area_fraction[at].astype(np.float64))
             + STABILITY_WEIGHT * (1 - stability[at].astype(np.float64))
             + IOU_WEIGHT * (1 - predicted_iou[at].astype(np.float64))
             + MASKS_WEIGHT * np.minimum(1, masks[at] / MANY_MASKS)
@@ -194,9 +195,9 @@ class _Columns(Mapping[str, np.ndarray]):
             if name in MASK_COLUMNS:
                 self._compute(name)
             elif name == "difficulty":
-                self._compute("area_share", "stability", "predicted_iou")
+                self._compute("area_fraction", "stability", "predicted_iou")
                 self.computed[name] = difficulty(
-                    self["area_share"], self["stability"], self["predicted_iou"], self["masks"]
+                    self["area_fraction"], self["stability"], self["predicted_iou"], self["masks"]
                 )
             else:
                 self.computed[name] = self._image_values(name)
@@ -243,7 +244,7 @@ def _values(index: Index, block: _Block, name: str) -> np.ndarray:
     shares = index.masks["area"][block.masks][block.passes] / np.repeat(
         _image_areas(index, block.images), block.counts
     )
-    return shares if name == "area_share" else granularity(shares)
+    return shares if name == "area_fraction" else granularity(shares)
 
 
 def _means(

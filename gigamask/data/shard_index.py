@@ -50,11 +50,11 @@ class TarFile(msgspec.Struct, frozen=True):
 class LeftOut(msgspec.Struct, frozen=True):
     """Contents of a shard that are not indexed.
 
-    `rejected` gives the reason for each unusable image, `broken` the reason why the rest of the tar
+    `skipped` gives the reason for each unusable image, `broken` the reason why the rest of the tar
     could not be read ("" if all of it was).
     """
 
-    rejected: list[SkippedSample]
+    skipped: list[SkippedSample] = msgspec.field(name="rejected")
     json_without_jpg: int
     other_files: int
     broken: str = ""
@@ -140,7 +140,7 @@ def index_shard(path: str, salvage: bool) -> ShardIndex:
 
 
 def index_folder(path: str) -> ShardIndex:
-    """Index the images directly in a folder, without annotations; broken ones are rejected.
+    """Index the images directly in a folder, without annotations; broken ones are skipped.
 
     Raises:
         GigamaskError: More than half of the images are broken, or the folder cannot be read.
@@ -156,7 +156,7 @@ def index_folder(path: str) -> ShardIndex:
         raise GigamaskError(
             f"{path}: the folder no longer has any images; put them back, or index without it"
         )
-    rows, names, rejected = [], [], []
+    rows, names, skipped = [], [], []
     files = [
         ByteRange(os.path.join(path, name), 0, size)
         for name, size in zip(listing.names, listing.sizes, strict=True)
@@ -169,22 +169,22 @@ def index_folder(path: str) -> ShardIndex:
                 raise head
             height, width = read_size(head, file, name)
         except CorruptSampleError as bad:
-            rejected.append(SkippedSample(name, str(bad)))
+            skipped.append(SkippedSample(name, str(bad)))
             continue
         image_id = _number(posixpath.splitext(file_name)[0])
         rows.append((0, file.size, -1, 0, image_id, width, height, 0))
         names.append(file_name)
-    _check_usable(path, rejected, len(files), "repair it or move it away")
+    _check_usable(path, skipped, len(files), "repair it or move it away")
     return ShardIndex(
         TarFile(path, *listing.state),
         _image_columns(rows, names),
         _no_masks(),
-        LeftOut(rejected, 0, listing.others),
+        LeftOut(skipped, 0, listing.others),
     )
 
 
 def index_tar(path: str, salvage: bool = False) -> ShardIndex:
-    """Index a tar; broken entries are rejected.
+    """Index a tar; broken entries are skipped.
 
     Args:
         path: Local path or URL of the tar.
@@ -207,7 +207,7 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
         ) from error
     jpgs, jsons, others, duplicates = pair_members(members)
     _check_names(path, members, jpgs, duplicates)
-    rows, tables, names, rejected = [], [], [], []
+    rows, tables, names, skipped = [], [], [], []
     ranges = [
         _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
     ]
@@ -225,14 +225,14 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
                 json_range = (int(members.offsets[json]), int(members.sizes[json]))
                 about, table = _describe_json(payload, name)
         except CorruptSampleError as bad:
-            rejected.append(SkippedSample(name, str(bad)))
+            skipped.append(SkippedSample(name, str(bad)))
             continue
         rows.append((jpg_range.offset, jpg_range.size, *json_range, *about, len(table["area"])))
         tables.append(table)
         names.append(stem)
-    _check_usable(path, rejected, len(jpgs), "download it again or leave it out")
+    _check_usable(path, skipped, len(jpgs), "download it again or leave it out")
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
-    left_out = LeftOut(rejected, len(jsons.keys() - jpgs.keys()), others, members.broken)
+    left_out = LeftOut(skipped, len(jsons.keys() - jpgs.keys()), others, members.broken)
     return ShardIndex(stored, _image_columns(rows, names), masks, left_out)
 
 
@@ -254,12 +254,12 @@ def _check_names(
         )
 
 
-def _check_usable(path: str, rejected: list[SkippedSample], entries: int, advice: str) -> None:
-    """Raise GigamaskError if more than half of a shard's entries are rejected."""
-    if 2 * len(rejected) > entries:
+def _check_usable(path: str, skipped: list[SkippedSample], entries: int, advice: str) -> None:
+    """Raise GigamaskError if more than half of a shard's entries are skipped."""
+    if 2 * len(skipped) > entries:
         raise GigamaskError(
-            f"{path}: {len(rejected)} of its {entries} entries are unusable, but at most half may "
-            f"be; {advice} (the first: {rejected[0].reason})"
+            f"{path}: {len(skipped)} of its {entries} entries are unusable, but at most half may "
+            f"be; {advice} (the first: {skipped[0].reason})"
         )
 
 
@@ -285,7 +285,7 @@ def read_payloads(ranges: list[ByteRange]) -> Iterator[bytes | CorruptSampleErro
     An error of a local disk concerns only that entry and is yielded.
 
     Raises:
-        GigamaskError: A server fails. That may concern all entries, so none is rejected because of
+        GigamaskError: A server fails. That may concern all entries, so none is skipped because of
             it.
     """
     group, group_bytes = [], 0

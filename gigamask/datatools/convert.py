@@ -1,4 +1,4 @@
-"""Conversion of COCO annotations or label images and their pictures to shards in SA-1B's format.
+"""Conversion of COCO annotations or label images and their images to shards in SA-1B's format.
 
 The output bytes depend only on the input, and every record is parsed before it is written.
 `predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
@@ -17,9 +17,9 @@ import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.datatools import convert_coco, convert_labels
+from gigamask.datatools.image_files import read_as_jpeg
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
-from gigamask.datatools.pictures import read_as_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.types import SkippedSample
 
@@ -52,8 +52,8 @@ class ConvertCounts:
     without_masks: int = 0
     masks: int = 0
     crowds: int = 0
-    rejected: list[SkippedSample] = field(default_factory=list)
-    rejected_masks: list[SkippedSample] = field(default_factory=list)
+    skipped: list[SkippedSample] = field(default_factory=list)
+    skipped_masks: list[SkippedSample] = field(default_factory=list)
 
     def add(self, other: "ConvertCounts") -> None:
         """Add other counts to these."""
@@ -63,7 +63,7 @@ class ConvertCounts:
 
 def convert(
     source: Path,
-    pictures: Path,
+    image_folder: Path,
     out: Path,
     options: ConvertOptions,
     shard_images: int = 500,
@@ -74,7 +74,7 @@ def convert(
 
     Args:
         source: A COCO instances json, or a folder of label images.
-        pictures: The folder that picture names are relative to.
+        image_folder: The folder that image names are relative to.
         out: The folder for the shards; it must not hold tars.
         options: What counts as a mask.
         shard_images: Images per shard.
@@ -89,23 +89,24 @@ def convert(
     """
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
-    if not pictures.is_dir():
+    if not image_folder.is_dir():
         raise GigamaskError(
-            f"--images {pictures}: no such folder; give the one that picture names are relative to"
+            f"--images {image_folder}: no such folder; give the one that image names are relative"
+            " to"
         )
-    listing = _list_source(source, pictures, options)
-    exists = [image.picture.is_file() for image in listing.images]
+    listing = _list_source(source, image_folder, options)
+    exists = [image.path.is_file() for image in listing.images]
     images = [image for image, found in zip(listing.images, exists, strict=True) if found]
     missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
-    counts = ConvertCounts(rejected=listing.rejected, rejected_masks=listing.rejected_masks)
-    counts.rejected += [
+    counts = ConvertCounts(skipped=listing.skipped, skipped_masks=listing.skipped_masks)
+    counts.skipped += [
         SkippedSample(
             image.source,
-            f"{image.source}: {image.picture} does not exist; put it there, or correct --images",
+            f"{image.source}: {image.path} does not exist; put it there, or correct --images",
         )
         for image in missing
     ]
-    _check(source, "images", counts.rejected, len(images))
+    _check(source, "images", counts.skipped, len(images))
     with lock_folder(out, PARTIAL):
         work = _clear_partial(out)
         try:
@@ -117,14 +118,14 @@ def convert(
         "masks": counts.masks,
         "tars": [str(path) for path in tars],
         "images_without_masks": counts.without_masks,
-        "crowds_left_out": counts.crowds,
-        "pictures_without_label": listing.unlabeled,
+        "skipped_crowds": counts.crowds,
+        "images_without_label": listing.unlabeled,
         "renumbered": listing.renumbered,
-        "images_left_out": [
-            {"name": skipped.name, "reason": skipped.reason} for skipped in counts.rejected
+        "skipped_images": [
+            {"name": sample.name, "reason": sample.reason} for sample in counts.skipped
         ],
-        "masks_left_out": [
-            {"name": skipped.name, "reason": skipped.reason} for skipped in counts.rejected_masks
+        "skipped_masks": [
+            {"name": sample.name, "reason": sample.reason} for sample in counts.skipped_masks
         ],
     }
 
@@ -148,8 +149,8 @@ def _write_shards(
     shard_counts = worker_pool.parallel_map(write_shard, shards, workers, progress)
     for counts in shard_counts:
         total.add(counts)
-    _check(source, "images", total.rejected, total.images)
-    _check(source, "masks", total.rejected_masks, total.masks)
+    _check(source, "images", total.skipped, total.images)
+    _check(source, "masks", total.skipped_masks, total.masks)
     filled = [job.path for job, counts in zip(shards, shard_counts, strict=True) if counts.images]
     tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
     for before, after in zip(filled, tars, strict=True):
@@ -170,20 +171,20 @@ def write_shard(shard: ShardJob) -> ConvertCounts:
     return counts
 
 
-def _list_source(source: Path, pictures: Path, options: ConvertOptions) -> SourceListing:
+def _list_source(source: Path, image_folder: Path, options: ConvertOptions) -> SourceListing:
     """List the images of a COCO json or a folder of label images."""
     if source.is_dir():
         if options.keep_crowds:
             raise GigamaskError(
                 f"{source}: is a folder of label images, which have no crowds; drop --keep-crowds"
             )
-        return convert_labels.read(source, pictures, options.split_components, options.ignore)
+        return convert_labels.read(source, image_folder, options.split_components, options.ignore)
     if options.split_components or options.ignore:
         raise GigamaskError(
             f"{source}: is not a folder of label images; --split-components and --ignore apply only"
             " to those, drop them"
         )
-    return convert_coco.read(source, pictures, options.keep_crowds)
+    return convert_coco.read(source, image_folder, options.keep_crowds)
 
 
 def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[tuple[str, bytes]]:
@@ -191,17 +192,15 @@ def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[t
     for image in images:
         try:
             objects = image.objects()
-            jpg = read_as_jpeg(image.picture, objects.masks.size, image.source)
+            jpg = read_as_jpeg(image.path, objects.masks.size, image.source)
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
-            counts.rejected.append(SkippedSample(image.source, str(bad)))
+            counts.skipped.append(SkippedSample(image.source, str(bad)))
             continue
         masks = len(objects.masks)
         counts.add(
-            ConvertCounts(
-                1, int(masks == 0), masks, objects.crowds, rejected_masks=objects.rejected
-            )
+            ConvertCounts(1, int(masks == 0), masks, objects.crowds, skipped_masks=objects.skipped)
         )
         yield f"sa_{image.number}.jpg", jpg
         yield f"sa_{image.number}.json", raw
@@ -222,12 +221,12 @@ def _record(image: SourceImage, objects: Objects) -> bytes:
     return annotation.encode(record)
 
 
-def _check(source: Path, what: str, rejected: list[SkippedSample], usable: int) -> None:
-    total = len(rejected) + usable
-    if 2 * len(rejected) > total:
-        first = f"the first: {rejected[0].reason}"
+def _check(source: Path, what: str, skipped: list[SkippedSample], usable: int) -> None:
+    total = len(skipped) + usable
+    if 2 * len(skipped) > total:
+        first = f"the first: {skipped[0].reason}"
         raise GigamaskError(
-            f"{source}: {len(rejected)} of its {total} {what} are unusable, but at most half may"
+            f"{source}: {len(skipped)} of its {total} {what} are unusable, but at most half may"
             f" be; repair them first ({first})"
         )
     if not total and what == "images":

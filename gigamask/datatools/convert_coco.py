@@ -88,7 +88,7 @@ class CocoImage(SourceImage):
         rings: list[list[float]] = []
         ring_rows: list[int] = []
         rle_masks: dict[int, RLEMasks] = {}
-        rejected: dict[int, SkippedSample] = {}
+        skipped: dict[int, SkippedSample] = {}
         crowds = 0
         for i, raw in enumerate(self.annotations):
             row = None
@@ -105,7 +105,7 @@ class CocoImage(SourceImage):
                     ring_rows += [i] * len(new)
                 rows[i] = row
             except (msgspec.DecodeError, UnicodeDecodeError, GigamaskError) as error:
-                rejected[i] = _reject(self.source, i, row, error)
+                skipped[i] = _skip(self.source, i, row, error)
         drawn = (
             [rle["counts"] for rle in mask_api_new_cpp.frPoly(rings, *self.size)] if rings else []
         )
@@ -115,17 +115,17 @@ class CocoImage(SourceImage):
         masks = union_masks(parts, owners, len(rows))
         filled = masks.areas() > 0
         for i in indices[~filled].tolist():
-            rejected[i] = _reject(self.source, i, rows[i], CorruptSampleError(EMPTY))
+            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
         extras = [_extras(rows[i]) for i in indices[filled].tolist()]
-        return Objects(masks[filled], extras, [rejected[i] for i in sorted(rejected)], crowds)
+        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
 
 
-def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing:
+def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceListing:
     """List the images of an instances json.
 
     Args:
         path: The instances json.
-        pictures: The folder that `file_name` is relative to.
+        image_folder: The folder that `file_name` is relative to.
         keep_crowds: Whether to keep annotations with `iscrowd`.
 
     Returns:
@@ -146,9 +146,9 @@ def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing
             f"{path}: is not a COCO instances json ({error}); it needs the lists 'images' and"
             " 'annotations'"
         ) from error
-    rows, rejected = _image_rows(instances.images)
+    rows, skipped = _image_rows(instances.images)
     image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
-    rejected_masks = []
+    skipped_masks = []
     for i, raw in enumerate(instances.annotations):
         name = f"annotation {i} of {path.name}"
         try:
@@ -160,27 +160,27 @@ def read(path: Path, pictures: Path, keep_crowds: bool = False) -> SourceListing
                 )
             image_annotations[image_id].append(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
-            rejected_masks.append(SkippedSample(name, f"{name}: {error}"))
+            skipped_masks.append(SkippedSample(name, f"{name}: {error}"))
     ids, renumbered = image_ids(list(rows))
     images = [
         CocoImage(
             number,
             row.file_name,
-            pictures / row.file_name,
+            image_folder / row.file_name,
             (row.height, row.width),
             image_annotations[key],
             keep_crowds,
         )
         for number, (key, row) in zip(ids, rows.items(), strict=True)
     ]
-    return SourceListing(images, rejected, renumbered, rejected_masks)
+    return SourceListing(images, skipped, renumbered, skipped_masks)
 
 
 def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
     """Return images by id, and those left out: broken ones and those with the same id."""
     rows: dict[str, ImageRow] = {}
     clashing: set[str] = set()
-    rejected = []
+    skipped = []
     for i, raw in enumerate(entries):
         name = f"image {i}"
         try:
@@ -197,7 +197,7 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
                 )
             if PurePath(row.file_name).is_absolute() or ".." in PurePath(row.file_name).parts:
                 raise CorruptSampleError(
-                    "its file_name is outside the folder of pictures; give names within it"
+                    "its file_name is outside the folder of images; give names within it"
                 )
             if key in rows:
                 clashing |= {key} if rows[key] != row else set()
@@ -206,10 +206,10 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
                 )
             rows[key] = row
         except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
-            rejected.append(SkippedSample(name, f"{name}: {error}"))
+            skipped.append(SkippedSample(name, f"{name}: {error}"))
     for key in clashing:
         name = f"{rows[key].file_name} (id {key})"
-        rejected.append(
+        skipped.append(
             SkippedSample(
                 name,
                 f"{name}: another image has the same id, so its masks are ambiguous; give each"
@@ -217,10 +217,10 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
             )
         )
         del rows[key]
-    return rows, rejected
+    return rows, skipped
 
 
-def _reject(source: str, i: int, row: AnnotationRow | None, error: Exception) -> SkippedSample:
+def _skip(source: str, i: int, row: AnnotationRow | None, error: Exception) -> SkippedSample:
     name = f"{source}: its annotation {i}" + (f" (id {row.id})" if row is not None else "")
     return SkippedSample(name, f"{name}: {error}")
 
@@ -261,8 +261,8 @@ def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
     wrong = ~(np.abs(ring) <= MAX_COORDINATE)  # NaN too
     if wrong.any():
         raise CorruptSampleError(
-            f"polygon {i} has a corner at {ring[wrong][0]:g}, at most {MAX_COORDINATE} px from 0"
-            " are allowed; remove it"
+            f"polygon {i} has a coordinate of {ring[wrong][0]:g}, at most {MAX_COORDINATE} px from"
+            " 0 are allowed; remove it"
         )
     return ring
 

@@ -1,7 +1,7 @@
 """Reading of label images: PNGs whose pixel values are instance numbers.
 
 A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
-images; 0 is background. The picture has the same name and subfolder in the folder of pictures.
+images; 0 is background. The image has the same name and subfolder in the folder of images.
 """
 
 from collections import defaultdict
@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
+from gigamask.datatools.image_files import FORMATS, open_image
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, image_ids
-from gigamask.datatools.pictures import FORMATS, open_picture
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
@@ -25,7 +25,7 @@ GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 
 @dataclass(frozen=True)
 class LabelImage(SourceImage):
-    """One picture and its label image."""
+    """One image and its label image."""
 
     label: Path
     split: bool
@@ -44,13 +44,13 @@ class LabelImage(SourceImage):
 
 
 def read(
-    labels: Path, pictures: Path, split: bool = False, ignore: tuple[int, ...] = ()
+    labels: Path, image_folder: Path, split: bool = False, ignore: tuple[int, ...] = ()
 ) -> SourceListing:
-    """List the label images of a folder and its subfolders with their pictures.
+    """List the label images of a folder and its subfolders with their images.
 
     Args:
         labels: The folder of label images.
-        pictures: The folder of pictures.
+        image_folder: The folder of images.
         split: Whether to make one mask per connected component instead of one per value.
         ignore: Values that are not objects, such as 255 around objects of VOC.
 
@@ -68,11 +68,11 @@ def read(
         )
     label_files = set(files)
     by_stem: dict[Path, list[Path]] = defaultdict(list)
-    for path in sorted(pictures.rglob("*")):
+    for path in sorted(image_folder.rglob("*")):
         if path.suffix.lower() in FORMATS and path not in label_files:
-            by_stem[path.relative_to(pictures).with_suffix("")].append(path)
+            by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
     ids, renumbered = image_ids([path.stem for path in files])
-    images, rejected = [], []
+    images, skipped = [], []
     for number, path in zip(ids, files, strict=True):
         # A file name may hold bytes that are not valid text.
         name = str(path.relative_to(labels)).encode("utf-8", "replace").decode()
@@ -81,24 +81,24 @@ def read(
             images.append(LabelImage(number, name, matches[0], path, split, ignore))
             continue
         problem = (
-            f"{len(matches)} pictures have its name"
+            f"{len(matches)} images have its name"
             if matches
-            else f"there is no picture {Path(name).stem} with {', '.join(FORMATS)}"
+            else f"there is no image {Path(name).stem} with {', '.join(FORMATS)}"
         )
-        rejected.append(
+        skipped.append(
             SkippedSample(
                 name,
-                f"{name}: {problem} in {(pictures / name).parent}; put one picture of the label"
+                f"{name}: {problem} in {(image_folder / name).parent}; put one image of the label"
                 " image's name there",
             )
         )
-    return SourceListing(images, rejected, renumbered, unlabeled=sum(map(len, by_stem.values())))
+    return SourceListing(images, skipped, renumbered, unlabeled=sum(map(len, by_stem.values())))
 
 
 def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
     """Return the value of each pixel."""
     try:
-        with open_picture(path.read_bytes(), ("PNG",), name) as label:
+        with open_image(path.read_bytes(), ("PNG",), name) as label:
             height, width = label.height, label.width
             if max(height, width) > MAX_SIDE:
                 raise CorruptSampleError(
@@ -134,7 +134,7 @@ def _masks(labels: Int32[np.ndarray, "H W"], name: str) -> tuple[RLEMasks, Int32
     if len(values) > MAX_MASKS:
         raise CorruptSampleError(
             f"{name}: the label image has {len(values)} instances, at most {MAX_MASKS} are read;"
-            " leave it out if it is a picture"
+            " leave it out if it is not one"
         )
     keys = np.concatenate(
         [rank * (pixels + 1) + edges[:-1][filled], rank * (pixels + 1) + edges[1:][filled]]

@@ -22,23 +22,23 @@ EMPTY = (
 class Objects:
     """The masks of one image.
 
-    `extras` are fields of each mask besides SA-1B's, including `id` if known; `rejected` are broken
+    `extras` are fields of each mask besides SA-1B's, including `id` if known; `skipped` are broken
     masks, and `crowds` is the number of crowds left out.
     """
 
     masks: RLEMasks
     extras: list[dict[str, Any]]
-    rejected: list[SkippedSample]
+    skipped: list[SkippedSample]
     crowds: int = 0
 
 
 @dataclass(frozen=True)
 class SourceImage(ABC):
-    """One image to convert: its `image_id`, its name in the source, and the path of its picture."""
+    """One image to convert: its `image_id`, its name in the source, and the path of its file."""
 
     number: int
     source: str
-    picture: Path
+    path: Path
 
     @abstractmethod
     def objects(self) -> Objects:
@@ -53,14 +53,14 @@ class SourceImage(ABC):
 class SourceListing:
     """The images of a source, and what was left out before any was read.
 
-    `rejected_masks` are annotations without an image, `unlabeled` is the number of pictures without
+    `skipped_masks` are annotations without an image, `unlabeled` is the number of images without
     a label image, and `renumbered` is true if the images' names cannot be their ids.
     """
 
     images: Sequence[SourceImage]
-    rejected: list[SkippedSample]
+    skipped: list[SkippedSample]
     renumbered: bool
-    rejected_masks: list[SkippedSample] = field(default_factory=list)
+    skipped_masks: list[SkippedSample] = field(default_factory=list)
     unlabeled: int = 0
 
 

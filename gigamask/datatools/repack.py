@@ -60,7 +60,7 @@ class SourceTar(msgspec.Struct, frozen=True):
 class RepackedTar(msgspec.Struct, frozen=True):
     """Record of one repacked tar: source and result as on disk, and counts."""
 
-    settings: RepackConfig
+    config: RepackConfig = msgspec.field(name="settings")
     source: SourceTar
     bytes: int
     mtime_ns: int
@@ -68,9 +68,9 @@ class RepackedTar(msgspec.Struct, frozen=True):
     images: int
     copied: int
     masks: int
-    vanished: int
-    others: int
-    rejected: list[SkippedSample]
+    dropped_masks: int = msgspec.field(name="vanished")
+    other_files: int = msgspec.field(name="others")
+    skipped: list[SkippedSample] = msgspec.field(name="rejected")
     broken: str = ""
 
 
@@ -83,7 +83,7 @@ class RepackedImage:
     json: bytes | None
     copied: bool
     masks: int = 0
-    vanished: int = 0
+    dropped_masks: int = 0
     area: int = 0
 
 
@@ -94,8 +94,8 @@ class RepackCounts:
     written: list[tuple[str, int, int | None, int]] = field(default_factory=list)
     copied: int = 0
     masks: int = 0
-    vanished: int = 0
-    rejected: list[SkippedSample] = field(default_factory=list)
+    dropped_masks: int = 0
+    skipped: list[SkippedSample] = field(default_factory=list)
 
     def add(self, image: RepackedImage) -> None:
         """Add one image."""
@@ -109,7 +109,7 @@ class RepackCounts:
         )
         self.copied += image.copied
         self.masks += image.masks
-        self.vanished += image.vanished
+        self.dropped_masks += image.dropped_masks
 
 
 class Pixels(msgspec.Struct):
@@ -122,7 +122,7 @@ class Pixels(msgspec.Struct):
 def repack(
     paths: Paths,
     out: Path,
-    settings: RepackConfig,
+    config: RepackConfig,
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def repack(
     Args:
         paths: Tars, folders of tars, globs and indexes.
         out: The folder for the new tars.
-        settings: Long side and JPEG quality.
+        config: Long side and JPEG quality.
         workers: Number of processes, each on one tar at a time.
         progress: Called as `progress(done, total)` after each tar.
 
@@ -145,13 +145,11 @@ def repack(
     Raises:
         GigamaskError: The settings are invalid, or `out` cannot be used.
     """
-    if settings.size < MIN_SIZE:
+    if config.size < MIN_SIZE:
+        raise GigamaskError(f"--size must be at least {MIN_SIZE} pixels (got --size {config.size})")
+    if not 1 <= config.quality <= 100:
         raise GigamaskError(
-            f"--size must be at least {MIN_SIZE} pixels (got --size {settings.size})"
-        )
-    if not 1 <= settings.quality <= 100:
-        raise GigamaskError(
-            f"--quality must be a JPEG quality of 1 to 100 (got --quality {settings.quality})"
+            f"--quality must be a JPEG quality of 1 to 100 (got --quality {config.quality})"
         )
     if is_index(out):
         raise GigamaskError(f"--out {out}: is an index; give a folder for the tars")
@@ -168,21 +166,21 @@ def repack(
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }
     results = worker_pool.parallel_map(
-        partial(repack_tar, out=out, settings=settings, salvaged=salvaged), tars, workers, progress
+        partial(repack_tar, out=out, config=config, salvaged=salvaged), tars, workers, progress
     )
     done = [result for result, _ in results if isinstance(result, RepackedTar)]
     return {
         "tars": len(done),
-        "kept": sum(kept for _, kept in results),
+        "existing": sum(existing for _, existing in results),
         **{
             name: sum(getattr(record, name) for record in done)
-            for name in ("images", "copied", "masks", "vanished", "others", "bytes")
+            for name in ("images", "copied", "masks", "dropped_masks", "other_files", "bytes")
         },
         "source_bytes": sum(record.source.bytes for record in done),
-        "left_out": [
-            {"name": rejected.name, "reason": rejected.reason}
+        "skipped": [
+            {"name": sample.name, "reason": sample.reason}
             for record in done
-            for rejected in record.rejected
+            for sample in record.skipped
         ],
         "broken_tars": [record.broken for record in done if record.broken],
         "failed": [reason for reason, _ in results if isinstance(reason, str)],
@@ -190,14 +188,14 @@ def repack(
 
 
 def repack_tar(
-    path: str, out: Path, settings: RepackConfig, salvaged: Container[str] = ()
+    path: str, out: Path, config: RepackConfig, salvaged: Container[str] = ()
 ) -> tuple[RepackedTar | str, bool]:
     """Repack one tar.
 
     Args:
         path: The source.
         out: The folder for the new tar.
-        settings: Long side and JPEG quality.
+        config: Long side and JPEG quality.
         salvaged: Broken tars whose intact beginning is used.
 
     Returns:
@@ -212,7 +210,7 @@ def repack_tar(
         previous = _read_record(target)
         if (
             previous is not None
-            and (previous.settings, previous.source) == (settings, source)
+            and (previous.config, previous.source) == (config, source)
             and (salvage or not previous.broken)
             and _is_unchanged(target, previous)
         ):
@@ -225,18 +223,18 @@ def repack_tar(
         # A killed process may have left files.
         for stale in work.parent.glob(f".{glob.escape(work.name)}.*"):
             stale.unlink()
-        tar.write(work, _members(path, part, settings, counts))
-        if len(counts.rejected) > len(counts.written):
+        tar.write(work, _members(path, part, config, counts))
+        if len(counts.skipped) > len(counts.written):
             reason = (
-                f"{path}: {len(counts.rejected)} of its {len(part.images['name'])} images are"
+                f"{path}: {len(counts.skipped)} of its {len(part.images['name'])} images are"
                 " unusable, but at most half may be; fetch it again or leave it out"
-                f" (the first: {counts.rejected[0].reason})"
+                f" (the first: {counts.skipped[0].reason})"
             )
             return reason, False
         crc32 = _verify(work, counts)
         status = work.stat()
         done = RepackedTar(
-            settings,
+            config,
             source,
             status.st_size,
             status.st_mtime_ns,
@@ -244,9 +242,9 @@ def repack_tar(
             images=len(counts.written),
             copied=counts.copied,
             masks=counts.masks,
-            vanished=counts.vanished,
-            others=part.left_out.other_files + part.left_out.json_without_jpg,
-            rejected=[*part.left_out.rejected, *counts.rejected],
+            dropped_masks=counts.dropped_masks,
+            other_files=part.left_out.other_files + part.left_out.json_without_jpg,
+            skipped=[*part.left_out.skipped, *counts.skipped],
             broken=part.left_out.broken,
         )
         # The record is written first: every tar of repack has one, so others are never replaced.
@@ -263,7 +261,7 @@ def repack_tar(
 
 
 def repack_image(
-    stem: str, jpg: bytes, raw: bytes | None, settings: RepackConfig, name: str
+    stem: str, jpg: bytes, raw: bytes | None, config: RepackConfig, name: str
 ) -> RepackedImage:
     """Resize one image and its json.
 
@@ -271,7 +269,7 @@ def repack_image(
         stem: Its file name without suffix.
         jpg: The bytes of the JPEG.
         raw: The bytes of the json, if there is one.
-        settings: Long side and JPEG quality.
+        config: Long side and JPEG quality.
         name: The image's name in error messages.
 
     Raises:
@@ -279,27 +277,27 @@ def repack_image(
     """
     entry = None if raw is None else annotation.parse(raw, name)
     pixels = image.decode(jpg, name, entry.size if entry is not None else None)
-    if max(pixels.shape) <= settings.size:
+    if max(pixels.shape) <= config.size:
         masks = 0 if entry is None else len(entry.masks)
         return RepackedImage(
             stem, jpg, raw, True, masks, area=0 if entry is None else int(entry.masks.areas().sum())
         )
-    frame = ImageTransform.resize_longest_side(pixels.shape[:2], settings.size)
-    resized = frame.apply_image(pixels).permute(1, 2, 0).numpy()
-    jpg = image.encode_jpeg(resized, settings.quality)
+    transform = ImageTransform.resize_longest_side(pixels.shape[:2], config.size)
+    resized = transform.apply_image(pixels).permute(1, 2, 0).numpy()
+    jpg = image.encode_jpeg(resized, config.quality)
     if entry is None or raw is None:
         return RepackedImage(stem, jpg, None, False)
-    height, width = frame.resized
+    height, width = transform.resized
     # The mask grid of training over the padded square, without the padding.
-    masks = frame.apply_masks(entry.masks, frame.image_size).resample(
+    masks = transform.apply_masks(entry.masks, transform.image_size).resample(
         np.arange(height), np.arange(width)
     )
     areas = masks.areas()
     visible = np.flatnonzero(areas)
-    record = _resize_record(msgspec.json.decode(raw), masks[visible], visible, frame, name)
-    vanished = len(masks) - len(visible)
+    record = _resize_record(msgspec.json.decode(raw), masks[visible], visible, transform, name)
+    dropped_masks = len(masks) - len(visible)
     return RepackedImage(
-        stem, jpg, annotation.encode(record), False, len(visible), vanished, int(areas.sum())
+        stem, jpg, annotation.encode(record), False, len(visible), dropped_masks, int(areas.sum())
     )
 
 
@@ -307,11 +305,11 @@ def _resize_record(
     record: dict[str, Any],
     masks: RLEMasks,
     visible: Int64[np.ndarray, "n"],
-    frame: ImageTransform,
+    transform: ImageTransform,
     name: str,
 ) -> dict[str, Any]:
     """Return a json with the visible masks and all pixel fields resized; others are kept."""
-    height, width = frame.resized
+    height, width = transform.resized
     entries = [record["annotations"][i] for i in visible]
     try:
         pixels = [msgspec.convert(entry, Pixels) for entry in entries]
@@ -324,9 +322,9 @@ def _resize_record(
         [point for entry in pixels for point in entry.point_coords], np.float64
     ).reshape(-1, 2)
     points = iter(
-        frame.points_to_input(points).clip(0, (width - 1, height - 1)).round(DECIMALS).tolist()
+        transform.points_to_input(points).clip(0, (width - 1, height - 1)).round(DECIMALS).tolist()
     )
-    scale = np.array([width / frame.original[1], height / frame.original[0]] * 2)
+    scale = np.array([width / transform.original[1], height / transform.original[0]] * 2)
     annotations = []
     for old, shape, coords in zip(entries, annotation.mask_fields(masks), pixels, strict=True):
         new = old | shape
@@ -342,7 +340,7 @@ def _resize_record(
 
 
 def _members(
-    path: str, part: ShardIndex, settings: RepackConfig, counts: RepackCounts
+    path: str, part: ShardIndex, config: RepackConfig, counts: RepackCounts
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the new tar's members, one image at a time, and add to the counts."""
     shards, columns, tar_name = ShardReader([path]), part.images, storage.basename(path)
@@ -359,11 +357,11 @@ def _members(
                 stem,
                 jpg,
                 None if json_at < 0 else shards.read(0, json_at, json_bytes),
-                settings,
+                config,
                 name,
             )
         except CorruptSampleError as bad:
-            counts.rejected.append(SkippedSample(name, str(bad)))
+            counts.skipped.append(SkippedSample(name, str(bad)))
             continue
         counts.add(repacked)
         yield f"{stem}.jpg", repacked.jpg

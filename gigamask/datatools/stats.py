@@ -65,7 +65,7 @@ def describe(index: Index) -> dict[str, Any]:
         "json_bytes": int(images["json_bytes"].sum()),
         "images_without_json": int((images["json_offset"] < 0).sum()),
         "images_without_masks": int((images["masks"] == 0).sum()),
-        "images_left_out": len(index.manifest.left_out.rejected),
+        "skipped_images": len(index.manifest.left_out.skipped),
         "granularity": _count_granularities(index, pixels),
         "distributions": {name: _distribution(column) for name, column in columns.items()},
         "histograms": {
@@ -125,7 +125,7 @@ def table(stats: dict[str, Any]) -> str:
         f" (jpg {_in_bytes(stats['jpg_bytes'])}, json {_in_bytes(stats['json_bytes'])})",
         f"{stats['images_without_masks']:,} images have no masks,"
         f" {stats['images_without_json']:,} have no json;"
-        f" {stats['images_left_out']:,} unusable ones were left out",
+        f" {stats['skipped_images']:,} unusable ones were left out",
         "",
         *(
             f"{name:24} {count:>14,} {count / masks:>7.1%}"

@@ -49,14 +49,14 @@ class Finding:
 class TarReport:
     """Contents of one tar.
 
-    `faults` are problems of the tar itself, `bad` those of members, and `odd` are members whose
-    stated areas or boxes differ from their run lengths.
+    `tar_errors` are problems of the tar itself, `bad_members` those of members, and `mismatches`
+    are members whose stated areas or boxes differ from their run lengths.
     """
 
     path: str
-    faults: list[str] = field(default_factory=list)
-    bad: list[Finding] = field(default_factory=list)
-    odd: list[Finding] = field(default_factory=list)
+    tar_errors: list[str] = field(default_factory=list)
+    bad_members: list[Finding] = field(default_factory=list)
+    mismatches: list[Finding] = field(default_factory=list)
     images: int = 0
     masks: int = 0
     without_masks: int = 0
@@ -67,7 +67,7 @@ class TarReport:
     @property
     def bad_samples(self) -> list[str]:
         """Names of the samples with a bad member."""
-        return list(dict.fromkeys(finding.sample for finding in self.bad))
+        return list(dict.fromkeys(finding.sample for finding in self.bad_members))
 
 
 def verify(
@@ -102,11 +102,12 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
     """Return the sums over tars."""
     names = ("images", "masks", "without_masks", "without_json", "without_jpg", "other_members")
     reports = list(reports)
-    counts = {"tars": len(reports), "broken_tars": sum(bool(report.faults) for report in reports)}
+    broken = sum(bool(report.tar_errors) for report in reports)
+    counts = {"tars": len(reports), "broken_tars": broken}
     counts |= {name: sum(getattr(report, name) for report in reports) for name in names}
     return counts | {
         "bad_samples": sum(len(report.bad_samples) for report in reports),
-        "odd_samples": sum(len(report.odd) for report in reports),
+        "mismatched_samples": sum(len(report.mismatches) for report in reports),
     }
 
 
@@ -164,21 +165,21 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
     listed = sums.get(storage.basename(path))
     try:
         if listed is not None and (actual := checksums.digest(path, listed)) != listed:
-            report.faults.append(
+            report.tar_errors.append(
                 f"{path}: its checksum is {actual}, the list says {listed}; fetch it again"
             )
         members = tar.scan(path, salvage=True)
         if members.broken:
-            published = listed is not None and not report.faults
-            report.faults.append(
+            published = listed is not None and not report.tar_errors
+            report.tar_errors.append(
                 members.broken
                 + " (but its checksum is the listed one: it was published like this)" * published
             )
         _TarReader(report, members, decode).run()
     except GigamaskError as fault:
-        report.faults.append(str(fault))
+        report.tar_errors.append(str(fault))
     except OSError as error:
-        report.faults.append(
+        report.tar_errors.append(
             f"{path}: cannot be read ({error.strerror}); check the path, its permissions and the"
             " disk"
         )
@@ -213,7 +214,7 @@ class _TarReader:
         for one, other in twice:
             stem = posixpath.splitext(posixpath.basename(self.members.names[other]))[0]
             self._note(
-                self.report.bad,
+                self.report.bad_members,
                 other,
                 stem,
                 f"{self.members.names[one]} has the same name; give each image its own",
@@ -263,7 +264,7 @@ class _TarReader:
                 )
             return check(member, data, name)
         except CorruptSampleError as bad:
-            self._note(self.report.bad, member, stem, str(bad))
+            self._note(self.report.bad_members, member, stem, str(bad))
         return None
 
     def _note(self, findings: list[Finding], member: int, stem: str, reason: str) -> None:
@@ -280,9 +281,9 @@ class _TarReader:
         entry = check_record(annotation.read(raw, name), name)
         self.report.masks += len(entry.masks)
         self.report.without_masks += not len(entry.masks)
-        odd = find_differences(raw, entry)
-        if odd:
-            self._note(self.report.odd, member, name.rpartition(":")[2], odd)
+        mismatch = find_differences(raw, entry)
+        if mismatch:
+            self._note(self.report.mismatches, member, name.rpartition(":")[2], mismatch)
         return entry
 
     def _check_jpg(

@@ -32,7 +32,7 @@ def shard(
     encoder: nn.Module,
     world: World,
     parallel: Parallel,
-    half: torch.dtype | None,
+    param_dtype: torch.dtype | None,
     timeout_s: float,
     blocks: Sequence[nn.Module] | None = None,
 ) -> None:
@@ -44,8 +44,8 @@ def shard(
         encoder: The encoder, with its final initial weights.
         world: The processes of the run.
         parallel: Which of them shard a model among themselves.
-        half: Dtype to gather weights in, to which autocast would round them anyway; None keeps
-            float32. Gradients are summed in float32.
+        param_dtype: Dtype to gather weights in, to which autocast would round them anyway; None
+            keeps float32. Gradients are summed in float32.
         timeout_s: Seconds to wait for another process.
         blocks: The encoder's blocks; None takes the children of `encoder.blocks`.
     """
@@ -72,7 +72,11 @@ def shard(
         mesh = DeviceMesh.from_group(
             groups, device_type, ranks, mesh_dim_names=("replicate", "shard")
         )
-    policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=half is None)
+    policy = MixedPrecisionPolicy(
+        param_dtype,
+        param_dtype and torch.float32,
+        cast_forward_inputs=param_dtype is None,
+    )
     for block in blocks:
         fully_shard(
             block,

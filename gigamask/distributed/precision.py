@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -71,15 +71,24 @@ class LossScaler:
     """
 
     value: float = 2.0**16
-    good: int = 0
+    growth_tracker: int = 0
     """steps since the scale changed"""
 
-    PATIENCE = 2000
+    growth_interval = 2000
 
     def update(self, finite: bool) -> None:
         """Update the scale after a step, given whether its gradients were finite."""
-        self.good += 1
+        self.growth_tracker += 1
         if not finite:
-            self.value, self.good = self.value / 2, 0
-        elif self.good == self.PATIENCE:
-            self.value, self.good = self.value * 2, 0
+            self.value, self.growth_tracker = self.value / 2, 0
+        elif self.growth_tracker == self.growth_interval:
+            self.value, self.growth_tracker = self.value * 2, 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state, as the manifest of a checkpoint stores it."""
+        return {"value": self.value, "good": self.growth_tracker}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> "LossScaler":
+        """Return the scaler with a state that `state_dict` returned."""
+        return cls(state["value"], state["good"])

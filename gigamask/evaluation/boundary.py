@@ -64,7 +64,7 @@ def boundary_iou(
 ) -> Float64[np.ndarray, "n"]:
     """Return the IoU of the bands inside each mask's boundary and its annotation's.
 
-    The image's border counts as a boundary. Two empty masks score 1, as in `losses.iou.actual_iou`;
+    The image's border counts as a boundary. Two empty masks score 1, as in `losses.iou.mask_iou`;
     the published code divides 0 by 0 there.
 
     Args:

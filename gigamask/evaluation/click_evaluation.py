@@ -39,11 +39,11 @@ class ClickEvaluation(Evaluator):
         if self.data:
             find_tars(self.data)
 
-    def open(self, run: TrainConfig, world: World) -> Callable[[Any], EvaluationResult] | None:
+    def open(self, config: TrainConfig, world: World) -> Callable[[Any], EvaluationResult] | None:
         """Return the function that evaluates a model; None if there is no data.
 
         Args:
-            run: Configuration of the training.
+            config: Configuration of the training.
             world: Processes that evaluate together.
         """
         if not self.data:
@@ -52,7 +52,7 @@ class ClickEvaluation(Evaluator):
 
         return ClickScorer.open(
             self.data,
-            f"{run.out}/evaluation",
+            f"{config.out}/evaluation",
             self.images,
             self.min_predicted_iou,
             self.best_by,

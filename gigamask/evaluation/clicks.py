@@ -26,7 +26,7 @@ from gigamask.evaluation.embedded_images import (
     scored_masks,
 )
 from gigamask.interfaces import GRANULARITIES
-from gigamask.losses.iou import actual_iou
+from gigamask.losses.iou import mask_iou
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
@@ -70,9 +70,9 @@ class MaskScore:
 
     row: int
     """row of its image in the index"""
-    number: int
+    mask_index: int
     """its index among the masks of the image"""
-    area_share: float
+    area_fraction: float
     """its area as a fraction of the image's"""
     clicks: dict[int, float]
     """IoU by number of clicks"""
@@ -91,7 +91,7 @@ class MaskScore:
     @property
     def granularity(self) -> str:
         """Name of the mask's granularity, one of `GRANULARITIES`."""
-        return GRANULARITIES[granularity(np.array([self.area_share]))[0]]
+        return GRANULARITIES[granularity(np.array([self.area_fraction]))[0]]
 
     @property
     def size(self) -> str:
@@ -106,7 +106,7 @@ class ClickResult:
     protocol: ClickProtocol
     images: int
     scores: list[MaskScore]
-    rejected: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     @staticmethod
     def concatenate(parts: "Sequence[ClickResult]") -> "ClickResult":
@@ -115,7 +115,7 @@ class ClickResult:
             parts[0].protocol,
             sum(part.images for part in parts),
             [score for part in parts for score in part.scores],
-            [reason for part in parts for reason in part.rejected],
+            [reason for part in parts for reason in part.skipped],
         )
 
     def summary(self) -> dict:
@@ -207,23 +207,23 @@ def evaluate_clicks(
     with torch.inference_mode():
         for row, image in embed_images(model, index, annotated, batch_size):
             if isinstance(image, CorruptSampleError):
-                result.rejected.append(str(image))
+                result.skipped.append(str(image))
                 continue
-            numbers = scored_masks(index, row, filters)
+            mask_indices = scored_masks(index, row, filters)
             result.scores.extend(
                 score
-                for group in image.groups(numbers)
+                for group in image.groups(mask_indices)
                 for score in score_group(model, image, row, group, protocol)
             )
             for callback in callbacks:
-                callback(model, image, numbers)
+                callback(model, image, mask_indices)
             result = replace(result, images=result.images + 1)
     model.train(was_training)
     return result
 
 
 def score_group(
-    model: Sam, image: EmbeddedImage, row: int, numbers: np.ndarray, protocol: ClickProtocol
+    model: Sam, image: EmbeddedImage, row: int, mask_indices: np.ndarray, protocol: ClickProtocol
 ) -> list[MaskScore]:
     """Score the clicks and the box for some masks of one image.
 
@@ -231,10 +231,10 @@ def score_group(
         model: Model to evaluate.
         image: The image.
         row: The image's row in the index.
-        numbers: Indices of the masks among those of the image.
+        mask_indices: Indices of the masks among those of the image.
         protocol: How the masks are scored.
     """
-    targets, decode = image.targets(numbers), image.decoder(model)
+    targets, decode = image.targets(mask_indices), image.decoder(model)
     height, width = image.transform.original
     clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
@@ -243,7 +243,7 @@ def score_group(
     schedule = CenterClicks(max(protocol.clicks), protocol.feed_mask)
     for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
         count = prompt_round.index + 1
-        ious = actual_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
+        ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
         if count == 1:
             oracle = ious.amax(1).tolist()
         clicks[count] = _of_best(ious, prompt_round)
@@ -256,12 +256,12 @@ def score_group(
             )
     best_of_box = image.decoder(model, best_only=True)
     (box_round,) = run_rounds(best_of_box, targets, BoxPrompt(), None, 0.0)
-    box = actual_iou(box_round.prediction.logits, targets.masks, targets.valid)[:, 0].tolist()
-    areas = image.annotation.masks[numbers].areas().tolist()
+    box = mask_iou(box_round.prediction.logits, targets.masks, targets.valid)[:, 0].tolist()
+    areas = image.annotation.masks[mask_indices].areas().tolist()
     return [
         MaskScore(
             row,
-            int(number),
+            int(mask_index),
             areas[i] / (height * width),
             {count: clicks[count][i] for count in protocol.clicks},
             oracle[i],
@@ -271,7 +271,7 @@ def score_group(
             {count: ious[i] for count, (ious, _) in boundaries.items()},
             {count: scores[i] for count, (_, scores) in boundaries.items()},
         )
-        for i, number in enumerate(numbers)
+        for i, mask_index in enumerate(mask_indices)
     ]
 
 

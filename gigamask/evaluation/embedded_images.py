@@ -48,9 +48,9 @@ class EmbeddedImage:
     transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
 
-    def targets(self, numbers: np.ndarray) -> Targets:
+    def targets(self, mask_indices: np.ndarray) -> Targets:
         """Return the annotated masks with these indices, at the stored size."""
-        rle = self.annotation.masks[numbers]
+        rle = self.annotation.masks[mask_indices]
         device = self.embedding.device
         masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
         boxes_input = self.transform.boxes_to_input(rle.boxes().astype(np.float32))
@@ -80,12 +80,12 @@ class EmbeddedImage:
             tokens = torch.cat([points, torch.zeros_like(points)], 1)
             yield Prompts(tokens, labels, None, multimask_output=True)
 
-    def groups(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+    def groups(self, indices: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the indices of masks in groups that fit in memory at the stored size."""
         height, width = self.transform.original
         size = max(1, GROUP_BYTES // (3 * 4 * height * width))
-        for start in range(0, len(numbers), size):
-            yield numbers[start : start + size]
+        for start in range(0, len(indices), size):
+            yield indices[start : start + size]
 
 
 def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarray, "n"]:

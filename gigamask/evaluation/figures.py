@@ -34,12 +34,12 @@ class FigurePanel:
 
     label: str
     mask: np.ndarray
-    fill_rgb: tuple[int, int, int]
+    color: tuple[int, int, int]
     points_xy: np.ndarray
     point_labels: np.ndarray
 
 
-def write_sheets(
+def write_figures(
     model: Sam, index: Index, result: ClickResult, folder: Path, count: int = 10
 ) -> list[Path]:
     """Write figures of the best, the worst and typical masks, by mean IoU over clicks.
@@ -65,11 +65,11 @@ def write_sheets(
     paths = []
     for name, scores in chosen.items():
         paths.append(folder / f"{name}.png")
-        write_sheet(model, index, scores, result.protocol, paths[-1])
+        write_figure(model, index, scores, result.protocol, paths[-1])
     return paths
 
 
-def write_sheet(
+def write_figure(
     model: Sam, index: Index, scores: list[MaskScore], protocol: ClickProtocol, path: Path
 ) -> None:
     """Write a figure with one row per mask.
@@ -113,10 +113,10 @@ def draw_row(
     Returns:
         RGB pixels.
     """
-    targets, decode = image.targets(np.array([score.number])), image.decoder(model)
+    targets, decode = image.targets(np.array([score.mask_index])), image.decoder(model)
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
-    panels = [FigurePanel(f"truth ({score.number})", truth, TRUTH, *no_points)]
+    panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]
     drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9)] or [protocol.clicks[0]]
     schedule = CenterClicks(max(drawn_clicks), protocol.feed_mask)
     for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
@@ -167,7 +167,7 @@ def draw_panel(pixels: np.ndarray, truth: np.ndarray, panel: FigurePanel) -> np.
         pixels, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
     )
     mask = _resize_mask(panel.mask, size).astype(bool)
-    canvas[mask] = (0.45 * canvas[mask] + 0.55 * np.array(panel.fill_rgb)).astype(np.uint8)
+    canvas[mask] = (0.45 * canvas[mask] + 0.55 * np.array(panel.color)).astype(np.uint8)
     outline, _ = cv2.findContours(_resize_mask(truth, size), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(canvas, outline, -1, TRUTH, 1)
     points = np.round((panel.points_xy + 0.5) * scale).astype(int)

@@ -51,7 +51,7 @@ THRESHOLDS = AutomaticMaskConfig()
 DRAWN_MASKS = 4
 """Number of masks that are drawn, each from another image."""
 DRAWN_CLICKS = (1, 3)
-BLIND_SHARE = 0.95
+BLIND_FRACTION = 0.95
 """A model is called blind if it loses less than 5 % of its score on another image."""
 
 
@@ -64,7 +64,7 @@ class RankResult:
     """scores of one click with the embedding of another image"""
     automatic: list[float] = field(default_factory=list)
     """fraction of points with a passing mask, by image"""
-    rejected: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     """errors of images that cannot be read"""
     drawn: list[np.ndarray] = field(default_factory=list, compare=False)
     """rows of the figure"""
@@ -155,10 +155,10 @@ class ClickScorer:
         """Evaluate this process's share and combine the results of all processes."""
         parts = self.world.gather(self._evaluate_part(model))
         automatic = [share for part in parts for share in part.automatic]
-        rejected = [reason for part in parts for reason in part.rejected]
+        skipped = [reason for part in parts for reason in part.skipped]
         blind = [score for part in parts for score in part.blind]
         if not automatic:
-            raise _unreadable(rejected)
+            raise _unreadable(skipped)
         mask_scores = [score for part in parts for score in part.scores]
         protocol = ClickProtocol(clicks=CLICKS)
         summary = ClickResult(protocol, len(automatic), mask_scores).summary()
@@ -168,9 +168,9 @@ class ClickScorer:
             scores["blind"] = float(np.mean([score.clicks[1] for score in blind]))
         scores["automatic"] = float(np.mean(automatic))
         warnings = list(score_warnings(scores))
-        if rejected:
+        if skipped:
             warnings.append(
-                f"{len(rejected)} of {len(self.rows)} images cannot be read: {rejected[0]}"
+                f"{len(skipped)} of {len(self.rows)} images cannot be read: {skipped[0]}"
             )
         subject = f"{self.best_by} on rows {self.rows} of {self.index.digest}, {self.filters}"
         drawn = [row for part in parts for row in part.drawn]
@@ -189,10 +189,10 @@ class ClickScorer:
         rows = self.rows[part.start : part.stop]
         for row, image in embed_images(model, self.index, rows, batch_size=1):
             if isinstance(image, CorruptSampleError):
-                result.rejected.append(str(image))
+                result.skipped.append(str(image))
                 continue
             result.scores.extend(self._score(model, image, row, CLICKS))
-            result.automatic.append(_passing_share(model, image))
+            result.automatic.append(_passing_fraction(model, image))
             result.drawn.extend(self._draw(model, image, row, result.scores))
             if previous and previous[0] != row:
                 result.blind.extend(
@@ -213,7 +213,7 @@ class ClickScorer:
         if row in drawn_rows:
             by_area = sorted(
                 (score for score in scores if score.row == row),
-                key=lambda score: (score.area_px, score.number),
+                key=lambda score: (score.area_px, score.mask_index),
             )
             share = (drawn_rows.index(row) + 0.5) / len(drawn_rows)
             chosen = by_area[int(share * len(by_area))]
@@ -257,7 +257,7 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
             "more clicks do not help: 5 score no better than 3; train with more rounds "
             "(--prompts.clicks), or longer"
         )
-    if scores.get("blind", 0.0) > BLIND_SHARE * scores["1 click"]:
+    if scores.get("blind", 0.0) > BLIND_FRACTION * scores["1 click"]:
         yield (
             "blind: one click scores as well on another image, so the model ignores the image "
             "(docs/measurements.md: 'What made tiny look')"
@@ -269,7 +269,7 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
         )
 
 
-def _passing_share(model: Sam, image: EmbeddedImage) -> float:
+def _passing_fraction(model: Sam, image: EmbeddedImage) -> float:
     """Return the fraction of the grid's points with a mask that passes the thresholds."""
     decode, passing = image.decoder(model), 0
     for prompts in image.point_grid_prompts(POINTS_PER_SIDE):

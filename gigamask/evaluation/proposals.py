@@ -40,17 +40,17 @@ class ProposalRecall:
     passing: list[np.ndarray] = field(default_factory=list)
     """whether each generated mask passes SAM's default thresholds"""
 
-    def update(self, model: Sam, image: EmbeddedImage, numbers: np.ndarray) -> None:
+    def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
         """Generate the masks of one image and add their scores.
 
         Args:
             model: Model that generates the masks.
             image: The image.
-            numbers: Indices of the annotated masks to find.
+            mask_indices: Indices of the annotated masks to find.
         """
         generator = SamAutomaticMaskGenerator(model, **vars(self.settings))
         proposals = generator.generate_proposals(image.pixels)
-        truth = image.annotation.masks[numbers]
+        truth = image.annotation.masks[mask_indices]
         self.passing.append(
             (proposals.predicted_iou > DEFAULTS.pred_iou_thresh)
             & (proposals.stability_score >= DEFAULTS.stability_score_thresh)

@@ -138,7 +138,7 @@ def write_onnx(model: Sam, out: Path) -> dict:
     for module in traceable.modules():
         if isinstance(module, EncoderAttention):
             module.attend = rel_pos_attention_reference
-    probe, decoder = Probe.of(model.config), OnnxDecoder(traceable)
+    probe, decoder = Probe.from_config(model.config), OnnxDecoder(traceable)
     with torch.no_grad():
         embedding = model.encode(probe.pixels, probe.valid)
     encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}

@@ -31,7 +31,7 @@ class Probe:
     prompts: tuple[Prompts, ...]
 
     @classmethod
-    def of(cls, config: SamConfig) -> "Probe":
+    def from_config(cls, config: SamConfig) -> "Probe":
         """Return the probe of a configuration, always the same."""
         rng, side, mask_size = make_rng(0, "probe"), config.image_size, config.mask_size
         pixels = torch.from_numpy(rng.integers(0, 256, (1, 3, side, side)).astype("float32"))

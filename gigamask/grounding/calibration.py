@@ -26,12 +26,12 @@ class Confidence:
     """Probability that a mask is correct, `sigmoid(scale * logit + shift)` (Platt 1999).
 
     A logit is a mask's score minus that of "no mask fits"; a mask fits if its logit is above
-    `least`.
+    `threshold`.
     """
 
     scale: float = 1.0
     shift: float = 0.0
-    least: float = 0.0
+    threshold: float = 0.0
 
     def __call__(self, logits: Float[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """Convert logits to probabilities."""
@@ -83,7 +83,7 @@ class Confidence:
         path = Path(folder) / FILE
         try:
             content = json.loads(path.read_bytes())
-            return cls(*(float(content[name]) for name in ("scale", "shift", "least")))
+            return cls(*(float(content[name]) for name in ("scale", "shift", "threshold")))
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
@@ -146,12 +146,12 @@ def calibrate_refusal(
     absent = np.array([not row.any() for row in is_target])
     half = _every_other(images)
 
-    def refused_shares(threshold: Float64[np.ndarray, "q"]) -> dict[str, float]:
+    def refused_fractions(threshold: Float64[np.ndarray, "q"]) -> dict[str, float]:
         groups = (("absent", absent), ("refused", ~absent))
         refused = best <= threshold
         return {name: float(refused[group].mean()) for name, group in groups if group.any()}
 
-    shares = {"uncalibrated": refused_shares(np.zeros(len(best)))}
+    shares = {"uncalibrated": refused_fractions(np.zeros(len(best)))}
     groups = [part & kind for part in (half, ~half) for kind in (absent, ~absent)]
     if len(best) < MIN_QUERIES or not all(group.any() for group in groups):
         return 0.0, shares
@@ -160,7 +160,7 @@ def calibrate_refusal(
         best_threshold(best[~half], absent[~half]),
         best_threshold(best[half], absent[half]),
     )
-    return best_threshold(best, absent), shares | {"calibrated": refused_shares(thresholds)}
+    return best_threshold(best, absent), shares | {"calibrated": refused_fractions(thresholds)}
 
 
 def best_threshold(best: Float64[np.ndarray, "q"], absent: Bool[np.ndarray, "q"]) -> float:

@@ -69,12 +69,12 @@ class GroundingEvalConfig(Evaluator):
         _ = self.queries and self.loaded_queries
 
     def open(
-        self, run: GroundingTrainConfig, world: World
+        self, config: GroundingTrainConfig, world: World
     ) -> Callable[[Any], EvaluationResult] | None:
         """Return the evaluation of a run, None if it has no evaluation data.
 
         Args:
-            run: The configuration.
+            config: The configuration.
             world: The processes.
 
         Returns:
@@ -84,14 +84,16 @@ class GroundingEvalConfig(Evaluator):
         from gigamask.grounding.evaluation import GroundingEvaluator
         from gigamask.rng import make_rng
 
-        if not self.data and not run.val_split:
+        if not self.data and not config.val_split:
             return None
-        index, dataset = evaluation_set(run)
+        index, dataset = evaluation_set(config)
         order = make_rng(0, "evaluation").permutation(len(dataset.queries))
         if self.count < len(order):
             numbers = sorted(order[: self.count].tolist())
-            dataset = open_queries(index, [dataset.queries[number] for number in numbers], run.seed)
-        return GroundingEvaluator(run.query_loader(dataset, index), self.best_by, world).run
+            dataset = open_queries(
+                index, [dataset.queries[number] for number in numbers], config.seed
+            )
+        return GroundingEvaluator(config.query_loader(dataset, index), self.best_by, world).run
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class GroundingTrainConfig(TrainConfig):
     @property
     def uses_strata(self) -> bool:
         """Whether mining uses the sampler's strata."""
-        return self.mining.by_sampler
+        return self.mining.use_sampler_strata
 
 
 def split_queries(

@@ -98,7 +98,7 @@ def complexity(text: str) -> int:
 
 
 def difficulty(
-    area_share: Float[np.ndarray, "n"],
+    area_fraction: Float[np.ndarray, "n"],
     length: Int[np.ndarray, "n"],
     objects: Int[np.ndarray, "n"],
     relations: Int[np.ndarray, "n"],
@@ -106,7 +106,7 @@ def difficulty(
     """Compute the difficulty of queries.
 
     Args:
-        area_share: Mean share of the image that the target masks cover, 0 without targets.
+        area_fraction: Mean fraction of the image that the target masks cover, 0 without targets.
         length: Number of words in the text.
         objects: Number of masks of the image.
         relations: Number of spatial relations in the text.
@@ -114,7 +114,7 @@ def difficulty(
     Returns:
         Difficulties in [0, 1].
     """
-    total = AREA_WEIGHT * (1 - area_share.astype(np.float64))
+    total = AREA_WEIGHT * (1 - area_fraction.astype(np.float64))
     total += LENGTH_WEIGHT * np.minimum(1, length / MAX_WORDS)
     total += OBJECTS_WEIGHT * np.minimum(1, objects / MAX_OBJECTS)
     total += RELATIONS_WEIGHT * np.minimum(1, relations / MAX_RELATIONS)
@@ -149,7 +149,7 @@ class QueryDataset:
 def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> QueryDataset:
     """Make a dataset of queries, whose columns are computed on first use.
 
-    Columns: `tar`, its number in the index; `masks`, number of masks of the image; `area_share`,
+    Columns: `tar`, its number in the index; `masks`, number of masks of the image; `area_fraction`,
     mean share of the image that target masks cover; `granularity`, an index of `GRANULARITIES`;
     `length` in words; `relations`, their number; `complexity`, an index of `COMPLEXITIES`;
     `domain`, by default the name of the tar's folder; `kind`; `difficulty`.
@@ -182,10 +182,10 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
         {
             "tar": lambda _: index.images["shard"][rows],
             "masks": lambda _: index.images["masks"][rows],
-            "area_share": lambda _: _target_area_shares(index, queries, rows),
+            "area_fraction": lambda _: _target_area_fractions(index, queries, rows),
             "granularity": lambda known: np.where(
                 has_target,
-                granularity(known["area_share"]),
+                granularity(known["area_fraction"]),
                 np.int32(GRANULARITIES.index("absent")),
             ),
             "length": lambda _: text_column(lambda text: len(words(text))),
@@ -194,7 +194,7 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
             "domain": lambda _: _sorted_ids(domains),
             "kind": lambda _: _sorted_ids(kinds),
             "difficulty": lambda known: difficulty(
-                known["area_share"], known["length"], known["masks"], known["relations"]
+                known["area_fraction"], known["length"], known["masks"], known["relations"]
             ),
         }
     )
@@ -230,7 +230,7 @@ class _Columns(Mapping[str, np.ndarray]):
         return self.computed[name]
 
 
-def _target_area_shares(
+def _target_area_fractions(
     index: Index, queries: Sequence[Query], rows: Int64[np.ndarray, "n"]
 ) -> Float32[np.ndarray, "n"]:
     """Return the mean share of the image that each query's targets cover, 0 without targets."""
@@ -274,7 +274,7 @@ class QueryBatch:
     mask_valid: Bool[Tensor, "Q M"]
     is_target: Bool[Tensor, "Q M"]
     cursor: DataCursor
-    rejected: tuple[SkippedSample, ...] = ()
+    skipped: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "QueryBatch":
         """Move every tensor to `device`."""
@@ -325,48 +325,48 @@ class QueryLoader:
         """Yield the micro-batches of each step."""
         with closing(ShardReader(self.index.shard_paths)) as shards:
             for plan in plans:
-                cursor = DataCursor(plan.samples)
-                yield tuple(self.batch(visits, shards, cursor) for visits in plan.micro_batches)
+                cursor = DataCursor(plan.samples_after)
+                yield tuple(self.batch(refs, shards, cursor) for refs in plan.micro_batches)
 
     def close(self) -> None:
         """Do nothing: there are no worker processes."""
 
     def batch(
-        self, visits: Sequence[SampleRef], shards: ShardReader, cursor: DataCursor
+        self, sample_refs: Sequence[SampleRef], shards: ShardReader, cursor: DataCursor
     ) -> QueryBatch:
         """Make a micro-batch.
 
         Args:
-            visits: Sampled queries.
+            sample_refs: Sampled queries.
             shards: Tars of the index.
             cursor: State of the training after this batch.
 
         Returns:
-            The batch; queries whose image cannot be read are left out and listed as `rejected`.
+            The batch; queries whose image cannot be read are left out and listed as `skipped`.
         """
-        rows = [int(self.dataset.rows[visit.row]) for visit in visits]
+        rows = [int(self.dataset.rows[ref.row]) for ref in sample_refs]
         outcomes = self.mask_features.extract_rows(self.index, shards, rows)
-        kept, names, features, is_target, rejected = [], [], [], [], []
-        for visit, row, outcome in zip(visits, rows, outcomes, strict=True):
+        kept, names, features, is_target, skipped = [], [], [], [], []
+        for ref, row, outcome in zip(sample_refs, rows, outcomes, strict=True):
             image = self.index.entry_name(row)
             if isinstance(outcome, CorruptSampleError):
-                rejected.append(SkippedSample(image, str(outcome)))
+                skipped.append(SkippedSample(image, str(outcome)))
                 continue
             query, candidates = (
-                self.dataset.queries[visit.row],
-                self._candidates(visit, len(outcome)),
+                self.dataset.queries[ref.row],
+                self._candidates(ref, len(outcome)),
             )
-            kept.append(visit)
+            kept.append(ref)
             names.append(f"{image}: {query.text}")
             features.append(outcome[candidates])
             is_target.append(torch.from_numpy(np.isin(candidates, query.mask_indices)))
-        texts = tuple(self.dataset.queries[visit.row].text for visit in kept)
+        texts = tuple(self.dataset.queries[ref.row].text for ref in kept)
         granularities = self.dataset.items.columns["granularity"]
-        strata = [v.stratum if v.stratum >= 0 else int(granularities[v.row]) for v in kept]
+        strata = [ref.stratum if ref.stratum >= 0 else int(granularities[ref.row]) for ref in kept]
         return QueryBatch(
             names=tuple(names),
-            batch_index=torch.tensor([visit.batch_index for visit in kept], dtype=torch.int64),
-            weights=torch.tensor([visit.weight for visit in kept], dtype=torch.float32),
+            batch_index=torch.tensor([ref.batch_index for ref in kept], dtype=torch.int64),
+            weights=torch.tensor([ref.weight for ref in kept], dtype=torch.float32),
             mask_image=torch.arange(len(kept)),
             strata=torch.tensor(strata, dtype=torch.int64),
             texts=texts,
@@ -377,18 +377,18 @@ class QueryLoader:
             ),
             is_target=pad(is_target, torch.zeros(0, 0, dtype=torch.bool)),
             cursor=cursor,
-            rejected=tuple(rejected),
+            skipped=tuple(skipped),
         )
 
-    def _candidates(self, visit: SampleRef, masks: int) -> Int64[np.ndarray, "m"]:
+    def _candidates(self, ref: SampleRef, masks: int) -> Int64[np.ndarray, "m"]:
         """Return the numbers of a query's candidate masks, ascending.
 
         If the image has more than `max_masks` masks, targets are kept first and others are drawn.
         """
         if masks <= self.max_masks:
             return np.arange(masks)
-        targets = np.array(self.dataset.queries[visit.row].mask_indices, np.int64)
-        generator = make_rng(self.seed, "candidates", visit.epoch, visit.position)
+        targets = np.array(self.dataset.queries[ref.row].mask_indices, np.int64)
+        generator = make_rng(self.seed, "candidates", ref.epoch, ref.position)
         positive = generator.permutation(targets)[: self.max_masks]
         negative = generator.permutation(np.setdiff1d(np.arange(masks), targets))
         return np.sort(np.concatenate([positive, negative])[: self.max_masks])

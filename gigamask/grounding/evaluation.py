@@ -96,9 +96,9 @@ def score_queries(
     with torch.inference_mode(), closing(ShardReader(loader.index.shard_paths)) as shards:
         for start in range(0, len(numbers), BATCH_SIZE):
             chunk = numbers[start : start + BATCH_SIZE]
-            visits = [SampleRef(0, number, number, batch_index=number) for number in chunk]
-            batch = loader.batch(visits, shards, DataCursor())
-            reasons += [rejected.reason for rejected in batch.rejected]
+            sample_refs = [SampleRef(0, number, number, batch_index=number) for number in chunk]
+            batch = loader.batch(sample_refs, shards, DataCursor())
+            reasons += [sample.reason for sample in batch.skipped]
             if batch.texts:
                 output = score_batch(model, batch.to(device), "fp32").double().cpu().numpy()
                 counts = batch.mask_valid.sum(1).tolist()
@@ -123,7 +123,7 @@ class EvaluationReport:
         confidence: Fitted confidence.
         calibration: Calibration of the confidences, see `calibration.calibrate`.
         refusals: Shares of refused queries, see `calibration.calibrate_refusal`.
-        rejected: Why images could not be read.
+        skipped: Why images could not be read.
     """
 
     images: int
@@ -132,7 +132,7 @@ class EvaluationReport:
     confidence: Confidence
     calibration: Summaries
     refusals: dict[str, dict[str, float]]
-    rejected: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Return mean metrics, as written by `gigamask ground evaluate --json`."""
@@ -150,7 +150,7 @@ class EvaluationReport:
             "calibration": self.calibration,
             "refusals": self.refusals,
             "protocol": asdict(Protocol()),
-            "rejected": self.rejected,
+            "skipped": self.skipped,
         }
 
 
@@ -159,7 +159,7 @@ def evaluate(
     dataset: QueryDataset,
     index: Index,
     prior: PositionPrior | None = None,
-    rejected: Sequence[str] = (),
+    skipped: Sequence[str] = (),
 ) -> EvaluationReport:
     """Compute the metrics of scored queries and of the baselines.
 
@@ -168,7 +168,7 @@ def evaluate(
         dataset: The queries.
         index: Index of their images.
         prior: Baseline fitted to the training queries.
-        rejected: Why images could not be read.
+        skipped: Why images could not be read.
 
     Returns:
         The metrics.
@@ -177,7 +177,7 @@ def evaluate(
         GigamaskError: There are no results.
     """
     if not results:
-        reason = rejected[0] if rejected else "no query is about an image of these data"
+        reason = skipped[0] if skipped else "no query is about an image of these data"
         raise GigamaskError(f"no query could be scored: {reason}")
     names = ("network", "chance", "largest", *(["prior"] if prior else []))
     metrics: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -198,15 +198,15 @@ def evaluate(
         is_target.append(np.isin(np.arange(len(result.logits)), query.mask_indices))
         rows.append(row)
     confidence, calibration = calibrate(logits, is_target, np.array(rows))
-    least, refusals = calibrate_refusal(logits, is_target, np.array(rows))
+    threshold, refusals = calibrate_refusal(logits, is_target, np.array(rows))
     return EvaluationReport(
         images=len(set(rows)),
         kinds=[query.kind for query in queries],
         metrics=metrics,
-        confidence=replace(confidence, least=least),
+        confidence=replace(confidence, threshold=threshold),
         calibration=calibration,
         refusals=refusals,
-        rejected=list(rejected),
+        skipped=list(skipped),
     )
 
 
@@ -231,7 +231,7 @@ def with_image_masks(
             if row != last_row or image is None:
                 _, json = shards.read_entry(index, row)
                 assert json is not None, "a scored image has masks"
-                image = ImageMasks.of(annotation.parse(json, index.entry_name(row)).masks)
+                image = ImageMasks.from_masks(annotation.parse(json, index.entry_name(row)).masks)
                 last_row = row
             yield result, image
 
@@ -280,10 +280,10 @@ class GroundingEvaluator:
     def _evaluate(self, model: GroundingModel) -> EvaluationResult:
         dataset, index = self.loader.dataset, self.loader.index
         results, reasons = score_queries(model, self.loader)
-        summary = evaluate(results, dataset, index, rejected=reasons).summary()
+        summary = evaluate(results, dataset, index, skipped=reasons).summary()
         scores = {name: summary[key] for name, key in DISPLAYED.items() if summary[key] is not None}
         best_by = self.best_by if self.best_by in scores else "answered"
-        worries = (f"{len(reasons)} images cannot be read: {reasons[0]}",) if reasons else ()
+        warnings = (f"{len(reasons)} images cannot be read: {reasons[0]}",) if reasons else ()
         digest = blake2b(repr(dataset.queries).encode(), digest_size=8).hexdigest()
         subject = f"{self.best_by} of {len(dataset.queries)} queries {digest} on {index.digest}"
-        return EvaluationResult(scores, best_by, worries, subject)
+        return EvaluationResult(scores, best_by, warnings, subject)

@@ -32,13 +32,13 @@ class GroundingResult:
         text: The text.
         order: Numbers of the masks, best first.
         confidence: Probability that each mask in `order` is correct.
-        fitting: Number of masks that fit the text; they come first in `order`.
+        num_matches: Number of masks that fit the text; they come first in `order`.
     """
 
     text: str
     order: Int64[np.ndarray, "m"]
     confidence: Float64[np.ndarray, "m"]
-    fitting: int
+    num_matches: int
 
 
 def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
@@ -134,8 +134,8 @@ class GroundingPredictor:
     def _result(self, text: str, scores: Float64[np.ndarray, "m1"]) -> GroundingResult:
         logits = scores[:-1] - scores[-1]
         order = np.argsort(-logits, kind="stable")
-        fitting = int((logits > self.confidence.least).sum())
-        return GroundingResult(text, order, self.confidence(logits)[order], fitting)
+        num_matches = int((logits > self.confidence.threshold).sum())
+        return GroundingResult(text, order, self.confidence(logits)[order], num_matches)
 
 
 def draw_result(
@@ -152,12 +152,12 @@ def draw_result(
     Returns:
         The image above a caption with the text.
     """
-    canvas, colour = pixels.copy(), FITS_RGB if result.fitting else OTHER_RGB
-    count = min(limit, result.fitting) or 1
+    canvas, colour = pixels.copy(), FITS_RGB if result.num_matches else OTHER_RGB
+    count = min(limit, result.num_matches) or 1
     for rank, number in reversed(list(enumerate(result.order[:count].tolist()))):
         mask = masks[number : number + 1]
         dense = mask.to_dense()[0]
-        if result.fitting:
+        if result.num_matches:
             opacity = 0.3 if rank else 0.55
             blend = (1 - opacity) * canvas[dense] + opacity * np.array(colour)
             canvas[dense] = blend.astype(np.uint8)
@@ -169,7 +169,7 @@ def draw_result(
         for thickness, shade in ((3, (255, 255, 255)), (1, (0, 0, 0))):
             position = (x0, max(y0, 14))
             cv2.putText(canvas, label, position, FONT, FONT_SCALE, shade, thickness, cv2.LINE_AA)
-    text = result.text if result.fitting else f"{result.text}: no mask fits"
+    text = result.text if result.num_matches else f"{result.text}: no mask fits"
     return np.concatenate([canvas, _caption(text, canvas.shape[1])])
 
 

@@ -41,6 +41,9 @@ COLOUR_GRID = 128
 MEMORY_BYTES = 2**30
 """Limit of the features in memory; 100 masks with a 256-channel embedding take 0.2 MB."""
 
+ImageKey = tuple[str, bytes, int]
+"""Path of the shard, name of the image, and its offset in the shard."""
+
 
 class MaskFeatureExtractor:
     """Computes the features of masks with a segmenter, and keeps them in memory and on disk.
@@ -80,7 +83,7 @@ class MaskFeatureExtractor:
             cache,
             memory_bytes,
         )
-        self._memory: OrderedDict[str, Float[Tensor, "n F"]] = OrderedDict()
+        self._memory: OrderedDict[ImageKey, Float[Tensor, "n F"]] = OrderedDict()
 
     def extract(self, pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> Float[Tensor, "n F"]:
         """Compute the features of an image's masks.
@@ -92,14 +95,14 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
-        frame = ImageTransform.resize_longest_side(masks.size, self.model.config.image_size)
-        resized = frame.apply_image(pixels)
+        transform = ImageTransform.resize_longest_side(masks.size, self.model.config.image_size)
+        resized = transform.apply_image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1
-        coverage = torch.from_numpy(frame.apply_soft_masks(masks, embedding.shape[-1]))
+        coverage = torch.from_numpy(transform.apply_soft_masks(masks, embedding.shape[-1]))
         parts = [
             masked_mean(embedding[0].float().cpu(), coverage),
-            colours(resized, masks, frame),
+            colours(resized, masks, transform),
             torch.from_numpy(geometry(masks)),
             torch.from_numpy(outlines(masks, self.config.crop_side)).flatten(1),
         ]
@@ -123,23 +126,22 @@ class MaskFeatureExtractor:
     def _extract_row(
         self, index: Index, shards: ShardReader, row: int
     ) -> Float[Tensor, "n F"] | CorruptSampleError:
-        name = index.entry_name(row)
-        if name in self._memory:
-            self._memory.move_to_end(name)
-            return self._memory[name]
+        key = _image_key(index, row)
+        if key in self._memory:
+            self._memory.move_to_end(key)
+            return self._memory[key]
         try:
-            features = self._load_or_extract(index, shards, row, name)
+            features = self._load_or_extract(index, shards, row)
         except CorruptSampleError as error:
             return error
-        self._memory[name] = features
+        self._memory[key] = features
         self._free_bytes -= features.nbytes
         while self._free_bytes < 0 and len(self._memory) > 1:
             self._free_bytes += self._memory.popitem(last=False)[1].nbytes
         return features
 
-    def _load_or_extract(
-        self, index: Index, shards: ShardReader, row: int, name: str
-    ) -> Float[Tensor, "n F"]:
+    def _load_or_extract(self, index: Index, shards: ShardReader, row: int) -> Float[Tensor, "n F"]:
+        name = index.entry_name(row)
         jpg, json = shards.read_entry(index, row)
         if json is None:
             raise CorruptSampleError(
@@ -162,6 +164,13 @@ class MaskFeatureExtractor:
         return digest.hexdigest()
 
 
+def _image_key(index: Index, row: int) -> ImageKey:
+    """Return what identifies an image in all data sets, unlike `Index.entry_name`."""
+    images = index.images
+    path = index.manifest.parts[images["shard"][row]].tar.path
+    return path, bytes(images["name"][row]), int(images["jpg_offset"][row])
+
+
 def masked_mean(
     image: Float[Tensor, "C h w"], coverage: Float[Tensor, "n h w"]
 ) -> Float[Tensor, "n C"]:
@@ -179,23 +188,23 @@ def masked_mean(
 
 
 def colours(
-    resized: UInt8[Tensor, "3 h w"], masks: RLEMasks, frame: ImageTransform
+    resized: UInt8[Tensor, "3 h w"], masks: RLEMasks, transform: ImageTransform
 ) -> Float[Tensor, "n K"]:
     """Compute mean and standard deviation of red, green and blue under each mask.
 
     Args:
         resized: The image in the input frame.
         masks: Masks of the original image, n.
-        frame: Transform from the original image to the input.
+        transform: Transform from the original image to the input.
 
     Returns:
         Means in [-1, 1] and deviations in [0, 1], [n, 6].
     """
-    grid, (_, height, width) = min(COLOUR_GRID, frame.image_size), resized.shape
-    padding = (0, frame.image_size - width, 0, frame.image_size - height)
+    grid, (_, height, width) = min(COLOUR_GRID, transform.image_size), resized.shape
+    padding = (0, transform.image_size - width, 0, transform.image_size - height)
     square = functional.pad(resized.float() / 127.5 - 1, padding)
     cells = functional.adaptive_avg_pool2d(square, grid)
-    coverage = torch.from_numpy(frame.apply_soft_masks(masks, grid))
+    coverage = torch.from_numpy(transform.apply_soft_masks(masks, grid))
     mean = masked_mean(cells, coverage)
     variance = masked_mean(cells.square(), coverage) - mean.square()
     return torch.cat([mean, variance.clamp(min=0).sqrt()], 1)

@@ -42,7 +42,7 @@ class ImageMasks:
     contains_point: Bool[np.ndarray, "m m"]
 
     @classmethod
-    def of(cls, masks: RLEMasks) -> "ImageMasks":
+    def from_masks(cls, masks: RLEMasks) -> "ImageMasks":
         """Compute the overlaps of masks."""
         dense = masks.to_dense()
         points = [farthest_point(mask)[:2] for mask in dense]
@@ -125,13 +125,13 @@ class PositionPrior:
         means: Mean position and size of the targets of each text.
         mean: Mean over all texts, used for new ones.
         std: Standard deviation over all texts.
-        absent_share: Share of each text's queries without targets.
+        absent_fraction: Fraction of each text's queries without targets.
     """
 
     means: dict[str, Float64[np.ndarray, "3"]]
     mean: Float64[np.ndarray, "3"]
     std: Float64[np.ndarray, "3"]
-    absent_share: dict[str, float]
+    absent_fraction: dict[str, float]
 
     @classmethod
     def fit(cls, dataset: QueryDataset, index: Index) -> "PositionPrior":
@@ -175,7 +175,7 @@ class PositionPrior:
         """
         mean = self.means.get(text, self.mean)
         distance = np.square((mask_positions(index, row) - mean) / self.std).sum(1)
-        refuses = self.absent_share.get(text, 0.0) > 0.5
+        refuses = self.absent_fraction.get(text, 0.0) > 0.5
         return np.append(-distance, np.inf if refuses else -np.inf)
 
 

@@ -283,7 +283,7 @@ class GroundingTask(Task):
             parts={
                 "contrastive": losses.contrastive.detach().sum(),
                 "alignment": losses.alignment.detach().sum(),
-                "right": correct.to(by_query.dtype).sum(),
+                "accuracy": correct.to(by_query.dtype).sum(),
             },
             per_mask=by_query.detach(),
             first=0,

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from gigamask import rng
 from gigamask.distributed.precision import HALF_DTYPES, choose_precision
 from gigamask.errors import GigamaskError
-from gigamask.grounding.text_encoders import HuggingFaceOptions
 from gigamask.grounding.text_features import TextFeatures, TextModel, Tokens
+from gigamask.grounding.text_options import HuggingFaceOptions
 
 DIGEST_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Suffixes of the files that determine what a model computes."""

@@ -86,7 +86,7 @@ def ohem_pixels(
     if min_pixels >= cells or ratio == 1:
         return valid.expand_as(losses)
     max_kept = max(math.ceil(ratio * cells), min_pixels)
-    ranks = sorted_descending(losses.flatten(2)).masked_fill_(~valid.flatten(2), -1)
+    ranks = to_sortable_int(losses.flatten(2)).masked_fill_(~valid.flatten(2), -1)
     counts = valid.sum((1, 2, 3))
     kept = (counts.double() * ratio).ceil().long().clamp(min=min_pixels).minimum(counts)
     last = (kept - 1).clamp(min=0)[:, None, None].expand(-1, losses.shape[1], 1)
@@ -94,7 +94,7 @@ def ohem_pixels(
     return (ranks >= threshold).view_as(losses) & valid
 
 
-def sorted_descending(values: Float[Tensor, "*rows n"]) -> Int64[Tensor, "*rows n"]:
+def to_sortable_int(values: Float[Tensor, "*rows n"]) -> Int64[Tensor, "*rows n"]:
     """Map values >= 0 to distinct integers in the same order; among ties, the first is largest."""
     # The bits of a non-negative float32 are ordered like the numbers; the sign is cleared because
     # NaN and zero may carry one.

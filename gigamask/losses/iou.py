@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 
-def actual_iou(
+def mask_iou(
     logits: Float[Tensor, "M K H W"], targets: Bool[Tensor, "M H W"], valid: Bool[Tensor, "M H W"]
 ) -> Float[Tensor, "M K"]:
     """Compute the IoU between predictions (logits above 0) and targets, without gradient.
@@ -35,7 +35,7 @@ def _count(masks: Bool[Tensor, "M K H W"]) -> Int64[Tensor, "M K"]:
     return torch.stack(counts).view(masks.shape[:2])
 
 
-def iou_regression(
+def iou_prediction_loss(
     predicted: Float[Tensor, "M K"], actual: Float[Tensor, "M K"], kind: Literal["mse", "l1"]
 ) -> Float[Tensor, "M K"]:
     """Compute the error of the predicted IoU in float32 or float64.

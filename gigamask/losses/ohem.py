@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
-Within = Literal["batch", "granularity", "sampler"]
+GroupBy = Literal["batch", "granularity", "sampler"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OHEM(Mining):
     """fraction of the masks to keep, rounded up"""
     min_kept: int = 1
     """minimum number of masks to keep"""
-    within: Within = "batch"
+    group_by: GroupBy = "batch"
     """compare all masks of the batch, those of the same granularity (fine, medium, coarse), or
     those of the same stratum of the sampler"""
 
@@ -52,15 +52,16 @@ class OHEM(Mining):
                 f"OHEM.keep_ratio must be above 0 and at most 1 (got {self.keep_ratio})"
             )
         check_range("OHEM.min_kept", self.min_kept, 0, None)
-        if self.within not in get_args(Within):
+        if self.group_by not in get_args(GroupBy):
             raise GigamaskError(
-                f"OHEM.within must be one of {', '.join(get_args(Within))} (got {self.within!r})"
+                f"OHEM.group_by must be one of {', '.join(get_args(GroupBy))} "
+                f"(got {self.group_by!r})"
             )
 
     @property
-    def by_sampler(self) -> bool:
+    def use_sampler_strata(self) -> bool:
         """Whether strata are those of the sampler."""
-        return self.within == "sampler"
+        return self.group_by == "sampler"
 
     def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
         """Return which masks to train on; ties are broken by position.
@@ -69,9 +70,8 @@ class OHEM(Mining):
             losses: Loss of each mask; NaN is never kept.
             strata: Stratum of each mask.
         """
-        return _hardest(
-            losses, strata * 0 if self.within == "batch" else strata, self.keep_ratio, self.min_kept
-        )
+        groups = strata * 0 if self.group_by == "batch" else strata
+        return _hardest(losses, groups, self.keep_ratio, self.min_kept)
 
 
 def _hardest(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from gigamask.losses.focal_dice import sorted_descending
+from gigamask.losses.focal_dice import to_sortable_int
 from gigamask.types import Targets
 
 PLASTIC = 1.32471795724474602596
@@ -59,16 +59,14 @@ def sample_points(
     device, (masks, predictions) = low_res_logits.device, low_res_logits.shape[:2]
     candidates, uncertain = int(count * oversample_ratio), int(count * importance_sample_ratio)
     first = round_index * (candidates + count - uncertain)
-    numbers = torch.arange(first, first + candidates + count - uncertain, device=device)
+    indices = torch.arange(first, first + candidates + count - uncertain, device=device)
     extent = valid_extent(targets.valid)
-    points = spread_points(numbers, targets.shift.float()) * extent[:, None]
+    points = r2_sequence(indices, targets.shift.float()) * extent[:, None]
     with torch.no_grad():
         candidate_points = points[:, None, :candidates].expand(-1, predictions, -1, -1)
-        certainty = sorted_descending(
-            interpolate_at(low_res_logits.detach(), candidate_points).abs()
-        )
+        certainty = to_sortable_int(interpolate_at(low_res_logits.detach(), candidate_points).abs())
         chosen = certainty.topk(uncertain, dim=2, largest=False, sorted=False).indices
-    rest = torch.arange(candidates, len(numbers), device=device).expand(masks, predictions, -1)
+    rest = torch.arange(candidates, len(indices), device=device).expand(masks, predictions, -1)
     rows = torch.arange(masks, device=device)[:, None, None]
     points = points[rows, torch.cat([chosen, rest], 2)]
     valid, cell = _cells(targets.valid, points)
@@ -79,19 +77,17 @@ def sample_points(
     return SampledPoints(interpolate_at(low_res_logits, points), target_values, valid)
 
 
-def spread_points(
-    numbers: Int64[Tensor, "C"], shift: Float[Tensor, "M 2"]
-) -> Float[Tensor, "M C 2"]:
+def r2_sequence(indices: Int64[Tensor, "C"], shift: Float[Tensor, "M 2"]) -> Float[Tensor, "M C 2"]:
     """Return points of the R2 sequence, shifted and wrapped around for each mask.
 
     Args:
-        numbers: Positions in the sequence.
+        indices: Positions in the sequence.
         shift: Shift of each mask in [0, 1).
 
     Returns:
         Points (x, y) in [0, 1).
     """
-    unit = torch.stack([(numbers * step & 0xFFFFFFFF) >> 8 for step in STEPS], 1).float() * 2.0**-24
+    unit = torch.stack([(indices * step & 0xFFFFFFFF) >> 8 for step in STEPS], 1).float() * 2.0**-24
     moved = unit + shift[:, None]
     return moved - moved.floor()
 

@@ -121,14 +121,14 @@ class SamLoss(Loss):
         """
         import torch
 
-        from gigamask.losses.iou import actual_iou, iou_regression
+        from gigamask.losses.iou import iou_prediction_loss, mask_iou
         from gigamask.types import LossSums
 
         logits = round.prediction.logits
         terms = self._terms(round, targets)
         weights = {name: self._weight(name) for name in terms}
-        actual = actual_iou(logits, targets.foreground, targets.valid)
-        iou_losses = iou_regression(round.prediction.iou_predictions, actual, self.iou_loss)
+        actual = mask_iou(logits, targets.foreground, targets.valid)
+        iou_losses = iou_prediction_loss(round.prediction.iou_predictions, actual, self.iou_loss)
 
         rows = torch.arange(len(logits), device=logits.device)
         best = _weighted_sum(terms, weights).detach().argmin(1)

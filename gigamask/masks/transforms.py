@@ -75,31 +75,33 @@ class ImageTransform:
             )[0]
         return (image.flip(2) if self.flip else image).contiguous()
 
-    def apply_masks(self, masks: RLEMasks, grid: int) -> RLEMasks:
+    def apply_masks(self, masks: RLEMasks, mask_size: int) -> RLEMasks:
         """Resample masks to a grid over the model input, nearest-neighbor at cell centers.
 
         Args:
             masks: Masks at original size.
-            grid: Side of the grid in cells.
+            mask_size: Side of the grid in cells.
 
         Returns:
-            The masks at grid x grid; the padding is background.
+            The masks at mask_size x mask_size; the padding is background.
         """
-        rows = _source_lines(self, 0, grid)
-        columns = _source_lines(self, 1, grid)
+        rows = _source_lines(self, 0, mask_size)
+        columns = _source_lines(self, 1, mask_size)
         return masks.resample(rows, columns[::-1].copy() if self.flip else columns, self.flip)
 
-    def apply_soft_masks(self, masks: RLEMasks, grid: int) -> Float32[np.ndarray, "n grid grid"]:
+    def apply_soft_masks(
+        self, masks: RLEMasks, mask_size: int
+    ) -> Float32[np.ndarray, "n mask_size mask_size"]:
         """Return the share of each cell of a grid over the model input that each mask covers.
 
         Args:
             masks: Masks at original size.
-            grid: Side of the grid in cells.
+            mask_size: Side of the grid in cells.
         """
         y0, x0, y1, x1 = self.crop
         if self.crop_size != self.original:
             masks = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
-        edges = np.arange(grid + 1) * (self.image_size / grid)
+        edges = np.arange(mask_size + 1) * (self.image_size / mask_size)
         (crop_h, crop_w), (h, w) = self.crop_size, self.resized
         columns = (w - edges)[::-1] if self.flip else edges
         return masks.average(edges * (crop_h / h), columns * (crop_w / w), self.flip)
@@ -140,14 +142,16 @@ class ImageTransform:
         return interpolate(square[..., :h, :w], self.original, mode="bilinear", align_corners=False)
 
 
-def _source_lines(transform: ImageTransform, axis: int, grid: int) -> Int64[np.ndarray, "grid"]:
+def _source_lines(
+    transform: ImageTransform, axis: int, mask_size: int
+) -> Int64[np.ndarray, "mask_size"]:
     """Return the original row (axis 0) or column (axis 1) at each cell's center, -1 in the padding.
 
     All arithmetic is in integers, so that every machine and every backend agrees.
     """
     length, crop = transform.resized[axis], transform.crop_size[axis]
-    centers = (2 * np.arange(grid) + 1) * transform.image_size
-    end = 2 * grid * length
+    centers = (2 * np.arange(mask_size) + 1) * transform.image_size
+    end = 2 * mask_size * length
     inside = centers < end
     if transform.flip and axis == 1:
         centers = end - centers

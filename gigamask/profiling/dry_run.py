@@ -255,14 +255,16 @@ class PhasePeaks:
         self._phase = phase
 
 
-def blank_batch(assembly: SampleConfig, chance: RandomSpec, images: int, masks: int) -> Batch:
+def blank_batch(
+    sample_config: SampleConfig, random_spec: RandomSpec, images: int, masks: int
+) -> Batch:
     """Return a batch of black images and empty masks with the shapes of the loader's batches.
 
     Each mask has one RLE bound per four cells of its side (docs/measurements.md, Memory).
 
     Args:
-        assembly: Sizes of images and masks.
-        chance: How many random inputs there are.
+        sample_config: Sizes of images and masks.
+        random_spec: How many random inputs there are.
         images: Number of images.
         masks: Number of masks, over all images.
     """
@@ -270,22 +272,24 @@ def blank_batch(assembly: SampleConfig, chance: RandomSpec, images: int, masks: 
     mask_image = torch.arange(masks) // max(1, -(-masks // max(1, images)))
     return Batch(
         names=tuple(str(number) for number in range(images)),
-        images=zeros(images, 3, assembly.image_size, assembly.image_size, dtype=torch.uint8),
-        input_sizes=torch.full((images, 2), assembly.image_size),
+        images=zeros(
+            images, 3, sample_config.image_size, sample_config.image_size, dtype=torch.uint8
+        ),
+        input_sizes=torch.full((images, 2), sample_config.image_size),
         batch_index=torch.arange(images),
         weights=torch.ones(images),
         mask_image=mask_image,
         strata=zeros(masks, dtype=torch.int64),
         boxes_input=zeros(masks, 4),
-        rle_bounds=zeros(masks * assembly.mask_size // 4, dtype=torch.int32),
+        rle_bounds=zeros(masks * sample_config.mask_size // 4, dtype=torch.int32),
         rle_offsets=zeros(masks + 1, dtype=torch.int64),
-        mask_size=assembly.mask_size,
+        mask_size=sample_config.mask_size,
         random_inputs=RandomInputs(
-            first=zeros(masks),
-            clicks=zeros(masks, chance.clicks + chance.points, 2),
+            first_prompt=zeros(masks),
+            clicks=zeros(masks, random_spec.clicks + random_spec.points, 2),
             box_noise=zeros(masks, 4),
-            drop_path=zeros(images, chance.blocks, 2),
-            patches=zeros(images, chance.patches),
+            drop_path=zeros(images, random_spec.blocks, 2),
+            patches=zeros(images, random_spec.patches),
         ),
         mask_only_round_u=0.5,
         cursor=DataCursor(images),

@@ -46,7 +46,7 @@ class Growth:
 
     since: int
     held: int
-    a_step: float
+    bytes_per_step: float
 
 
 def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
@@ -65,20 +65,20 @@ def growth(steps: np.ndarray, sizes: np.ndarray) -> Growth | None:
         for series in (steps, sizes)
     )
     grown, half = held[-1] - held[0], BLOCKS // 2
-    a_step = grown / (at[-1] - at[0])
+    bytes_per_step = grown / (at[-1] - at[0])
     if (
         grown < max(MIN_BYTES, MIN_SHARE * held[0])
-        or a_step < MIN_BYTES_PER_STEP
+        or bytes_per_step < MIN_BYTES_PER_STEP
         or (np.diff(held) <= 0).any()
     ):
         return None
     if held[-1] - held[half] < STEADY * (held[half - 1] - held[0]):
         return None
-    return Growth(int(steps[0]), int(sizes[-1]), float(a_step))
+    return Growth(int(steps[0]), int(sizes[-1]), float(bytes_per_step))
 
 
 @dataclass
-class Series:
+class MemorySeries:
     """Samples of one memory size, fewer than `MAX_SAMPLES` however long the run is."""
 
     steps: list[int] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Leaks:
             device: The device of the training.
         """
         self._every, self._last, self._device = every, last, device
-        self._series: dict[tuple[str, int], Series] = {}
+        self._series: dict[tuple[str, int], MemorySeries] = {}
         self._reported: set[str] = set()
 
     def observe(self, done: int, over: bool) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,17 +142,16 @@ class Leaks:
         if over or not done or done % self._every:
             return
         for (what, number), held in self._held().items():
-            if (
-                what in self._reported
-                or (found := self._series.setdefault((what, number), Series()).add(done, held))
-                is None
-            ):
+            if what in self._reported:
+                continue
+            series = self._series.setdefault((what, number), MemorySeries())
+            if (found := series.add(done, held)) is None:
                 continue
             self._reported.add(what)
             noted = {
                 "leak": what,
                 "bytes": found.held,
-                "bytes_a_step": round(found.a_step),
+                "bytes_per_step": round(found.bytes_per_step),
                 "since": found.since,
             }
             yield self._line(what, found, self._last - done), noted
@@ -171,12 +170,13 @@ class Leaks:
     @staticmethod
     def _line(what: str, found: Growth, left: int) -> str:
         more = (
-            f", {in_bytes(round(found.a_step * left))} more in the {left} remaining steps"
+            f", {in_bytes(round(found.bytes_per_step * left))} more in the {left} remaining steps"
             if left > 0
             else ""
         )
         return (
             f"memory leak: {what} holds {in_bytes(found.held)},"
-            f" {in_bytes(round(found.a_step))} more with every step since step {found.since}{more};"
+            f" {in_bytes(round(found.bytes_per_step))} more with every step since step"
+            f" {found.since}{more};"
             " --profile 5 lists the tensors that remain (docs/profile.md)"
         )

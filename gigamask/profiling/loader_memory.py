@@ -20,7 +20,7 @@ from gigamask.errors import GigamaskError
 from gigamask.profiling.sample_memory import held_bytes, in_bytes
 from gigamask.types import Batch, BatchProtocol
 
-LEAST_BATCHES = 9
+MIN_BATCHES = 9
 GROWTH_BYTES, GROWTH_SHARE = 8e6, 0.1
 """A process has grown if the median of its last third of samples exceeds that of its first third by
 both; decoding alone moves single samples by 20 MB."""
@@ -46,10 +46,8 @@ def measure(
     Raises:
         GigamaskError: There are too few batches, or no worker processes.
     """
-    if count < LEAST_BATCHES:
-        raise GigamaskError(
-            f"--batches must be at least {LEAST_BATCHES} to see growth, got {count}"
-        )
+    if count < MIN_BATCHES:
+        raise GigamaskError(f"--batches must be at least {MIN_BATCHES} to see growth, got {count}")
     idle = idle_bytes()
     looks: dict[int, list[ProcessMemory]] = {}
     images, most_batch, masks, most_masks = 0, 0, 0, 0.0

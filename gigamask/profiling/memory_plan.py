@@ -26,7 +26,7 @@ PUBLISHED = {
     },
     "pretrain": {"MAE's own run (42 hours of 64 V100 for 800 epochs of ViT-L, PRETRAIN.md)": 0.105},
 }
-TARGET = {"target of .12 s for a step of ViT-H on an H200, not measured": 0.196}
+TARGET = {"target of 0.12 s for a step of ViT-H on an H200, not measured": 0.196}
 """Fractions of the GPUs' peak FLOP/s that are assumed, with `PUBLISHED`, if the user sets none."""
 
 
@@ -67,7 +67,7 @@ class BatchSplit:
     micro_batch_size: int
 
     @classmethod
-    def of(cls, batch: int, micro: int, processes: int) -> "BatchSplit":
+    def from_batch_size(cls, batch: int, micro: int, processes: int) -> "BatchSplit":
         """Split a global batch as `samplers.batch_sampler` does.
 
         Args:
@@ -264,11 +264,11 @@ def _verdict(plan: Mapping[str, Any]) -> list[str]:
 
 def _work(plan: Mapping[str, Any]) -> list[str]:
     parts = {
-        name.replace("_", " "): flops for name, flops in plan["flops_an_image"].items() if flops
+        name.replace("_", " "): flops for name, flops in plan["flops_per_image"].items() if flops
     }
     shares = " + ".join(f"{name} {flops / 1e12:.3g}" for name, flops in parts.items())
     lines = [
-        f"{plan['steps']:,} steps of {plan['flops_a_step'] / 1e12:,.4g} TFLOP, "
+        f"{plan['steps']:,} steps of {plan['flops_per_step'] / 1e12:,.4g} TFLOP, "
         f"{sum(parts.values()) / 1e12:.4g} per image{f' ({shares})' if len(parts) > 1 else ''}"
     ]
     if plan["gpu"] is None:

@@ -28,8 +28,8 @@ from gigamask.profiling.timeline import TimeSpent
 
 WARM_UP = 3
 """Steps before profiling, in which libraries are loaded, memory is allocated, and caches fill."""
-MOST_OPERATORS, MOST_TENSORS = 20, 10
-MOST_ALLOCATIONS = 100_000
+MAX_OPERATORS, MAX_TENSORS = 20, 10
+MAX_ALLOCATIONS = 100_000
 """Number of last entries of the GPU's history to keep; several KB each according to torch."""
 GZIP_LEVEL = 3
 """Files are 30 % larger than with the highest level, and written in an eighth of the time."""
@@ -129,7 +129,7 @@ class Profile:
         recorder.start()
         self._recorder = recorder
         if on_gpu:
-            torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS, stacks="python")
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS, stacks="python")
 
     def _finish(self) -> str:
         """Write the files and return a line that lists them."""
@@ -194,8 +194,8 @@ class Profile:
         )
         yield "Rows exclude nested rows; `a / b` is b within a.\n"
         yield from table("part of a step", parts, on_gpu)
-        yield f"\nThe costliest {MOST_OPERATORS} of {len(operators)} operators:\n"
-        yield from table("operator", operators, on_gpu, MOST_OPERATORS)
+        yield f"\nThe costliest {MAX_OPERATORS} of {len(operators)} operators:\n"
+        yield from table("operator", operators, on_gpu, MAX_OPERATORS)
         holders = list(records[0].held)
         yield "\nMemory after each step, including the recorded trace:\n"
         head = ["step", "ms", *holders]
@@ -206,7 +206,7 @@ class Profile:
         now = tensors()
         more = [
             (count, kind)
-            for kind, count in (now - self._tensors).most_common(MOST_TENSORS)
+            for kind, count in (now - self._tensors).most_common(MAX_TENSORS)
             if count >= steps
         ]
         remaining = (

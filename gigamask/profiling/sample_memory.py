@@ -126,10 +126,10 @@ def peak(jpg: bytes, json: bytes, name: str) -> int:
         name: The sample's name in errors.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(_rise, jpg, json, name).result()
+        return fresh.submit(_peak_increase, jpg, json, name).result()
 
 
-def _rise(jpg: bytes, json: bytes, name: str) -> int:
+def _peak_increase(jpg: bytes, json: bytes, name: str) -> int:
     about, mask = {"image_id": 0, "width": 8, "height": 8}, {"size": (8, 8), "counts": [0, 64]}
     little = {
         "image": about,

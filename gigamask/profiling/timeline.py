@@ -21,7 +21,7 @@ OPERATOR, RANGE = "cpu_op", "user_annotation"
 LAUNCHES, KERNELS = ("cuda_runtime", "cuda_driver"), ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-class Origin(msgspec.Struct):
+class TraceIds(msgspec.Struct):
     """Ids that an operator shares with its kernels, and a launch with its kernel."""
 
     operator: int | str | None = msgspec.field(default=None, name="External id")
@@ -36,7 +36,7 @@ class Event(msgspec.Struct):
     tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
-    args: Origin = msgspec.field(default_factory=Origin)
+    args: TraceIds = msgspec.field(default_factory=TraceIds)
 
 
 class Trace(msgspec.Struct):

@@ -7,7 +7,7 @@ from torch import Tensor
 from gigamask.types import RandomInputs, Targets
 
 
-def jitter_boxes(
+def add_box_noise(
     boxes_input: Float[Tensor, "M 4"],
     noise: Float[Tensor, "M 4"],
     relative_std: float,
@@ -33,7 +33,7 @@ def jitter_boxes(
     return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1)
 
 
-def jittered_boxes(
+def jitter_boxes(
     targets: Targets, random_inputs: RandomInputs, relative_std: float, limit_px: float
 ) -> Float[Tensor, "M 4"]:
     """Add noise to the boxes of the targets, clamped to the extent of the target grid.
@@ -46,7 +46,7 @@ def jittered_boxes(
     """
     height, width = targets.valid.shape[1:]
     largest_xy = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
-    return jitter_boxes(
+    return add_box_noise(
         targets.boxes_input, random_inputs.box_noise, relative_std, limit_px, largest_xy
     )
 

@@ -61,7 +61,7 @@ def next_click(
     """
     inside = targets & valid
     error = (targets ^ pred_mask) & valid
-    region = region_or(error, region_or(inside, valid))
+    region = fallback_if_empty(error, fallback_if_empty(inside, valid))
     if center_click_prob:
         central = uniforms[:, 0] < center_click_prob
         within = torch.where(
@@ -126,7 +126,7 @@ def sample_click(
     return xy, torch.where(valid[at], targets[at].long(), -1)
 
 
-def region_or(
+def fallback_if_empty(
     region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]
 ) -> Bool[Tensor, "M H W"]:
     """Replace empty regions.

@@ -9,7 +9,7 @@ from gigamask.errors import GigamaskError
 from gigamask.types import Targets
 
 
-def jittered_masks(
+def jitter_masks(
     targets: Targets, boxes_input: Float[Tensor, "M 4"], logit: float
 ) -> Float[Tensor, "M G G"]:
     """Move and stretch the masks so that their boxes become `boxes_input`.

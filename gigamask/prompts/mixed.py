@@ -106,18 +106,18 @@ class MixedPrompts(PromptSchedule):
         import torch
         from torch.nn import functional
 
-        from gigamask.prompts.boxes import corner_labels, jittered_boxes
-        from gigamask.prompts.masks import jittered_masks
+        from gigamask.prompts.boxes import corner_labels, jitter_boxes
+        from gigamask.prompts.masks import jitter_masks
         from gigamask.types import Prompts
 
-        boxes = jittered_boxes(targets, random_inputs, self.box_noise, self.box_noise_limit_px)
+        boxes = jitter_boxes(targets, random_inputs, self.box_noise, self.box_noise_limit_px)
         points, labels = self._points(targets, random_inputs)
         tokens = labels.shape[1]
         corners = boxes.to(points.dtype).unflatten(1, (2, 2))
         corners = functional.pad(corners, (0, 0, 0, tokens - 2))
         box_labels = corner_labels(len(labels), labels.device)
         box_labels = functional.pad(box_labels, (0, tokens - 2), value=-1)
-        first = random_inputs.first
+        first = random_inputs.first_prompt
         has_points = (first < self.point_prob)[:, None]
         has_box = (first < self.point_prob + self.box_prob)[:, None] & ~has_points
         has_mask = (first >= self.point_prob + self.box_prob) & (
@@ -130,7 +130,7 @@ class MixedPrompts(PromptSchedule):
                 (labels >= 0)[:, :, None], torch.where(has_box[:, :, None], corners, points), 0
             ),
             labels=labels,
-            masks=jittered_masks(targets, boxes, self.mask_logit) if self.mask_prob else None,
+            masks=jitter_masks(targets, boxes, self.mask_logit) if self.mask_prob else None,
             multimask_output=self.multimask_output,
             has_mask_prompt=has_mask if self.mask_prob else None,
             token_mask=(labels >= 0) | (has_points & is_last),
@@ -143,11 +143,11 @@ class MixedPrompts(PromptSchedule):
         import torch
         from torch.nn import functional
 
-        from gigamask.prompts.clicks import cell_to_input, region_or, sample_click
+        from gigamask.prompts.clicks import cell_to_input, fallback_if_empty, sample_click
 
         foreground, valid = targets.foreground, targets.valid
-        inside = region_or(foreground & valid, valid)
-        outside = region_or(~foreground & valid, valid)
+        inside = fallback_if_empty(foreground & valid, valid)
+        outside = fallback_if_empty(~foreground & valid, valid)
         present, positive = self._point_kinds(random_inputs)
         clicks = []
         for number in range(len(self.point_count_probs)):

@@ -257,7 +257,7 @@ def point_or_box(
     """
     import torch
 
-    from gigamask.prompts.boxes import corner_labels, jittered_boxes
+    from gigamask.prompts.boxes import corner_labels, jitter_boxes
     from gigamask.prompts.clicks import cell_to_input, next_click
     from gigamask.types import Prompts
 
@@ -272,8 +272,8 @@ def point_or_box(
     point = cell_to_input(xy, targets.cell_xy)
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
-    is_box = (random_inputs.first < box_prob)[:, None]
-    boxes = jittered_boxes(targets, random_inputs, box_noise, box_noise_limit_px)
+    is_box = (random_inputs.first_prompt < box_prob)[:, None]
+    boxes = jitter_boxes(targets, random_inputs, box_noise, box_noise_limit_px)
     corners = boxes.to(points.dtype).unflatten(1, (2, 2))
     return Prompts(
         points_xy_input=torch.where(is_box[:, :, None], corners, points),

@@ -109,7 +109,7 @@ def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrai
         "seed",
         "keep",
         "log_every",
-        "max_bad_share",
+        "max_bad_fraction",
         "parallel",
         "timeout_s",
     )

@@ -6,12 +6,12 @@ const COLOURS = 8, MAX_TICKS = 12;
 const SVG = "http://www.w3.org/2000/svg";
 
 const TITLES = new Map(Object.entries({
-  loss: ["Loss"], iou: ["IoU of the best mask"], right: ["Correct answers"], lr: ["Learning rate"],
+  loss: ["Loss"], iou: ["IoU of the best mask"], accuracy: ["Accuracy"], lr: ["Learning rate"],
   grad_norm: ["Gradient norm"], loss_scale: ["Loss scale"], iou_head: ["IoU head"],
   images_per_s: ["Speed", "images/s"], waiting: ["Waiting for data", "%"],
   memory_gb: ["Memory, peak", "GB"], loader_mb: ["Largest loader process", "MB"],
 }));
-const FIRST = ["loss", "iou", "right"];
+const FIRST = ["loss", "iou", "accuracy"];
 const LAST = ["lr", "grad_norm", "loss_scale", "images_per_s", "waiting", "memory_gb", "loader_mb"];
 const HIDDEN = ["step", "epoch", "skipped", "data_time_s"];
 const UNSMOOTHED = ["lr", "loss_scale", "memory_gb", "loader_mb"];
@@ -162,7 +162,7 @@ export function lines(title, series, { zero = false, marks = [], ...labels } = {
       for (const [x, y, i] of each.points) plot.append(make("circle", { cx: across(x), cy: up(y), r: each.sizes?.[i] ?? 2.6, fill: each.colour, "fill-opacity": each.sizes ? 0.75 : 1 }));
     }
   }
-  const told = known.filter(({ name, faded }) => !faded && (name !== undefined)), shown = told.length ? told : known;
+  const named = known.filter(({ name, faded }) => !faded && (name !== undefined)), shown = named.length ? named : known;
   const steps = [...new Set(shown.flatMap(({ points }) => points.map(([x]) => x)))].sort((a, b) => a - b);
   addTooltip(figure, plot, steps.map(across), (place) => {
     const step = steps[place];

@@ -28,10 +28,17 @@ MAX_DEPTH = 4
 """Levels of subfolders that are searched for runs."""
 MAX_NUMBER = 1e300
 """Larger numbers, infinity and NaN count as unknown."""
-REPEATED_EVENTS = ("rejected", "skipped")
+REPEATED_EVENTS = ("skipped_sample", "skipped_step")
 """Events that recur when a step is trained again."""
-KINDS = ("resumed", "damaged", "rejected", "skipped", "unsaved", "leak")
-"""Kinds of faults: resumed runs, damaged checkpoints, skipped samples, skipped steps, failed saves,
+KINDS = (
+    "resumed",
+    "corrupt_checkpoints",
+    "skipped_sample",
+    "skipped_step",
+    "save_failed",
+    "leak",
+)
+"""Kinds of faults: resumed runs, corrupt checkpoints, skipped samples, skipped steps, failed saves,
 memory leaks."""
 
 
@@ -68,13 +75,13 @@ class History:
         config: Flags and their values as text.
         origin: Command, versions and revision of each start.
         records: Metrics as columns of equal length; None where a step has no value.
-        evaluations: Evaluations in training, each with `step`, `scores`, `worries`, `seconds`.
+        evaluations: Evaluations in training, each with `step`, `scores`, `warnings`, `seconds`.
         faults: Events by kind (`KINDS`), each with `step`.
-        begun: Starts of training, each with `step`, `time` and `device`.
+        starts: Starts of training, each with `step`, `time` and `device`.
         checkpoints: The checkpoints, oldest first.
         pictures: Pictures made in training by step, then the others by name.
         scores: The contents of evaluation.json.
-        torn: Number of unreadable lines of metrics.jsonl.
+        invalid_lines: Number of unreadable lines of metrics.jsonl.
         verified: Whether checkpoint contents were verified, not only their manifests and sizes.
     """
 
@@ -86,11 +93,11 @@ class History:
     faults: dict[str, list[dict[str, Any]]] = field(
         default_factory=lambda: {kind: [] for kind in KINDS}
     )
-    begun: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     scores: dict[str, Any] | None = None
-    torn: int = 0
+    invalid_lines: int = 0
     verified: bool = False
 
     @property
@@ -109,7 +116,7 @@ class History:
         """Whether there is nothing to show yet."""
         return not (self.records["step"] or self.evaluations or self.scores or self.checkpoints)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-compatible data."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         files = {
@@ -185,8 +192,8 @@ def read(folder: Path, verify: bool = False) -> History:
             f"{folder}: is not a run folder, it has no {CONFIG} and no {METRICS}; give the --out of"
             " a training"
         )
-    events, torn = _read_lines(folder / METRICS)
-    valid, faults, begun = _resolve(events)
+    events, invalid_lines = _read_lines(folder / METRICS)
+    valid, faults, starts = _resolve(events)
     return History(
         folder,
         _config(folder / CONFIG),
@@ -194,11 +201,11 @@ def read(folder: Path, verify: bool = False) -> History:
         _columns(event for event in valid if _is_record(event)),
         [_evaluation(event) for event in valid if "evaluation" in event],
         faults,
-        begun,
+        starts,
         _checkpoints(folder / "checkpoints", verify),
         _pictures(folder / "pictures"),
         _scores(folder / SCORES),
-        torn,
+        invalid_lines,
         verify,
     )
 
@@ -222,7 +229,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return [], 0
     *lines, _ = content.split(b"\n")
-    decode, objects, torn = msgspec.json.Decoder().decode, [], 0
+    decode, objects, invalid_lines = msgspec.json.Decoder().decode, [], 0
     for line in lines:
         try:
             value = decode(line)
@@ -234,8 +241,8 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         if isinstance(value, dict):
             objects.append(value)
         elif line.strip():
-            torn += 1
-    return objects, torn
+            invalid_lines += 1
+    return objects, invalid_lines
 
 
 def _is_record(event: dict[str, Any]) -> bool:
@@ -251,7 +258,7 @@ def _resolve(
     recorded.
     """
     valid: list[dict[str, Any]] = []
-    begun: list[dict[str, Any]] = []
+    starts: list[dict[str, Any]] = []
     faults: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     last = 0
     for event in events:
@@ -259,17 +266,20 @@ def _resolve(
         if not isinstance(step, int):
             continue
         back = _is_record(event) and step <= last
-        if "begun" in event or back:
+        if "started" in event or back:
             if back:
-                begun.append({"step": None, "time": None, "device": None})
+                starts.append({"step": None, "time": None, "device": None})
             else:
-                begun.append({"step": step, "time": event["begun"], "device": event.get("device")})
-                faults["damaged"] += [
-                    {"step": step, "checkpoint": name} for name in event.get("damaged", ())
+                starts.append(
+                    {"step": step, "time": event["started"], "device": event.get("device")}
+                )
+                faults["corrupt_checkpoints"] += [
+                    {"step": step, "checkpoint": name}
+                    for name in event.get("corrupt_checkpoints", ())
                 ]
-            if last or step or len(begun) > 1:
+            if last or step or len(starts) > 1:
                 faults["resumed"].append(
-                    {"step": begun[-1]["step"], "time": begun[-1]["time"], "reached": last}
+                    {"step": starts[-1]["step"], "time": starts[-1]["time"], "reached": last}
                 )
             first_again = step if back else step + 1
             valid = [earlier for earlier in valid if earlier["step"] < first_again]
@@ -281,18 +291,18 @@ def _resolve(
         kind = next(
             (
                 kind
-                for kind in ("rejected", "skipped", "unsaved", "leak")
+                for kind in ("skipped_sample", "skipped_step", "save_failed", "leak")
                 if kind in event and not _is_record(event)
             ),
             None,
         )
         if kind is None:
             valid.append(event)
-        elif kind != "rejected" or event["rejected"] not in [
-            fault["rejected"] for fault in faults["rejected"]
+        elif kind != "skipped_sample" or event["skipped_sample"] not in [
+            fault["skipped_sample"] for fault in faults["skipped_sample"]
         ]:
             faults[kind].append(event)
-    return valid, faults, begun
+    return valid, faults, starts
 
 
 def _columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -312,7 +322,7 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
     return {
         "step": event["step"],
         "scores": scores,
-        "worries": [str(warning) for warning in event.get("worries", ())],
+        "warnings": [str(warning) for warning in event.get("warnings", ())],
         "seconds": number(event.get("seconds")),
     }
 

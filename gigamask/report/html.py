@@ -93,7 +93,7 @@ def links(titles: Iterable[str]) -> Markup:
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", anchors: int = 0
+    head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", reference_rows: int = 0
 ) -> Markup:
     """Return a table whose first column holds names.
 
@@ -101,10 +101,11 @@ def table(
         head: Titles of the columns.
         rows: Cells of each row.
         kind: CSS class: "words" for text, empty for numbers.
-        anchors: Number of rows at the end to set in italics, for published values.
+        reference_rows: Number of rows at the end to set in italics, for published values.
     """
+    first_reference = len(rows) - reference_rows
     lines = "".join(
-        f"<tr{' class=anchor' if i >= len(rows) - anchors else ''}>{_cells('td', row)}</tr>"
+        f"<tr{' class=reference' if i >= first_reference else ''}>{_cells('td', row)}</tr>"
         for i, row in enumerate(rows)
     )
     return Markup(
@@ -191,15 +192,12 @@ def percent(share: float | None) -> str:
 
 
 def format_number(value: float | int | None) -> str:
-    """Format a number with about three significant digits, without decimals from 1000 on."""
+    """Format a number with at least three significant digits, without decimals from 100 on."""
     if value is None:
         return ""
-    if isinstance(value, int) or abs(value) >= 1000:
+    size = abs(value)
+    if isinstance(value, int) or size >= 100:
         return f"{value:,.0f}"
-    return (
-        f"{value:.3g}"
-        if abs(value) < 0.01 or abs(value) >= 100
-        else f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.3f}"
-    )
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.1 else f"{value:.3g}"

@@ -19,7 +19,7 @@ from gigamask.report.html import (
     section,
     table,
 )
-from gigamask.report.summary import ANCHORS, ANCHORS_NOTE
+from gigamask.report.summary import REFERENCE_NOTE, REFERENCE_SCORES
 
 Runs = Mapping[str, History]
 
@@ -99,12 +99,12 @@ def subtitle(runs: Runs) -> list[str]:
     if len(runs) > 1:
         return []
     (run,) = runs.values()
-    start = run.begun[0]["time"] if run.begun else None
+    start = run.starts[0]["time"] if run.starts else None
     versions = run.origin[-1] if run.origin else {}
     facts = [
         f"recipe {run.config['recipe']}" if "recipe" in run.config else "",
         f"started {html.format_time(start)}" if start else "",
-        f"on {run.begun[-1]['device']}" if run.begun and run.begun[-1]["device"] else "",
+        f"on {run.starts[-1]['device']}" if run.starts and run.starts[-1]["device"] else "",
         *(f"{name} {versions[name]}" for name in ("gigamask", "torch") if name in versions),
     ]
     return [" · ".join(filter(None, facts))]
@@ -132,9 +132,9 @@ def overview(runs: Runs, reports: Mapping[str, Any]) -> str:
         )
     for name, run in runs.items():
         last = run.evaluations[-1] if run.evaluations else None
-        if last and last["worries"]:
+        if last and last["warnings"]:
             head = f"{name}: warnings" if len(runs) > 1 else "Warnings"
-            lines = bullets(colored(line, "warn") for line in last["worries"])
+            lines = bullets(colored(line, "warn") for line in last["warnings"])
             body += f"<h3>{html.escaped(head)} at step {last['step']:,}</h3>{lines}"
     return body
 
@@ -162,7 +162,7 @@ def _facts(run: History, report: Mapping[str, Any]) -> dict[str, tuple[str, str]
         facts["Memory"] = (f"{speed['memory_gb']:.1f} GB", "peak")
     if speed["training_s"] is not None:
         facts["Training"] = (tables.duration(speed["training_s"]), "about")
-    count = sum(map(len, report["survived"].values()))
+    count = sum(map(len, report["recovered"].values()))
     facts["Recovered faults"] = (str(count), "")
     return facts
 
@@ -245,7 +245,7 @@ def _evaluation_row(
     best: Mapping[str, Any] | None = None,
 ) -> list[str]:
     is_best = best and best["step"] == evaluation["step"]
-    count = len(evaluation["worries"])
+    count = len(evaluation["warnings"])
     return [
         Markup(f"<b>{html.escaped(label)}</b> best") if is_best else label,
         *(percent(evaluation["scores"].get(name)) for name in names),
@@ -302,8 +302,8 @@ def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     rows += [
-        [f"{name}, SA-23", percent(anchor["1"]), "", percent(anchor["5"]), "", "", "", "", ""]
-        for name, anchor in ANCHORS.items()
+        [f"{name}, SA-23", percent(reference["1"]), "", percent(reference["5"]), "", "", "", "", ""]
+        for name, reference in REFERENCE_SCORES.items()
     ]
     clicks = ["1 click", "3 clicks", "5 clicks", "9 clicks"]
     head = ["mean IoU, %", *clicks, "oracle", "box", "masks", "images"]
@@ -311,8 +311,8 @@ def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
     body = table(
         [head[i] for i in filled],
         [[row[i] for i in filled] for row in rows],
-        anchors=len(ANCHORS),
-    ) + note(ANCHORS_NOTE)
+        reference_rows=len(REFERENCE_SCORES),
+    ) + note(REFERENCE_NOTE)
     evaluation, calibration = next(iter(runs.values())).scores, _calibration(runs)
     if evaluation and calibration:
         body += f"<h3>By size, %</h3>{scores.scores(evaluation)}"
@@ -346,4 +346,4 @@ def pictures(runs: Runs) -> str:
         "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask; orange:"
         " clicks outside it; white: the box. Numbers: IoU."
     )
-    return f'<div class="sheets">{"".join(shown)}</div>{note(legend)}'
+    return f'<div class="figures">{"".join(shown)}</div>{note(legend)}'

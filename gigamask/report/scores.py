@@ -12,12 +12,12 @@ from gigamask.report.html import bullets, charts, document, percent, picture, se
 ROWS = {"small": "up to 32 x 32 px", "medium": "up to 96 x 96 px", "large": "larger"}
 
 
-def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
+def page(summary: dict, figures: Sequence[Path] = ()) -> str:
     """Return the text of the HTML file.
 
     Args:
         summary: The contents of evaluation.json.
-        sheets: Picture files with predictions.
+        figures: Picture files with predictions.
     """
     data_names = escape(", ".join(summary["data"]))
     parts = [
@@ -31,8 +31,8 @@ def page(summary: dict, sheets: Sequence[Path] = ()) -> str:
             if "automatic" in summary
             else ()
         ),
-        *(part for sheet in sheets for part in section(sheet.stem.capitalize(), picture(sheet))),
-        *(section("Left out", bullets(summary["rejected"])) if summary["rejected"] else ()),
+        *(part for path in figures for part in section(path.stem.capitalize(), picture(path))),
+        *(section("Left out", bullets(summary["skipped"])) if summary["skipped"] else ()),
         *section("Protocol", f"<pre>{escape(json.dumps(summary['protocol'], indent=1))}</pre>"),
     ]
     data = {"reliability": reliability_bins(summary["calibration"])}

@@ -8,9 +8,9 @@ import numpy as np
 from gigamask.report.history import History
 from gigamask.report.html import format_time
 
-ANCHORS = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
+REFERENCE_SCORES = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
 """Mean IoU by clicks over the 23 datasets of SA-23, from the SAM 2 paper (arXiv 2408.00714)."""
-ANCHORS_NOTE = (
+REFERENCE_NOTE = (
     "The rows in italics are reference points, not a comparison: the mean IoU of SAM's published"
     " weights over the 23 datasets of SA-23, as in the SAM 2 paper (arXiv 2408.00714). The images"
     " and masks here are different, and SAM's code for that evaluation is not public."
@@ -32,16 +32,16 @@ def summarize(
     for name, run in runs.items():
         recipe = recipes.get(name)
         changed = differences([recipe, run.config]) if recipe and run.config else None
-        entries[name] = run.plain() | {
+        entries[name] = run.to_dict() | {
             "throughput": throughput(run),
             "best": best(run),
-            "survived": survived(run),
+            "recovered": recovered(run),
             "from_recipe": changed,
         }
     return {
         "runs": entries,
         "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {},
-        "anchors": ANCHORS,
+        "reference_scores": REFERENCE_SCORES,
     }
 
 
@@ -134,33 +134,33 @@ def best(run: History) -> dict[str, Any] | None:
     return max(scored, key=lambda one: (one["scores"][by], one["step"])) | {"by": by}
 
 
-def survived(run: History) -> dict[str, list[str]]:
+def recovered(run: History) -> dict[str, list[str]]:
     """Return the recovered faults by kind, one line each."""
     faults = run.faults
     lines_by_kind = {
         "resumed after a stop": [_resumed(event) for event in faults["resumed"]],
         "damaged checkpoints": [
             f"{event['checkpoint']} was damaged; training resumed from step {event['step']}"
-            for event in faults["damaged"]
+            for event in faults["corrupt_checkpoints"]
         ]
         + [f"{one.name}: {one.fault}" for one in run.checkpoints if one.fault],
         "samples left out": [
-            f"step {event['step']}: {event.get('reason') or event['rejected']}"
-            for event in faults["rejected"]
+            f"step {event['step']}: {event.get('reason') or event['skipped_sample']}"
+            for event in faults["skipped_sample"]
         ],
         "skipped steps": [
-            f"step {event['step']}, gradient not finite or no mask: {event['skipped']}"
-            for event in faults["skipped"]
+            f"step {event['step']}, gradient not finite or no mask: {event['skipped_step']}"
+            for event in faults["skipped_step"]
         ],
         "failed saves": [
-            f"step {event['step']}: {event['unsaved']}" for event in faults["unsaved"]
+            f"step {event['step']}: {event['save_failed']}" for event in faults["save_failed"]
         ],
         "growing memory": [
             f"step {event['step']}: {event['leak']} holds {event.get('bytes', 0) / 1e6:,.0f} MB,"
-            f" growing by {event.get('bytes_a_step', 0) / 1e3:,.0f} kB per step"
+            f" growing by {event.get('bytes_per_step', 0) / 1e3:,.0f} kB per step"
             for event in faults["leak"]
         ],
-        "truncated lines": [f"{run.torn} of metrics.jsonl"] if run.torn else [],
+        "truncated lines": [f"{run.invalid_lines} of metrics.jsonl"] if run.invalid_lines else [],
     }
     return {kind: lines for kind, lines in lines_by_kind.items() if lines}
 

@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 
 def faults(reports: Mapping[str, Any]) -> str:
     """Return lists of the faults that did not end the runs."""
-    kinds = list(dict.fromkeys(kind for report in reports.values() for kind in report["survived"]))
+    kinds = list(dict.fromkeys(kind for report in reports.values() for kind in report["recovered"]))
     if not kinds:
         return note(
             "None on record: no stop, sample left out, skipped step, failed save or damaged"
@@ -119,17 +119,17 @@ def faults(reports: Mapping[str, Any]) -> str:
     counts = table(
         ["", *kinds],
         [
-            [name, *(str(len(report["survived"].get(kind, ()))) for kind in kinds)]
+            [name, *(str(len(report["recovered"].get(kind, ()))) for kind in kinds)]
             for name, report in reports.items()
         ],
     )
     label = "{1}" if len(reports) == 1 else "{0}, {1}"
     parts = [
         f"<h3>{html.escaped(label.format(name, kind).capitalize())}</h3>"
-        + _shortened(report["survived"][kind])
+        + _shortened(report["recovered"][kind])
         for name, report in reports.items()
         for kind in kinds
-        if kind in report["survived"]
+        if kind in report["recovered"]
     ]
     return (counts if len(reports) > 1 else "") + "".join(parts)
 
@@ -199,7 +199,7 @@ def origin(runs: Mapping[str, History]) -> str:
             )
     lines = []
     for name, run in runs.items():
-        starts = [start for start in run.begun if start["device"]]
+        starts = [start for start in run.starts if start["device"]]
         if starts:
             steps = ", ".join(f"step {start['step']} on {start['device']}" for start in starts)
             lines.append(f"{name} started at {steps}")

@@ -56,7 +56,8 @@ class SampleSequence:
         self._strata = sampler.strata(table) if strata else None
         if strata and self._strata is None:
             raise GigamaskError(
-                f"{type(sampler).__name__} has no strata; choose another sampler or --mining.within"
+                f"{type(sampler).__name__} has no strata; choose another sampler or "
+                "--mining.group-by"
             )
         # A resumed history already holds later epochs, so this order may not be that of epoch 0;
         # but its length does not depend on losses.
@@ -93,7 +94,7 @@ class SampleSequence:
         steps = ((newest + 1) * length - consumed) // batch_size
         return float(consumed + steps * batch_size)
 
-    def visits(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[SampleRef, ...]:
+    def sample_refs(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[SampleRef, ...]:
         """Return the references of some samples of a step.
 
         Args:
@@ -218,9 +219,9 @@ def _steps(
     rounds = -(-batch_size // (world_size * micro_batch_size))
     while consumed < known:
         end = consumed + batch_size
-        visits = sequence.visits(np.arange(consumed + rank, end, world_size), consumed)
+        sample_refs = sequence.sample_refs(np.arange(consumed + rank, end, world_size), consumed)
         micro_batches = tuple(
-            visits[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds)
+            sample_refs[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds)
         )
         yield StepPlan(micro_batches, consumed, end)
         consumed = end

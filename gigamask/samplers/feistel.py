@@ -85,16 +85,16 @@ def cycle(
 
 
 def balanced_subset(
-    visit: int, length: int, size: int, seed: int, purpose: str, *ids: int
+    draw: int, length: int, size: int, seed: int, purpose: str, *ids: int
 ) -> Int64[np.ndarray, "length"]:
-    """Choose the items of one visit so that over visits, all items are chosen equally often.
+    """Choose the items of one draw so that over draws, all items are chosen equally often.
 
-    An item is repeated within a visit only after all have been chosen. Over any number of visits
+    An item is repeated within a draw only after all have been chosen. Over any number of draws
     from the first on, the items' counts differ by at most one.
 
     Args:
-        visit: Number of the visit, from 0.
-        length: Number of items to choose in every visit.
+        draw: Number of the draw, from 0.
+        length: Number of items to choose in every draw.
         size: Number of items to choose from, at least 1.
         seed: Random seed.
         purpose: Name of the random stream.
@@ -107,10 +107,10 @@ def balanced_subset(
     if 2 * rest > size:
         # Leaving out few items equally often chooses the others equally often.
         chosen = np.ones(size, bool)
-        chosen[_distinct(visit, size - rest, size, seed, purpose, *ids)] = False
+        chosen[_distinct(draw, size - rest, size, seed, purpose, *ids)] = False
         items = np.flatnonzero(chosen)
     else:
-        items = _distinct(visit, rest, size, seed, purpose, *ids)
+        items = _distinct(draw, rest, size, seed, purpose, *ids)
     return np.concatenate([np.tile(np.arange(size), repeats), items]) if repeats else items
 
 
@@ -123,15 +123,15 @@ def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[
 
 
 def _distinct(
-    visit: int, length: int, size: int, seed: int, purpose: str, *ids: int
+    draw: int, length: int, size: int, seed: int, purpose: str, *ids: int
 ) -> Int64[np.ndarray, "length"]:
-    """Return one visit's distinct items from an endless sequence of permutations.
+    """Return one draw's distinct items from an endless sequence of permutations.
 
-    `length` is at most half of `size`. A visit that spans two permutations could contain an item
+    `length` is at most half of `size`. A draw that spans two permutations could contain an item
     twice. Therefore, among the first `length` items of the second permutation, those already in the
-    visit are moved to the end. There are enough others, and no later item moves.
+    draw are moved to the end. There are enough others, and no later item moves.
     """
-    start, end = visit * length, (visit + 1) * length
+    start, end = draw * length, (draw + 1) * length
     first = start // size * size
     if end > first + size:
         head = _slice(start, first + size, size, seed, purpose, *ids)

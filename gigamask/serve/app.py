@@ -130,7 +130,7 @@ def _about_routes(state: AppState) -> APIRouter:
             "version": __version__,
             "weights": state.weights,
             "side": session.model.config.image_size if session else None,
-            "words": bool(session and session.text_model),
+            "grounding": bool(session and session.text_model),
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,
         }
@@ -152,7 +152,7 @@ def _image_routes(state: AppState) -> APIRouter:
         raw = await request.body()
         return await run_in_threadpool(session().open, raw, name)
 
-    @router.post("/of-data/{row}")
+    @router.post("/from-dataset/{row}")
     def open_row(row: Row) -> dict[str, Any]:
         """Open an image of the dataset."""
         raw, name, masks = _dataset(state).file(row)
@@ -172,12 +172,12 @@ def _image_routes(state: AppState) -> APIRouter:
         steps = [PromptStep(**vars(step)) for step in body.steps]
         return session().predict(key, steps, body.multimask_output)
 
-    @router.post("/{key}/everything")
-    def everything(key: str) -> list[dict[str, Any]]:
+    @router.post("/{key}/all-masks")
+    def all_masks(key: str) -> list[dict[str, Any]]:
         return session().all_masks(key)
 
-    @router.post("/{key}/words")
-    def words(key: str, body: TextBody) -> dict[str, Any]:
+    @router.post("/{key}/find")
+    def find(key: str, body: TextBody) -> dict[str, Any]:
         return session().find(key, body.text)
 
     return router

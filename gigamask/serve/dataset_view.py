@@ -53,8 +53,8 @@ class DatasetView:
             "masks": report["masks"],
             "shards": shards,
             "samplers": list(registry.COMPONENTS["sampler"][1]),
-            "skipped": report["rejected"][:MAX_SKIPPED],
-            "skipped_count": len(report["rejected"]),
+            "skipped": report["skipped"][:MAX_SKIPPED],
+            "skipped_count": len(report["skipped"]),
             "broken": report["broken_tars"],
         }
 

@@ -43,9 +43,9 @@ class RunsView:
             **self._summary(name),
             **charts.curves(read),
             "faults": {kind: events[-MAX_EVENTS:] for kind, events in read.faults.items()},
-            "fault_counts": {kind: len(events) for kind, events in read.faults.items()},
-            "begun": read.begun[-MAX_EVENTS:],
-            "checkpoints": read.plain()["checkpoints"],
+            "event_counts": {kind: len(events) for kind, events in read.faults.items()},
+            "starts": read.starts[-MAX_EVENTS:],
+            "checkpoints": read.to_dict()["checkpoints"],
             "pictures": [{"name": image.name, "step": image.step} for image in read.pictures],
             "scores": read.scores,
         }

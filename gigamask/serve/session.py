@@ -141,7 +141,7 @@ class Session:
                 " it down first"
             )
         decoded = image.decode(raw, name)
-        pixels = decoded if masks is not None else upright(decoded, raw)
+        pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
         content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
         digest = blake2b(content.encode(), digest_size=12)
         digest.update(np.ascontiguousarray(pixels).data)
@@ -216,7 +216,7 @@ class Session:
         """
         opened = self._image(key)
         if self.text_model is None:
-            raise GigamaskError("there is no model for text; start the page with --words RUN")
+            raise GigamaskError("there is no model for text; start the page with --grounding RUN")
         if len(text) > MAX_TEXT_LENGTH:
             raise GigamaskError(
                 f"the text has {len(text)} characters, at most {MAX_TEXT_LENGTH} are accepted"
@@ -229,10 +229,10 @@ class Session:
                     "no mask was found in this image, so there is none to choose from"
                 )
             [found] = self.text_model.predict(opened.pixels, masks, [text])
-        best = found.order[: max(found.fitting, 3)]
+        best = found.order[: max(found.num_matches, 3)]
         scores = {"confidence": found.confidence[: len(best)].tolist()}
         answers = masks_to_json(masks[best], scores)
-        return {"fitting": found.fitting, "candidates": len(masks), "answers": answers}
+        return {"num_matches": found.num_matches, "candidates": len(masks), "answers": answers}
 
     def _image(self, key: str) -> OpenImage:
         with self._images_lock:
@@ -344,7 +344,9 @@ def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[
     ]
 
 
-def upright(pixels: UInt8[np.ndarray, "H W 3"], raw: bytes) -> UInt8[np.ndarray, "h w 3"]:
+def apply_exif_orientation(
+    pixels: UInt8[np.ndarray, "H W 3"], raw: bytes
+) -> UInt8[np.ndarray, "h w 3"]:
     """Rotate decoded pixels according to the file's EXIF orientation.
 
     Args:

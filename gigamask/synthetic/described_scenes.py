@@ -1,8 +1,8 @@
-"""Synthetic scenes with text queries; things have a named color, pattern, shape and usually a size.
+"""Synthetic scenes with text queries; objects have a named color, pattern, shape and maybe a size.
 
 `queries.jsonl` is written next to the tars; its target masks are known from the painting. Both
-depend only on (seed, number). Things overlap little; some scenes also have a mask of two touching
-things, which is not the target of any query.
+depend only on (seed, number). Objects overlap little; some scenes also have a mask of two touching
+objects, which is not the target of any query.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gigamask.data import queries, worker_pool
 from gigamask.data.queries import Query
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
-from gigamask.synthetic.descriptions import WORDS, Appearance, Thing
+from gigamask.synthetic.descriptions import WORDS, Appearance, SceneObject
 from gigamask.synthetic.scenes import (
     LONG_SIDE,
     Canvas,
@@ -54,9 +54,9 @@ GROUNDS = (
     (200, 172, 130),
     (150, 190, 205),
 )
-"""Pale and dull background colors; no thing has a color similar to its background."""
+"""Pale and dull background colors; no object has a color similar to its background."""
 MIN_COLOR_DISTANCE = 80
-"""Smallest distance of a thing's color from the background's, in levels."""
+"""Smallest distance of an object's color from the background's, in levels."""
 JITTER = 8
 SECONDS = {
     "yellow": 0.55,
@@ -73,18 +73,25 @@ LIGHTER = {"blue": 0.5, "orange": 0.6, "brown": 0.45, "black": 0.45}
 RADII = {"small": (0.062, 0.072), None: (0.09, 0.098), "large": (0.126, 0.146)}
 """Ranges of radii relative to the square root of the image's pixels."""
 SIZE_ODDS = (0.45, 0.2, 0.35)
-REACH = {"disc": 1.0, "box": 1.05, "star": 1.2, "ring": 1.1, "triangle": 1.25, "cross": 1.12}
+RELATIVE_RADII = {
+    "disc": 1.0,
+    "box": 1.05,
+    "star": 1.2,
+    "ring": 1.1,
+    "triangle": 1.25,
+    "cross": 1.12,
+}
 """Radius relative to that of a disc that looks equally large."""
 PATTERNS = {"plain": "solid", "striped": "stripes", "dotted": "dots", "checked": "checks"}
 PERIODS = {"plain": 1.0, "striped": 0.5, "dotted": 0.42, "checked": 0.32}
 """Period of a pattern relative to the radius."""
 PATTERN_ODDS = (0.4, 0.25, 0.2, 0.15)
-THINGS = (8, 14)
+OBJECT_COUNTS = (8, 14)
 MIN_VISIBLE_SHARE = 0.85
 POSITIONS_TRIED = 60
 SUN = (0.93, 1.05)
 PAIR_SHARE = 1 / 3
-"""Share of the scenes with touching things that have a mask of two of them."""
+"""Share of the scenes with touching objects that have a mask of two of them."""
 
 
 def _star(generator: np.random.Generator) -> Polygons:
@@ -125,20 +132,20 @@ SHAPES: dict[str, Callable[[np.random.Generator], Polygons]] = {
 
 
 class DescribedScene(NamedTuple):
-    """A scene with its things, the number of each thing's mask, and the queries."""
+    """A scene with its objects, the number of each object's mask, and the queries."""
 
     scene: SyntheticScene
-    things: list[Thing]
-    masks: Int64[np.ndarray, "things"]
+    objects: list[SceneObject]
+    masks: Int64[np.ndarray, "objects"]
     queries: list[TextQuery]
 
 
 class Placed(NamedTuple):
-    """A painted thing: appearance, center, radius and number of pixels."""
+    """A painted object: appearance, center, radius and number of pixels."""
 
-    look: Appearance
-    middle_xy: tuple[float, float]
-    reach: float
+    appearance: Appearance
+    center_xy: tuple[float, float]
+    radius: float
     pixels: int
 
 
@@ -200,30 +207,34 @@ def compose_scene(seed: int, number: int) -> DescribedScene:
         GROUNDS[int(generator.integers(len(GROUNDS)))], np.float64
     ) + generator.uniform(-JITTER, JITTER, 3)
     canvas = _ground(generator, size, ground)
-    looks = [placed.look for placed in _draw_things(generator, canvas, ground)]
-    seen = np.array([canvas.owner == region for region in range(1, len(looks) + 1)])
+    appearances = [placed.appearance for placed in _draw_objects(generator, canvas, ground)]
+    seen = np.array([canvas.owner == region for region in range(1, len(appearances) + 1)])
     pairs = touching(canvas)
     if pairs and generator.random() < PAIR_SHARE:
         one, other = pairs[int(generator.integers(len(pairs)))]
         seen = np.concatenate([seen, (seen[one - 1] | seen[other - 1])[None]])
     order = generator.permutation(len(seen))
     scene = photograph(generator, canvas, RLEMasks.from_dense(seen[order]), SUN)
-    numbers = np.argsort(order)[: len(looks)]
+    numbers = np.argsort(order)[: len(appearances)]
     boxes = scene.masks.boxes()[numbers]
-    things = [
-        _thing(look, pixels, box)
-        for look, pixels, box in zip(looks, seen[: len(looks)], boxes.tolist(), strict=True)
+    objects = [
+        _scene_object(appearance, pixels, box)
+        for appearance, pixels, box in zip(
+            appearances, seen[: len(appearances)], boxes.tolist(), strict=True
+        )
     ]
     return DescribedScene(
-        scene, things, numbers, make_queries(make_rng(seed, "questions", number), things)
+        scene, objects, numbers, make_queries(make_rng(seed, "questions", number), objects)
     )
 
 
-def _thing(look: Appearance, seen: Bool[np.ndarray, "H W"], box: list[int]) -> Thing:
+def _scene_object(
+    appearance: Appearance, seen: Bool[np.ndarray, "H W"], box: list[int]
+) -> SceneObject:
     x0, y0, x1, y1 = box
     ys, xs = np.nonzero(seen[y0 : y1 + 1, x0 : x1 + 1])
-    return Thing(
-        look,
+    return SceneObject(
+        appearance,
         (float(x0), float(y0), float(x1), float(y1)),
         (float(xs.mean()) + x0, float(ys.mean()) + y0),
         float(len(xs)),
@@ -252,8 +263,8 @@ def _soften(light: np.ndarray) -> np.ndarray:
     return 1 + (light - 1) / np.float32(3)
 
 
-def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Color) -> list[Placed]:
-    """Paint 8 to 14 things, as far as they fit, of a few colors and shapes, large ones first."""
+def _draw_objects(generator: np.random.Generator, canvas: Canvas, ground: Color) -> list[Placed]:
+    """Paint 8 to 14 objects, as far as they fit, of a few colors and shapes, large ones first."""
     palette = [
         name
         for name, color in COLORS.items()
@@ -261,38 +272,40 @@ def _draw_things(generator: np.random.Generator, canvas: Canvas, ground: Color) 
     ]
     colors = generator.choice(palette, int(generator.integers(4, 7)), replace=False)
     shapes = generator.choice(WORDS.shape, int(generator.integers(3, 6)), replace=False)
-    count = int(generator.integers(THINGS[0], THINGS[1] + 1))
+    count = int(generator.integers(OBJECT_COUNTS[0], OBJECT_COUNTS[1] + 1))
     sizes = generator.choice(3, count, p=SIZE_ODDS)
     placed: list[Placed] = []
     for size in sorted(sizes.tolist(), reverse=True):
         pattern = str(generator.choice(WORDS.pattern, p=PATTERN_ODDS))
-        look = Appearance(
+        appearance = Appearance(
             list(RADII)[size],
             str(generator.choice(colors)),
             pattern,
             str(generator.choice(shapes)),
         )
-        thing = _paint_thing(generator, canvas, look, placed)
-        if thing is not None:
-            placed.append(thing)
+        painted = _paint_object(generator, canvas, appearance, placed)
+        if painted is not None:
+            placed.append(painted)
     return placed
 
 
-def _paint_thing(
-    generator: np.random.Generator, canvas: Canvas, look: Appearance, placed: list[Placed]
+def _paint_object(
+    generator: np.random.Generator, canvas: Canvas, appearance: Appearance, placed: list[Placed]
 ) -> Placed | None:
-    """Paint a thing where it hides little of others; None if no such position is found."""
+    """Paint an object where it hides little of others; None if no such position is found."""
     height, width = canvas.size
     unit = np.sqrt(height * width)
-    radius = float(unit * generator.uniform(*RADII[look.size]))
-    reach = radius * REACH[look.shape or ""]
-    outline, angle = SHAPES[look.shape or ""](generator), float(generator.uniform(-0.3, 0.3))
+    disc_radius = float(unit * generator.uniform(*RADII[appearance.size]))
+    radius = disc_radius * RELATIVE_RADII[appearance.shape or ""]
+    outline, angle = SHAPES[appearance.shape or ""](generator), float(generator.uniform(-0.3, 0.3))
     seen = np.bincount(canvas.owner.ravel(), minlength=len(placed) + 1)
     for _ in range(POSITIONS_TRIED):
-        middle = tuple(generator.uniform(reach + 2, np.array([width, height]) - reach - 2).tolist())
+        center = tuple(
+            generator.uniform(radius + 2, np.array([width, height]) - radius - 2).tolist()
+        )
         window = (
-            rasterize(outline, affine(middle, (reach, reach), angle), canvas.size)
-            if _free(look, middle, reach, placed)
+            rasterize(outline, affine(center, (radius, radius), angle), canvas.size)
+            if _free(appearance, center, radius, placed)
             else None
         )
         if window is None:
@@ -304,29 +317,35 @@ def _paint_thing(
             seen[number] - hidden[number] >= MIN_VISIBLE_SHARE * other.pixels
             for number, other in enumerate(placed, 1)
         ):
-            _paint(generator, canvas, look, window, radius)
-            return Placed(look, middle, reach, int(window.pixels.sum()))
+            _paint(generator, canvas, appearance, window, disc_radius)
+            return Placed(appearance, center, radius, int(window.pixels.sum()))
     return None
 
 
 def _free(
-    look: Appearance, middle_xy: tuple[float, ...], reach: float, placed: list[Placed]
+    appearance: Appearance, center_xy: tuple[float, ...], radius: float, placed: list[Placed]
 ) -> bool:
-    """Return whether a thing would be far enough from others: not touching those of its color."""
+    """Return whether an object is far enough from others: not touching those of its color."""
     for other in placed:
-        distance = np.hypot(middle_xy[0] - other.middle_xy[0], middle_xy[1] - other.middle_xy[1])
-        if distance < (reach + other.reach) * (1.05 if other.look.color == look.color else 0.8):
+        distance = np.hypot(center_xy[0] - other.center_xy[0], center_xy[1] - other.center_xy[1])
+        if distance < (radius + other.radius) * (
+            1.05 if other.appearance.color == appearance.color else 0.8
+        ):
             return False
     return True
 
 
 def _paint(
-    generator: np.random.Generator, canvas: Canvas, look: Appearance, window: Window, radius: float
+    generator: np.random.Generator,
+    canvas: Canvas,
+    appearance: Appearance,
+    window: Window,
+    disc_radius: float,
 ) -> None:
-    name, pattern = look.color or "", look.pattern or ""
+    name, pattern = appearance.color or "", appearance.pattern or ""
     color = np.clip(np.array(COLORS[name]) + generator.uniform(-JITTER, JITTER, 3), 0, 255)
     second = color * SECONDS[name] if name in SECONDS else color + (255 - color) * LIGHTER[name]
     light, mix = make_pattern(
-        generator, PATTERNS[pattern], window.pixels.shape, max(4.0, PERIODS[pattern] * radius)
+        generator, PATTERNS[pattern], window.pixels.shape, max(4.0, PERIODS[pattern] * disc_radius)
     )
     canvas.paint(window, (_soften(light), mix), (color, second))

@@ -1,8 +1,8 @@
-"""Phrases that describe things by appearance and position, and whether they are true of a thing.
+"""Phrases that describe objects by appearance and position, and whether they are true.
 
-A phrase may state size, color, pattern and shape, and the position relative to another thing. Cases
-that people could judge either way are neither true nor false: a medium thing as large, white and
-gray stripes as gray, a thing above and slightly to the left as left.
+A phrase may state size, color, pattern and shape, and the position relative to another object.
+Cases that people could judge either way are neither true nor false: a medium object as large, white
+and gray stripes as gray, an object above and slightly to the left as left.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,9 @@ import numpy as np
 
 
 class Appearance(NamedTuple):
-    """Properties of a thing, or stated in a phrase, as words of `WORDS`; None where not stated.
+    """Properties of an object, or stated in a phrase, as words of `WORDS`; None where not stated.
 
-    A thing of medium size has the size None.
+    An object of medium size has the size None.
     """
 
     size: str | None = None
@@ -22,19 +22,19 @@ class Appearance(NamedTuple):
     shape: str | None = None
 
 
-class Thing(NamedTuple):
-    """A thing in a picture.
+class SceneObject(NamedTuple):
+    """An object in a scene.
 
     Attributes:
-        look: Its appearance.
+        appearance: Its appearance.
         box: Its visible box `x0, y0, x1, y1`, ends inclusive.
-        middle_xy: The mean of its visible pixels.
+        center_xy: The mean of its visible pixels.
         area: The number of its visible pixels.
     """
 
-    look: Appearance
+    appearance: Appearance
     box: tuple[float, float, float, float]
-    middle_xy: tuple[float, float]
+    center_xy: tuple[float, float]
     area: float
 
 
@@ -66,7 +66,7 @@ WORDS = Vocabulary(
     shape=("disc", "box", "star", "ring", "triangle", "cross"),
 )
 LOOKALIKES = {"white": ("grey",), "black": ("grey",), "grey": ("black", "white")}
-"""Other color words that people could use for a patterned thing, from its second color."""
+"""Other color words that people could use for a patterned object, from its second color."""
 SYNONYMS = {"large": ("large", "big"), "disc": ("disc", "circle"), "box": ("box", "square")}
 PLURALS = {"box": "boxes", "cross": "crosses"}
 ANYTHING = ("object", "thing", "shape")
@@ -78,22 +78,22 @@ RELATIONS = {
     "below": ("below", "under"),
     "nearest": ("nearest to", "closest to"),
 }
-"""Relations between two things, and their phrases."""
+"""Relations between two objects, and their phrases."""
 EXTREMES = {"largest": ("largest", "biggest"), "smallest": ("smallest",)}
 APART = 1.35
 """Smallest ratio between the nearest and second nearest distance, or between the largest and second
 largest area, that makes a superlative unambiguous."""
 
 
-def matches(look: Appearance, wanted: Appearance) -> bool | None:
+def matches(appearance: Appearance, wanted: Appearance) -> bool | None:
     """Return whether a description is true of an appearance, None if it is ambiguous.
 
     Args:
-        look: The appearance of a thing.
+        appearance: The appearance of an object.
         wanted: The description.
     """
     vague = False
-    for word, has, alike in zip(wanted, look, _ambiguous_words(look), strict=True):
+    for word, has, alike in zip(wanted, appearance, _ambiguous_words(appearance), strict=True):
         if word is not None and word != has:
             if word not in alike:
                 return False
@@ -101,50 +101,55 @@ def matches(look: Appearance, wanted: Appearance) -> bool | None:
     return None if vague else True
 
 
-def _ambiguous_words(look: Appearance) -> tuple[tuple[str, ...], ...]:
+def _ambiguous_words(appearance: Appearance) -> tuple[tuple[str, ...], ...]:
     """Return for each property the words that are ambiguous for this appearance."""
-    colors = LOOKALIKES.get(look.color or "", ()) if look.pattern != "plain" else ()
-    return (WORDS.size if look.size is None else (), colors, (), ())
+    colors = LOOKALIKES.get(appearance.color or "", ()) if appearance.pattern != "plain" else ()
+    return (WORDS.size if appearance.size is None else (), colors, (), ())
 
 
-def satisfies(thing: Thing, relation: str, anchor: Thing) -> bool | None:
-    """Return whether a thing is left of another (or right, above, below), None if ambiguous.
+def satisfies(subject: SceneObject, relation: str, anchor: SceneObject) -> bool | None:
+    """Return whether an object is left of another (or right, above, below), None if ambiguous.
 
     True if the boxes are separate in that direction and the centers differ at least as much along
     it as across it. False if the centers are level or differ in the opposite direction.
 
     Args:
-        thing: The thing.
+        subject: The object.
         relation: "left", "right", "above" or "below".
-        anchor: The other thing.
+        anchor: The other object.
     """
     axis, sign = {"left": (0, -1), "right": (0, 1), "above": (1, -1), "below": (1, 1)}[relation]
-    along = sign * (thing.middle_xy[axis] - anchor.middle_xy[axis])
-    across = abs(thing.middle_xy[1 - axis] - anchor.middle_xy[1 - axis])
+    along = sign * (subject.center_xy[axis] - anchor.center_xy[axis])
+    across = abs(subject.center_xy[1 - axis] - anchor.center_xy[1 - axis])
     if along <= 0:
         return False
-    first, then = (anchor, thing) if sign > 0 else (thing, anchor)
+    first, then = (anchor, subject) if sign > 0 else (subject, anchor)
     return True if first.box[axis + 2] < then.box[axis] and along >= across else None
 
 
-def nearest(things: list[Thing], anchor: Thing) -> int | None:
-    """Return which thing is unambiguously the nearest to another, None if there is none.
+def nearest(objects: list[SceneObject], anchor: SceneObject) -> int | None:
+    """Return which object is unambiguously the nearest to another, None if there is none.
 
     Args:
-        things: The candidates.
-        anchor: The other thing.
+        objects: The candidates.
+        anchor: The other object.
     """
-    middles = [
+    distances = [
         float(
             np.hypot(
-                thing.middle_xy[0] - anchor.middle_xy[0], thing.middle_xy[1] - anchor.middle_xy[1]
+                candidate.center_xy[0] - anchor.center_xy[0],
+                candidate.center_xy[1] - anchor.center_xy[1],
             )
         )
-        for thing in things
+        for candidate in objects
     ]
-    gaps = [_gap(thing.box, anchor.box) for thing in things]
-    first, second = np.argsort(middles)[:2].tolist()
-    return first if APART * middles[first] <= middles[second] and gaps[first] == min(gaps) else None
+    gaps = [_gap(candidate.box, anchor.box) for candidate in objects]
+    first, second = np.argsort(distances)[:2].tolist()
+    return (
+        first
+        if APART * distances[first] <= distances[second] and gaps[first] == min(gaps)
+        else None
+    )
 
 
 def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
@@ -154,18 +159,18 @@ def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return float(np.hypot(across, down))
 
 
-def extreme(things: list[Thing], which: str) -> int | None:
-    """Return which thing is unambiguously the largest or smallest, None if there is none.
+def extreme(objects: list[SceneObject], which: str) -> int | None:
+    """Return which object is unambiguously the largest or smallest, None if there is none.
 
     Both its area and the longer side of its box must be the extreme.
 
     Args:
-        things: The candidates.
+        objects: The candidates.
         which: "largest" or "smallest".
     """
     sign = 1 if which == "largest" else -1
-    areas = np.array([thing.area for thing in things], float) ** sign
-    boxes = [thing.box for thing in things]
+    areas = np.array([candidate.area for candidate in objects], float) ** sign
+    boxes = [candidate.box for candidate in objects]
     sides = np.array([max(x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes], float) ** sign
     first, second = np.argsort(-areas)[:2].tolist()
     return first if areas[first] >= APART * areas[second] and sides[first] == sides.max() else None
@@ -174,7 +179,7 @@ def extreme(things: list[Thing], which: str) -> int | None:
 def describe_one(
     generator: np.random.Generator, wanted: Appearance, rank: str | None = None
 ) -> str:
-    """Return a phrase for a single thing, such as "the large red disc with stripes".
+    """Return a phrase for a single object, such as "the large red disc with stripes".
 
     Args:
         generator: Random numbers.
@@ -187,7 +192,7 @@ def describe_one(
 
 
 def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool = False) -> str:
-    """Return a phrase for all things of an appearance.
+    """Return a phrase for all objects of an appearance.
 
     Args:
         generator: Random numbers.
@@ -202,17 +207,17 @@ def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool 
 def describe_relation(
     generator: np.random.Generator, wanted: Appearance, relation: str, anchor: Appearance
 ) -> str:
-    """Return a phrase for a single thing by its relation to another.
+    """Return a phrase for a single object by its relation to another.
 
     Args:
         generator: Random numbers.
-        wanted: The description of the thing.
+        wanted: The description of the object.
         relation: One of `RELATIONS`.
-        anchor: The description of the other thing.
+        anchor: The description of the other object.
     """
-    thing = describe_one(generator, wanted)
+    phrase = describe_one(generator, wanted)
     words = _choose(generator, RELATIONS[relation])
-    return f"{thing} {words} the {_noun(generator, anchor, plural=False)}"
+    return f"{phrase} {words} the {_noun(generator, anchor, plural=False)}"
 
 
 def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> str:
@@ -222,15 +227,15 @@ def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> s
     words = [word if not plural else PLURALS.get(word, f"{word}s")]
     if wanted.pattern in SUFFIXES and generator.random() < 0.25:
         words.append(SUFFIXES[wanted.pattern])
-        looks = [wanted.color]
+        adjectives = [wanted.color]
     else:
-        looks = (
+        adjectives = (
             [wanted.color, wanted.pattern]
             if generator.random() < 0.4
             else [wanted.pattern, wanted.color]
         )
     size = wanted.size and _choose(generator, SYNONYMS.get(wanted.size, (wanted.size,)))
-    return " ".join(word for word in (size, *looks, *words) if word)
+    return " ".join(word for word in (size, *adjectives, *words) if word)
 
 
 def _choose(generator: np.random.Generator, ways: tuple[str, ...] | list[str]) -> str:

@@ -1,6 +1,6 @@
 """A synthetic sample as large as SA-1B's, for benchmarks.
 
-The picture is noise at SA-1B's bit rate (quality 95, about 2.8 bits per pixel). Masks are smooth
+The image is noise at SA-1B's bit rate (quality 95, about 2.8 bits per pixel). Masks are smooth
 blobs whose relative side is log-normal with a median of 0.061, which gives about as many runs (300)
 and characters (430) as real masks have.
 """
@@ -69,17 +69,17 @@ def photograph(size: tuple[int, int], generator: np.random.Generator) -> bytes:
         generator: Random numbers.
     """
     height, width = size
-    picture = np.full((height, width, 3), 120, np.float32)
+    image = np.full((height, width, 3), 120, np.float32)
     for cells, strength in ((6, 60), (24, 30), (96, 18), (400, 10)):
         coarse = generator.standard_normal((cells, cells * 3 // 2, 3), dtype=np.float32)
-        picture += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * strength
-    picture += (
+        image += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC) * strength
+    image += (
         cv2.GaussianBlur(generator.standard_normal((height, width), dtype=np.float32), (0, 0), 0.7)[
             :, :, None
         ]
         * 6.5
     )
-    return encode_jpeg(np.clip(picture, 0, 255).astype(np.uint8), JPEG_QUALITY)
+    return encode_jpeg(np.clip(image, 0, 255).astype(np.uint8), JPEG_QUALITY)
 
 
 def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> RLEMasks:

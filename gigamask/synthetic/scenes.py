@@ -62,7 +62,7 @@ PART_ODDS = (0.22, 0.18, 0.18, 0.14, 0.1, 0.18)
 
 @dataclass(frozen=True)
 class SyntheticScene:
-    """A picture and its masks with SA-1B's scores and prompt points."""
+    """An image and its masks with SA-1B's scores and prompt points."""
 
     pixels: UInt8[np.ndarray, "H W 3"]
     masks: RLEMasks
@@ -256,7 +256,7 @@ def write_scenes(
 
 
 def _begins_with(path: Path, scene: SyntheticScene) -> bool:
-    """Return whether a tar's first member is the scene's picture."""
+    """Return whether a tar's first member is the scene's image."""
     jpg = _jpeg(scene)
     with open(path, "rb") as file:
         file.seek(tar.BLOCK)
@@ -353,9 +353,11 @@ def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas
     )
     if generator.random() < 0.3:  # a ground, a wall or a sky
         center = (size[1] * generator.uniform(0.3, 0.7), size[0] * generator.uniform(0.35, 0.65))
-        reach = float(max(size))
+        radius = float(max(size))
         transform = affine(
-            center, (reach, reach), generator.normal(0, 0.15) + generator.choice([0, 0, np.pi / 2])
+            center,
+            (radius, radius),
+            generator.normal(0, 0.15) + generator.choice([0, 0, np.pi / 2]),
         )
         window = rasterize([bar(0.0, 3.0)], transform, size)
         if window is not None:
@@ -480,8 +482,8 @@ def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
     rows = [row for row in rows if row @ seen >= canvas.min_area]
     tables = np.zeros((len(rows), 256), np.uint8)
     tables[:, :regions] = np.array(rows).reshape(len(rows), regions)
-    pictures = [cv2.LUT(canvas.owner, table) for table in tables]
-    visible = [picture.view(bool) for picture in pictures if _is_visible(picture)]
+    candidates = [cv2.LUT(canvas.owner, table) for table in tables]
+    visible = [mask.view(bool) for mask in candidates if _is_visible(mask)]
     return RLEMasks.from_dense(np.array(visible, dtype=bool).reshape(len(visible), *canvas.size))
 
 

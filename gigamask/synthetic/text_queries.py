@@ -1,10 +1,10 @@
-"""Text queries about a described scene, each with the things it refers to.
+"""Text queries about a described scene, each with the objects it refers to.
 
-Kinds and their maximum numbers per scene: attribute (one thing by its appearance, 4), relation (one
-of several things of an appearance by its position relative to another, 3), several (all things of
-an appearance, 2), absent (nothing: 1 appearance that differs in one word from one in the scene, and
-1 relation that holds for none), size (the largest or smallest of an appearance, 1). Ambiguous
-phrases, for which `descriptions.matches` or `satisfies` returns None, are not used.
+Kinds and their maximum numbers per scene: attribute (one object by its appearance, 4), relation
+(one of several objects of an appearance by its position relative to another, 3), several (all
+objects of an appearance, 2), absent (nothing: 1 appearance that differs in one word from one in the
+scene, and 1 relation that holds for none), size (the largest or smallest of an appearance, 1).
+Ambiguous phrases, for which `descriptions.matches` or `satisfies` returns None, are not used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from gigamask.synthetic import descriptions
-from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, WORDS, Appearance, Thing
+from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, WORDS, Appearance, SceneObject
 
 KINDS = ("attribute", "relation", "several", "absent", "size")
-ATTRIBUTE, RELATION, SEVERAL, ABSENT_LOOK, ABSENT_RELATION, SIZE = 4, 3, 2, 1, 1, 1
+ATTRIBUTE, RELATION, SEVERAL, ABSENT_APPEARANCE, ABSENT_RELATION, SIZE = 4, 3, 2, 1, 1, 1
 """Queries of each kind, two of them absent."""
 STATED = list(product((False, True), repeat=len(WORDS)))
 """Which properties a description states."""
-LOOKS_TRIED, RELATIONS_TRIED = 20, 120
+APPEARANCES_TRIED, RELATIONS_TRIED = 20, 120
 RELATION_ODDS = (0.2425, 0.2425, 0.2425, 0.2425, 0.03)
 """Lower for nearest, which is unambiguous more often than other relations."""
 
 
 class TextQuery(NamedTuple):
-    """A phrase, the numbers of the things it refers to, and its kind."""
+    """A phrase, the numbers of the objects it refers to, and its kind."""
 
     text: str
     targets: tuple[int, ...]
@@ -35,27 +35,27 @@ class TextQuery(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """The things that match a description, and whether others match ambiguously."""
+    """The objects that match a description, and whether others match ambiguously."""
 
-    things: tuple[int, ...]
+    objects: tuple[int, ...]
     ambiguous: bool
 
 
-def make_queries(generator: np.random.Generator, things: Sequence[Thing]) -> list[TextQuery]:
-    """Return queries about things, without duplicates.
+def make_queries(generator: np.random.Generator, objects: Sequence[SceneObject]) -> list[TextQuery]:
+    """Return queries about objects, without duplicates.
 
     Args:
         generator: Random numbers.
-        things: The things of a scene.
+        objects: The objects of a scene.
     """
-    known = _looks(things)
+    known = _appearances(objects)
     kinds = (
-        (ATTRIBUTE, _by_look(generator, known)),
-        (RELATION, _by_relation(generator, things, known)),
-        (SEVERAL, _all_of(generator, known, len(things))),
-        (ABSENT_LOOK, _look_of_none(generator, things, known)),
-        (ABSENT_RELATION, _relation_of_none(generator, things, known)),
-        (SIZE, _by_size(generator, things, known)),
+        (ATTRIBUTE, _by_appearance(generator, known)),
+        (RELATION, _by_relation(generator, objects, known)),
+        (SEVERAL, _all_of(generator, known, len(objects))),
+        (ABSENT_APPEARANCE, _absent_appearance(generator, objects, known)),
+        (ABSENT_RELATION, _absent_relation(generator, objects, known)),
+        (SIZE, _by_size(generator, objects, known)),
     )
     queries: dict[str, TextQuery] = {}
     for count, candidates in kinds:
@@ -67,175 +67,185 @@ def make_queries(generator: np.random.Generator, things: Sequence[Thing]) -> lis
     return list(queries.values())
 
 
-def _looks(things: Sequence[Thing]) -> dict[Appearance, Matches]:
-    """Return all descriptions of the things, and the things that match each."""
-    looks = {
+def _appearances(objects: Sequence[SceneObject]) -> dict[Appearance, Matches]:
+    """Return all descriptions of the objects, and the objects that match each."""
+    appearances = {
         Appearance(
-            *(word if state else None for word, state in zip(thing.look, stated, strict=True))
+            *(
+                word if state else None
+                for word, state in zip(candidate.appearance, stated, strict=True)
+            )
         ): None
-        for thing in things
+        for candidate in objects
         for stated in STATED
     }
-    return {look: find_matches(things, look) for look in looks}
+    return {appearance: find_matches(objects, appearance) for appearance in appearances}
 
 
-def find_matches(things: Sequence[Thing], wanted: Appearance) -> Matches:
-    """Return the things that match a description.
+def find_matches(objects: Sequence[SceneObject], wanted: Appearance) -> Matches:
+    """Return the objects that match a description.
 
     Args:
-        things: The things of a scene.
+        objects: The objects of a scene.
         wanted: The description.
     """
-    results = [descriptions.matches(thing.look, wanted) for thing in things]
+    results = [descriptions.matches(candidate.appearance, wanted) for candidate in objects]
     return Matches(tuple(i for i, result in enumerate(results) if result), None in results)
 
 
-def _length(look: Appearance) -> int:
-    return sum(word is not None for word in look)
+def _length(appearance: Appearance) -> int:
+    return sum(word is not None for word in appearance)
 
 
-def _by_look(
+def _by_appearance(
     generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Yield queries for one thing each, by a description that only it matches."""
-    for look in _unique(generator, known):
-        yield TextQuery(descriptions.describe_one(generator, look), known[look].things, "attribute")
+    """Yield queries for one object each, by a description that only it matches."""
+    for appearance in _unique(generator, known):
+        yield TextQuery(
+            descriptions.describe_one(generator, appearance), known[appearance].objects, "attribute"
+        )
 
 
 def _unique(
     generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[Appearance]:
-    """Yield for each thing a description that only it matches, usually a minimal one."""
+    """Yield for each object a description that only it matches, usually a minimal one."""
     unique = {
-        look: matches.things[0]
-        for look, matches in known.items()
-        if len(matches.things) == 1 and not matches.ambiguous
+        appearance: matches.objects[0]
+        for appearance, matches in known.items()
+        if len(matches.objects) == 1 and not matches.ambiguous
     }
     for number in generator.permutation(sorted(set(unique.values()))).tolist():
-        looks = [look for look, thing in unique.items() if thing == number]
-        odds = np.array([3.0 if _is_minimal(look, unique) else 1.0 for look in looks])
-        yield looks[int(generator.choice(len(looks), p=odds / odds.sum()))]
+        appearances = [appearance for appearance, index in unique.items() if index == number]
+        odds = np.array(
+            [3.0 if _is_minimal(appearance, unique) else 1.0 for appearance in appearances]
+        )
+        yield appearances[int(generator.choice(len(appearances), p=odds / odds.sum()))]
 
 
-def _is_minimal(look: Appearance, unique: dict[Appearance, int]) -> bool:
+def _is_minimal(appearance: Appearance, unique: dict[Appearance, int]) -> bool:
     return not any(
-        word is not None and look._replace(**{side: None}) in unique
-        for side, word in zip(look._fields, look, strict=True)
+        word is not None and appearance._replace(**{side: None}) in unique
+        for side, word in zip(appearance._fields, appearance, strict=True)
     )
 
 
 def _all_of(
-    generator: np.random.Generator, known: dict[Appearance, Matches], things: int
+    generator: np.random.Generator, known: dict[Appearance, Matches], count: int
 ) -> Iterator[TextQuery]:
-    """Yield queries for several but not all things, by descriptions of one to three words."""
-    looks = [
-        look
-        for look, matches in known.items()
-        if 2 <= len(matches.things) < things and not matches.ambiguous and 1 <= _length(look) <= 3
+    """Yield queries for several but not all objects, by descriptions of one to three words."""
+    appearances = [
+        appearance
+        for appearance, matches in known.items()
+        if 2 <= len(matches.objects) < count
+        and not matches.ambiguous
+        and 1 <= _length(appearance) <= 3
     ]
-    for i in generator.permutation(len(looks)).tolist():
-        targets = known[looks[i]].things
-        text = descriptions.describe_all(generator, looks[i], pair=len(targets) == 2)
+    for i in generator.permutation(len(appearances)).tolist():
+        targets = known[appearances[i]].objects
+        text = descriptions.describe_all(generator, appearances[i], pair=len(targets) == 2)
         yield TextQuery(text, targets, "several")
 
 
 def _by_size(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
+    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Yield queries for the largest or smallest thing of a description without size."""
-    looks = [
-        look
-        for look, matches in known.items()
-        if len(matches.things) >= 2 and look.size is None and _length(look) <= 2
+    """Yield queries for the largest or smallest object of a description without size."""
+    appearances = [
+        appearance
+        for appearance, matches in known.items()
+        if len(matches.objects) >= 2 and appearance.size is None and _length(appearance) <= 2
     ]
-    for i in generator.permutation(len(looks)).tolist()[:LOOKS_TRIED]:
+    for i in generator.permutation(len(appearances)).tolist()[:APPEARANCES_TRIED]:
         which = str(generator.choice(list(EXTREMES)))
-        candidates = known[looks[i]].things
-        found = descriptions.extreme([things[number] for number in candidates], which)
+        candidates = known[appearances[i]].objects
+        found = descriptions.extreme([objects[number] for number in candidates], which)
         if found is not None:
-            text = descriptions.describe_one(generator, looks[i], which)
+            text = descriptions.describe_one(generator, appearances[i], which)
             yield TextQuery(text, (candidates[found],), "size")
 
 
 def _by_relation(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
+    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Yield queries for one of several matching things, by a relation that only it satisfies."""
-    for look, relation, anchor in _pairings(generator, known):
-        anchor_number = known[anchor].things[0]
-        candidates = [number for number in known[look].things if number != anchor_number]
+    """Yield queries for one of several matching objects, by a relation that only it satisfies."""
+    for appearance, relation, anchor in _pairings(generator, known):
+        anchor_number = known[anchor].objects[0]
+        candidates = [number for number in known[appearance].objects if number != anchor_number]
         if len(candidates) < 2:
             continue
-        others = [things[number] for number in candidates]
+        others = [objects[number] for number in candidates]
         if relation == "nearest":
-            found = descriptions.nearest(others, things[anchor_number])
+            found = descriptions.nearest(others, objects[anchor_number])
         else:
             results = [
-                descriptions.satisfies(thing, relation, things[anchor_number]) for thing in others
+                descriptions.satisfies(candidate, relation, objects[anchor_number])
+                for candidate in others
             ]
             unique = results.count(True) == 1 and None not in results
             found = results.index(True) if unique else None
         if found is not None:
-            text = descriptions.describe_relation(generator, look, relation, anchor)
+            text = descriptions.describe_relation(generator, appearance, relation, anchor)
             yield TextQuery(text, (candidates[found],), "relation")
 
 
-def _relation_of_none(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
+def _absent_relation(
+    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Yield queries with a relation that none of the matching things satisfies."""
-    for look, relation, anchor in _pairings(generator, known):
-        anchor_number = known[anchor].things[0]
-        if relation == "nearest" or anchor_number in known[look].things:
+    """Yield queries with a relation that none of the matching objects satisfies."""
+    for appearance, relation, anchor in _pairings(generator, known):
+        anchor_number = known[anchor].objects[0]
+        if relation == "nearest" or anchor_number in known[appearance].objects:
             continue
         if all(
-            descriptions.satisfies(things[number], relation, things[anchor_number]) is False
-            for number in known[look].things
+            descriptions.satisfies(objects[number], relation, objects[anchor_number]) is False
+            for number in known[appearance].objects
         ):
-            text = descriptions.describe_relation(generator, look, relation, anchor)
+            text = descriptions.describe_relation(generator, appearance, relation, anchor)
             yield TextQuery(text, (), "absent")
 
 
 def _pairings(
     generator: np.random.Generator, known: dict[Appearance, Matches]
 ) -> Iterator[tuple[Appearance, str, Appearance]]:
-    """Yield triples: description of several things, relation, and description of one thing."""
-    looks = [
-        look
-        for look, matches in known.items()
-        if len(matches.things) >= 2 and not matches.ambiguous and 1 <= _length(look) <= 3
+    """Yield triples: description of several objects, relation, and description of one object."""
+    appearances = [
+        appearance
+        for appearance, matches in known.items()
+        if len(matches.objects) >= 2 and not matches.ambiguous and 1 <= _length(appearance) <= 3
     ]
     anchors = [
-        look
-        for look, matches in known.items()
-        if len(matches.things) == 1 and not matches.ambiguous and _length(look) <= 3
+        appearance
+        for appearance, matches in known.items()
+        if len(matches.objects) == 1 and not matches.ambiguous and _length(appearance) <= 3
     ]
-    if not looks or not anchors:
+    if not appearances or not anchors:
         return
     for _ in range(RELATIONS_TRIED):
         relation = str(generator.choice(list(RELATIONS), p=RELATION_ODDS))
         yield (
-            looks[int(generator.integers(len(looks)))],
+            appearances[int(generator.integers(len(appearances)))],
             relation,
             anchors[int(generator.integers(len(anchors)))],
         )
 
 
-def _look_of_none(
-    generator: np.random.Generator, things: Sequence[Thing], known: dict[Appearance, Matches]
+def _absent_appearance(
+    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
 ) -> Iterator[TextQuery]:
-    """Yield queries that match nothing and differ in one word from a thing's description.
+    """Yield queries that match nothing and differ in one word from an object's description.
 
-    The word is usually one that matches another thing.
+    The word is usually one that matches another object.
     """
-    for look in _unique(generator, known):
-        if _length(look) < 2:
+    for appearance in _unique(generator, known):
+        if _length(appearance) < 2:
             continue
         swaps, odds = [], []
-        for side, word, words in zip(look._fields, look, WORDS, strict=True):
+        for side, word, words in zip(appearance._fields, appearance, WORDS, strict=True):
             for other in words if word is not None else ():
-                swapped = look._replace(**{side: other})
-                if other != word and find_matches(things, swapped) == Matches((), False):
+                swapped = appearance._replace(**{side: other})
+                if other != word and find_matches(objects, swapped) == Matches((), False):
                     swaps.append(swapped)
                     odds.append(3.0 if Appearance(**{side: other}) in known else 1.0)
         if swaps:

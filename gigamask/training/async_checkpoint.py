@@ -100,7 +100,7 @@ class AsyncCheckpointer:
     def _snapshot(self, state: TrainState) -> checkpoint.Snapshot | None:
         """Return a copy of the state in the main process; others only contribute their shards."""
         snapshot = (
-            checkpoint.Snapshot.of(state)
+            checkpoint.Snapshot.from_state(state)
             if self._world.is_main or is_sharded(state.model)
             else None
         )
@@ -113,7 +113,7 @@ class AsyncCheckpointer:
         except OSError as error:
             self._log(
                 f"step {self._step} {failure}: {error}",
-                {"step": self._step, "unsaved": str(error)},
+                {"step": self._step, "save_failed": str(error)},
             )
             return None
 

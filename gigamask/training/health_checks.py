@@ -21,14 +21,14 @@ class HealthChecks:
         config: The configuration.
         logger: Logs the findings.
         seen: Number of samples so far.
-        rejected: Names of the unreadable ones.
+        skipped_samples: Names of the unreadable ones.
         skipped_in_a_row: Number of steps skipped since the last update.
     """
 
     config: TrainConfig
     logger: MetricsLogger
     seen: int = 0
-    rejected: set[str] = field(default_factory=set)
+    skipped_samples: set[str] = field(default_factory=set)
     skipped_in_a_row: int = 0
 
     def check(self, step: int, batches: Sequence[BatchProtocol], skipped: bool) -> None:
@@ -43,26 +43,26 @@ class HealthChecks:
             GigamaskError: Too many samples are unreadable, or too many steps in a row are skipped.
         """
         for batch in batches:
-            self.seen += len(batch.names) + len(batch.rejected)
-            for sample in batch.rejected:
-                if sample.name not in self.rejected:
-                    self.rejected.add(sample.name)
+            self.seen += len(batch.names) + len(batch.skipped)
+            for sample in batch.skipped:
+                if sample.name not in self.skipped_samples:
+                    self.skipped_samples.add(sample.name)
                     self.logger.write(
-                        {"step": step, "rejected": sample.name, "reason": sample.reason}
+                        {"step": step, "skipped_sample": sample.name, "reason": sample.reason}
                     )
                     self.logger.print(f"skipped sample: {sample.reason}")
-        limit = self.config.max_bad_share
-        if len(self.rejected) > max(1, limit * max(self.seen, MIN_SAMPLES)):
+        limit = self.config.max_bad_fraction
+        if len(self.skipped_samples) > max(1, limit * max(self.seen, MIN_SAMPLES)):
             raise GigamaskError(
-                f"{self.config.out}: {len(self.rejected)} of {self.seen} samples are unreadable, "
-                f"more than {limit:.1%}; repair the data, or raise --max-bad-share"
+                f"{self.config.out}: {len(self.skipped_samples)} of {self.seen} samples are "
+                f"unreadable, more than {limit:.1%}; repair the data, or raise --max-bad-fraction"
             )
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
             names = (
                 ", ".join(name for batch in batches for name in batch.names) or "no readable sample"
             )
-            self.logger.write({"step": step, "skipped": names})
+            self.logger.write({"step": step, "skipped_step": names})
             self.logger.print(
                 f"step {step} skipped: its gradient is not finite, or it has no mask: {names}"
             )

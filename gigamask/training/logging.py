@@ -140,7 +140,7 @@ class MetricsLogger:
         is_cuda = self._device.type == "cuda"
         event = {
             "step": self._first_step,
-            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": torch.cuda.get_device_name(self._device) if is_cuda else self._device.type,
             "processes": processes,
         }
@@ -149,7 +149,7 @@ class MetricsLogger:
             for path in manifest.list_checkpoints(Path(self._config.out) / "checkpoints")
             if path.name > f"step_{self._first_step:08d}"
         ]
-        self.write(event | ({"damaged": newer} if newer else {}))
+        self.write(event | ({"corrupt_checkpoints": newer} if newer else {}))
 
     def time_data(self, batches: Iterable[Batches]) -> Iterator[Batches]:
         """Yield the batches, and measure the wait for each."""
@@ -215,7 +215,7 @@ class MetricsLogger:
             {
                 "step": step,
                 "evaluation": {name: round(value, 6) for name, value in scores.items()},
-                "worries": evaluation.warnings,
+                "warnings": evaluation.warnings,
                 "seconds": round(seconds, 3),
             }
         )

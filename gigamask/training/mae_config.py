@@ -61,7 +61,7 @@ class MAETrainConfig(ImageTrainConfig):
         return SampleConfig(
             image_size=self.model.image_size,
             mask_size=1,
-            masks=False,
+            with_masks=False,
             augment=loader.augment,
             color_jitter=loader.color_jitter,
             half_scale=loader.half_scale,

@@ -32,25 +32,21 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override] (no closure)
-        """Update every matrix; each must have a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
-                by_shape[parameter.shape].append(parameter)
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
             for (rows, columns), parameters in by_shape.items():
-                updates = torch.stack(
-                    [
-                        self._nesterov(p, p.grad, group["momentum"])
-                        for p in parameters
-                        if p.grad is not None
-                    ]
-                )
+                updates = torch.stack([self._nesterov(p, group["momentum"]) for p in parameters])
                 lr = group["lr"] * max(1.0, rows / columns) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(newton_schulz(updates).unbind()), alpha=-lr)
 
-    def _nesterov(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        state = self.state[parameter]
+    def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         state["momentum_buffer"].lerp_(gradient, 1 - momentum)

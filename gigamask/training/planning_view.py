@@ -22,17 +22,17 @@ class PlanningView:
         run: The configuration.
         masks_per_image: Largest number of masks per image to train on.
         masks_per_chunk: Masks per forward pass of the decoder.
-        mines: Whether a forward pass over all masks selects those to train on.
+        uses_mining: Whether a forward pass over all masks selects those to train on.
         activation_checkpointing: N if every n-th encoder block is recomputed; 0 if none is.
     """
 
     run: Any
     masks_per_image: int = 0
     masks_per_chunk: int = 0
-    mines: bool = False
+    uses_mining: bool = False
     activation_checkpointing: int = 0
 
-    def measured(
+    def measured_config(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
     ) -> Any:
         """Return the configuration whose step is measured.
@@ -55,7 +55,7 @@ class PlanningView:
         """
         return []
 
-    def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
+    def smaller_config(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
         """Return a smaller configuration whose measurement suffices to plan this one.
 
         Args:
@@ -75,7 +75,7 @@ class MaskPlanningView(PlanningView):
     run: Any
 
     @classmethod
-    def of(cls, run: Any) -> MaskPlanningView:
+    def from_config(cls, run: Any) -> MaskPlanningView:
         """Return the view of a configuration."""
         masks = 1 if run.items == "mask" else run.loader.max_masks
         return cls(
@@ -86,7 +86,7 @@ class MaskPlanningView(PlanningView):
             run.activation_checkpointing,
         )
 
-    def measured(
+    def measured_config(
         self, abridge: Callable[[PromptSchedule], PromptSchedule], recompute: bool = True
     ) -> Any:
         """Return the configuration with fewer rounds and without mining.
@@ -113,7 +113,7 @@ class MaskPlanningView(PlanningView):
             [(f"--activation-checkpointing {n}", {"activation_checkpointing": n}) for n in finer],
         ]
 
-    def reduced(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
+    def smaller_config(self, known: Any) -> tuple[Literal["encoder", "rounds"], Any] | None:
         """Return a configuration with one mask, or one encoder block, if that part is known."""
         run, known_view = self.run, known.planning
         if (

@@ -96,8 +96,14 @@ class SamTrainConfig(ImageTrainConfig):
         from gigamask.training.tasks import SamTask
 
         mining = None if isinstance(self.mining, NoMining) else self.mining
-        precision, full = choose_precision(self.precision, device), self.loader.target == "full"
-        return SamTask(self.prompts, self.loss, self.masks_per_chunk, precision, full, mining)
+        return SamTask(
+            self.prompts,
+            self.loss,
+            self.masks_per_chunk,
+            choose_precision(self.precision, device),
+            full_resolution=self.loader.target == "full",
+            mining=mining,
+        )
 
     @property
     def items(self) -> Literal["image", "mask"]:
@@ -107,14 +113,14 @@ class SamTrainConfig(ImageTrainConfig):
     @property
     def uses_strata(self) -> bool:
         """Whether mining ranks masks within the sampler's strata."""
-        return self.mining.by_sampler
+        return self.mining.use_sampler_strata
 
     @property
     def planning(self) -> MaskPlanningView:
         """The configuration as `gigamask plan` sees it."""
         from gigamask.training.planning_view import MaskPlanningView
 
-        return MaskPlanningView.of(self)
+        return MaskPlanningView.from_config(self)
 
     @property
     def random_spec(self) -> RandomSpec:

@@ -79,7 +79,7 @@ class StepMetrics:
         )
         self.counts[batch.batch_index] += is_of_image.sum(1, dtype=self.counts.dtype)
 
-    @profile_range("exchange")
+    @profile_range("all_reduce")
     def all_reduce(self, world: World, *others: Tensor) -> None:
         """Sum over all processes.
 

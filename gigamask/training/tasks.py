@@ -34,8 +34,8 @@ class SamTask(Task):
         loss: The loss of a round.
         masks_per_chunk: Masks decoded at once.
         precision: Precision of the model.
-        full: Whether losses and clicks use the grid of the batch's masks, to which the logits are
-            upsampled, instead of the model's low-resolution grid.
+        full_resolution: Whether losses and clicks use the grid of the batch's masks, to which the
+            logits are upsampled, instead of the model's low-resolution grid.
         mining: Chooses the masks to train on; None trains on all.
     """
 
@@ -43,7 +43,7 @@ class SamTask(Task):
     loss: Loss
     masks_per_chunk: int
     precision: Precision = "fp32"
-    full: bool = False
+    full_resolution: bool = False
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
 
     def compute_losses(
@@ -114,7 +114,7 @@ class SamTask(Task):
             part: Range of its masks.
             mask_prompt_size: Side of the model's low-resolution grid.
         """
-        targets = targets_from_batch(batch, part, mask_prompt_size, self.full)
+        targets = targets_from_batch(batch, part, mask_prompt_size, self.full_resolution)
         random_inputs = select_random_inputs(batch.random_inputs, part)
         if self.loss.num_uniforms:
             shift = random_inputs.clicks[:, self.schedule.num_uniforms]
@@ -151,7 +151,7 @@ def _resize_logits(logits: Float[Tensor, "m k g g"], side: int) -> Float[Tensor,
 
 
 def targets_from_batch(
-    batch: Batch, part: slice, mask_prompt_size: int, full: bool = False
+    batch: Batch, part: slice, mask_prompt_size: int, full_resolution: bool = False
 ) -> Targets:
     """Return the targets of some masks of a batch.
 
@@ -159,15 +159,15 @@ def targets_from_batch(
         batch: The batch.
         part: Range of its masks.
         mask_prompt_size: Side of the model's low-resolution grid.
-        full: Whether to keep the grid of the batch's masks; otherwise masks on a finer grid are
-            averaged over the cells of the low-resolution one.
+        full_resolution: Whether to keep the grid of the batch's masks; otherwise masks on a finer
+            grid are averaged over the cells of the low-resolution one.
 
     Raises:
         GigamaskError: The finer grid is not a multiple of the low-resolution one.
     """
     dense = batch.dense(part.start, part.stop)
-    image_size, mask_size = batch.images.shape[-1], batch.mask_size if full else mask_prompt_size
-    scale = image_size / mask_size
+    mask_size = batch.mask_size if full_resolution else mask_prompt_size
+    scale = batch.images.shape[-1] / mask_size
     masks = dense if batch.mask_size == mask_size else _average(dense, mask_size)
     centers = (torch.arange(mask_size, device=dense.device) + 0.5) * scale
     heights, widths = batch.input_sizes[batch.mask_image[part]].unbind(1)
@@ -197,7 +197,7 @@ def select_random_inputs(random_inputs: RandomInputs, part: slice) -> RandomInpu
     """
     return replace(
         random_inputs,
-        first=random_inputs.first[part],
+        first_prompt=random_inputs.first_prompt[part],
         clicks=random_inputs.clicks[part],
         box_noise=random_inputs.box_noise[part],
     )

@@ -77,7 +77,7 @@ TABLES: dict[str, dict[str, list[str]]] = {
     "mining": {
         "none": [],
         "ohem": ["--mining", "ohem"],
-        "ohem_in_strata": ["--mining", "ohem", "--mining.within", "granularity"],
+        "ohem_in_strata": ["--mining", "ohem", "--mining.group-by", "granularity"],
         "pixels": ["--loss.ohem-pixel-ratio", "0.25", "--loss.ohem-min-pixels", "500"],
     },
 }
@@ -207,7 +207,7 @@ def run(
     out: str,
     steps: int | None,
     seeds: int,
-    at_once: int,
+    parallel_runs: int,
 ) -> dict[str, Any]:
     """Train and score every variant with every seed, and print the table of scores.
 
@@ -219,7 +219,7 @@ def run(
         out: Output folder; `ablation.md` and `ablation.json` are written to it.
         steps: Steps per run; None means the recipe's.
         seeds: Runs per variant, with seeds 0, 1, ...
-        at_once: Runs to train in parallel.
+        parallel_runs: Number of runs to train in parallel.
 
     Returns:
         The contents of `ablation.json`; failed runs are listed under "faults" and summarized in one
@@ -228,7 +228,7 @@ def run(
     Raises:
         GigamaskError: An argument is invalid, or a folder contains a different run.
     """
-    check_at_least(1, seeds=seeds, at_once=at_once)
+    check_at_least(1, seeds=seeds, parallel_runs=parallel_runs)
     check_at_least(1, **({} if test.images is None else {"images": test.images}))
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
@@ -236,7 +236,7 @@ def run(
         indexes.find_tars(list(paths))
     variants = load_table(table, recipe)
     arguments = [recipe, "--data", *data, *([] if steps is None else ["--steps", str(steps)])]
-    threads = max(1, torch.get_num_threads() // at_once) if at_once > 1 else None
+    threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
     trainings = plan_runs(variants, arguments, out, seeds, threads)
     train_index, test_index = (
         indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test.paths)
@@ -248,7 +248,7 @@ def run(
         data=str(train_index.folder.absolute()),
         test=replace(test, paths=(str(test_index.folder.absolute()),)),
     )
-    scores = worker_pool.parallel_map(score, trainings, at_once)
+    scores = worker_pool.parallel_map(score, trainings, parallel_runs)
     result: dict[str, Any] = {
         "table": table,
         "recipe": recipe,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gigamask.workflows.opening import Paths, open_index, path_list
+from gigamask.workflows.open_data import Paths, open_index, path_list
 
 if TYPE_CHECKING:
     from gigamask.training.config import TrainConfig

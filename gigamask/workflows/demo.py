@@ -54,11 +54,11 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
     model = load_model(out)
     rows = track(range(len(test)), "evaluate", transient=True)
     result = clicks.evaluate_clicks(model, test, MaskFilters(max_area=None), rows=rows)
-    sheets = figures.write_sheets(model, test, result, folder / "pictures")
+    paths = figures.write_figures(model, test, result, folder / "pictures")
     elapsed_s = round(time.perf_counter() - start_s, 1)
     summary = result.summary() | {"step": state.step, "elapsed_s": elapsed_s}
     (folder / "evaluation.json").write_text(json.dumps(summary, indent=1) + "\n")
-    typical = next(path for path in sheets if path.stem == "typical")
+    typical = next(path for path in paths if path.stem == "typical")
     picture, report = folder / "report.png", folder / page.REPORT
     picture.write_bytes(typical.read_bytes())
     recipe_texts = {folder.name: config_files.config_as_text(recipe)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigamask.workflows.opening import Paths, opened, path_list
+from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
@@ -111,7 +111,8 @@ def score(
     def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
         options.check()
         recall = proposals.ProposalRecall(proposals.proposal_config(options.points_per_side))
-        return load_model(weights, options.device), stack.enter_context(opened(data)), recall
+        model = load_model(weights, options.device)
+        return model, stack.enter_context(open_or_build_temporary(data)), recall
 
     model, index, recall = world.main_first(begin)
     count = len(index) if options.images is None else min(options.images, len(index))
@@ -130,7 +131,7 @@ def score(
     if not world.is_main:
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
-    described = {"weights": name, "data": list(path_list(data)), "rejected": result.rejected}
+    described = {"weights": name, "data": list(path_list(data)), "skipped": result.skipped}
     summary = result.summary() | described
     if options.automatic:
         summary["automatic"] = recall.summary()

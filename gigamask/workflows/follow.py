@@ -99,8 +99,12 @@ def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any
         lambda: model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path),
     ).detach()
     part = slice(0, min(config.masks_per_chunk, len(batch.mask_image)))
-    full = config.loader.target == "full"
-    task = SamTask(config.prompts, config.loss, config.masks_per_chunk, full=full)
+    task = SamTask(
+        config.prompts,
+        config.loss,
+        config.masks_per_chunk,
+        full_resolution=config.loader.target == "full",
+    )
     targets, random_inputs = task.make_targets(batch, part, config.model.mask_size)
     decode = make_decoder(model, embedding, batch.mask_image[part], "fp32", targets.masks.shape[-1])
     rounds = run_rounds(decode, targets, config.prompts, random_inputs, batch.mask_only_round_u)

@@ -124,11 +124,11 @@ def plan(
     return make_plan(config, Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib))
 
 
-def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
+def make_plan(config: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
     """Plan a run, and search for changes if it does not fit.
 
     Args:
-        run: The configuration; data, weights and a folder are not needed.
+        config: The configuration; data, weights and a folder are not needed.
         hardware: The GPUs to plan for.
 
     Returns:
@@ -137,39 +137,41 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
     Raises:
         GigamaskError: The run is not possible with these values.
     """
-    run = resolve(run, hardware)
-    split = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size)
-    step_flops = count_flops(run)
-    result = dry_run(run, device_of(run), split.micro_batch_size)
-    phases = bytes_by_phase(run, hardware, result)
+    config = resolve(config, hardware)
+    split = BatchSplit.from_batch_size(
+        config.batch_size, config.micro_batch_size, hardware.cluster.size
+    )
+    step_flops = count_flops(config)
+    result = dry_run(config, device_of(config), split.micro_batch_size)
+    phases = bytes_by_phase(config, hardware, result)
     peak_phase, peak_bytes = memory_plan.peak_phase(phases)
     flops = {
         "encoder": sum(step_flops.encoder),
         "rounds": sum(step_flops.masks),
-        "recomputed": step_flops.recomputed(recompute_interval(run, result)),
-        "mining": step_flops.forward if run.planning.mines else 0.0,
+        "recomputed": step_flops.recomputed(recompute_interval(config, result)),
+        "mining": step_flops.forward if config.planning.uses_mining else 0.0,
     }
-    image_flops, masks = sum(flops.values()), run.planning.masks_per_image
+    image_flops, masks = sum(flops.values()), config.planning.masks_per_image
     found: dict[str, Any] = {
-        "recipe": run.recipe,
-        "device": device_of(run),
-        "precision": run.precision,
+        "recipe": config.recipe,
+        "device": device_of(config),
+        "precision": config.precision,
         "gpu": hardware.gpu and asdict(hardware.gpu),
         "world": asdict(hardware.cluster),
-        "parallel": run.parallel,
-        "batch": run.batch_size,
+        "parallel": config.parallel,
+        "batch": config.batch_size,
         "batch_split": asdict(split),
         "masks": masks,
-        "masks_per_chunk": min(masks * split.micro_batch_size, run.planning.masks_per_chunk),
+        "masks_per_chunk": min(masks * split.micro_batch_size, config.planning.masks_per_chunk),
         "rounds": step_flops.rounds,
         "parameters": result.parameters[0],
         "trained": result.parameters[1],
         "phases": phases,
         "peak_phase": peak_phase,
         "peak_bytes": peak_bytes,
-        "flops_an_image": flops,
-        "flops_a_step": image_flops * run.batch_size,
-        "steps": run.steps,
+        "flops_per_image": flops,
+        "flops_per_step": image_flops * config.batch_size,
+        "steps": config.steps,
     }
     if hardware.gpu is not None:
         fits = peak_bytes <= hardware.available_bytes
@@ -177,17 +179,19 @@ def make_plan(run: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
             "available_bytes": hardware.available_bytes,
             "spare_gib": hardware.spare_gib,
             "fits": fits,
-            "time": training_hours(run, hardware, image_flops * split.images),
-            "changes": [] if fits else suggest_changes(run, hardware, step_flops, result),
+            "time": training_hours(config, hardware, image_flops * split.images),
+            "changes": [] if fits else suggest_changes(config, hardware, step_flops, result),
         }
     return found
 
 
-def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> list[dict[str, Any]]:
+def training_hours(
+    config: ImageTrainConfig, hardware: Hardware, flops: float
+) -> list[dict[str, Any]]:
     """Return the hours of a run at the given efficiency, or else at published ones.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         hardware: The hardware, with a GPU.
         flops: FLOPs of a step on the busiest process.
 
@@ -195,25 +199,25 @@ def training_hours(run: ImageTrainConfig, hardware: Hardware, flops: float) -> l
         A record per efficiency.
     """
     assert hardware.gpu is not None
-    efficiencies = memory_plan.PUBLISHED.get(run.command, {}) | memory_plan.TARGET
+    efficiencies = memory_plan.PUBLISHED.get(config.command, {}) | memory_plan.TARGET
     if hardware.efficiency is not None:
         efficiencies = {"as given": hardware.efficiency}
     return memory_plan.training_hours(
         flops,
-        run.steps,
+        config.steps,
         hardware.gpu,
-        run.precision,
+        config.precision,
         hardware.cluster,
         efficiencies,
         hardware.price,
     )
 
 
-def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
+def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     """Check a run against the hardware.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         hardware: The hardware.
 
     Returns:
@@ -223,60 +227,65 @@ def resolve(run: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
         GigamaskError: The hardware cannot run it.
     """
     cluster, gpu = hardware.cluster, hardware.gpu
-    precision = choose_precision(run.precision, torch.device(device_of(run)))
-    checked = replace(run, data=run.data or ("none",), init=run.init or "none").check()
-    checked.sampler.check(run.batch_size, cluster.size, cluster.nodes)
-    if gpu is not None and device_of(run) == "cpu":
+    precision = choose_precision(config.precision, torch.device(device_of(config)))
+    checked = replace(config, data=config.data or ("none",), init=config.init or "none").check()
+    checked.sampler.check(config.batch_size, cluster.size, cluster.nodes)
+    if gpu is not None and device_of(config) == "cpu":
         raise GigamaskError(
             f"--gpu {gpu.name} with --device cpu: a plan is for one of them; remove one"
         )
-    if run.parallel != "ddp" and cluster.size == 1:
+    if config.parallel != "ddp" and cluster.size == 1:
         raise GigamaskError(
-            f"--parallel {run.parallel} shards over several GPUs, but --world has one; "
+            f"--parallel {config.parallel} shards over several GPUs, but --world has one; "
             "pass a larger --world, or remove --parallel"
         )
-    fsdp.check_mesh(run.parallel, cluster.nodes, cluster.gpus_per_node)
+    fsdp.check_mesh(config.parallel, cluster.nodes, cluster.gpus_per_node)
     if gpu is not None:
         gpu.peak(precision)
-    return replace(run, precision=precision)
+    return replace(config, precision=precision)
 
 
-def device_of(run: ImageTrainConfig) -> Device:
+def device_of(config: ImageTrainConfig) -> Device:
     """Return the device to plan for: a GPU, unless the configuration has `cpu`."""
-    return "cpu" if run.device == "cpu" else "cuda"
+    return "cpu" if config.device == "cpu" else "cuda"
 
 
 def bytes_by_phase(
-    run: ImageTrainConfig, hardware: Hardware, result: DryRun
+    config: ImageTrainConfig, hardware: Hardware, result: DryRun
 ) -> dict[str, dict[str, int]]:
     """Return the bytes that the busiest process holds in each phase of a step.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         hardware: The hardware.
         result: A dry run of it.
 
     Returns:
         Bytes by phase and kind.
     """
-    images = BatchSplit.of(run.batch_size, run.micro_batch_size, hardware.cluster.size).images
+    images = BatchSplit.from_batch_size(
+        config.batch_size, config.micro_batch_size, hardware.cluster.size
+    ).images
     with torch.device("meta"):
         batch = blank_batch(
-            run.sample_config, run.random_spec, images, images * run.planning.masks_per_image
+            config.sample_config,
+            config.random_spec,
+            images,
+            images * config.planning.masks_per_image,
         )
     return memory_plan.bytes_by_phase(
         result.state,
         result.peaks,
         result.activation_bytes,
         held_bytes(batch),
-        run.parallel,
+        config.parallel,
         hardware.cluster,
-        gathered=0.5 if run.precision in HALF_DTYPES else 1.0,
+        gathered=0.5 if config.precision in HALF_DTYPES else 1.0,
     )
 
 
 def suggest_changes(
-    run: ImageTrainConfig, hardware: Hardware, step_flops: StepFlops, result: DryRun
+    config: ImageTrainConfig, hardware: Hardware, step_flops: StepFlops, result: DryRun
 ) -> list[dict[str, Any]]:
     """Return the peak and the extra FLOPs of changes that lower memory.
 
@@ -284,7 +293,7 @@ def suggest_changes(
     is enough, the strongest change of every kind is tried together.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         hardware: The hardware, with a GPU.
         step_flops: FLOPs of an image.
         result: A dry run of it.
@@ -292,8 +301,8 @@ def suggest_changes(
     found: list[dict[str, Any]] = []
 
     def fits(flags: str, fields: dict[str, Any]) -> bool:
-        changed = replace(run, **fields)
-        changed_result = dry_run_change(run, changed, result)
+        changed = replace(config, **fields)
+        changed_result = dry_run_change(config, changed, result)
         phases = bytes_by_phase(changed, hardware, changed_result)
         peak = memory_plan.peak_phase(phases)[1]
         extra = step_flops.recomputed(recompute_interval(changed, changed_result))
@@ -302,7 +311,7 @@ def suggest_changes(
         found.append({"flags": flags, "peak_bytes": peak, "fits": enough, "more_flops": more})
         return enough
 
-    families = memory_options(run, hardware)
+    families = memory_options(config, hardware)
     for family in families:
         for flag, fields in family:
             if fits(flag, fields):
@@ -314,20 +323,20 @@ def suggest_changes(
     return found
 
 
-def dry_run_change(run: ImageTrainConfig, changed: ImageTrainConfig, result: DryRun) -> DryRun:
+def dry_run_change(config: ImageTrainConfig, changed: ImageTrainConfig, result: DryRun) -> DryRun:
     """Dry-run a changed run, reusing the parts of `result` that the change does not affect.
 
     The rounds do not depend on the encoder's depth, nor the encoder on the masks.
 
     Args:
-        run: The configuration of `result`.
+        config: The configuration of `result`.
         changed: The changed configuration.
-        result: A dry run of `run`.
+        result: A dry run of `config`.
     """
-    if changed is run:
+    if changed is config:
         return result
     device, images = device_of(changed), min(changed.micro_batch_size, result.images)
-    reduced = changed.planning.reduced(run)
+    reduced = changed.planning.smaller_config(config)
     if reduced is None:
         return dry_run(changed, device, images)
     phase, smaller = reduced
@@ -338,49 +347,51 @@ def dry_run_change(run: ImageTrainConfig, changed: ImageTrainConfig, result: Dry
 
 
 def memory_options(
-    run: ImageTrainConfig, hardware: Hardware
+    config: ImageTrainConfig, hardware: Hardware
 ) -> list[list[tuple[str, dict[str, Any]]]]:
     """Return the flags that lower a run's peak: for each kind, from the mildest to the strongest.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         hardware: The hardware.
 
     Returns:
         The options of each kind: a flag and the configuration fields that it changes.
     """
     cluster = hardware.cluster
-    micro = BatchSplit.of(run.batch_size, run.micro_batch_size, cluster.size).micro_batch_size
-    found = run.planning.memory_flags(micro)
+    micro = BatchSplit.from_batch_size(
+        config.batch_size, config.micro_batch_size, cluster.size
+    ).micro_batch_size
+    found = config.planning.memory_flags(micro)
     smaller = [count for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro]
     found.append(
         [(f"--micro-batch-size {count}", {"micro_batch_size": count}) for count in smaller]
     )
-    if run.parallel == "ddp" and cluster.size > 1 and run.optimizer.supports_sharding:
+    if config.parallel == "ddp" and cluster.size > 1 and config.optimizer.supports_sharding:
         found.append([("--parallel fsdp", {"parallel": "fsdp"})])
-    elif run.parallel == "ddp" and type(run.optimizer) is AdamW:
+    elif config.parallel == "ddp" and type(config.optimizer) is AdamW:
         found.append([("--optimizer adamw8bit", {"optimizer": AdamW8bit()})])
     return [family for family in found if family]
 
 
-def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
+def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
     """Run one training step with fake tensors, on one micro-batch.
 
     Args:
-        run: The configuration, after `resolve`.
+        config: The configuration, after `resolve`.
         device: The device to plan for, `cuda` or `cpu`.
         images: Number of images in the micro-batch.
 
     Returns:
         The memory of the step.
     """
-    optimizer = run.optimizer
+    optimizer = config.optimizer
     state_bytes = optimizer.state_bytes if optimizer.state_bytes(1) is not None else None
     if state_bytes is not None:  # its kernels need real memory
-        run = replace(run, optimizer=AdamW(grad_clip=optimizer.grad_clip))
-    masks = images * run.planning.masks_per_image
-    shortened = run.planning.measured(ShortSchedule)
-    at_once = min(masks, run.planning.masks_per_chunk)
+        config = replace(config, optimizer=AdamW(grad_clip=optimizer.grad_clip))
+    masks = images * config.planning.masks_per_image
+    shortened = config.planning.measured_config(ShortSchedule)
+    at_once = min(masks, config.planning.masks_per_chunk)
     model = shortened.build("meta")
     with fake_tensors(device) as tracker:
         state = TrainState.from_model(to_fake(model, device), shortened)
@@ -388,22 +399,24 @@ def dry_run(run: ImageTrainConfig, device: Device, images: int) -> DryRun:
         for each in state.optimizers:  # creates the optimizer state
             each.step()
         phase_peaks = PhasePeaks(tracker)
-        batches = PhaseBatches([blank_batch(run.sample_config, run.random_spec, images, at_once)])
+        batches = PhaseBatches(
+            [blank_batch(config.sample_config, config.random_spec, images, at_once)]
+        )
         batches.enter = phase_peaks.enter
         held, parameters = bytes_of_state(state, state_bytes), list(model.parameters())
         trained = sum(each.numel() for each in parameters if each.requires_grad)
-        if run.parallel != "ddp" and run.precision in HALF_DTYPES:
-            use_gathered_weights(blocks_of(model), HALF_DTYPES[run.precision])
+        if config.parallel != "ddp" and config.precision in HALF_DTYPES:
+            use_gathered_weights(blocks_of(model), HALF_DTYPES[config.precision])
         inner = shortened.task(torch.device("cpu"))
         task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
         phase_peaks.start()
-        step(task, state, batches, images, 0.0, run.optimizer.grad_clip)
+        step(task, state, batches, images, 0.0, config.optimizer.grad_clip)
         phase_peaks.enter("update")
         counts = sum(each.numel() for each in parameters), trained
         return DryRun(images, phase_peaks.peaks, phase_peaks.activation_bytes, held, counts)
 
 
-def count_flops(run: ImageTrainConfig) -> StepFlops:
+def count_flops(config: ImageTrainConfig) -> StepFlops:
     """Count the FLOPs of one image with the recipe's number of masks."""
     schedules: list[ShortSchedule] = []
 
@@ -414,13 +427,13 @@ def count_flops(run: ImageTrainConfig) -> StepFlops:
     def rounds() -> int:
         return max(schedules[0].round_counts) if schedules else 0
 
-    shortened = replace(run.planning.measured(shorten, recompute=False), precision="fp32")
-    masks = run.planning.masks_per_image
-    at_once = min(masks, run.planning.masks_per_chunk)
+    shortened = replace(config.planning.measured_config(shorten, recompute=False), precision="fp32")
+    masks = config.planning.masks_per_image
+    at_once = min(masks, config.planning.masks_per_chunk)
     model, meter = shortened.build("meta"), FlopMeter()
     freeze(model, shortened.freeze)
     meter.watch(blocks_of(model))
-    batch = blank_batch(run.sample_config, run.random_spec, 1, at_once).to("meta")
+    batch = blank_batch(config.sample_config, config.random_spec, 1, at_once).to("meta")
     task = PhaseTask(shortened.task(torch.device("meta")), meter.enter)
     totals = StepMetrics.zero(1, torch.empty(0, device="meta"))
     with FakeScalars():
@@ -431,14 +444,14 @@ def count_flops(run: ImageTrainConfig) -> StepFlops:
         )
 
 
-def recompute_interval(run: ImageTrainConfig, result: DryRun) -> int:
+def recompute_interval(config: ImageTrainConfig, result: DryRun) -> int:
     """Return the interval of recomputed blocks, or 0 if the encoder is frozen.
 
     Args:
-        run: The configuration.
+        config: The configuration.
         result: A dry run of it.
     """
-    return run.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
+    return config.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

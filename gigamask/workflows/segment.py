@@ -28,9 +28,9 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
+from gigamask.datatools.image_files import to_jpeg
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
-from gigamask.datatools.pictures import to_jpeg
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.embedding_cache import digest_weights
@@ -86,14 +86,14 @@ class Output:
 
 @dataclass
 class SegmentCounts:
-    """Counts of images, masks and tars; `kept` and `tars_kept` count those done before."""
+    """Counts of images, masks and tars; `existing` and `existing_tars` count those done before."""
 
     images: int = 0
     masks: int = 0
-    kept: int = 0
+    existing: int = 0
     tars: list[str] = field(default_factory=list)
-    tars_kept: int = 0
-    rejected: list[SkippedSample] = field(default_factory=list)
+    existing_tars: int = 0
+    skipped: list[SkippedSample] = field(default_factory=list)
 
 
 def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
@@ -110,7 +110,7 @@ def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], l
         GigamaskError: There are no images, or two would have the same JSON.
     """
     images: list[InputImage] = []
-    rejected: list[SkippedSample] = []
+    skipped: list[SkippedSample] = []
     for path in paths:
         files, others = _split(path)
         for file in files:
@@ -119,9 +119,9 @@ def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], l
         if others:
             index = indexes.open_or_build(others, scratch)
             for part in index.manifest.parts:
-                rejected += part.left_out.rejected
+                skipped += part.left_out.skipped
             images += _indexed_images(index, path)
-    if not images and not rejected:
+    if not images and not skipped:
         raise GigamaskError("IMAGE is required: images, folders of images, tars, globs or an index")
     names: dict[str, str] = {}
     for source in images:
@@ -131,7 +131,7 @@ def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], l
                 f"{source.path}.json; segment them with different --out"
             )
         names[source.path] = source.name
-    return images, rejected
+    return images, skipped
 
 
 def _split(path: str) -> tuple[list[str], list[str]]:
@@ -221,15 +221,15 @@ def segment(
     output = Output(Path(out), to_shards, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device), **generator)
     with tempfile.TemporaryDirectory() as scratch:
-        inputs, rejected = find_images(paths, scratch)
-        return segment_all(inputs, masks, output, rejected)
+        inputs, skipped = find_images(paths, scratch)
+        return segment_all(inputs, masks, output, skipped)
 
 
 def segment_all(
     images: Sequence[InputImage],
     generator: SamAutomaticMaskGenerator,
     output: Output,
-    rejected: Sequence[SkippedSample] = (),
+    skipped: Sequence[SkippedSample] = (),
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
     """Segment images, except those that already have a JSON.
@@ -238,7 +238,7 @@ def segment_all(
         images: The images.
         generator: Generates the masks.
         output: Output folders and formats.
-        rejected: Images that were skipped before.
+        skipped: Images that were skipped before.
         progress: Called as `progress(done, total)` after each image.
 
     Returns:
@@ -247,7 +247,7 @@ def segment_all(
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
     """
-    counts, done = SegmentCounts(rejected=list(rejected)), 0
+    counts, done = SegmentCounts(skipped=list(skipped)), 0
     ids, _ = image_ids([Path(source.path).name.removeprefix("sa_") for source in images])
     with lock_folder(output.out, STATE_FOLDER):
         _prepare_folder(output.out, generator)
@@ -258,7 +258,7 @@ def segment_all(
                 try:
                     is_new = _segment_one(source, number, generator, output, counts)
                 except CorruptSampleError as error:
-                    counts.rejected.append(SkippedSample(source.name, str(error)))
+                    counts.skipped.append(SkippedSample(source.name, str(error)))
                 else:
                     shard_images.append((source, number))
                     has_new |= is_new
@@ -270,12 +270,12 @@ def segment_all(
                 _write_shard(output.out, shard, shard_images, has_new, counts)
     if not counts.images:
         raise GigamaskError(
-            f"none of {len(counts.rejected)} images can be used, the first: "
-            f"{counts.rejected[0].reason}"
+            f"none of {len(counts.skipped)} images can be used, the first: "
+            f"{counts.skipped[0].reason}"
         )
-    skipped = [{"name": sample.name, "reason": sample.reason} for sample in counts.rejected]
-    names = ("images", "masks", "kept", "tars", "tars_kept")
-    return {name: getattr(counts, name) for name in names} | {"left_out": skipped}
+    reasons = [{"name": sample.name, "reason": sample.reason} for sample in counts.skipped]
+    names = ("images", "masks", "existing", "tars", "existing_tars")
+    return {name: getattr(counts, name) for name in names} | {"skipped": reasons}
 
 
 def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator) -> None:
@@ -331,7 +331,7 @@ def _segment_one(
         storage.write(picture, cv2.imencode(".png", bgr)[1].tobytes())
     counts.images += 1
     counts.masks += len(entry.masks)
-    counts.kept += not is_new
+    counts.existing += not is_new
     return is_new
 
 
@@ -405,7 +405,7 @@ def _write_shard(
         names = [f"sa_{number}.{end}" for _, number in images for end in ("jpg", "json")]
         with contextlib.suppress(GigamaskError):
             if tar.scan(path).names == names:
-                counts.tars_kept += 1
+                counts.existing_tars += 1
                 return
     try:
         tar.write(path, _members(out, images))

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gigamask.distributed.world import World
-    from gigamask.training.config import TrainConfig
     from gigamask.training.logging import Observer
     from gigamask.training.state import TrainState
-    from gigamask.workflows.opening import Paths
+    from gigamask.workflows.open_data import Paths
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_the_gpu_form_is_the_plain_form(shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 80)])
-def test_flash_attention_takes_the_gpu_form_and_is_close_to_the_truth(shape):
+def test_flash_attention_uses_the_gpu_form_and_is_close_to_float64(shape):
     """Asking for flash alone raises where its kernel cannot take the padded heads."""
     leaves = attention_leaves(*shape, dtype=torch.bfloat16)
     truth = answer_and_gradients(
@@ -356,7 +356,7 @@ def test_a_plan_is_what_the_device_holds(run, changes):
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(predicted, rel=0.1)
 
 
-def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_path):
+def test_profile_reports_kernel_times_and_allocator_bytes(run, tmp_path):
     """Backward passes launch from threads of their own; copies to the device are in no part."""
     told = []
 
@@ -380,6 +380,6 @@ def test_a_profile_tells_what_kernels_took_and_what_the_allocator_held(run, tmp_
     assert all(
         took[part] > 0 for part in ("encode", "rounds", "backward", "encoder backward", "optimizer")
     )
-    assert took["backward"] > took["exchange"]
+    assert took["backward"] > took["all_reduce"]
     assert sum(each.gpu_ms for each in operators) == pytest.approx(sum(took.values()))
     assert next(each.gpu_ms for each in operators if each.name == "aten::addmm") > 0

@@ -11,7 +11,7 @@ from gigamask.training import checkpoint
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that tell of updates."""
+    """The lines of metrics.jsonl that record updates."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "images_per_s" in line]
 

@@ -24,15 +24,15 @@ REPLACED = [
     (r"--images (\d{2,})", "--images 6", "the fewest scenes that make tars"),
     (r"--workers \d+", "--workers 1", "one core"),
     (r"--loader.workers \d+", "--loader.workers 0", "in this process"),
-    (r"--at-once \d", "--at-once 1", "one core"),
+    (r"--parallel-runs \d", "--parallel-runs 1", "one core"),
     (
         r"--model.image-size 512",
         "--model.image-size 128",
         "twice the small model's image size, as 512 is half of SAM's",
     ),
     (
-        r"(?<=--out disk/masks) --grid 256",
-        " --grid 32 --side 64",
+        r"(?<=--out disk/masks) --mask-size 256",
+        " --mask-size 32 --image-size 64",
         "the small model's mask size and image size",
     ),
     (r"--size 1024", "--size 64", "scenes are smaller than 1024 px"),

@@ -151,7 +151,8 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
 def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
     out = tmp_path / "beside"
     assert (
-        main([*command, "--out", str(out), "--seeds", "1", "--steps", "2", "--at-once", "2"]) == 0
+        main([*command, "--out", str(out), "--seeds", "1", "--steps", "2", "--parallel-runs", "2"])
+        == 0
     )
     ours, theirs = told(out), told(done)
     assert alike(
@@ -229,7 +230,7 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         (*command[:place], word, *command[place + 1 :]): message
         for (place, word), message in cases.items()
     }
-    wrong[(*command, "--at-once", "0")] = "--at-once must be at least 1"
+    wrong[(*command, "--parallel-runs", "0")] = "--parallel-runs must be at least 1"
     wrong[tuple(word for word in command if word != command[at["--test"]])] = "--test is required"
     for words, message in wrong.items():
         assert main(list(words)) == 2, words

@@ -63,8 +63,8 @@ def test_the_line_for_one_machine(scenes, tmp_path):
 
 
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
-    """torchrun starts all again when one was killed; when it is itself told to stop, they save, and
-    the same command goes on. Bit for bit."""
+    """torchrun starts all again when one was killed; when it is itself signaled to stop, they save,
+    and the same command goes on. Bit for bit."""
     words = [
         "train",
         LITTLE,
@@ -197,8 +197,8 @@ def both(*words: str) -> list[subprocess.Popen]:
 
 
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
-    """The other says what befell it, both where they stand; the same command alone ends as if
-    nothing had been, up to rounding."""
+    """The other process stops with an error, both print their stacks; the same command alone ends
+    as if nothing had been, up to rounding."""
     words = [
         "train",
         LITTLE,
@@ -229,7 +229,7 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     finally:
         for process in hanging:
             process.kill()
-    assert "in step\n" in said, "it stands in the step's exchange"
+    assert "in step\n" in said, "it stands in the step's all-reduce"
     assert "in hang\n" in told, "the hanging one stands where it hangs"
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
     for out in ("run", "whole"):

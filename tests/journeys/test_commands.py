@@ -162,8 +162,8 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
     assert json.loads(told.read_text())["masks"] > 0
 
 
-def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
-    sheets = tmp_path / "sheets"
+def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
+    figures = tmp_path / "figures"
     words = [
         "evaluate",
         str(trained),
@@ -172,7 +172,7 @@ def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
         "--images",
         "3",
         "--pictures",
-        str(sheets),
+        str(figures),
         "--json",
         str(tmp_path / "scores.json"),
     ]
@@ -213,7 +213,7 @@ def test_evaluate_writes_scores_and_sheets(trained, scenes, tmp_path, capsys):
         for words in ("1 click", "Boundary IoU, %:", "from 4 points per side", "AR@1000")
     )
     for name in ("best", "worst", "typical"):
-        assert cv2.imread(str(sheets / f"{name}.png")).shape[0] > 200
+        assert cv2.imread(str(figures / f"{name}.png")).shape[0] > 200
     checkpoint = sorted((trained / "checkpoints").iterdir())[-1]
     for weights in (checkpoint, checkpoint / "model.safetensors"):
         assert (
@@ -476,7 +476,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_the_installed_command_answers_help_without_torch():
+def test_installed_command_prints_help_without_torch():
     done = subprocess.run(
         [Path(sys.executable).parent / "gigamask", "--help"], capture_output=True, text=True
     )

@@ -1,6 +1,4 @@
-"""Data of one's own, from pictures and COCO's json or label images to training, as a
-user types it.
-"""
+"""Custom data, from images and COCO's json or label images to training, as a user types it."""
 
 import json
 from pathlib import Path

@@ -87,7 +87,7 @@ def test_links_become_verified_data(served, tmp_path, capsys):
     )
     assert "3 tars: 6 images" in capsys.readouterr().out
     found = json.loads((tmp_path / "v.json").read_text())
-    assert (found["images"], found["bad"], found["bad_samples"], len(found["tars"])) == (
+    assert (found["images"], found["bad_members"], found["bad_samples"], len(found["tars"])) == (
         6,
         [],
         0,
@@ -225,9 +225,9 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
         r"and \d+ more, all of them with --json FILE|bad .*samples.tar sa_1.jpg at \d+: ", said.out
     )
     found = json.loads((tmp_path / "bad.json").read_text())
-    assert {each["sample"] for each in found["bad"]} == bad.keys()
-    assert {"tar", "member", "offset", "sample", "reason"} == found["bad"][0].keys()
-    assert sum(bool(each["faults"]) for each in found["tars"]) == len(tars)
+    assert {each["sample"] for each in found["bad_members"]} == bad.keys()
+    assert {"tar", "member", "offset", "sample", "reason"} == found["bad_members"][0].keys()
+    assert sum(bool(each["tar_errors"]) for each in found["tars"]) == len(tars)
     assert main(["verify", str(tmp_path / "whole.tar"), "--no-decode"]) == 0
 
 
@@ -250,20 +250,23 @@ def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
     (tmp_path / "data").mkdir()
     tar.write(tmp_path / "data" / "sa_000000.tar", held)
     code, notes = train(
-        tmp_path / "data", tmp_path / "run", "--steps", "8", "--max-bad-share", "0.05"
+        tmp_path / "data", tmp_path / "run", "--steps", "8", "--max-bad-fraction", "0.05"
     )
     assert code == 0
-    rejected = [note for note in notes if "rejected" in note]
-    assert {note["rejected"] for note in rejected} == {"sa_000000.tar:sa_5", "sa_000000.tar:sa_7"}
-    assert len(rejected) == 2
-    assert all("the JPEG of" in note["reason"] for note in rejected)
+    skipped = [note for note in notes if "skipped_sample" in note]
+    assert {note["skipped_sample"] for note in skipped} == {
+        "sa_000000.tar:sa_5",
+        "sa_000000.tar:sa_7",
+    }
+    assert len(skipped) == 2
+    assert all("the JPEG of" in note["reason"] for note in skipped)
     said = capsys.readouterr()
     assert (said.out + said.err).count("skipped sample: sa_000000.tar:sa_5: the JPEG of ") == 1
     code, _ = train(
-        tmp_path / "data", tmp_path / "strict", "--steps", "8", "--max-bad-share", "0.0"
+        tmp_path / "data", tmp_path / "strict", "--steps", "8", "--max-bad-fraction", "0.0"
     )
     assert code == 2
     assert re.search(
-        r"2 of \d+ samples .* more than 0.0%; .*--max-bad-share",
+        r"2 of \d+ samples .* more than 0.0%; .*--max-bad-fraction",
         capsys.readouterr().err,
     )

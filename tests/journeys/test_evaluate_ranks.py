@@ -1,4 +1,5 @@
-"""`gigamask evaluate` by two processes, as torchrun starts them: what one finds, told once."""
+"""`gigamask evaluate` by two processes, as torchrun starts them: the scores of one process, printed
+once."""
 
 import json
 import os
@@ -29,7 +30,7 @@ def scenes(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_two_processes_tell_what_one_does(model, scenes, tmp_path, capfd):
+def test_two_processes_print_what_one_does(model, scenes, tmp_path, capfd):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is
     kept."""
     words = [
@@ -99,7 +100,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
         (["--min-predicted-iou", "3"], "no mask to evaluate", (2, 0)),
     ],
 )
-def test_what_is_wrong_for_all_is_told_once(model, scenes, capfd, words, line, expected):
+def test_error_common_to_all_ranks_is_printed_once(model, scenes, capfd, words, line, expected):
     asked = words if words[0] == "evaluate" else ["evaluate", model, *words]
     fork(2, codes, [*asked, "--data", scenes, "--images", "2", "--device", "cpu"], expected)
     told = capfd.readouterr().err.splitlines()

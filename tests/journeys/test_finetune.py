@@ -288,7 +288,7 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_training_is_watched_on_held_out_images(scenes, held_out, tmp_path, monkeypatch, capsys):
+def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, monkeypatch, capsys):
     """The scores are those of `evaluate`, and the training is the same without evaluation."""
     words, run = ["--data", scenes, "--steps", 4], tmp_path / "run"
     watched = [
@@ -305,15 +305,15 @@ def test_a_training_is_watched_on_held_out_images(scenes, held_out, tmp_path, mo
     found = [line for line in lines(run) if "evaluation" in line]
     assert [line["step"] for line in found] == [3, 4], "every third, and the last"
     assert all(
-        list(line) == ["step", "evaluation", "worries", "seconds"] and line["seconds"] > 0
+        list(line) == ["step", "evaluation", "warnings", "seconds"] and line["seconds"] > 0
         for line in found
     )
-    assert all(any(worry.startswith("blind") for worry in line["worries"]) for line in found), (
+    assert all(any(worry.startswith("blind") for worry in line["warnings"]) for line in found), (
         "after four updates nothing looks"
     )
     said = capsys.readouterr().err
     assert said.count("evaluated at step") == 2
-    assert all(worry in said for line in found for worry in line["worries"])
+    assert all(worry in said for line in found for worry in line["warnings"])
     for line in found:
         weights_at, told = run / "checkpoints" / f"step_{line['step']:08d}", tmp_path / "told.json"
         assert (

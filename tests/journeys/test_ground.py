@@ -58,7 +58,7 @@ def picture(described, tmp_path_factory) -> Path:
     return folder / "photo.jpg"
 
 
-def test_queries_a_training_and_its_answers(tmp_path, capsys, monkeypatch, described):
+def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, described):
     """The commands in a row, with the packaged text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
@@ -120,7 +120,7 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
         "protocol",
         "confidence",
         "calibration",
-        "rejected",
+        "skipped",
     } < summary.keys()
     assert (summary["val_split"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
     assert json.loads((run / "confidence.json").read_text()) == summary["confidence"]
@@ -167,7 +167,9 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     assert json.loads(told.read_text())["segmenter"] == str(moved)
 
 
-def test_asking_a_picture_a_tar_and_with_an_annotation(run, described, picture, tmp_path, capsys):
+def test_query_an_image_a_tar_and_an_image_with_annotation(
+    run, described, picture, tmp_path, capsys
+):
     told, drawn = tmp_path / "told.json", tmp_path / "drawn"
     texts = ["the red disc", "the large blue box left of the small ring"]
     assert (
@@ -348,7 +350,7 @@ def refused(capsys, words, message):
     assert said.count("\n") == 1, said
 
 
-def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_path, capsys):
+def test_invalid_training_flags_are_a_one_line_error(described, run, tmp_path, capsys):
     flags, out = asked.flags(described, tmp_path / "run"), tmp_path / "run"
     train = ["ground", "train", asked.RECIPE]
     (tmp_path / "strange.jsonl").write_text(
@@ -398,7 +400,7 @@ def test_a_training_that_is_asked_for_wrongly_is_one_line(described, run, tmp_pa
     )
 
 
-def test_scores_that_are_asked_for_wrongly_are_one_line(described, run, tmp_path, capsys):
+def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path, capsys):
     evaluate, plain = ["ground", "evaluate"], tmp_path / "plain"
     segmented = tmp_path / "tiny"
     assert (
@@ -435,7 +437,7 @@ def test_scores_that_are_asked_for_wrongly_are_one_line(described, run, tmp_path
         refused(capsys, words, message)
 
 
-def test_what_is_asked_wrongly_is_one_line(described, run, picture, tmp_path, capsys):
+def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, capsys):
     first = f"{described}/scenes/sa_000000.tar:0"
     small = json.loads(picture.with_suffix(".json").read_text())
     (tmp_path / "none.json").write_text(json.dumps({**small, "annotations": []}))

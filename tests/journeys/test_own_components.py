@@ -45,7 +45,7 @@ def used(prefix: str) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["file", "module", "entry point"])
-def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, installed):
+def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, installed):
     prefix = {"file": f"{FILE}:", "module": "tests.own_components:", "entry point": ""}[how]
     recipe = f"{prefix}narrow"
     words = [
@@ -83,7 +83,7 @@ def test_every_part_of_ones_own_trains_and_resumes(how, scenes, tmp_path, instal
     assert [each["lr"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
 
 
-def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
+def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--model.encoder", f"{FILE}:Pooled", "--data", str(scenes), "--steps", "1"]
     assert (
@@ -128,7 +128,7 @@ def test_an_encoder_of_ones_own_is_known_by_its_run(scenes, tmp_path, capsys):
 @pytest.mark.parametrize(
     "recipe", [f"{FILE}:Distilled", "tests.own_components:Distilled", "distilled"]
 )
-def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, installed, capsys):
+def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, capsys):
     run, whole = tmp_path / "run", tmp_path / "whole"
     command = ["train", recipe, "--data", str(scenes), "--schedule.milestones", "1"]
     assert main([*command, "--out", str(run), "--steps", "2"]) == 0
@@ -181,7 +181,7 @@ def test_a_task_of_ones_own_trains_and_resumes(recipe, scenes, tmp_path, install
         ),
     ],
 )
-def test_what_cannot_be_found_is_one_line(
+def test_missing_component_is_a_one_line_error(
     words, told, tmp_path, installed, scenes, capsys, monkeypatch
 ):
     monkeypatch.setattr(own_components, "Blockless", BLOCKLESS, raising=False)

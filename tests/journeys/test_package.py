@@ -100,7 +100,7 @@ def test_one_version_is_stated():
     assert newest[1] == gigamask.__version__
 
 
-def test_the_citation_has_what_its_format_asks_for():
+def test_citation_has_the_required_fields():
     """The fields that CFF 1.2.0 requires, of the software and of each work it refers to."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["cff-version"] == "1.2.0"

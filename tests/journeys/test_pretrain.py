@@ -331,13 +331,13 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
-        "mae: starts a SAM from a MAE",
+        "mae: starts a SAM from an MAE",
     ),
     (
         "pretrain mae_tiny --data {scenes} --json nowhere/x.json",
         "--json nowhere/x.json: cannot be written",
     ),
-    ("train {little} --data {scenes} --init {mae}", "holds a MAE; give mae:"),
+    ("train {little} --data {scenes} --init {mae}", "holds an MAE; give mae:"),
     (
         "train {little} --data {scenes} --init mae:nowhere",
         "--init mae:nowhere: no such file or folder",

@@ -68,7 +68,7 @@ def ranges(run: Path) -> set[str]:
 
 
 def parts(run: Path) -> list[str]:
-    """Returns the parts of a step that the report of a run tells of."""
+    """Returns the parts of a step that the report of a run lists."""
     report = (run / "profile" / "profile.md").read_text().split("operators:")[0]
     return [
         line.split(" | ")[0].removeprefix("| ")
@@ -106,7 +106,7 @@ def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
         "rounds",
         "backward",
         "encoder backward",
-        "exchange",
+        "all_reduce",
         "save",
     }
     assert parts(out) == [
@@ -116,7 +116,7 @@ def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
             "rounds",
             "backward",
             "encoder backward",
-            "exchange",
+            "all_reduce",
             "optimizer",
             "save",
         ),
@@ -127,7 +127,7 @@ def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
     assert [name for name in names[0] if name != "profile"] == names[1]
 
 
-def test_what_mining_and_evaluation_do_has_parts_of_its_own(scenes, tmp_path):
+def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path):
     out = tmp_path / "run"
     words = [
         "--mining",
@@ -178,7 +178,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
         "load wait",
         "forward",
         "backward",
-        "exchange",
+        "all_reduce",
         "optimizer",
         "save",
         "everything else",

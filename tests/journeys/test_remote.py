@@ -152,10 +152,10 @@ def test_a_tar_that_went_away_loses_its_samples_only(tars, tmp_path):
         (tmp_path / "sa_000000.tar").write_bytes((tars / "sa_000000.tar").read_bytes())
         first = load(tmp_path / "index", 0)[0]
     assert first.names == ("sa_000000.tar:sa_3", "sa_000000.tar:sa_0")
-    [rejected] = first.rejected
-    assert rejected.name == "sa_000002.tar:sa_11"
-    assert "sa_000002.tar: " in rejected.reason
-    assert rejected.reason.endswith("check the URL")
+    [skipped] = first.skipped
+    assert skipped.name == "sa_000002.tar:sa_11"
+    assert "sa_000002.tar: " in skipped.reason
+    assert skipped.reason.endswith("check the URL")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_of_one_run(runs, tmp_path, capsys):
     told = json.loads((tmp_path / "told.json").read_text())["runs"]["again"]
     assert told["records"]["step"] == [1, 2, 3, 4]
     assert [each["step"] for each in told["evaluations"]] == [2, 4]
-    assert [each["step"] for each in told["begun"]] == [0, 2]
+    assert [each["step"] for each in told["starts"]] == [0, 2]
     best = f"{100 * told['best']['scores']['1 click']:.1f} %"
     assert best in page.text
     assert told["from_recipe"]["optimizer.lr"] == ["0.001", "0.01"]
@@ -203,7 +203,7 @@ def test_of_a_grounding(described, tmp_path):
     assert main(["ground", "train", asked.RECIPE, *words]) == 0
     assert report(out) == 0
     page = Page((out / "report.html").read_text())
-    assert {"contrastive", "alignment", "right"} <= page.data["runs"][0]["records"].keys()
+    assert {"contrastive", "alignment", "accuracy"} <= page.data["runs"][0]["records"].keys()
     assert {"answered", "top 1"} <= set(page.rows[0])
 
 
@@ -239,7 +239,7 @@ def hostile(folder: Path, scale: float) -> None:
         {
             "step": step,
             "evaluation": {"1 click": 0.1, "blind": 0.05, HOSTILE: 0.2},
-            "worries": [HOSTILE],
+            "warnings": [HOSTILE],
         }
         for step in (20, 79)
     ]
@@ -249,7 +249,9 @@ def hostile(folder: Path, scale: float) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_draws_it_and_runs_nothing_of_a_hostile_run(browser, tmp_path, scheme):
+def test_browser_renders_the_report_and_executes_nothing_of_a_malicious_run(
+    browser, tmp_path, scheme
+):
     names = [HOSTILE.replace("/", "_"), "<b>two"]
     for number, name in enumerate(names):
         hostile(tmp_path / "runs" / name, number + 1)

@@ -141,7 +141,7 @@ def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
     )
 
 
-def test_attributes_of_ones_own_are_balanced(built, table, tmp_path):
+def test_custom_attributes_are_balanced(built, table, tmp_path):
     given = [
         "--loader.attributes",
         str(table),
@@ -204,7 +204,7 @@ def test_the_document_knows_every_sampler_and_column():
     assert registry.COMPONENTS["sampler"][1].keys() | set(COLUMNS) <= told
 
 
-def test_a_table_that_changed_is_refused_until_told(built, table, tmp_path, capsys):
+def test_changed_attribute_table_is_rejected_unless_allowed(built, table, tmp_path, capsys):
     command = [
         "train",
         LITTLE,
@@ -225,7 +225,7 @@ def test_a_table_that_changed_is_refused_until_told(built, table, tmp_path, caps
 
 
 @pytest.mark.filterwarnings("always:.*its loss history")
-def test_another_sampler_begins_a_ledger_of_its_own_and_says_so(built, tmp_path, capsys):
+def test_another_sampler_starts_a_new_loss_history_and_says_so(built, tmp_path, capsys):
     command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run")]
     assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0
     capsys.readouterr()

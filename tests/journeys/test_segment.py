@@ -66,7 +66,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     ]
     assert main(words) == 0
     done, printed = json.loads(told.read_text()), capsys.readouterr().out
-    assert (done["images"], done["kept"], len(done["tars"]), done["left_out"]) == (12, 0, 2, [])
+    assert (done["images"], done["existing"], len(done["tars"]), done["skipped"]) == (12, 0, 2, [])
     assert f"{out}: 12 images with {done['masks']} masks" in printed
     assert f"gigamask index {out}" in printed
     entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
@@ -85,20 +85,20 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
         == 0
     )
     report = json.loads((tmp_path / "index.json").read_text())
-    assert (report["images"], report["masks"], report["rejected"]) == (12, done["masks"], [])
+    assert (report["images"], report["masks"], report["skipped"]) == (12, done["masks"], [])
     assert main(["verify", str(out)]) == 0
     stamps = {
         path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")
     }
     assert main(words) == 0
     again = json.loads(told.read_text())
-    assert (again["kept"], again["tars_kept"], again["masks"]) == (12, 2, done["masks"])
+    assert (again["existing"], again["existing_tars"], again["masks"]) == (12, 2, done["masks"])
     (out / "sa_000000" / "sa_3.json").write_text("{")  # damaged: done again, and its tar with it
     (out / "sa_000001.tar").unlink()
     before = (out / "sa_000000.tar").read_bytes()
     assert main(words) == 0
     again = json.loads(told.read_text())
-    assert (again["kept"], again["tars_kept"]) == (11, 0)
+    assert (again["existing"], again["existing_tars"]) == (11, 0)
     assert (out / "sa_000000.tar").read_bytes() == before
     assert {path for path, stamp in stamps.items() if path.stat().st_mtime_ns == stamp} == {
         path for path in stamps if path.suffix == ".json" and path.name != "sa_3.json"
@@ -206,7 +206,7 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
     assert "none of 1 images" in capsys.readouterr().err
 
 
-def test_what_is_asked_wrongly_is_one_line(weights, pictures, tmp_path, capsys):
+def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     shutil.copy(weights, tmp_path / "other.safetensors")
     save_weights(to_official(build_model(SPEC, 1)), SPEC, tmp_path / "other.safetensors")

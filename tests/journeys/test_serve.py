@@ -1,5 +1,5 @@
-"""The page as a user opens it: wrong words, a closed door, and a real browser that clicks, draws,
-browses and watches.
+"""The page as a user opens it: invalid flags, required tokens, and a real browser that clicks,
+draws, browses and watches.
 """
 
 import json
@@ -45,8 +45,8 @@ def weights(tmp_path_factory):
 
 @contextmanager
 def served(*words):
-    """Starts the page on a free port and gives its address; it must stop with 0 when it
-    is told to."""
+    """Starts the page on a free port and gives its address; it must stop with 0 when it is signaled
+    to."""
     command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -78,7 +78,7 @@ def get(address, headers=None, body=None):
         (["--weights", "none.pth"], "none.pth"),
         (["--data", "none.tar"], "none.tar: no such path"),
         (["--runs", "none"], "--runs none: no such folder"),
-        (["--words", "none"], "none"),
+        (["--grounding", "none"], "none"),
         (["--runs", ".", "--port", "70000"], "(got 70000)"),
         (["--runs", ".", "--port", "web"], "--port"),
         (
@@ -126,10 +126,10 @@ def runs(tmp_path_factory, scenes):
 @pytest.fixture(scope="module")
 def address(weights, scenes, runs, described, tmp_path_factory):
     """Where a page with all there is is served."""
-    words = tmp_path_factory.mktemp("words") / "run"
-    saved_run(run_in(words, described))
+    grounding = tmp_path_factory.mktemp("grounding") / "run"
+    saved_run(run_in(grounding, described))
     with served(
-        "--weights", weights, "--data", scenes, "--runs", runs, "--words", words
+        "--weights", weights, "--data", scenes, "--runs", runs, "--grounding", grounding
     ) as address:
         yield address
 
@@ -172,7 +172,7 @@ def chunked(address, chunks):
         return int(line.recv(100).split()[1])
 
 
-def test_on_other_addresses_a_token_opens_the_door_once(weights, tmp_path):
+def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
     told = tmp_path / "told.json"
     with served("--weights", weights, "--host", "0.0.0.0", "--json", told) as address:
         bare, token = re.fullmatch(r"http://[^:]+:(\d+)/\?token=(\w+)", address).groups()
@@ -245,7 +245,7 @@ def pixels(page):
     return page.evaluate("document.getElementById('canvas').toDataURL()")
 
 
-def test_a_picture_is_dropped_clicked_and_answered(browser, address, tmp_path):
+def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
     Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
     with opened(browser, address) as page:
         page.set_input_files("#file", tmp_path / "photo.png")
@@ -303,7 +303,7 @@ def test_what_is_no_picture_is_said(browser, address, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
-def test_data_are_browsed_and_samplers_asked(browser, address, size, scheme):
+def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
     with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
         page.wait_for_selector("#histograms figure")
         assert page.locator("#grid button").count() == 12 == page.locator("#drawn button").count()
@@ -324,7 +324,7 @@ def test_data_are_browsed_and_samplers_asked(browser, address, size, scheme):
         page.mouse.move(canvas["x"] + canvas["width"] / 2, canvas["y"] + canvas["height"] / 2)
         page.click("#try-it")
         page.wait_for_selector("#state:has-text('encoded')")
-        page.click("#everything")
+        page.click("#all-masks")
         page.wait_for_selector("#answers li")
         assert re.fullmatch(r"Everything: \d+ masks", page.inner_text("#answers-title"))
 
@@ -354,7 +354,7 @@ def test_words_find_masks(browser, address):
         assert "confidence" in page.inner_text("#answers li:nth-child(1)")
 
 
-def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, address, runs):
+def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs):
     (
         runs / "a" / "metrics.jsonl"
     ).touch()  # on a busy machine it was written longer ago than a run counts as live
@@ -369,7 +369,11 @@ def test_runs_are_watched_while_they_are_written_two_beside_each_other(browser, 
         with open(runs / "a" / "metrics.jsonl", "a") as file:
             file.write(
                 json.dumps(
-                    {"step": 37, "rejected": "x.tar:sa_1", "reason": "x.tar:sa_1: <b>cut short</b>"}
+                    {
+                        "step": 37,
+                        "skipped_sample": "x.tar:sa_1",
+                        "reason": "x.tar:sa_1: <b>cut short</b>",
+                    }
                 )
                 + "\n"
             )

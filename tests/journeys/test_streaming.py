@@ -141,9 +141,9 @@ def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
                 str(tmp_path / "index"),
                 "--out",
                 str(tmp_path / "store"),
-                "--grid",
+                "--mask-size",
                 "32",
-                "--side",
+                "--image-size",
                 "64",
             ]
         )

@@ -93,7 +93,7 @@ def test_relative_offsets_are_query_minus_key():
 
 
 @pytest.mark.parametrize("form", [rel_pos_attention_chunked, rel_pos_attention_augmented])
-def test_half_precision_is_close_to_the_truth(form):
+def test_half_precision_is_close_to_float64(form):
     leaves = inputs(1, 2, 9, 9, 64, torch.bfloat16)
     truth = answer_and_gradients(
         rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]

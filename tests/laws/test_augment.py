@@ -26,7 +26,7 @@ COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250]])
 
 
 def painted(height, width, seed):
-    """A photograph of three rectangles in pure colours on black, and their masks."""
+    """A photograph of three rectangles in pure colors on black, and their masks."""
     random = make_rng(seed, "rectangles")
     masks, pixels = np.zeros((3, height, width), bool), np.zeros((height, width, 3), np.uint8)
     for number in range(3):
@@ -105,21 +105,21 @@ def test_boxes_are_those_of_the_visible_part(size, augment, position):
         SampleConfig(image_size=64, mask_size=32, augment=augment),
         CHANCE,
     )
-    frame = sample.transform
-    y0, x0, y1, x1 = frame.crop
+    transform = sample.transform
+    y0, x0, y1, x1 = transform.crop
     boxes = []
-    for mask, cells in zip(dense, frame.apply_masks(entry.masks, 32).areas(), strict=True):
+    for mask, cells in zip(dense, transform.apply_masks(entry.masks, 32).areas(), strict=True):
         rows, columns = (
             np.flatnonzero(mask[y0:y1, x0:x1].any(1)),
             np.flatnonzero(mask[y0:y1, x0:x1].any(0)),
         )
         if cells and mask.sum() <= 0.9 * mask.size:
             boxes.append([columns[0] + x0, rows[0] + y0, columns[-1] + x0, rows[-1] + y0])
-    expected = frame.boxes_to_input(np.array(boxes, np.float32).reshape(-1, 4))
+    expected = transform.boxes_to_input(np.array(boxes, np.float32).reshape(-1, 4))
     assert np.array_equal(sample.boxes_input, expected)
     assert (sample.boxes_input >= -0.5).all()
-    assert (sample.boxes_input <= np.array(frame.resized)[[1, 0, 1, 0]] - 0.5).all()
-    assert len(sample.masks) == len(boxes) == len(sample.random_inputs.first)
+    assert (sample.boxes_input <= np.array(transform.resized)[[1, 0, 1, 0]] - 0.5).all()
+    assert len(sample.masks) == len(boxes) == len(sample.random_inputs.first_prompt)
 
 
 @settings(deadline=None)
@@ -135,15 +135,15 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
     )
     if not len(sample.masks):
         return
-    frame = sample.transform
+    transform = sample.transform
     points = sample.masks.sample_points(make_rng(position, "points").random((len(sample.masks), 5)))
-    original = np.floor(frame.points_to_original(points.astype(np.float64)) + 0.5 + 1e-9).astype(
-        int
-    )
+    original = np.floor(
+        transform.points_to_original(points.astype(np.float64)) + 0.5 + 1e-9
+    ).astype(int)
     for (x0, y0, x1, y1), inside, landed in zip(sample.boxes_input, points, original, strict=True):
         # A cell belongs to a box when its centre does, whose edge is half a pixel of the original
         # outside the box's last centre.
-        half = np.array(frame.resized[::-1]) / np.array(frame.crop_size[::-1]) / 2 + 1e-3
+        half = np.array(transform.resized[::-1]) / np.array(transform.crop_size[::-1]) / 2 + 1e-3
         assert (inside >= np.array([x0, y0]) - half).all()
         assert (inside <= np.array([x1, y1]) + half).all()
         near = [
@@ -158,23 +158,28 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
 
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
-    frame = augment.get_transform(size, 64, make_rng(0, "frame", position))
-    y0, x0, y1, x1 = frame.crop
+    transform = augment.get_transform(size, 64, make_rng(0, "frame", position))
+    y0, x0, y1, x1 = transform.crop
     assert 0 <= y0 < y1 <= size[0]
     assert 0 <= x0 < x1 <= size[1]
-    assert 1 <= min(frame.resized) <= max(frame.resized) <= 64
+    assert 1 <= min(transform.resized) <= max(transform.resized) <= 64
     corners = np.array([[x0 - 0.5, y0 - 0.5], [x1 - 0.5, y1 - 0.5]])
-    laid = np.sort(frame.points_to_input(corners), 0)
-    assert np.allclose(laid, [[-0.5, -0.5], [frame.resized[1] - 0.5, frame.resized[0] - 0.5]])
-    assert np.allclose(frame.points_to_original(frame.points_to_input(corners)), corners)
-    assert frame == augment.get_transform(size, 64, make_rng(0, "frame", position))
+    laid = np.sort(transform.points_to_input(corners), 0)
+    assert np.allclose(
+        laid, [[-0.5, -0.5], [transform.resized[1] - 0.5, transform.resized[0] - 0.5]]
+    )
+    assert np.allclose(transform.points_to_original(transform.points_to_input(corners)), corners)
+    assert transform == augment.get_transform(size, 64, make_rng(0, "frame", position))
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])
 def test_photographs_keep_their_shape(size):
     for position in range(200):
         for augment in AUGMENTS:
-            frame = augment.get_transform(size, 256, make_rng(0, "frame", position))
-            down, across = np.array(frame.resized) / frame.crop_size
+            transform = augment.get_transform(size, 256, make_rng(0, "frame", position))
+            down, across = np.array(transform.resized) / transform.crop_size
             # Both sides are rounded to whole pixels.
-            assert abs(down - across) <= 0.5 / frame.crop_size[0] + 0.5 / frame.crop_size[1] + 1e-9
+            assert (
+                abs(down - across)
+                <= 0.5 / transform.crop_size[0] + 0.5 / transform.crop_size[1] + 1e-9
+            )

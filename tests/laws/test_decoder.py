@@ -139,7 +139,7 @@ def test_tokens_that_are_not_present_are_as_if_they_were_not_there(
     assert (ours - theirs).abs().max() <= 1e-10 * (1 + theirs.abs().max())
 
 
-def test_several_and_single_ask_for_different_tokens(model):
+def test_multimask_and_single_mask_output_use_different_tokens(model):
     embedding, mask_image, prompts = question(2, 4, False, True)
     three, three_iou = model.decode(embedding, mask_image, prompts)
     one, one_iou = model.decode(embedding, mask_image, replace(prompts, multimask_output=False))
@@ -181,7 +181,7 @@ def test_half_precision_stays_close(model):
     assert (half_iou - iou).abs().mean() <= 0.05 * (1 + iou.abs().mean())
 
 
-def test_no_masks_are_no_answers(model):
+def test_no_masks_give_no_predictions(model):
     embedding, mask_image, prompts = question(2, 4, False, True)
     none = replace(prompts, points_xy_input=prompts.points_xy_input[:0], labels=prompts.labels[:0])
     logits, iou = model.decode(embedding, mask_image[:0], none)

@@ -1,5 +1,5 @@
-"""What holds for every describable scene: things look as they are called, and what is asked of them
-is true.
+"""What holds for every describable scene: objects look as they are described, and queries about
+them are true.
 """
 
 import re
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.synthetic.described_scenes import COLORS, DescribedScene, compose_scene
-from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, Appearance, Thing
+from gigamask.synthetic.descriptions import EXTREMES, RELATIONS, Appearance, SceneObject
 from gigamask.synthetic.text_queries import KINDS, make_queries
 from tests.unit.synthetic.test_descriptions import read
 
@@ -25,13 +25,13 @@ def scenes() -> list[DescribedScene]:
 
 
 def test_scenes_hold_whole_things_that_can_be_seen():
-    counts = [len(each.things) for each in scenes()]
+    counts = [len(each.objects) for each in scenes()]
     assert min(counts) >= 8
     assert max(counts) == 14
     pairs = 0
     for each in scenes():
         masks = each.scene.masks
-        assert len(masks) - len(each.things) in (0, 1)
+        assert len(masks) - len(each.objects) in (0, 1)
         assert sorted(
             each.masks.tolist()
             + [number for number in range(len(masks)) if number not in each.masks]
@@ -42,11 +42,11 @@ def test_scenes_hold_whole_things_that_can_be_seen():
         boxes = masks.boxes()[each.masks]
         assert (boxes[:, :2] > 0).all()
         assert (boxes[:, 2:] < (width - 1, height - 1)).all()
-        assert [list(thing.box) for thing in each.things] == boxes.tolist()
-        assert [thing.area for thing in each.things] == masks.areas()[each.masks].tolist()
+        assert [list(thing.box) for thing in each.objects] == boxes.tolist()
+        assert [thing.area for thing in each.objects] == masks.areas()[each.masks].tolist()
         shared = masks.intersections(masks)[np.ix_(each.masks, each.masks)]
         assert (shared == np.diag(np.diag(shared))).all()
-        if len(masks) > len(each.things):
+        if len(masks) > len(each.objects):
             pairs += 1
             other = ({*range(len(masks))} - {*each.masks.tolist()}).pop()
             assert (masks.intersections(masks)[other, each.masks] > 0).sum() == 2
@@ -61,8 +61,8 @@ def test_sizes_are_clearly_apart():
             areas = {
                 size: [
                     thing.area
-                    for thing in each.things
-                    if thing.look[0] == size and thing.look.shape == shape
+                    for thing in each.objects
+                    if thing.appearance[0] == size and thing.appearance.shape == shape
                 ]
                 for size in ("small", None, "large")
             }
@@ -72,21 +72,25 @@ def test_sizes_are_clearly_apart():
 
 
 def test_colours_are_what_they_are_called():
-    """The median of a plain thing's pixels is nearer to its name's colour than to any other's, and
+    """The median of a plain thing's pixels is nearer to its name's color than to any other's, and
     unlike the ground."""
     names = list(COLORS)
     wrong, total = [], 0
     for number, each in enumerate(scenes()):
         pixels, dense = each.scene.pixels.astype(float), each.scene.masks.to_dense()
         ground = np.median(pixels[~dense.any(0)], axis=0)
-        for thing, mask in zip(each.things, each.masks, strict=True):
-            if thing.look.pattern == "plain":
+        for thing, mask in zip(each.objects, each.masks, strict=True):
+            if thing.appearance.pattern == "plain":
                 found = np.median(pixels[dense[mask]], axis=0)
                 total += 1
                 nearest = names[
                     int(np.linalg.norm(np.array(list(COLORS.values())) - found, axis=1).argmin())
                 ]
-                wrong += [(number, thing.look, nearest)] if nearest != thing.look.color else []
+                wrong += (
+                    [(number, thing.appearance, nearest)]
+                    if nearest != thing.appearance.color
+                    else []
+                )
                 assert np.linalg.norm(found - ground) > 50
     assert total > 120
     assert wrong == []
@@ -96,17 +100,19 @@ def test_patterns_can_be_seen():
     spreads = {"plain": [], "striped": [], "dotted": [], "checked": []}
     for each in scenes():
         pixels, dense = each.scene.pixels.astype(float).sum(2), each.scene.masks.to_dense()
-        for thing, mask in zip(each.things, each.masks, strict=True):
-            spreads[thing.look.pattern].append(pixels[dense[mask]].std())
+        for thing, mask in zip(each.objects, each.masks, strict=True):
+            spreads[thing.appearance.pattern].append(pixels[dense[mask]].std())
     plain = np.quantile(spreads.pop("plain"), 0.95)
     assert all(np.quantile(found, 0.05) > 1.5 * plain for found in spreads.values())
 
 
-def true_of(thing: Thing, wanted: Appearance) -> bool:
-    return all(word is None or word == has for word, has in zip(wanted, thing.look, strict=True))
+def true_of(thing: SceneObject, wanted: Appearance) -> bool:
+    return all(
+        word is None or word == has for word, has in zip(wanted, thing.appearance, strict=True)
+    )
 
 
-def answers(text: str, things: list[Thing]) -> set[int]:
+def answers(text: str, things: list[SceneObject]) -> set[int]:
     """Works out which things a phrase means, by rules of its own: middles instead of boxes, words
     instead of looks."""
     for relation, ways in RELATIONS.items():
@@ -120,7 +126,7 @@ def answers(text: str, things: list[Thing]) -> set[int]:
                     if true_of(thing, wanted) and thing is not beside
                 ]
                 middles = {
-                    number: np.subtract(things[number].middle_xy, beside.middle_xy)
+                    number: np.subtract(things[number].center_xy, beside.center_xy)
                     for number in there
                 }
                 if relation == "nearest":
@@ -141,7 +147,7 @@ def answers(text: str, things: list[Thing]) -> set[int]:
     return {number for number, thing in enumerate(things) if true_of(thing, read(text)[0])}
 
 
-def check_questions(things: list[Thing], asked) -> None:
+def check_questions(things: list[SceneObject], asked) -> None:
     assert len({question.text for question in asked}) == len(asked)
     for text, right, kind in asked:
         assert answers(text, things) == set(right), (text, right)
@@ -149,22 +155,22 @@ def check_questions(things: list[Thing], asked) -> None:
         assert (kind == "several") == (len(right) > 1), text
 
 
-def test_every_question_is_answered_by_what_was_painted():
+def test_every_query_targets_what_was_drawn():
     for each in scenes():
-        check_questions(each.things, each.queries)
+        check_questions(each.objects, each.queries)
     kinds = Counter(question.kind for each in scenes() for question in each.queries)
     assert tuple(kinds) == KINDS
     assert [kinds[kind] / SCENES for kind in KINDS] == pytest.approx([4, 3, 2, 2, 1], abs=0.1)
 
 
 def test_questions_are_not_plain_from_less():
-    """Places are asked for where the look alone does not tell, and what is absent differs in a word
-    from what is there."""
+    """Queries name positions where the appearance alone is ambiguous, and absent objects differ in
+    one word from present ones."""
     for each in scenes():
         for text, _, kind in each.queries:
             cut = re.split(" (?:to the )?(?:left|right|above|below|under|nearest|closest) ", text)
             if len(cut) == 2:
-                assert sum(true_of(thing, read(cut[0])[0]) for thing in each.things) >= 2
+                assert sum(true_of(thing, read(cut[0])[0]) for thing in each.objects) >= 2
             elif kind == "absent":
                 wanted = read(text)[0]
                 fewer = [
@@ -172,7 +178,7 @@ def test_questions_are_not_plain_from_less():
                     for side, word in zip(Appearance._fields, wanted, strict=True)
                     if word
                 ]
-                assert any(any(true_of(thing, look) for thing in each.things) for look in fewer)
+                assert any(any(true_of(thing, look) for thing in each.objects) for look in fewer)
 
 
 LOOKS = st.builds(
@@ -194,9 +200,9 @@ LOOKS = st.builds(
     st.integers(0, 9),
 )
 @settings(max_examples=60)
-def test_whatever_things_there_are_what_is_asked_is_true(given, seed):
+def test_queries_are_true_for_any_scene(given, seed):
     things = [
-        Thing(
+        SceneObject(
             look,
             (40.0 * x - half, 40.0 * y - half, 40.0 * x + half, 40.0 * y + half),
             (40.0 * x, 40.0 * y),

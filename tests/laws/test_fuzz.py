@@ -1,5 +1,5 @@
-"""Whatever bytes the readers are given, they return something sound or raise a Fault; nothing else,
-in bounded time and memory.
+"""Whatever bytes the readers are given, they return something valid or raise a GigamaskError;
+nothing else, in bounded time and memory.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def reseal(data: bytes) -> bytes:
 
 
 def check_words(fault: GigamaskError, beginning: str) -> None:
-    """One line that begins with what is at fault."""
+    """One line that begins with the cause."""
     assert str(fault).startswith(beginning)
     assert "\n" not in str(fault)
 
@@ -274,7 +274,7 @@ def test_run_lengths_of_anything(masks, size):
 
 @cache
 def pictures() -> list[bytes]:
-    """JPEGs of each colour space, progressive or not, with metadata; one of two pictures; and
+    """JPEGs of each color space, progressive or not, with metadata; one of two pictures; and
     samplings that only Pillow or no one encodes."""
     pixels = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8))
     exif = Image.Exif()

@@ -196,7 +196,7 @@ def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
     assert len(list(run.backbones.cache_folder.glob("*.embedding"))) == 6
 
 
-def test_other_queries_are_refused_on_resume_unless_told(tmp_path, described):
+def test_resume_rejects_other_queries_unless_allowed(tmp_path, described):
     """The file has another content under the same name."""
     path = tmp_path / "queries.jsonl"
     shutil.copy(described / "scenes" / "queries.jsonl", path)
@@ -228,7 +228,7 @@ def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_
     state = train(run)
     assert state.step == 4
     lines = (Path(run.out) / "metrics.jsonl").read_text()
-    assert lines.count('"rejected": "sa_000000.tar:sa_1"') == 1
+    assert lines.count('"skipped_sample": "sa_000000.tar:sa_1"') == 1
     (tmp_path / "worse").mkdir()
     worse = spoilt(
         replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5]

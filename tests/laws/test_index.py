@@ -159,7 +159,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 @settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_any_parts_in_any_order_make_the_same_index(six, data):
-    """Tars are dealt to parts, which may overlap; the parts are joined in any order, some in two
+    """Tars are assigned to parts, which may overlap; the parts are joined in any order, some in two
     stages."""
     tars, whole = six
     paths = sorted(map(str, tars.iterdir()))

@@ -108,7 +108,7 @@ def test_the_language_is_plain(path):
     assert violations(path) == []
 
 
-def test_a_mannerism_and_a_missing_section_are_found():
+def test_banned_phrases_and_missing_docstring_sections_are_found():
     lines = "A frame enters, a batch leaves.\n`give such` is code.\nAt 0: give such"
     assert mannerisms(lines, 7) == [
         "7: 'enters, a batch leaves'",

@@ -32,7 +32,7 @@ from tests.ranks import fork
 
 @dataclass(frozen=True)
 class Sensitive(Sampler):
-    """An order that changes with every loss in the ledger."""
+    """An order that changes with every loss in the loss history."""
 
     per_epoch: int = 5
 
@@ -103,10 +103,10 @@ def visited(
     while len(taken) < steps * batch:
         ahead = [list(next(legs_of_rank)) for legs_of_rank in cut]
         for of_ranks in zip(*ahead, strict=True):
-            start, rows = of_ranks[0].start, np.empty(batch, np.int64)
+            start, rows = of_ranks[0].samples_before, np.empty(batch, np.int64)
             for group in of_ranks:
-                for visit in (visit for visits in group.micro_batches for visit in visits):
-                    rows[visit.batch_index] = visit.row
+                for ref in (ref for refs in group.micro_batches for ref in refs):
+                    rows[ref.batch_index] = ref.row
             taken += rows.tolist()
             for sequence in sequences:
                 sequence.record_losses(
@@ -156,7 +156,7 @@ def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60, deadline=None)
-def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(
+def test_adaptive_curriculum_never_shrinks_wherever_steps_cross_epochs(
     window, per_epoch, batch, seed
 ):
     sampler, shares = (
@@ -175,7 +175,7 @@ def test_an_adaptive_share_never_shrinks_however_steps_lie_on_epochs(
     assert shares == sorted(shares)
 
 
-def test_an_adaptive_share_grows_with_every_window_of_low_epochs():
+def test_adaptive_curriculum_grows_after_every_window_of_low_epoch_losses():
     """Epochs of five, steps of three: an order sees epochs that ended before its first step."""
     sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
     history = LossHistory.empty("", 7, 0.0)
@@ -226,7 +226,7 @@ def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
     )
 
 
-def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, scenes):
+def test_weights_multiply_losses_but_not_counts_or_loss_history(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
     (batch,) = next(TrainData(run, open_index(run)).batches())
     task, gradients, losses = SamTask(run.prompts, run.loss, 3), [], []
@@ -243,12 +243,12 @@ def test_weights_multiply_losses_and_leave_counts_and_ledger_alone(tmp_path, sce
     assert all(np.allclose(each, losses[0]) for each in losses)
 
 
-def gradient(run, state, source, visit) -> np.ndarray:
-    """The gradient of one step that consists of this visit alone, in fifty random directions."""
+def gradient(run, state, source, ref) -> np.ndarray:
+    """The gradient of one step that consists of this sample alone, in fifty random directions."""
     done = step(
         SamTask(run.prompts, run.loss, 64),
         state,
-        [source.batch(BatchJob((visit,), 0, 1))],
+        [source.batch(BatchJob((ref,), 0, 1))],
         1,
         0.0,
         None,

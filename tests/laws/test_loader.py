@@ -1,4 +1,4 @@
-"""What a loader delivers depends on the visits alone: not on workers, ranks, micro-batches, or
+"""What a loader delivers depends on the samples alone: not on workers, ranks, micro-batches, or
 where training was interrupted.
 """
 

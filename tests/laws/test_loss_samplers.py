@@ -1,5 +1,5 @@
-"""What holds for every order that goes from easy to hard or learns from losses, whatever the ledger
-says.
+"""What holds for every order that goes from easy to hard or learns from losses, whatever the loss
+history holds.
 """
 
 import random
@@ -60,7 +60,7 @@ def nothing(count: int) -> LossSnapshot:
 
 @given(st.one_of(CURRICULA, ADAPTIVE, WEIGHTED, REPLAYS), COUNTS, SEEDS, EPOCHS, st.data())
 @settings(max_examples=120)
-def test_orders_depend_on_seed_epoch_and_ledger_alone_and_their_length_on_the_items(
+def test_orders_depend_only_on_seed_epoch_and_loss_history_and_their_length_on_the_items(
     sampler: Sampler, count, seed, epoch, data
 ):
     items, told = items_of(count, seed), data.draw(ledgers(count))
@@ -91,7 +91,7 @@ def test_orders_depend_on_seed_epoch_and_ledger_alone_and_their_length_on_the_it
 
 
 @given(CURRICULA, st.lists(st.floats(0, 40), min_size=2, max_size=20))
-def test_the_share_of_a_curriculum_never_shrinks(sampler, times):
+def test_curriculum_fraction_never_shrinks(sampler, times):
     shares = [sampler.share(time) for time in sorted(times)]
     assert shares == sorted(shares)
     assert 0 < shares[0] <= shares[-1] <= 1
@@ -100,9 +100,7 @@ def test_the_share_of_a_curriculum_never_shrinks(sampler, times):
 
 
 @given(CURRICULA, COUNTS, SEEDS)
-def test_a_curriculum_visits_what_its_share_reaches_and_in_the_end_every_item_once(
-    sampler, count, seed
-):
+def test_curriculum_visits_the_included_items_and_finally_every_item_once(sampler, count, seed):
     items = items_of(count, seed)
     rank = np.empty(count, int)
     rank[np.argsort(items.columns["difficulty"], kind="stable")] = np.arange(count)
@@ -120,7 +118,7 @@ def test_a_curriculum_visits_what_its_share_reaches_and_in_the_end_every_item_on
 
 
 @given(ADAPTIVE, st.lists(st.floats(0, 3) | st.just(float("nan")), max_size=60))
-def test_the_adaptive_share_never_shrinks_whatever_the_losses(sampler, history):
+def test_adaptive_fraction_never_shrinks_for_any_losses(sampler, history):
     losses = np.array(history, np.float64)
     shares = [sampler.share(losses[:length]) for length in range(len(losses) + 1)]
     assert shares == sorted(shares)
@@ -131,7 +129,7 @@ def test_the_adaptive_share_never_shrinks_whatever_the_losses(sampler, history):
 
 
 @given(ADAPTIVE, COUNTS, SEEDS, st.integers(1, 8))
-def test_while_the_adaptive_share_stays_its_items_come_up_equally_often(
+def test_items_are_visited_equally_often_while_the_adaptive_fraction_is_constant(
     sampler, count, seed, epochs
 ):
     items = items_of(count, seed)
@@ -145,7 +143,7 @@ def test_while_the_adaptive_share_stays_its_items_come_up_equally_often(
 
 
 @given(WEIGHTED, COUNTS, st.data())
-def test_probabilities_have_their_floor_their_sum_and_the_order_of_the_losses(sampler, count, data):
+def test_probabilities_respect_the_floor_sum_to_one_and_follow_the_losses(sampler, count, data):
     losses = data.draw(ledgers(count)).losses
     relative = sampler.relative(losses)
     assert relative.min() >= np.float32(sampler.floor) * 0.999999
@@ -164,7 +162,7 @@ def test_an_item_is_drawn_as_often_as_expected_up_to_two(sampler, count, seed, e
 
 @given(REPLAYS, COUNTS, SEEDS, st.integers(1, 70), st.data())
 @settings(max_examples=60)
-def test_every_batch_holds_its_share_of_replays_and_the_others_are_all_items_in_turn(
+def test_every_batch_has_its_fraction_of_replays_and_the_rest_cycles_through_all_items(
     sampler, count, seed, batch, data
 ):
     """Batches begin anywhere, also in one epoch to end in the next."""

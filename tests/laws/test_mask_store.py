@@ -34,7 +34,7 @@ SIZES = [(60, 90), (90, 61), (50, 50), (97, 70), (33, 200), (200, 33), (9, 9)]
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Noise of many sizes: every cell tells where it was taken from. Some masks are empty, some
+    """Noise of many sizes: every cell encodes where it was taken from. Some masks are empty, some
     cover all."""
     folder = tmp_path_factory.mktemp("noise")
     members = []
@@ -103,8 +103,8 @@ def contents(sample):
 def test_samples_are_equal_bit_for_bit(opened, store, augment, choice):
     made = store.manifest
     common = SampleConfig(
-        made.side,
-        made.grid,
+        made.image_size,
+        made.mask_size,
         5,
         MaskFilters(min_predicted_iou=0.1),
         choice,

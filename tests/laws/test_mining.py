@@ -36,14 +36,14 @@ CPU = torch.device("cpu")
 MININGS = [
     OHEM(0.25),
     OHEM(0.01, min_kept=9),
-    OHEM(0.4, within="granularity"),
-    OHEM(0.3, min_kept=2, within="sampler"),
+    OHEM(0.4, group_by="granularity"),
+    OHEM(0.3, min_kept=2, group_by="sampler"),
 ]
 
 
 def mining_run(folder: Path, scenes: Path, mining: Mining, **changes):
     """A step of five images, fifteen masks, two rounds."""
-    sampler = Stratified(per_stratum=4) if mining.by_sampler else little().sampler
+    sampler = Stratified(per_stratum=4) if mining.use_sampler_strata else little().sampler
     loader, prompts = (
         replace(little().loader, max_masks=3),
         InteractiveSchedule(clicks=1, mask_only_rounds=False),
@@ -113,7 +113,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
         previous = PromptRound(len(losses), prompts, decode(prompts))
         losses.append(run.loss(previous, truth).per_mask)
     told = sum(losses).tolist()
-    strata = [0] * len(told) if run.mining.within == "batch" else batch.strata.tolist()
+    strata = [0] * len(told) if run.mining.group_by == "batch" else batch.strata.tolist()
     kept: list[int] = []
     for stratum in set(strata):
         members = sorted(
@@ -154,7 +154,7 @@ def test_however_a_batch_is_cut_its_step_is_that_of_the_definition(tmp_path, sce
         assert done.losses == pytest.approx(losses, rel=1e-9)
 
 
-def test_an_image_may_lose_all_its_masks_and_is_in_the_ledger_all_the_same(tmp_path, scenes):
+def test_image_without_mined_masks_is_still_in_the_loss_history(tmp_path, scenes):
     run = mining_run(tmp_path / "run", scenes, OHEM(0.1))
     expected, losses, kept = plainly(run)
     assert sum(kept.values()) == 2
@@ -199,7 +199,7 @@ def by_ranks(folders: list[str]) -> None:
     destroy_world(world)
 
 
-def test_two_processes_mine_what_one_mines(tmp_path, scenes):
+def test_two_processes_mine_what_one_does(tmp_path, scenes):
     """Of five images one process has three and the other two, in micro-batches of two."""
     runs = [
         mining_run(tmp_path / str(number), scenes, mining)
@@ -219,16 +219,16 @@ def spoil(monkeypatch, bad: set[str], bare: set[str]) -> None:
     """Lets the loader find some images unreadable, and others without a mask that is left."""
     whole = SampleSource.sample
 
-    def sample(self, visit, entry=None):
-        name = self.index.entry_name(visit.row)
+    def sample(self, ref, entry=None):
+        name = self.index.entry_name(ref.row)
         if name in bad:
             raise CorruptSampleError(f"{name}: spoilt")
-        made, none = whole(self, visit, entry), np.zeros(0, np.int64)
+        made, none = whole(self, ref, entry), np.zeros(0, np.int64)
         if name not in bare:
             return made
         draws = replace(
             made.random_inputs,
-            first=made.random_inputs.first[:0],
+            first_prompt=made.random_inputs.first_prompt[:0],
             clicks=made.random_inputs.clicks[:0],
             box_noise=made.random_inputs.box_noise[:0],
         )
@@ -323,7 +323,7 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
         tmp_path / "run",
         scenes,
         sampler=sampler,
-        mining=OHEM(within="sampler"),
+        mining=OHEM(group_by="sampler"),
         loader=replace(little().loader, workers=workers),
     )
     index = open_index(run)
@@ -340,9 +340,9 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
 @pytest.mark.parametrize(
     ("items", "sampler", "mining"),
     [
-        ("image", little().sampler, OHEM(within="granularity")),
-        ("image", Stratified(per_stratum=4), OHEM(within="granularity")),
-        ("mask", InterleavedStrata(ratio=(0, 1, 1)), OHEM(within="sampler")),
+        ("image", little().sampler, OHEM(group_by="granularity")),
+        ("image", Stratified(per_stratum=4), OHEM(group_by="granularity")),
+        ("mask", InterleavedStrata(ratio=(0, 1, 1)), OHEM(group_by="sampler")),
     ],
 )
 def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sampler, mining):
@@ -371,7 +371,7 @@ def test_else_a_masks_stratum_is_its_granularity(tmp_path, scenes, items, sample
 
 
 def test_a_sampler_without_strata_cannot_be_mined_within(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, mining=OHEM(within="sampler"))
+    run = run_in(tmp_path / "run", scenes, mining=OHEM(group_by="sampler"))
     told = r"^Random has no strata"
     with pytest.raises(GigamaskError, match=told):
         TrainData(run, open_index(run))

@@ -51,7 +51,7 @@ def test_random_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chu
 
 
 @given(st.integers(1, 3000), st.integers(200, 3000), SEEDS)
-def test_what_is_dealt_is_a_permutation(count, piece, seed):
+def test_order_is_a_permutation(count, piece, seed):
     with patch.object(random_sampler, "PIECE", piece):
         found = bucket_shuffled(np.arange(count), make_rng(seed, "test"))
     assert is_permutation(found, count)
@@ -110,10 +110,10 @@ def test_a_cycle_visits_all_equally_often_from_its_beginning(size, turn, length,
 
 @given(st.integers(1, 40), st.integers(0, 90), SEEDS)
 @settings(max_examples=60, deadline=None)
-def test_shares_hold_different_items_and_take_all_equally_often(size, taken, seed):
+def test_subsets_are_balanced_and_visit_all_items_equally_often(size, taken, seed):
     total = np.zeros(size, np.int64)
-    for visit in range(2 * size):
-        counts = np.bincount(balanced_subset(visit, taken, size, seed, "test"), minlength=size)
+    for draw in range(2 * size):
+        counts = np.bincount(balanced_subset(draw, taken, size, seed, "test"), minlength=size)
         assert counts.sum() == taken
         assert counts.max() - counts.min() <= 1
         total += counts
@@ -176,7 +176,7 @@ def test_an_order_depends_on_seed_and_epoch_only(sampler, monkeypatch):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda each: type(each).__name__)
-def test_any_positions_may_be_asked_for(sampler):
+def test_any_positions_can_be_indexed(sampler):
     order, plain = sampler.order(ITEMS, 2, None), whole(sampler, ITEMS, 2)
     some = make_rng(0, "test").integers(len(order), size=70)
     assert np.array_equal(order[some], plain[some])

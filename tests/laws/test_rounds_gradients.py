@@ -51,7 +51,7 @@ def world():
     ) & valid
     boxes = torch.tensor([[4.0, 8.0, 40.0, 30.0]]).expand(5, 4)
     draws = RandomInputs(
-        first=torch.tensor([0.1, 0.9, 0.7, 0.3, 0.6]),
+        first_prompt=torch.tensor([0.1, 0.9, 0.7, 0.3, 0.6]),
         clicks=torch.tensor(rng.random((5, 9, 2)), dtype=torch.float32),
         box_noise=torch.tensor(rng.standard_normal((5, 4)), dtype=torch.float32),
         drop_path=torch.zeros(2, spec.depth, 2),
@@ -60,10 +60,10 @@ def world():
 
 
 def rounds(model, embedding, truth, draws, chunk, policy):
-    """Yields the rounds of some masks, each with the truth it is held against."""
+    """Yields the rounds of some masks, each with its targets."""
     part = Targets(truth.masks[chunk], truth.valid[chunk], truth.boxes_input[chunk], truth.cell_xy)
     spent = RandomInputs(
-        draws.first[chunk], draws.clicks[chunk], draws.box_noise[chunk], draws.drop_path
+        draws.first_prompt[chunk], draws.clicks[chunk], draws.box_noise[chunk], draws.drop_path
     )
 
     def decode(prompts):

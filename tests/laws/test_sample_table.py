@@ -273,12 +273,12 @@ def test_items_are_the_masks_that_assembling_keeps(members, filters):
             entries[row].masks.areas()[mask] for (row, _), mask in zip(places, taken, strict=True)
         ]
         pixels = masks.items.columns["width"] * masks.items.columns["height"]
-        np.testing.assert_allclose(masks.items.columns["area_share"] * pixels, areas, rtol=1e-6)
+        np.testing.assert_allclose(masks.items.columns["area_fraction"] * pixels, areas, rtol=1e-6)
 
 
-def trained_on(entry, filters, only=-1):
+def trained_on(entry, filters, mask_index=-1):
     """The masks that are taken of an uncropped image when all may be, or when one of those that
-    pass is asked for."""
+    pass is requested."""
     candidates = CandidateMasks(
         entry.size,
         entry.masks.areas(),
@@ -289,7 +289,7 @@ def trained_on(entry, filters, only=-1):
     settings = SampleConfig(image_size=64, mask_size=16, max_masks=100, filters=filters)
     return dataset.choose_masks(
         candidates,
-        only,
+        mask_index,
         ImageTransform.resize_longest_side(entry.size, 64),
         settings,
         drawn(0, "masks"),

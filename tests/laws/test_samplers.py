@@ -53,16 +53,14 @@ def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
         for rank in range(world)
     ]
     for step in range(4):
-        mine = [
-            [visit[:3] for part in rank[step].micro_batches for visit in part] for rank in ranks
-        ]
+        mine = [[ref[:3] for part in rank[step].micro_batches for ref in part] for rank in ranks]
         assert all(
             mine[rank] == plain[step * batch : (step + 1) * batch][rank::world]
             for rank in range(world)
         )
         assert {len(rank[step].micro_batches) for rank in ranks} == {-(-batch // (world * micro))}
         assert all(len(part) <= micro for rank in ranks for part in rank[step].micro_batches)
-        assert {(rank[step].start, rank[step].samples) for rank in ranks} == {
+        assert {(rank[step].samples_before, rank[step].samples_after) for rank in ranks} == {
             (step * batch, (step + 1) * batch)
         }
 
@@ -82,7 +80,7 @@ def test_resuming_at_any_step_gives_the_same_rest(cut, world, taken):
             rank=rank,
             world_size=world,
         )
-        cursor = whole[taken - 1].samples if taken else 0
+        cursor = whole[taken - 1].samples_after if taken else 0
         assert (
             steps(
                 3,
@@ -130,7 +128,7 @@ def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_he
     st.integers(1, 4),
     st.data(),
 )
-def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(
+def test_streamed_epoch_visits_each_item_once_for_any_ranks_and_resume_point(
     sizes, lanes, world, micro, data
 ):
     items, batch = tar_items(sizes), data.draw(st.integers(1, 7))
@@ -149,10 +147,10 @@ def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(
             steps_wanted,
         )
         dealt += [
-            (visit.epoch, visit.position, visit.row)
+            (ref.epoch, ref.position, ref.row)
             for group in taken
-            for visits in group.micro_batches
-            for visit in visits
+            for refs in group.micro_batches
+            for ref in refs
         ]
     dealt.sort()
     assert [(epoch, item) for epoch, _, item in dealt] == whole[
@@ -160,7 +158,7 @@ def test_a_streamed_epoch_is_dealt_out_once_to_any_ranks_from_any_point(
     ]
 
 
-def test_lanes_of_their_own_let_every_worker_read_onward():
+def test_separate_lanes_let_every_worker_read_sequentially():
     items, world, micro, workers = tar_items([100, 100, 100]), 2, 2, 3
     sampler = Streamed(lanes=world * micro * workers, buffer=1)
     for rank in range(world):
@@ -168,12 +166,10 @@ def test_lanes_of_their_own_let_every_worker_read_onward():
             iter_steps(SampleSequence(sampler, items), 0, world * micro, micro, rank, world),
             items.count // (world * micro),
         )
-        jobs = [visits for group in steps for visits in group.micro_batches]
+        jobs = [refs for group in steps for refs in group.micro_batches]
         for worker in range(workers):
             lanes_read = {
-                visit.position % sampler.lanes
-                for visits in jobs[worker::workers]
-                for visit in visits
+                ref.position % sampler.lanes for refs in jobs[worker::workers] for ref in refs
             }
             assert len(lanes_read) == micro
 

@@ -68,7 +68,7 @@ class Measured(Evaluator):
 
     interval: int = 2
 
-    def open(self, run, world):
+    def open(self, config, world):
         def evaluate(model: Sam) -> EvaluationResult:
             assert not any(map(is_sharded_tensor, model.parameters()))
             return EvaluationResult(
@@ -184,7 +184,7 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
     with pytest.raises(GigamaskError, match=rf"^--parallel hsdp.*{nodes}.*{each}"):
-        shard(encoder, World(0, size, 0, nodes), "hsdp", half=None, timeout_s=60.0)
+        shard(encoder, World(0, size, 0, nodes), "hsdp", param_dtype=None, timeout_s=60.0)
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])

@@ -9,7 +9,7 @@ from gigamask.masks.transforms import ImageTransform
 
 
 @st.composite
-def frames(draw) -> ImageTransform:
+def transforms(draw) -> ImageTransform:
     """Frames of any crop, scale and flip; the crop keeps its shape only roughly, as
     rounding does."""
     height, width = draw(st.integers(1, 60)), draw(st.integers(1, 60))
@@ -20,80 +20,82 @@ def frames(draw) -> ImageTransform:
     return ImageTransform((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
 
 
-@given(frames(), st.integers(0, 2**32 - 1))
-def test_points_and_boxes_come_back(frame, seed):
+@given(transforms(), st.integers(0, 2**32 - 1))
+def test_points_and_boxes_come_back(transform, seed):
     points = np.random.default_rng(seed).uniform(-5, 65, (3, 7, 2))
-    assert np.allclose(frame.points_to_original(frame.points_to_input(points)), points)
-    assert np.allclose(frame.points_to_input(frame.points_to_original(points)), points)
+    assert np.allclose(transform.points_to_original(transform.points_to_input(points)), points)
+    assert np.allclose(transform.points_to_input(transform.points_to_original(points)), points)
     corners = np.sort(points[:, :2], 1).reshape(3, 4)
-    boxes = frame.boxes_to_input(corners)
+    boxes = transform.boxes_to_input(corners)
     assert (boxes[:, :2] <= boxes[:, 2:]).all()
     assert np.allclose(
-        np.sort(frame.points_to_original(boxes.reshape(3, 2, 2)), 1).reshape(3, 4), corners
+        np.sort(transform.points_to_original(boxes.reshape(3, 2, 2)), 1).reshape(3, 4), corners
     )
 
 
-@given(frames(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
-def test_a_cell_shows_the_pixel_at_its_centre(frame, grid, seed):
-    masks = np.random.default_rng(seed).random((3, *frame.original)) < 0.5
-    centres = (np.arange(grid) + 0.5) * frame.image_size / grid - 0.5
+@given(transforms(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
+def test_a_cell_shows_the_pixel_at_its_centre(transform, grid, seed):
+    masks = np.random.default_rng(seed).random((3, *transform.original)) < 0.5
+    centres = (np.arange(grid) + 0.5) * transform.image_size / grid - 0.5
     xy = np.stack(np.meshgrid(centres, centres), -1)
-    original = frame.points_to_original(xy)
+    original = transform.points_to_original(xy)
     # A centre on the border of two pixels may show either; the whole-number rule takes one,
     # rounding in float perhaps the other.
     x, y = (
         np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int)
         for i in (0, 1)
     )
-    inside = (xy[..., 0] < frame.resized[1] - 0.5) & (xy[..., 1] < frame.resized[0] - 0.5)
-    shown = frame.apply_masks(RLEMasks.from_dense(masks), grid).to_dense()
+    inside = (xy[..., 0] < transform.resized[1] - 0.5) & (xy[..., 1] < transform.resized[0] - 0.5)
+    shown = transform.apply_masks(RLEMasks.from_dense(masks), grid).to_dense()
     assert not shown[:, ~inside].any()
-    y0, x0, y1, x1 = frame.crop
+    y0, x0, y1, x1 = transform.crop
     candidates = masks[:, np.clip(y, y0, y1 - 1)[:, None], np.clip(x, x0, x1 - 1)[None]]
     assert (shown[:, None, None] == candidates).any((1, 2))[:, inside].all()
 
 
-@given(frames(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
-def test_soft_masks_are_means_of_the_crop(frame, grid, seed):
-    masks = np.random.default_rng(seed).random((2, *frame.original)) < 0.5
-    y0, x0, y1, x1 = frame.crop
+@given(transforms(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
+def test_soft_masks_are_means_of_the_crop(transform, grid, seed):
+    masks = np.random.default_rng(seed).random((2, *transform.original)) < 0.5
+    y0, x0, y1, x1 = transform.crop
     fine = grid * 20
     # Many samples a cell, taken where the points say the crop lies.
-    samples = (np.arange(fine) + 0.5) * frame.image_size / fine - 0.5
-    original = frame.points_to_original(np.stack([samples, samples], -1))
+    samples = (np.arange(fine) + 0.5) * transform.image_size / fine - 0.5
+    original = transform.points_to_original(np.stack([samples, samples], -1))
     x, y = np.floor(original.T + 0.5).astype(int)
-    crop = np.zeros((2, *frame.original), bool)
+    crop = np.zeros((2, *transform.original), bool)
     crop[:, y0:y1, x0:x1] = masks[:, y0:y1, x0:x1]
-    seen = crop[:, np.clip(y, 0, frame.original[0] - 1)][:, :, np.clip(x, 0, frame.original[1] - 1)]
+    seen = crop[:, np.clip(y, 0, transform.original[0] - 1)][
+        :, :, np.clip(x, 0, transform.original[1] - 1)
+    ]
     seen = seen & ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
     expected = seen.reshape(2, grid, 20, grid, 20).mean((2, 4))
-    soft = frame.apply_soft_masks(RLEMasks.from_dense(masks), grid)
+    soft = transform.apply_soft_masks(RLEMasks.from_dense(masks), grid)
     # Each border between pixels within a cell may put one of its 20 samples on the wrong side.
     borders = sum(
-        crop_length / length * frame.image_size / grid + 2
-        for crop_length, length in zip(frame.crop_size, frame.resized, strict=True)
+        crop_length / length * transform.image_size / grid + 2
+        for crop_length, length in zip(transform.crop_size, transform.resized, strict=True)
     )
     assert np.abs(soft - expected).max() <= borders / 20
 
 
-@given(frames(), st.data())
-def test_a_marked_pixel_lands_where_points_say(frame, data):
-    y0, x0, y1, x1 = frame.crop
+@given(transforms(), st.data())
+def test_a_marked_pixel_lands_where_points_say(transform, data):
+    y0, x0, y1, x1 = transform.crop
     x, y = data.draw(st.integers(x0, x1 - 1)), data.draw(st.integers(y0, y1 - 1))
-    pixels = np.zeros((*frame.original, 3), np.uint8)
+    pixels = np.zeros((*transform.original, 3), np.uint8)
     pixels[y, x] = 255
-    image = frame.apply_image(pixels)
-    assert image.shape == (3, *frame.resized)
-    expected = frame.points_to_input(np.array([x, y], np.float64))
+    image = transform.apply_image(pixels)
+    assert image.shape == (3, *transform.resized)
+    expected = transform.points_to_input(np.array([x, y], np.float64))
     weight = image[0].double().numpy()
-    mask = np.zeros((1, *frame.original), bool)
+    mask = np.zeros((1, *transform.original), bool)
     mask[0, y, x] = True
-    soft = frame.apply_soft_masks(RLEMasks.from_dense(mask), frame.image_size)[0][
-        : frame.resized[0], : frame.resized[1]
+    soft = transform.apply_soft_masks(RLEMasks.from_dense(mask), transform.image_size)[0][
+        : transform.resized[0], : transform.resized[1]
     ].astype(float)
     # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than
     # a pixel of the input or of the crop.
-    reach = max(1.0, *(np.array(frame.resized) / frame.crop_size))
+    reach = max(1.0, *(np.array(transform.resized) / transform.crop_size))
     for seen in (weight, soft):
         rows, columns = np.indices(seen.shape)
         centre = np.array([(seen * columns).sum(), (seen * rows).sum()]) / seen.sum()

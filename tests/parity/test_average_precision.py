@@ -147,7 +147,7 @@ def jitter(random: np.random.Generator, masks: np.ndarray) -> np.ndarray:
 def scene(
     random: np.random.Generator, truths: int, founds: int, levels: int = 20
 ) -> ImageDetections:
-    """Return an image whose predicted masks are the truth moved, copied and made up.
+    """Return an image whose predicted masks are the ground truth moved, copied and made up.
 
     They have `levels` different scores, so that ties abound.
     """
@@ -234,7 +234,7 @@ def test_identical_masks():
 
 
 def test_all_background():
-    """Masks without a pixel, as truth and as found: an overlap of nothing with nothing is none."""
+    """Masks without a pixel, annotated and predicted: two empty masks do not overlap."""
     size = (30, 40)
     random = np.random.default_rng(4)
     empty, some = np.zeros((3, *size), bool), shapes(random, 3, size)

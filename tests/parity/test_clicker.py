@@ -98,7 +98,7 @@ def test_random_regions(seed):
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_a_guess_that_never_changes(seed):
+def test_prediction_that_never_changes(seed):
     """Then clicked pixels decide: the deepest that is left, however near to an earlier click."""
     random = np.random.default_rng(100 + seed)
     size = tuple(map(int, random.integers(3, 20, 2)))
@@ -107,7 +107,7 @@ def test_a_guess_that_never_changes(seed):
     assert len(set(there)) == len(there)
 
 
-def test_equally_deep_errors_are_clicked_as_false_alarms():
+def test_equally_deep_errors_are_clicked_as_false_positives():
     truth, guess = np.zeros((12, 45), bool), np.zeros((12, 45), bool)
     truth[1:11, 34:44] = guess[1:11, 34:44] = True  # what is clicked first, and found
     truth[2:9, 3:10] = True
@@ -140,7 +140,7 @@ def test_thin_and_scattered_errors():
         play_and_compare(truth, everything)
 
 
-def test_depths_a_hair_apart():
+def test_nearly_equal_depths():
     """A miss and a false alarm as deep as the roots of 225 and 226, either way round."""
     y, x = np.mgrid[:41, :140]
     first, left, right = ((y - 20) ** 2 + (x - centre) ** 2 for centre in (19, 65, 115))

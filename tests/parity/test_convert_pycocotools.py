@@ -82,8 +82,8 @@ def test_a_thousand_annotations():
             objects.masks.to_dense(),
             np.array([expected[i] for i in filled]).reshape(-1, height, width),
         )
-        assert len(objects.rejected) == len(given) - len(filled)
-        empty += len(objects.rejected)
+        assert len(objects.skipped) == len(given) - len(filled)
+        empty += len(objects.skipped)
     assert empty > 20
 
 
@@ -159,7 +159,7 @@ def test_coco128(real_data, tmp_path):
     done = convert(
         source / "instances.json", tmp_path, tmp_path / "out", ConvertOptions(keep_crowds=True)
     )
-    assert (done["images"], done["masks"], done["masks_left_out"]) == (
+    assert (done["images"], done["masks"], done["skipped_masks"]) == (
         len(masks),
         sum(map(len, masks.values())),
         [],

@@ -87,7 +87,7 @@ def pair(normalise: bool) -> tuple[MAE, ViTMAEForPreTraining]:
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_guesses_loss_and_gradients_are_theirs(normalise):
+def test_predictions_loss_and_gradients_equal_hugging_face(normalise):
     ours, theirs = pair(normalise)
     images = torch.from_numpy(make_rng(1, "test images").integers(0, 256, (3, 3, 32, 32))).to(
         torch.uint8

@@ -170,6 +170,6 @@ def test_weights_at_another_side_agree_with_tables_interpolated_on_the_fly(model
         assert_close(larger.image_encoder.blocks[1](x, None), theirs.vision_encoder.layers[1](x))
 
 
-def test_their_shapes_tell_the_spec(models):
+def test_config_is_inferred_from_shapes(models):
     state = to_official(models[0])
     assert infer_config(state, decoder_heads=2) == replace(SMALL, custom_init=False)

@@ -14,7 +14,7 @@ from transformers.models.mask2former.modeling_mask2former import sample_point
 from transformers.models.maskformer import modeling_maskformer as maskformer
 
 from gigamask.losses.focal_dice import dice_loss, focal_loss
-from gigamask.losses.iou import actual_iou, iou_regression
+from gigamask.losses.iou import iou_prediction_loss, mask_iou
 from gigamask.losses.points import interpolate_at, sample_points
 from gigamask.rng import make_rng
 from gigamask.types import Targets
@@ -96,9 +96,9 @@ def test_losses_and_gradients_equal_monais_on_the_valid_part(alpha):
     agree(logits, weights, dice_loss(logits, truth, valid), theirs, 1e-12)
 
 
-def test_the_actual_iou_equals_pycocotools_and_its_regression_pytorchs():
+def test_mask_iou_equals_pycocotools_and_its_loss_pytorchs():
     logits, truth, _ = case(torch.float64, soft=False)
-    actual = actual_iou(logits, truth > 0.5, torch.ones(truth.shape, dtype=torch.bool))
+    actual = mask_iou(logits, truth > 0.5, torch.ones(truth.shape, dtype=torch.bool))
     for m in range(4):
         guesses, [real] = (
             [pycocotools.mask.encode(np.asfortranarray(mask.numpy(), np.uint8)) for mask in masks]
@@ -109,11 +109,11 @@ def test_the_actual_iou_equals_pycocotools_and_its_regression_pytorchs():
         )
     predicted = torch.tensor(make_rng(0, "test parity", 1).random((4, 3)))
     assert torch.equal(
-        iou_regression(predicted, actual, "mse"),
+        iou_prediction_loss(predicted, actual, "mse"),
         F.mse_loss(predicted, actual.double(), reduction="none"),
     )
     assert torch.equal(
-        iou_regression(predicted, actual, "l1"),
+        iou_prediction_loss(predicted, actual, "l1"),
         F.l1_loss(predicted, actual.double(), reduction="none"),
     )
 

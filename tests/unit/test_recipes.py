@@ -51,7 +51,7 @@ def test_every_recipe_says_what_it_is_and_can_be_found():
         assert recipe().recipe == recipe.__name__
 
 
-def test_ones_own_file(tmp_path):
+def test_custom_recipe_file(tmp_path):
     file = tmp_path / "own_recipe.py"
     file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")
     assert recipes.find(f"{file}:mine")() == recipes.tiny()
@@ -77,7 +77,7 @@ def test_recipes_and_flags_import_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_ones_own_function_may_do_wrong(tmp_path):
+def test_errors_of_a_custom_recipe_function(tmp_path):
     file = tmp_path / "wrong_recipe.py"
     file.write_text(
         "from gigamask.training.config import TrainConfig\n\n"

@@ -173,7 +173,7 @@ def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
     assert load_config(str(tmp_path)) == run
 
 
-def test_presets_of_one_class_are_told_apart_by_their_fixed_fields():
+def test_presets_of_one_class_are_distinguished_by_their_fixed_fields():
     samplers = {
         name: registry.make_component("sampler", name) for name in registry.COMPONENTS["sampler"][1]
     }

@@ -24,6 +24,7 @@ def test_suggest_command(word, command):
         *(("--workers", "--num-workers"), ("--amp", "--precision auto"), ("--name", "--out")),
         *(("--betas", "--optimizer.betas"), ("--stepz=3", "--steps"), ("--zzz", None)),
         *(("--checkpoint", "WEIGHTS, an argument without a flag"), ("--gpu", None)),
+        ("--epochs", None),  # of another unit than --steps
     ],
 )
 def test_suggest_flag(flag, meant):

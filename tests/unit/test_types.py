@@ -59,7 +59,7 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
     assert (int(some.rle_offsets[0]), int(some.rle_offsets[-1])) == (0, len(some.rle_bounds))
     for name in ("mask_image", "strata", "boxes_input"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[chosen]), name
-    for name in ("first", "clicks", "box_noise"):
+    for name in ("first_prompt", "clicks", "box_noise"):
         assert torch.equal(
             getattr(some.random_inputs, name), getattr(batch.random_inputs, name)[chosen]
         ), name

@@ -28,8 +28,8 @@ class AblateCommand:
     """steps per run; default: the recipe's"""
     seeds: int = 3
     """runs per variant, with seeds 0, 1, ..."""
-    at_once: int = 1
-    """runs to train in parallel, sharing the CPU cores or the GPU"""
+    parallel_runs: int = 1
+    """number of runs to train in parallel, sharing the CPU cores or the GPU"""
     images: int | None = None
     """number of test images to use, from the start of the data; default: all"""
     min_predicted_iou: float | None = None
@@ -43,5 +43,12 @@ class AblateCommand:
 
         test = ablate.TestSet(self.test, self.images, self.min_predicted_iou)
         return ablate.run(
-            self.table, self.recipe, self.data, test, self.out, self.steps, self.seeds, self.at_once
+            self.table,
+            self.recipe,
+            self.data,
+            test,
+            self.out,
+            self.steps,
+            self.seeds,
+            self.parallel_runs,
         )

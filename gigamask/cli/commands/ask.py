@@ -68,7 +68,11 @@ class AskCommand:
             ranks = range(min(self.top, len(masks)))
             best = [self._summary(masks, result, rank) for rank in ranks]
             self._print(result, best, len(masks))
-            answer = {"text": result.text, "fitting": result.fitting, "candidates": len(masks)}
+            answer = {
+                "text": result.text,
+                "num_matches": result.num_matches,
+                "candidates": len(masks),
+            }
             answers.append(answer | {"best": best})
             if self.pictures:
                 path = Path(self.pictures) / f"{number}.png"
@@ -89,10 +93,10 @@ class AskCommand:
 
     def _print(self, result: GroundingResult, best: list[dict[str, Any]], candidates: int) -> None:
         """Print the masks that fit a text, or the best one if none does."""
-        fitting = f"{result.fitting} of {candidates} masks fit"
-        print(f"{result.text}: {fitting if result.fitting else 'no mask fits'}")
-        prefix = "" if result.fitting else "best: "
-        for mask in best[: max(result.fitting, 1)]:
+        matches = f"{result.num_matches} of {candidates} masks fit"
+        print(f"{result.text}: {matches if result.num_matches else 'no mask fits'}")
+        prefix = "" if result.num_matches else "best: "
+        for mask in best[: max(result.num_matches, 1)]:
             x0, y0, x1, y1 = mask["box"]
             confidence = f"{100 * mask['confidence']:.0f} % confidence"
             print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
@@ -102,13 +106,13 @@ class AskCommand:
         from pathlib import Path
 
         from gigamask.data.dataset import RawSample, Sa1bDataset
-        from gigamask.workflows.opening import opened_sample
+        from gigamask.workflows.open_data import open_sample
 
         path, json = Path(self.image), None
         if path.is_file():
             jpg = path.read_bytes()
         elif ":" in self.image:
-            with opened_sample(self.image) as (index, row):
+            with open_sample(self.image) as (index, row):
                 _, jpg, json = Sa1bDataset(index).read(row)
         else:
             raise GigamaskError(f"{self.image}: no such file; pass an image file or TAR:IMAGE")

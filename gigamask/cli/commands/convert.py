@@ -52,10 +52,10 @@ class ConvertCommand:
                 "  the image names are not distinct integers: images are numbered from 0, and each "
                 "JSON records its 'source'"
             )
-        for count in ("images_without_masks", "crowds_left_out", "pictures_without_label"):
+        for count in ("images_without_masks", "skipped_crowds", "images_without_label"):
             if result[count]:
                 print(f"  {count.replace('_', ' ')}: {result[count]}")
         for kind in ("images", "masks"):
-            print_skipped(kind, [skipped["reason"] for skipped in result[f"{kind}_left_out"]])
+            print_skipped(kind, [sample["reason"] for sample in result[f"skipped_{kind}"]])
         print(f"next: gigamask stats {quote(self.out)}")
         return result

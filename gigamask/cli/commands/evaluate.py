@@ -25,9 +25,9 @@ class EvaluateCommand(EvaluateOptions):
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index"""
     pictures: str | None = None
-    """folder for sheets of the best, worst and typical predictions"""
+    """folder for figures of the best, worst and typical predictions"""
     html: str | None = None
-    """HTML file for the scores, with the sheets of --pictures"""
+    """HTML file for the scores, with the figures of --pictures"""
     json: str | None = None
     """JSON file for the scores"""
 
@@ -56,14 +56,14 @@ class EvaluateCommand(EvaluateOptions):
         print(clicks.table(evaluated.summary))
         if self.automatic:
             print(proposals.table(evaluated.summary["automatic"]))
-        for reason in result.rejected:
+        for reason in result.skipped:
             print(f"  skipped {reason}")
-        sheets = []
+        paths = []
         if self.pictures:
-            sheets = figures.write_sheets(model, index, result, Path(self.pictures))
-        for path in sheets:
+            paths = figures.write_figures(model, index, result, Path(self.pictures))
+        for path in paths:
             print(path)
         if self.html:
-            Path(self.html).write_text(scores.page(evaluated.summary, sheets))
+            Path(self.html).write_text(scores.page(evaluated.summary, paths))
             print(self.html)
         return evaluated.summary

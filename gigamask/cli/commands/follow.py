@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from gigamask.errors import GigamaskError
-from gigamask.workflows.opening import opened_sample
+from gigamask.workflows.open_data import open_sample
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FollowCommand:
         from gigamask.training.sam_config import SamTrainConfig
         from gigamask.workflows import follow
 
-        with opened_sample(self.sample) as (index, row):
+        with open_sample(self.sample) as (index, row):
             config = recipes.make(self.recipe)
             if not isinstance(config, SamTrainConfig):
                 raise GigamaskError(

@@ -68,10 +68,10 @@ class GroundCommand:
         index, dataset = evaluation_set(config)
         loader = config.query_loader(dataset, index)
         with progress_bar("score queries") as progress:
-            results, rejected = score_queries(model, loader, progress)
+            results, skipped = score_queries(model, loader, progress)
         training = training_set(config)
         prior = PositionPrior.fit(training[1], training[0]) if training else None
-        report = evaluate(results, dataset, index, prior, rejected)
+        report = evaluate(results, dataset, index, prior, skipped)
         source = config.evaluation if config.evaluation.data else config
         summary = report.summary() | {
             "weights": self.weights,
@@ -82,7 +82,7 @@ class GroundCommand:
             "val_split": 0.0 if config.evaluation.data else config.val_split,
         }
         print(format_table(summary))
-        for reason in rejected:
+        for reason in skipped:
             print(f"  skipped {reason}")
         if self.calibrate:
             print(report.confidence.save(config.out))

@@ -43,7 +43,7 @@ class IndexCommand:
                 print(f"  {name.replace('_', ' ')}: {report[name]}")
         for broken in report["broken_tars"]:
             print(f"  broken {broken}")
-        for skipped in report["rejected"]:
-            print(f"  skipped {skipped['reason']}")
+        for sample in report["skipped"]:
+            print(f"  skipped {sample['reason']}")
         print(f"next: gigamask stats {quote(self.out)}")
         return report

@@ -18,9 +18,9 @@ class MasksCommand:
     out: str
     """output folder for the mask store (9 TB for all of SA-1B); tars that it already holds are
     skipped"""
-    grid: int = 256
-    """side of the stored masks: a quarter of --side, or --side itself for --loader.target area"""
-    side: int = 1024
+    mask_size: int = 256
+    """side of the stored masks: a quarter of --image-size, or as large for --loader.target area"""
+    image_size: int = 1024
     """side of the model's square input (pixels)"""
     mirrored: bool = False
     """also store mirrored masks of portrait images, whose cells do not align when mirrored; needed
@@ -37,9 +37,9 @@ class MasksCommand:
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import mask_store
         from gigamask.errors import GigamaskError
-        from gigamask.workflows.opening import opened
+        from gigamask.workflows.open_data import open_or_build_temporary
 
-        with opened(self.paths) as index, progress_bar("masks") as progress:
+        with open_or_build_temporary(self.paths) as index, progress_bar("masks") as progress:
             if self.verify:
                 errors = mask_store.verify(index, self.out, self.workers, progress)
                 for error in errors:
@@ -48,14 +48,20 @@ class MasksCommand:
                     raise GigamaskError(f"{self.out}: {len(errors)} errors, the first: {errors[0]}")
             else:
                 mask_store.build(
-                    index, self.out, self.grid, self.side, self.mirrored, self.workers, progress
+                    index,
+                    self.out,
+                    self.mask_size,
+                    self.image_size,
+                    self.mirrored,
+                    self.workers,
+                    progress,
                 )
             store = mask_store.MaskStore.open(self.out, index)
         report = {
             "masks": index.manifest.masks,
             "tars": len(store.shard_keys),
             "bytes": store.bytes,
-            "grid": store.manifest.grid,
+            "mask_size": store.manifest.mask_size,
         }
         size = f"{report['bytes'] / 1e6:.1f} MB" + (", no errors" if self.verify else "")
         print(f"{self.out}: {report['masks']} masks of {report['tars']} tars, {size}")

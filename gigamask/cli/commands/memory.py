@@ -48,9 +48,9 @@ class SampleMemory:
     def _read(name: str) -> tuple[str, bytes, bytes]:
         """Return name, JPEG and JSON of the sample TAR:IMAGE."""
         from gigamask.data.dataset import Sa1bDataset
-        from gigamask.workflows.opening import opened_sample
+        from gigamask.workflows.open_data import open_sample
 
-        with opened_sample(name) as (index, row):
+        with open_sample(name) as (index, row):
             name, jpg, json = Sa1bDataset(index).read(row)
         if json is None:
             raise GigamaskError(f"{name} has no JSON and so no masks; choose another image")
@@ -88,10 +88,10 @@ class LoaderMemory:
             config = replace(recipe, data=self.data, out=folder, loader=settings).check()
             steps = train_data.TrainData(config, train_data.open_index(config)).batches()
             result = loader_memory.measure(steps, self.batches, loader.PREFETCH, progress)
-        side, grid = config.sample_config.image_size, config.sample_config.mask_size
-        print(f"recipe {self.recipe}: input {side}, masks on a grid of {grid}")
+        image_size, mask_size = config.sample_config.image_size, config.sample_config.mask_size
+        print(f"recipe {self.recipe}: input {image_size}, masks on a grid of {mask_size}")
         print(loader_memory.table(result))
-        return {"recipe": self.recipe, "side": side, "grid": grid} | result
+        return {"recipe": self.recipe, "image_size": image_size, "mask_size": mask_size} | result
 
 
 @dataclass(frozen=True)

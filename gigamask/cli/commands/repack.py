@@ -37,21 +37,21 @@ class RepackCommand:
         with progress_bar("repack") as progress:
             result = repack(self.paths, Path(self.out), config, self.workers, progress)
         count = f"{result['images']} images with {result['masks']} masks in {result['tars']} tars"
-        print(f"{self.out}: {count} ({result['kept']} were done before)")
+        print(f"{self.out}: {count} ({result['existing']} were done before)")
         if result["bytes"]:
             before, after = result["source_bytes"], result["bytes"]
             sizes = f"{before / 1e9:.3g} GB to {after / 1e9:.3g} GB"
             print(f"  from {sizes}, {before / after:.2g} times smaller")
         for name, meaning in (
             ("copied", "images were small already"),
-            ("vanished", "masks have no pixel left"),
-            ("others", "other members skipped"),
+            ("dropped_masks", "masks have no pixel left"),
+            ("other_files", "other members skipped"),
         ):
             if result[name]:
                 print(f"  {result[name]} {meaning}")
         for broken in result["broken_tars"]:
             print(f"  truncated, its readable beginning was repacked: {broken}")
-        print_skipped("images", [skipped["reason"] for skipped in result["left_out"]])
+        print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         failed = result["failed"]
         print_skipped("tars", failed)
         if failed:

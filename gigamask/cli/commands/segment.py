@@ -67,15 +67,15 @@ class SegmentCommand:
                 result = segment_all(images, generator, output, skipped, progress)
         mean = result["masks"] / result["images"]
         count = f"{result['images']} images with {result['masks']} masks, {mean:.1f} per image"
-        print(f"{self.out}: {count} ({result['kept']} images were done before)")
+        print(f"{self.out}: {count} ({result['existing']} images were done before)")
         if not result["masks"]:
             print(
                 "  no mask passed the thresholds, which are meant for fully trained models; "
                 "lower --pred-iou-thresh and --stability-score-thresh"
             )
         if self.to_shards:
-            print(f"  {len(result['tars'])} tars ({result['tars_kept']} were done before)")
-        print_skipped("images", [skipped["reason"] for skipped in result["left_out"]])
+            print(f"  {len(result['tars'])} tars ({result['existing_tars']} were done before)")
+        print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
         return result

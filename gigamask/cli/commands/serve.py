@@ -30,7 +30,7 @@ class ServeCommand:
     """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
     """folder of runs to watch, finished or in training"""
-    words: str | None = None
+    grounding: str | None = None
     """run folder of 'gigamask ground train', to find masks by text; without --weights, its
     segmenter is the model to try"""
     host: str = "127.0.0.1"
@@ -70,10 +70,10 @@ class ServeCommand:
         """Raise `GigamaskError` if a flag is invalid or a package is not installed."""
         from importlib.util import find_spec
 
-        if not (self.weights or self.data or self.runs or self.words):
+        if not (self.weights or self.data or self.runs or self.grounding):
             raise GigamaskError(
                 "nothing to show; pass at least one of --weights WEIGHTS, --data PATH..., "
-                "--runs FOLDER and --words RUN"
+                "--runs FOLDER and --grounding RUN"
             )
         if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
             raise GigamaskError(
@@ -103,11 +103,11 @@ class ServeCommand:
         from gigamask.serve.sampler_view import SamplerView
         from gigamask.serve.session import Session
         from gigamask.training.checkpoint import load_model
-        from gigamask.workflows.opening import opened
+        from gigamask.workflows.open_data import open_or_build_temporary
 
         runs = RunsView(Path(self.runs)) if self.runs else None
-        index = stack.enter_context(opened(self.data)) if self.data else None
-        text_model = self._text_model() if self.words else None
+        index = stack.enter_context(open_or_build_temporary(self.data)) if self.data else None
+        text_model = self._text_model() if self.grounding else None
         model = text_model.mask_features.model if text_model else None
         if self.weights:
             model = load_model(self.weights, self.device, config_files.config_of_weights)
@@ -117,12 +117,12 @@ class ServeCommand:
             dataset=DatasetView(index) if index else None,
             samplers=SamplerView(index) if index else None,
             runs=runs,
-            weights=self.weights or self.words,
+            weights=self.weights or self.grounding,
         )
 
     def _text_model(self) -> GroundingPredictor:
         from gigamask.cli.commands.ground import load_config
         from gigamask.grounding.inference import GroundingPredictor
 
-        words = self.words or ""
-        return GroundingPredictor.from_checkpoint(load_config(words, None, self.device), words)
+        run = self.grounding or ""
+        return GroundingPredictor.from_checkpoint(load_config(run, None, self.device), run)

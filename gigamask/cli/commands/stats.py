@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from gigamask.errors import GigamaskError
-from gigamask.workflows.opening import opened
+from gigamask.workflows.open_data import open_or_build_temporary
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StatsCommand:
 
         if self.picture:
             plots.require_matplotlib()
-        with opened(self.paths) as index:
+        with open_or_build_temporary(self.paths) as index:
             if self.sampler is not None:
                 return self._describe_sampler(index)
             result = stats.describe(index)

@@ -35,8 +35,8 @@ class VerifyCommand:
         with progress_bar("verify") as progress:
             reports, stale = verify.verify(self.paths, sums, self.decode, self.workers, progress)
         counts = verify.summary(reports)
-        bad = [finding for report in reports for finding in report.bad]
-        odd = [finding for report in reports for finding in report.odd]
+        bad = [finding for report in reports for finding in report.bad_members]
+        mismatches = [finding for report in reports for finding in report.mismatches]
         tars = f"{counts['tars']} tar{'s' * (counts['tars'] != 1)}"
         print(f"{tars}: {counts['images']} images with {counts['masks']} masks")
         for name in ("without_json", "without_jpg", "without_masks", "other_members"):
@@ -44,11 +44,11 @@ class VerifyCommand:
                 print(f"  {name.replace('_', ' ')}: {counts[name]}")
         lines = [f"  index {fault}" for fault in stale]
         for report in reports:
-            lines += [f"  tar {fault}" for fault in report.faults]
-            if report.faults:
+            lines += [f"  tar {error}" for error in report.tar_errors]
+            if report.tar_errors:
                 read = f"{report.images} of its images were read"
                 lines.append(f"    {read}, {len(report.bad_samples)} of them bad")
-        for label, findings in (("bad", bad), ("disagrees", odd)):
+        for label, findings in (("bad", bad), ("mismatch", mismatches)):
             for finding in findings:
                 member = f"{finding.tar} {finding.member} at {finding.offset}"
                 lines.append(f"  {label} {member}: {finding.reason}")
@@ -61,15 +61,15 @@ class VerifyCommand:
             "tars": [
                 {
                     "path": report.path,
-                    "faults": report.faults,
+                    "tar_errors": report.tar_errors,
                     "images": report.images,
-                    "bad": len(report.bad_samples),
+                    "bad_samples": len(report.bad_samples),
                 }
                 for report in reports
             ],
             "index": stale,
-            "bad": [asdict(finding) for finding in bad],
-            "disagrees": [asdict(finding) for finding in odd],
+            "bad_members": [asdict(finding) for finding in bad],
+            "mismatches": [asdict(finding) for finding in mismatches],
         }
         samples = counts["images"] + counts["without_jpg"]
         faults = [

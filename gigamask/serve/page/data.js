@@ -1,25 +1,25 @@
 // Data: images with their masks, what a sampler draws, statistics, and skipped samples.
-import { $, ask, bytes, count, guarded, make, percent } from "./parts.js";
+import { $, bytes, count, make, percent, request, withErrorMessages } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
-import { decoded, holds, hue, painted, ramp } from "./masks.js";
+import { contains, decoded, drawMasks, hue, ramp } from "./masks.js";
 import { openRow } from "./try.js";
 
 const PAGE = 24, DRAWN = 12, LINES = 200;
 const COLOURS = { fine: colour(0), medium: colour(1), coarse: colour(2) };
 
-let about = null, trying = false, first = 0, last = 0, at = 0;
+let about = null, trying = false, last = 0, at = 0;
 let open = null;     // the image in the viewer: {row, name, width, height, masks, bitmap}
 let hovered = -1;
 let started = false;
 
-export function start(told) { trying = told.weights !== null; }
+export function start(info) { trying = info.weights !== null; }
 
 export function shown(visible) {
-  if (visible && !started) { started = true; guarded(begin)(); }
+  if (visible && !started) { started = true; withErrorMessages(begin)(); }
 }
 
 async function begin() {
-  about = await ask("data");
+  about = await request("data");
   $("data-facts").textContent = `${count(about.images)} images with ${count(about.masks)} masks in ${count(about.shards.length)} shard${about.shards.length === 1 ? "" : "s"}, ${bytes(about.shards.reduce((sum, { bytes: size }) => sum + size, 0))}`;
   $("shard").replaceChildren(...about.shards.map(({ name, images }, i) => make("option", { value: i }, `${name} (${count(images)})`)));
   $("shard").onchange = () => turn(about.shards[$("shard").value].first);
@@ -28,25 +28,25 @@ async function begin() {
   $("close").onclick = () => $("viewer").close();
   $("colour").onchange = paint;
   $("try-it").hidden = !trying;
-  $("try-it").onclick = guarded(async () => { const { row } = open; $("viewer").close(); await openRow(row); });
+  $("try-it").onclick = withErrorMessages(async () => { const { row } = open; $("viewer").close(); await openRow(row); });
   const canvas = $("viewer-canvas");
   canvas.onpointermove = look;
   canvas.onclick = look;
   canvas.onpointerleave = () => { hovered = -1; paint(); };
   $("sampler").replaceChildren(...about.samplers.map((name) => make("option", { value: name }, name)));
-  $("sampler").onchange = guarded(async () => { $("position").value = 0; await Promise.all([draw(), expose()]); });
-  $("epoch").onchange = $("position").onchange = guarded(draw);
+  $("sampler").onchange = withErrorMessages(async () => { $("position").value = 0; await Promise.all([draw(), expose()]); });
+  $("epoch").onchange = $("position").onchange = withErrorMessages(draw);
   $("slide").oninput = () => { $("position").value = $("slide").value; };
-  $("slide").onchange = guarded(draw);
+  $("slide").onchange = withErrorMessages(draw);
   leftOut();
   turn(0);
-  await Promise.all([draw(), expose(), histograms()].map((work) => work.catch((error) => { throw error; })));
+  await Promise.all([draw(), expose(), histograms()]);
 }
 
 /** Shows a page of images, starting at a row. */
-const turn = guarded(async (row) => {
+const turn = withErrorMessages(async (row) => {
   at = Math.min(Math.max(row, 0), Math.max(about.images - 1, 0));
-  const rows = await ask(`data/images?first=${at}&count=${PAGE}`);
+  const rows = await request(`data/images?first=${at}&count=${PAGE}`);
   last = at + rows.length;
   $("grid").replaceChildren(...rows.map(tile));
   $("range").textContent = about.images ? `${count(at + 1)} to ${count(last)} of ${count(about.images)}` : "no images";
@@ -57,15 +57,15 @@ const turn = guarded(async (row) => {
 
 function tile(image) {
   const picture = make("img", { src: `/api/data/images/${image.row}/thumbnail`, alt: "", loading: "lazy" });
-  const told = make("span", {}, `${image.name} · ${image.masks} mask${image.masks === 1 ? "" : "s"}`);
-  picture.onerror = () => { told.textContent = `${image.name} · cannot be read`; told.className = "bad"; };
-  return make("button", { type: "button", title: `${image.name}, ${image.width} x ${image.height}`, onclick: guarded(() => view(image)) }, picture, told);
+  const caption = make("span", {}, `${image.name} · ${image.masks} mask${image.masks === 1 ? "" : "s"}`);
+  picture.onerror = () => { caption.textContent = `${image.name} · cannot be read`; caption.className = "bad"; };
+  return make("button", { type: "button", title: `${image.name}, ${image.width} x ${image.height}`, onclick: withErrorMessages(() => view(image)) }, picture, caption);
 }
 
 async function view(image) {
-  const [response, told] = await Promise.all([fetch(`/api/data/images/${image.row}/jpeg`), image.annotated ? ask(`data/images/${image.row}`) : { ...image, masks: [] }]);
+  const [response, info] = await Promise.all([fetch(`/api/data/images/${image.row}/jpeg`), image.annotated ? request(`data/images/${image.row}`) : { ...image, masks: [] }]);
   if (!response.ok) throw new Error((await response.json()).error);
-  open = { ...told, bitmap: await createImageBitmap(await response.blob()) };
+  open = { ...info, bitmap: await createImageBitmap(await response.blob()) };
   open.masks = open.masks.map((mask) => ({ ...mask, mask: decoded(mask) })).sort((a, b) => b.area - a.area);
   hovered = -1;
   const canvas = $("viewer-canvas");
@@ -95,14 +95,14 @@ function paint() {
   }
   const colours = open.masks.map((mask, i) => (by === "mask" ? hue(i) : ramp(share(mask, by))));
   const some = hovered >= 0 ? [hovered] : open.masks.map((_, i) => i);
-  context.drawImage(painted(some.map((i) => open.masks[i].mask), some.map((i) => colours[i]), size, { line, alpha: 130 }), 0, 0);
+  context.drawImage(drawMasks(some.map((i) => open.masks[i].mask), some.map((i) => colours[i]), size, { line, alpha: 130 }), 0, 0);
   const values = open.masks.map((each) => each[by]);
   const ends = by === "area" ? ["0.001 %", "100 %"] : by === "mask" || !values.length ? [] : [Math.min(...values).toFixed(2), Math.max(...values).toFixed(2)];
   const strip = make("i");
   strip.style.background = `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map((each) => `rgb(${ramp(each)})`)})`;
   $("scale").replaceChildren(...(ends.length ? [ends[0], strip, ends[1]] : []));
   const mask = open.masks[hovered];
-  $("viewer-told").textContent = mask
+  $("viewer-info").textContent = mask
     ? `${percent(mask.area / (open.width * open.height), 2)} of the image, predicted IoU ${mask.predicted_iou.toFixed(3)}, stability ${mask.stability.toFixed(3)}`
     : `${open.width} x ${open.height}, ${open.masks.length} mask${open.masks.length === 1 ? "" : "s"}; hover over one`;
 }
@@ -110,14 +110,14 @@ function paint() {
 function look(event) {
   const box = $("viewer-canvas").getBoundingClientRect();
   const x = Math.floor(((event.clientX - box.left) / box.width) * open.width), y = Math.floor(((event.clientY - box.top) / box.height) * open.height);
-  const found = open.masks.findLastIndex(({ mask }) => holds(mask, x, y));
+  const found = open.masks.findLastIndex(({ mask }) => contains(mask, x, y));
   if (found !== hovered) { hovered = found; paint(); }
 }
 
 async function draw() {
-  const asked = `name=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
+  const query = `name=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
   $("drawn").replaceChildren();
-  const { positions, position, images } = await ask(`data/sampler?${asked}`);
+  const { positions, position, images } = await request(`data/sampler?${query}`);
   $("slide").max = Math.max(positions - 1, 0);
   $("slide").value = $("position").value = position;
   $("positions").textContent = `of ${count(positions)} in an epoch`;
@@ -126,7 +126,7 @@ async function draw() {
 
 async function expose() {
   $("exposure").replaceChildren();
-  const { pieces, data } = await ask(`data/sampler/statistics?name=${$("sampler").value}`);
+  const { pieces, data } = await request(`data/sampler/statistics?name=${$("sampler").value}`);
   const xs = pieces.map(({ end }) => end), ends = [xs[0], xs.at(-1)];
   const curve = (name, colour, value) => ({ name, colour, xs, ys: pieces.map(value) });
   const level = (name, colour, value) => ({ name, colour, xs: ends, ys: [value, value], dashed: true, faded: true });
@@ -140,7 +140,7 @@ async function expose() {
 }
 
 async function histograms() {
-  const { histograms: held, granularity, distributions } = await ask("data/statistics");
+  const { histograms: held, granularity, distributions } = await request("data/statistics");
   const one = (title, name, more) => held[name] && bars(title, [{ ...held[name], colour: colour(0) }], { note: `median ${short(distributions[name].median)}`, y: "masks", ...more });
   const sides = ["short side", "long side"].filter((name) => held[name]).map((name, i) => ({ ...held[name], name, colour: colour(i) }));
   $("histograms").replaceChildren(...[
@@ -154,8 +154,8 @@ async function histograms() {
 }
 
 function leftOut() {
-  const told = [...about.broken, ...about.skipped.map(({ reason }) => reason)];
-  $("left-out-part").hidden = !told.length;
-  $("left-out").replaceChildren(...told.slice(0, LINES).map((line) => make("li", {}, line)));
+  const reasons = [...about.broken, ...about.skipped.map(({ reason }) => reason)];
+  $("left-out-part").hidden = !reasons.length;
+  $("left-out").replaceChildren(...reasons.slice(0, LINES).map((line) => make("li", {}, line)));
   if (about.skipped_count > LINES) $("left-out").append(make("li", {}, `and ${count(about.skipped_count - LINES)} more; 'gigamask index' lists all`));
 }

@@ -38,12 +38,12 @@ export function decoded({ segmentation: { size: [high], counts }, box: [x0, y0, 
 }
 
 /** Whether a pixel is inside a mask. */
-export function holds({ x: x0, y: y0, width, height, data }, x, y) {
+export function contains({ x: x0, y: y0, width, height, data }, x, y) {
   return x >= x0 && y >= y0 && x < x0 + width && y < y0 + height && data[(y - y0) * width + x - x0] === 1;
 }
 
 /** Draws masks in colours `[r, g, b]` on a new canvas, later ones on top, with an outline of `line` pixels. */
-export function painted(masks, colours, [height, width], { alpha = 120, line = 1 } = {}) {
+export function drawMasks(masks, colours, [height, width], { alpha = 120, line = 1 } = {}) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
   const image = context.createImageData(width, height), out = new Uint32Array(image.data.buffer);
   masks.forEach(({ x: x0, y: y0, width: wide, height: high, data }, number) => {

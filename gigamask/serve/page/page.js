@@ -2,7 +2,7 @@
 import * as data from "./data.js";
 import * as runs from "./runs.js";
 import * as trying from "./try.js";
-import { $, ask, guarded } from "./parts.js";
+import { $, request, withErrorMessages } from "./parts.js";
 
 const tabs = { try: trying, data, runs };
 
@@ -30,8 +30,8 @@ try {
   if (kept) document.documentElement.dataset.theme = kept;
 } catch { /* storage is disabled */ }
 $("theme").onclick = theme;
-guarded(async () => {
-  const about = await ask("about");
+withErrorMessages(async () => {
+  const about = await request("about");
   $("weights").textContent = about.weights ?? "";
   const given = { try: about.weights !== null, data: about.data !== null, runs: about.runs };
   first = Object.keys(given).find((name) => given[name]) ?? "try";

@@ -10,7 +10,7 @@ export function make(name, attributes = {}, ...children) {
 }
 
 /** Sends a request to the server and returns its JSON; throws an Error with the server's message. */
-export async function ask(path, { body, json } = {}) {
+export async function request(path, { body, json } = {}) {
   const posted = body !== undefined || json !== undefined;
   const headers = json !== undefined ? { "content-type": "application/json" } : body?.type ? { "content-type": body.type } : {};
   let response;
@@ -28,7 +28,7 @@ export async function ask(path, { body, json } = {}) {
 
 let hiding;
 /** Shows a message at the bottom of the page for a while. */
-export function say(line) {
+export function showMessage(line) {
   const toast = $("toast");
   toast.textContent = line instanceof Error ? line.message : line;
   toast.hidden = false;
@@ -37,8 +37,8 @@ export function say(line) {
 }
 
 /** Wraps a function so that its errors are shown as messages. */
-export const guarded = (work) => async (...given) => {
-  try { return await work(...given); } catch (error) { say(error); }
+export const withErrorMessages = (work) => async (...given) => {
+  try { return await work(...given); } catch (error) { showMessage(error); }
 };
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;

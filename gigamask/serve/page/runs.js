@@ -1,20 +1,20 @@
 // Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
-import { $, ask, bytes, count, guarded, make, say } from "./parts.js";
+import { $, bytes, count, make, request, showMessage, withErrorMessages } from "./parts.js";
 import { runCharts, short } from "./charts.js";
 
 const EVERY_MS = 2000;
 
-let visible = false, started = false, held = [null, null], told = ["", ""], verified = new Map();
+let visible = false, started = false, held = [null, null], shownJson = ["", ""], verified = new Map();
 
-export function start() { setInterval(() => { if (visible && !document.hidden) guarded(refresh)(); }, EVERY_MS); }
+export function start() { setInterval(() => { if (visible && !document.hidden) withErrorMessages(refresh)(); }, EVERY_MS); }
 
 export function shown(now) {
   visible = now;
-  if (now && !started) { started = true; guarded(begin)(); }
+  if (now && !started) { started = true; withErrorMessages(begin)(); }
 }
 
 async function begin() {
-  $("run-a").onchange = $("run-b").onchange = guarded(async () => { told = ["", ""]; await refresh(); });
+  $("run-a").onchange = $("run-b").onchange = withErrorMessages(async () => { shownJson = ["", ""]; await refresh(); });
   $("smooth").oninput = draw;
   $("picture-slide").oninput = pictures;
   await refresh();
@@ -23,14 +23,14 @@ async function begin() {
 const chosen = () => [$("run-a").value, $("run-b").value];
 
 async function refresh() {
-  const runs = await ask("runs");
+  const runs = await request("runs");
   list(runs);
   const names = chosen();
-  const found = await Promise.all(names.map((name) => (name ? ask(`runs/run?name=${encodeURIComponent(name)}`) : null)));
+  const found = await Promise.all(names.map((name) => (name ? request(`runs/run?name=${encodeURIComponent(name)}`) : null)));
   if (String(names) !== String(chosen())) return;
   const now = found.map((run) => JSON.stringify(run));
-  if (now[0] === told[0] && now[1] === told[1]) return;
-  told = now;
+  if (now[0] === shownJson[0] && now[1] === shownJson[1]) return;
+  shownJson = now;
   held = found;
   draw();
   facts();
@@ -63,10 +63,10 @@ function draw() {
 function facts() {
   $("live").hidden = !held.some((run) => run?.live);
   $("run-facts").textContent = held.filter(Boolean).map((run) => {
-    const skipped = run.fault_counts.skipped ?? 0, rejected = run.fault_counts.rejected ?? 0, resumed = run.fault_counts.resumed ?? 0;
+    const steps = run.event_counts.skipped_step ?? 0, samples = run.event_counts.skipped_sample ?? 0, resumed = run.event_counts.resumed ?? 0;
     const left = run.live && run.images_per_s && run.steps ? eta(run) : null;
     return [`${run.name}: ${run.recipe ?? "?"}, step ${count(run.step)}${run.steps ? ` of ${count(run.steps)}` : ""}`,
-      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${skipped} steps skipped`, `${rejected} samples skipped as unreadable`, resumed ? `resumed ${resumed} times` : null].filter(Boolean).join(", ");
+      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${steps} steps skipped`, `${samples} samples skipped as unreadable`, resumed ? `resumed ${resumed} times` : null].filter(Boolean).join(", ");
   }).join(" · ");
 }
 
@@ -114,14 +114,14 @@ function row(run, each, several) {
   else if (verified.has(key)) result(verified.get(key));
   else {
     const button = make("button", { type: "button", title: "read the whole checkpoint and compare its checksums" }, "verify");
-    button.onclick = guarded(async () => {
+    button.onclick = withErrorMessages(async () => {
       button.disabled = true;
       button.textContent = "reading …";
       try {
-        const { fault } = await ask(`runs/verify?name=${encodeURIComponent(run.name)}&step=${each.step}`, { json: {} });
+        const { fault } = await request(`runs/verify?name=${encodeURIComponent(run.name)}&step=${each.step}`, { json: {} });
         verified.set(key, fault);
         result(fault);
-        if (fault) say(fault);
+        if (fault) showMessage(fault);
       } catch (error) { button.disabled = false; button.textContent = "verify"; throw error; }
     });
     cell.append(button);
@@ -131,9 +131,9 @@ function row(run, each, several) {
 }
 
 function faults() {
-  const said = { rejected: (each) => `unreadable sample skipped: ${each.reason ?? each.rejected}`, skipped: (each) => `step skipped: ${each.skipped}`, resumed: (each) => `resumed from step ${each.step ?? "?"} after reaching ${each.reached}`,
-    damaged: (each) => `damaged checkpoint ignored: ${each.checkpoint}`, unsaved: (each) => `checkpoint not saved: ${each.unsaved}`, leak: (each) => `memory leak: ${JSON.stringify(each.leak)}` };
-  const found = held.filter(Boolean).flatMap((run) => Object.entries(run.faults).flatMap(([kind, events]) => events.map((each) => ({ step: each.step ?? 0, line: `${held[1] ? `${run.name}: ` : ""}step ${each.step ?? "?"}: ${said[kind]?.(each) ?? kind}` }))));
+  const describe = { skipped_sample: (each) => `unreadable sample skipped: ${each.reason ?? each.skipped_sample}`, skipped_step: (each) => `step skipped: ${each.skipped_step}`, resumed: (each) => `resumed from step ${each.step ?? "?"} after reaching ${each.reached}`,
+    corrupt_checkpoints: (each) => `damaged checkpoint ignored: ${each.checkpoint}`, save_failed: (each) => `checkpoint not saved: ${each.save_failed}`, leak: (each) => `memory leak: ${JSON.stringify(each.leak)}` };
+  const found = held.filter(Boolean).flatMap((run) => Object.entries(run.faults).flatMap(([kind, events]) => events.map((each) => ({ step: each.step ?? 0, line: `${held[1] ? `${run.name}: ` : ""}step ${each.step ?? "?"}: ${describe[kind]?.(each) ?? kind}` }))));
   $("faults-part").hidden = !found.length;
   $("faults").replaceChildren(...found.sort((a, b) => a.step - b.step).map(({ line }) => make("li", {}, line)));
 }
@@ -142,7 +142,7 @@ async function differences() {
   const [one, other] = held;
   $("differences-part").hidden = !(one && other);
   if (!(one && other)) return;
-  const found = await ask(`runs/differences?one=${encodeURIComponent(one.name)}&other=${encodeURIComponent(other.name)}`);
+  const found = await request(`runs/differences?one=${encodeURIComponent(one.name)}&other=${encodeURIComponent(other.name)}`);
   const text = (value) => (value == null ? "" : String(value));
   $("differences").replaceChildren(found.length
     ? make("table", {}, make("tr", {}, ...["flag", one.name, other.name].map((name) => make("th", {}, name))), ...found.map((each) => make("tr", {}, ...[each.flag, text(each.one), text(each.other)].map((value) => make("td", {}, value)))))

@@ -1,6 +1,6 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
-import { $, ask, guarded, make, percent, save, say } from "./parts.js";
-import { decoded, hue, painted, png } from "./masks.js";
+import { $, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
+import { decoded, drawMasks, hue, png } from "./masks.js";
 
 const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16;
 
@@ -16,34 +16,34 @@ let turn = 0;         // number of the latest request; responses to earlier ones
 let ready = null;     // promise of the embedding
 
 export function start(about) {
-  $("words").hidden = !about.words;
-  $("file").onchange = guarded(async (event) => { await open(event.target.files[0]); event.target.value = ""; });
+  $("find").hidden = !about.grounding;
+  $("file").onchange = withErrorMessages(async (event) => { await open(event.target.files[0]); event.target.value = ""; });
   const drop = $("drop");
   drop.ondragover = (event) => { event.preventDefault(); drop.classList.add("over"); };
   drop.ondragleave = () => drop.classList.remove("over");
-  drop.ondrop = guarded(async (event) => { event.preventDefault(); drop.classList.remove("over"); await open(event.dataTransfer.files[0]); });
-  addEventListener("paste", guarded(async (event) => {
+  drop.ondrop = withErrorMessages(async (event) => { event.preventDefault(); drop.classList.remove("over"); await open(event.dataTransfer.files[0]); });
+  addEventListener("paste", withErrorMessages(async (event) => {
     const file = [...(event.clipboardData?.files ?? [])][0];
     if (file && !$("try").hidden) await open(file);
   }));
   for (const button of $("mode").children) button.onclick = () => choose(button.dataset.mode);
   $("undo").onclick = undo;
   $("clear").onclick = clear;
-  $("several").onchange = guarded(async () => { steps = steps.map(({ chosen, ...step }) => step); await question(); });
-  $("save-png").onclick = guarded(savePng);
-  $("save-rle").onclick = guarded(saveRle);
-  $("everything").onclick = guarded(everything);
+  $("several").onchange = withErrorMessages(async () => { steps = steps.map(({ chosen, ...step }) => step); await question(); });
+  $("save-png").onclick = withErrorMessages(savePng);
+  $("save-rle").onclick = withErrorMessages(saveRle);
+  $("all-masks").onclick = withErrorMessages(allMasks);
   $("another").onclick = close;
-  $("words").onsubmit = guarded(async (event) => { event.preventDefault(); await find($("text").value.trim()); });
+  $("find").onsubmit = withErrorMessages(async (event) => { event.preventDefault(); await find($("text").value.trim()); });
   const canvas = $("canvas");
   canvas.oncontextmenu = (event) => event.preventDefault();
   canvas.onpointerdown = pressed;
   canvas.onpointermove = moved;
-  canvas.onpointerup = guarded(released);
+  canvas.onpointerup = withErrorMessages(released);
   canvas.onpointercancel = () => { drag = null; paint(); };
   addEventListener("keydown", keyed);
   addEventListener("resize", fit);
-  if (about.data) guarded(samples)();
+  if (about.data) withErrorMessages(samples)();
 }
 
 export function shown(visible) { if (visible) fit(); }
@@ -51,33 +51,33 @@ export function shown(visible) { if (visible) fit(); }
 /** Opens an image of the dataset. */
 export async function openRow(row) {
   location.hash = "#try";
-  await opened(ask(`images/of-data/${row}`, { json: {} }));
+  await opened(request(`images/from-dataset/${row}`, { json: {} }));
 }
 
 async function open(file) {
   if (!file) return;
   const body = file.type ? file : new Blob([file], { type: "image/jpeg" });
-  await opened(ask(`images?name=${encodeURIComponent(file.name || "image")}`, { body }));
+  await opened(request(`images?name=${encodeURIComponent(file.name || "image")}`, { body }));
 }
 
-async function opened(asked) {
+async function opened(response) {
   busy("opening");
-  try { await show(await asked); } catch (error) { busy(); throw error; }
+  try { await show(await response); } catch (error) { busy(); throw error; }
 }
 
-async function show(told) {
-  const bitmap = await createImageBitmap(await (await fetch(`/api/images/${told.id}/jpeg`)).blob());
-  picture = { ...told, bitmap };
+async function show(info) {
+  const bitmap = await createImageBitmap(await (await fetch(`/api/images/${info.id}/jpeg`)).blob());
+  picture = { ...info, bitmap };
   $("canvas").classList.remove("none");
-  $("canvas").style.setProperty("--ratio", told.width / told.height);
+  $("canvas").style.setProperty("--ratio", info.width / info.height);
   $("invite").hidden = true;
   $("drop").classList.add("full");
   fit();
-  for (const id of ["everything", "another"]) $(id).disabled = false;
+  for (const id of ["all-masks", "another"]) $(id).disabled = false;
   clear();
   const mine = picture;
   busy("encoding");
-  ready = ask(`images/${told.id}/embed`, { json: {} });
+  ready = request(`images/${info.id}/embed`, { json: {} });
   const { seconds, cached } = await ready;
   if (picture === mine) busy(false, cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`);
 }
@@ -88,7 +88,7 @@ function close() {
   $("canvas").classList.add("none");
   $("invite").hidden = false;
   $("drop").classList.remove("full");
-  for (const id of ["everything", "another"]) $(id).disabled = true;
+  for (const id of ["all-masks", "another"]) $(id).disabled = true;
   busy();
 }
 
@@ -102,12 +102,12 @@ function undo() {
   steps.pop();
   const last = steps.at(-1);
   if (last) delete last.chosen;
-  guarded(question)();
+  withErrorMessages(question)();
 }
 
 function clear() {
   steps = [];
-  guarded(question)();
+  withErrorMessages(question)();
 }
 
 function keyed(event) {
@@ -162,7 +162,7 @@ async function question() {
   await ready;
   if (mine !== turn) return;
   try {
-    const found = await ask(`images/${picture.id}/predict`, { json: { steps, multimask_output: $("several").checked ? true : null } });
+    const found = await request(`images/${picture.id}/predict`, { json: { steps, multimask_output: $("several").checked ? true : null } });
     if (mine === turn) take(found);
   } catch (error) {
     if (mine !== turn) return;
@@ -173,13 +173,13 @@ async function question() {
   }
 }
 
-async function everything() {
+async function allMasks() {
   const mine = ++turn;
   busy(picture.masks === null ? "generating masks" : "opening");
   try {
-    const found = await ask(`images/${picture.id}/everything`, { json: {} });
+    const found = await request(`images/${picture.id}/all-masks`, { json: {} });
     if (mine !== turn) return;
-    if (!found.length) say("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
+    if (!found.length) showMessage("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
     steps = [];
     title = `Everything: ${found.length} masks`;
     take(found, true);
@@ -187,14 +187,14 @@ async function everything() {
 }
 
 async function find(text) {
-  if (!text || !picture) { if (!picture) say("open an image first"); return; }
+  if (!text || !picture) { if (!picture) showMessage("open an image first"); return; }
   const mine = ++turn;
   busy("searching");
   try {
-    const found = await ask(`images/${picture.id}/words`, { json: { text } });
+    const found = await request(`images/${picture.id}/find`, { json: { text } });
     if (mine !== turn) return;
     steps = [];
-    title = found.fitting ? `${found.fitting} of ${found.candidates} fit` : "No mask fits; closest masks";
+    title = found.num_matches ? `${found.num_matches} of ${found.candidates} fit` : "No mask fits; closest masks";
     take(found.answers);
   } finally { busy(); }
 }
@@ -226,9 +226,9 @@ function card(answer, number) {
   const bar = make("i");
   bar.style.width = `${Math.min(Math.max(score ?? 0, 0), 1) * 100}%`;
   const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the image`];
-  const told = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
+  const details = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
     : make("div", {}, make("b", {}, score.toFixed(2)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
-  const button = make("button", { type: "button", title: "hover to preview, click to choose" }, thumbnail(answer), told);
+  const button = make("button", { type: "button", title: "hover to preview, click to choose" }, thumbnail(answer), details);
   button.setAttribute("aria-pressed", number === picked && !together);
   button.onclick = () => pick(number);
   button.onpointerenter = () => { hovered = number; paint(); };
@@ -244,7 +244,7 @@ function thumbnail(answer) {
   context.fillStyle = "#000a";
   context.fillRect(0, 0, canvas.width, canvas.height);
   const cut = new OffscreenCanvas(picture.width, picture.height), inner = cut.getContext("2d");
-  inner.drawImage(painted([answer.mask], [[255, 255, 255]], [picture.height, picture.width], { alpha: 255 }), 0, 0);
+  inner.drawImage(drawMasks([answer.mask], [[255, 255, 255]], [picture.height, picture.width], { alpha: 255 }), 0, 0);
   inner.globalCompositeOperation = "source-in";
   inner.drawImage(picture.bitmap, 0, 0);
   context.drawImage(cut, 0, 0, canvas.width, canvas.height);
@@ -266,8 +266,8 @@ function paint() {
   context.setTransform(canvas.width / picture.width, 0, 0, canvas.height / picture.height, 0, 0);
   context.drawImage(picture.bitmap, 0, 0);
   const chosen = hovered ?? (together ? null : picked), size = [picture.height, picture.width], line = Math.max(1, Math.round(1.5 * unit));
-  if (chosen !== null && answers[chosen]) context.drawImage(painted([answers[chosen].mask], [ANSWER], size, { line }), 0, 0);
-  else if (together) context.drawImage(painted(answers.map(({ mask }) => mask), answers.map((_, i) => hue(i)), size, { line }), 0, 0);
+  if (chosen !== null && answers[chosen]) context.drawImage(drawMasks([answers[chosen].mask], [ANSWER], size, { line }), 0, 0);
+  else if (together) context.drawImage(drawMasks(answers.map(({ mask }) => mask), answers.map((_, i) => hue(i)), size, { line }), 0, 0);
   for (const step of steps) if (step.box) outline(context, step.box, unit, []);
   for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
   if (drag?.long) outline(context, [...drag.start, ...drag.now], unit, [6 * unit, 4 * unit]);
@@ -303,24 +303,24 @@ async function savePng() {
 }
 
 async function saveRle() {
-  const told = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability }) => ({
+  const annotations = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability }) => ({
     segmentation, area, bbox: [x0, y0, x1 - x0, y1 - y0], predicted_iou, stability_score: stability,
   }));
-  const content = { image: { file_name: picture.name, height: picture.height, width: picture.width }, annotations: told };
+  const content = { image: { file_name: picture.name, height: picture.height, width: picture.width }, annotations };
   save(new Blob([JSON.stringify(content)], { type: "application/json" }), `${stem()}_masks.json`);
 }
 
 const stem = () => picture.name.replace(/^.*[:/\\]/, "").replace(/\.[a-z]+$/i, "");
 
-function busy(what = false, told = "") {
+function busy(what = false, message = "") {
   $("state").classList.toggle("busy", Boolean(what));
-  $("state").textContent = what ? `${what} …` : told;
+  $("state").textContent = what ? `${what} …` : message;
 }
 
 async function samples() {
-  const rows = await ask(`data/images?count=${SAMPLES}`);
+  const rows = await request(`data/images?count=${SAMPLES}`);
   $("samples").replaceChildren(...rows.map(({ row, name }) => {
     const image = make("img", { src: `/api/data/images/${row}/thumbnail`, alt: name, loading: "lazy" });
-    return make("button", { type: "button", title: name, onclick: guarded(() => openRow(row)) }, image);
+    return make("button", { type: "button", title: name, onclick: withErrorMessages(() => openRow(row)) }, image);
   }));
 }

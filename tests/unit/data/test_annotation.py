@@ -31,7 +31,7 @@ def test_an_image_may_have_no_masks(record, masks):
     assert len(entry.masks) == len(entry.predicted_iou) == len(entry.stability_score) == 0
 
 
-def test_genuine_annotations(real_data):
+def test_real_annotations(real_data):
     paths = sorted((real_data / "sa1b_real" / "annotations").glob("*.json"))
     assert len(paths) == 3
     for path in paths:

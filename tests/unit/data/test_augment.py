@@ -32,16 +32,17 @@ def test_plain_is_the_whole_image():
     ) == ImageTransform.resize_longest_side((300, 400), 128)
 
 
-def test_flip_mirrors_its_share_of_the_visits():
-    frames = [
+def test_flip_mirrors_its_fraction_of_the_visits():
+    transforms = [
         HorizontalFlip(0.25).get_transform((300, 400), 128, make_rng(0, "frame", 0, position))
         for position in range(2000)
     ]
     # 500 expected, standard deviation 19.
-    assert abs(sum(frame.flip for frame in frames) - 500) < 95
-    assert {(frame.original, frame.crop, frame.resized, frame.image_size) for frame in frames} == {
-        ((300, 400), (0, 0, 300, 400), (96, 128), 128)
-    }
+    assert abs(sum(transform.flip for transform in transforms) - 500) < 95
+    assert {
+        (transform.original, transform.crop, transform.resized, transform.image_size)
+        for transform in transforms
+    } == {((300, 400), (0, 0, 300, 400), (96, 128), 128)}
 
 
 @pytest.mark.parametrize(("probability", "flipped"), [(0.0, False), (1.0, True)])
@@ -62,37 +63,39 @@ def test_a_probability_that_is_none_is_refused(probability):
 @pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
 def test_scales_are_uniform_between_their_ends(kind):
     augment = kind()
-    frames = [
+    transforms = [
         augment.get_transform((1500, 2250), 1024, make_rng(0, "frame", 0, position))
         for position in range(1000)
     ]
-    scales = np.array([frame.resized[1] / frame.crop_size[1] * 2250 / 1024 for frame in frames])
+    scales = np.array(
+        [transform.resized[1] / transform.crop_size[1] * 2250 / 1024 for transform in transforms]
+    )
     assert augment.low - 0.01 <= scales.min() < augment.low + 0.02
     assert augment.high - 0.02 < scales.max() <= augment.high + 0.01
-    # A uniform number's mean over a thousand visits has a standard deviation of 0.009 of the range.
+    # The mean of a thousand uniform numbers has a standard deviation of 0.009 of the range.
     assert abs(scales.mean() - (augment.low + augment.high) / 2) < 0.04 * (
         augment.high - augment.low
     )
-    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.08
+    assert abs(np.mean([transform.flip for transform in transforms]) - 0.5) < 0.08
 
 
 def test_a_large_scale_shows_a_crop_that_fills_the_square():
-    frames = [
+    transforms = [
         LargeScaleJitter(2.0, 2.0).get_transform((1500, 2250), 1024, make_rng(0, "frame", position))
         for position in range(50)
     ]
-    assert {frame.crop_size for frame in frames} == {(1125, 1125)}
-    assert {frame.resized for frame in frames} == {(1024, 1024)}
-    assert len({frame.crop[0] for frame in frames}) > 30
-    assert len({frame.crop[1] for frame in frames}) > 30
-    assert all(frame.crop[0] <= 375 and frame.crop[1] <= 1125 for frame in frames)
+    assert {transform.crop_size for transform in transforms} == {(1125, 1125)}
+    assert {transform.resized for transform in transforms} == {(1024, 1024)}
+    assert len({transform.crop[0] for transform in transforms}) > 30
+    assert len({transform.crop[1] for transform in transforms}) > 30
+    assert all(transform.crop[0] <= 375 and transform.crop[1] <= 1125 for transform in transforms)
 
 
 def test_a_small_scale_shows_the_whole_image_small():
-    frame = LargeScaleJitter(0.5, 0.5, flip=0.0).get_transform(
+    transform = LargeScaleJitter(0.5, 0.5, flip=0.0).get_transform(
         (1500, 2250), 1024, make_rng(0, "frame")
     )
-    assert frame == ImageTransform((1500, 2250), (0, 0, 1500, 2250), (341, 512), 1024)
+    assert transform == ImageTransform((1500, 2250), (0, 0, 1500, 2250), (341, 512), 1024)
 
 
 def test_a_scale_of_one_is_the_plain_frame():
@@ -105,11 +108,13 @@ def test_a_scale_of_one_is_the_plain_frame():
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
 def test_every_size_can_be_laid(size):
     for position in range(50):
-        frame = LargeScaleJitter(0.1, 7.0).get_transform(size, 16, make_rng(0, "frame", position))
-        assert min(*frame.crop_size, *frame.resized) >= 1
-        assert max(frame.resized) <= 16
-        assert frame.crop[2] <= size[0]
-        assert frame.crop[3] <= size[1]
+        transform = LargeScaleJitter(0.1, 7.0).get_transform(
+            size, 16, make_rng(0, "frame", position)
+        )
+        assert min(*transform.crop_size, *transform.resized) >= 1
+        assert max(transform.resized) <= 16
+        assert transform.crop[2] <= size[0]
+        assert transform.crop[3] <= size[1]
 
 
 @pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
@@ -122,13 +127,15 @@ def test_scales_that_are_none_are_refused(kind, low, high):
 
 
 def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
-    frames = [
+    transforms = [
         RandomResizedCrop().get_transform((900, 1200), 224, make_rng(0, "frame", 0, position))
         for position in range(2000)
     ]
-    heights, widths = np.array([frame.crop_size for frame in frames]).T
+    heights, widths = np.array([transform.crop_size for transform in transforms]).T
     areas, aspects = heights * widths / (900 * 1200), np.log(widths / heights)
-    assert {(frame.resized, frame.image_size) for frame in frames} == {((224, 224), 224)}
+    assert {(transform.resized, transform.image_size) for transform in transforms} == {
+        ((224, 224), 224)
+    }
     assert 0.199 < areas.min() < 0.21
     assert 0.9 < areas.max() <= 1
     assert np.log(3 / 4) - 0.003 < aspects.min() < np.log(3 / 4) + 0.01
@@ -138,8 +145,8 @@ def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
     small = areas < 0.5
     assert abs(areas[small].mean() - 0.35) < 0.02
     assert abs(aspects[small].mean()) < 0.03
-    assert abs(np.mean([frame.flip for frame in frames]) - 0.5) < 0.06
-    assert len({frame.crop[:2] for frame in frames}) > 1500
+    assert abs(np.mean([transform.flip for transform in transforms]) - 0.5) < 0.06
+    assert len({transform.crop[:2] for transform in transforms}) > 1500
 
 
 @pytest.mark.parametrize(
@@ -153,10 +160,10 @@ def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
 )
 def test_where_no_part_fits_the_largest_in_the_middle_is_taken(size, crop):
     """A share of the whole area fits only where the aspect is the image's own."""
-    frame = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).get_transform(
+    transform = RandomResizedCrop(area=(1.0, 1.0), flip=0.0).get_transform(
         size, 64, make_rng(0, "frame")
     )
-    assert frame == ImageTransform(size, crop, (64, 64), 64)
+    assert transform == ImageTransform(size, crop, (64, 64), 64)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3), (47, 33)])
@@ -177,10 +184,10 @@ def test_image_and_masks_are_stretched_alike():
     pixels = np.repeat(mask[..., None], 3, 2).astype(np.uint8) * 255
     shares = set()
     for position in range(30):
-        frame = RandomResizedCrop().get_transform((90, 120), 64, make_rng(0, "frame", position))
+        transform = RandomResizedCrop().get_transform((90, 120), 64, make_rng(0, "frame", position))
         seen, laid = (
-            frame.apply_image(pixels)[0].numpy() > 127,
-            frame.apply_masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
+            transform.apply_image(pixels)[0].numpy() > 127,
+            transform.apply_masks(RLEMasks.from_dense(mask[None]), 64).to_dense()[0],
         )
         assert seen.shape == laid.shape == (64, 64)
         border = np.zeros((64, 64), bool)
@@ -237,7 +244,7 @@ def test_each_change_is_pillows(pixels, change, enhance, factor):
     assert np.array_equal(change(pixels, 1.0), pixels)
 
 
-def test_nothing_is_changed_unless_asked_for(pixels):
+def test_nothing_is_changed_by_default(pixels):
     assert ColorJitter().adjust(pixels, make_rng(0, "colour")) is pixels
     assert not np.array_equal(
         ColorJitter(0.2, 0.2, 0.2).adjust(pixels, make_rng(0, "colour")), pixels

@@ -127,15 +127,20 @@ def test_a_mask_without_a_cell_is_left_out():
 
 def test_draws_have_their_shapes_and_ranges(jpg, entry):
     draws = build_sample(jpg, entry, SampleRef(1, 3, 0), PLAIN, CHANCE).random_inputs
-    shapes = {"first": (8,), "clicks": (8, 3, 2), "box_noise": (8, 4), "drop_path": (1, 4, 2)}
+    shapes = {
+        "first_prompt": (8,),
+        "clicks": (8, 3, 2),
+        "box_noise": (8, 4),
+        "drop_path": (1, 4, 2),
+    }
     assert {name: tuple(getattr(draws, name).shape) for name in shapes} == shapes
     assert {getattr(draws, name).dtype for name in shapes} == {torch.float32}
-    for name in ("first", "clicks", "drop_path"):
+    for name in ("first_prompt", "clicks", "drop_path"):
         assert 0 <= getattr(draws, name).min() <= getattr(draws, name).max() < 1
     assert draws.box_noise.min() < 0
 
 
-def test_chance_is_named_by_seed_epoch_and_position(jpg, entry):
+def test_random_numbers_depend_on_seed_epoch_and_position(jpg, entry):
     settings = replace(PLAIN, augment=HorizontalFlip())
 
     def spent(seed, epoch, position):
@@ -145,7 +150,7 @@ def test_chance_is_named_by_seed_epoch_and_position(jpg, entry):
         return b"".join(
             tensor.numpy().tobytes()
             for tensor in (
-                sample.random_inputs.first,
+                sample.random_inputs.first_prompt,
                 sample.random_inputs.clicks,
                 sample.random_inputs.box_noise,
                 sample.random_inputs.drop_path,

@@ -1,4 +1,4 @@
-"""JPEGs of every colour space, at full and half size, and those that are none."""
+"""JPEGs of every color space, at full and half size, and those that are none."""
 
 import io
 import struct

@@ -54,7 +54,7 @@ def test_columns_say_what_the_tars_hold(two, masks):
         "without_json": 0,
         "without_jpg": 0,
         "other_members": 0,
-        "rejected": [],
+        "skipped": [],
         "broken_tars": [],
     }
     assert two.report() == {"images": 4, "masks": 12, "shards": 2} | nothing
@@ -127,7 +127,7 @@ def test_real_tars(real_data, tmp_path):
     assert index.masks["area"][index.mask_rows(row)].tolist() == [each["area"] for each in stated]
     assert index.report()["without_json"] == 8
     assert (index.images["height"][-8:].min(), index.images["width"][-8:].max()) == (1500, 2250)
-    assert index.report()["rejected"] == []
+    assert index.report()["skipped"] == []
 
 
 def test_broken_entries_are_left_out_and_named(tmp_path, entry, record, masks, jpg):
@@ -150,7 +150,7 @@ def test_broken_entries_are_left_out_and_named(tmp_path, entry, record, masks, j
     index = build(tmp_path / "a.tar", tmp_path / "index")
     assert index.images["image_id"].tolist() == [1, 4, 7, 9]
     assert index.images["first_mask"].tolist() == [0, 3, 6, 9, 12]
-    reasons = {each["name"]: each["reason"] for each in index.report()["rejected"]}
+    reasons = {each["name"]: each["reason"] for each in index.report()["skipped"]}
     assert list(reasons) == ["a.tar:sa_2", "a.tar:sa_3", "a.tar:sa_5", "a.tar:sa_8"]
     assert "a.tar:sa_2: its json of 7 bytes" in reasons["a.tar:sa_2"]
     assert "a.tar:sa_3: mask 0" in reasons["a.tar:sa_3"]
@@ -453,7 +453,7 @@ def test_what_is_not_found_comes_with_the_nearest(two, name, message):
         two.find(name)
 
 
-def test_two_tars_of_one_name_are_told_apart_by_their_folders(tmp_path, entry):
+def test_tars_of_one_name_are_distinguished_by_their_folders(tmp_path, entry):
     for folder in ("x", "y"):
         tar.write(tmp_path / folder / "a.tar", entry(1))
     index = build([tmp_path / "x", tmp_path / "y"], tmp_path / "index")
@@ -536,7 +536,7 @@ def test_what_was_left_out_stays_with_its_tar(many, tmp_path, entry):
         [*entry(1), ("sa_2.jpg", b"none"), ("sa_3.json", b""), ("text", b""), *entry(4)],
     )
     whole = build(many, tmp_path / "whole")
-    assert len(whole.report()["rejected"]) == 1
+    assert len(whole.report()["skipped"]) == 1
     for number in range(6):
         build(many / f"{number}.tar", tmp_path / f"part{number}")
     parts = [tmp_path / f"part{number}" for number in (5, 3, 0, 1, 4, 2)]
@@ -740,7 +740,7 @@ def cut(path: Path, files: int) -> None:
     os.truncate(path, int(members.offsets[files]) + 1)
 
 
-def test_what_lies_before_a_break_is_taken_when_asked_for(tmp_path):
+def test_samples_before_a_break_are_kept_if_requested(tmp_path):
     whole, broken = (
         scenes.write(tmp_path / name, 4, seed=seed)[0]
         for name, seed in (("whole", 1), ("broken", 2))

@@ -62,8 +62,8 @@ def swept():
 
 def step(*rows, samples=0):
     """One step whose micro-batches hold these rows."""
-    visits = [tuple(SampleRef(0, row, row) for row in micro) for micro in rows]
-    return StepPlan(tuple(visits), samples, samples + sum(map(len, rows)))
+    sample_refs = [tuple(SampleRef(0, row, row) for row in micro) for micro in rows]
+    return StepPlan(tuple(sample_refs), samples, samples + sum(map(len, rows)))
 
 
 def damage(tars, tmp_path, member, change):
@@ -128,7 +128,7 @@ def test_a_batch_holds_its_samples_side_by_side(source):
         batch.dense(2, 8).numpy(),
         np.concatenate([sample.masks.to_dense() for sample in samples])[2:8],
     )
-    for name in ("first", "clicks", "box_noise", "drop_path"):
+    for name in ("first_prompt", "clicks", "box_noise", "drop_path"):
         assert torch.equal(
             getattr(batch.random_inputs, name),
             torch.cat([getattr(sample.random_inputs, name) for sample in samples]),
@@ -139,7 +139,7 @@ def test_a_batch_holds_its_samples_side_by_side(source):
         assert not image[:, height:].any()
         assert not image[:, :, width:].any()
     assert batch.mask_size == 32
-    assert batch.rejected == ()
+    assert batch.skipped == ()
 
 
 def test_a_step_shares_its_pause_and_its_cursor(source):
@@ -171,7 +171,12 @@ def check_empty(batch):
         "rle_offsets": (1,),
     }
     assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
-    shapes = {"first": (0,), "clicks": (0, 3, 2), "box_noise": (0, 4), "drop_path": (0, 4, 2)}
+    shapes = {
+        "first_prompt": (0,),
+        "clicks": (0, 3, 2),
+        "box_noise": (0, 4),
+        "drop_path": (0, 4, 2),
+    }
     assert {name: tuple(getattr(batch.random_inputs, name).shape) for name in shapes} == shapes
     assert batch.dense(0, 0).shape == (0, 32, 32)
 
@@ -197,12 +202,12 @@ def test_a_broken_sample_is_left_out_and_named(tars, tmp_path, workers):
     rows = [reindexed.find(f"sa_000000.tar:sa_{n}") for n in (0, 1, 2)]
     [(batch, other)] = batches(source, [step(rows, rows[1:2])], workers=workers)
     assert batch.names == ("sa_000000.tar:sa_0", "sa_000000.tar:sa_2")
-    [rejected] = batch.rejected
-    assert rejected.name == "sa_000000.tar:sa_1"
-    assert rejected.reason.startswith("sa_000000.tar:sa_1: ")
-    assert "JPEG" in rejected.reason
+    [skipped] = batch.skipped
+    assert skipped.name == "sa_000000.tar:sa_1"
+    assert skipped.reason.startswith("sa_000000.tar:sa_1: ")
+    assert "JPEG" in skipped.reason
     assert batch.mask_image.unique().tolist() == [0, 1]
-    assert other.rejected == (rejected,)
+    assert other.skipped == (skipped,)
     check_empty(other)
 
 
@@ -256,7 +261,7 @@ def test_masks_leave_a_worker_small(tmp_path):
         assert batch.rle_bounds.nbytes + batch.rle_offsets.nbytes <= 64 * 1024
 
 
-def test_chance_outside_is_left_alone(source):
+def test_global_rngs_are_untouched(source):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     for workers in (0, 1):
         list(batches(source, [step([0])], workers=workers))
@@ -290,10 +295,10 @@ def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
 
 @dataclass(frozen=True)
 class Deadly(SampleSource):
-    def sample(self, visit, entry=None):
-        if visit.row == 3:
+    def sample(self, ref, entry=None):
+        if ref.row == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().sample(visit, entry)
+        return super().sample(ref, entry)
 
 
 def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
@@ -322,11 +327,11 @@ def test_a_worker_survives_a_signal_while_it_starts(source, monkeypatch, number)
 
 @dataclass(frozen=True)
 class Wrong(SampleSource):
-    def sample(self, visit, entry=None):
+    def sample(self, ref, entry=None):
         raise RuntimeError("not of a worker's death")
 
 
-def test_a_bug_is_not_taken_for_a_fault(index):
+def test_bug_is_not_reported_as_corrupt_data(index):
     with pytest.raises(RuntimeError, match="not of a worker's death"):
         next(batches(Wrong(str(index.folder), ASSEMBLY, CHANCE), [step([0])]))
 
@@ -348,7 +353,7 @@ def test_every_tensor_moves(source):
     assert len(tensors) == 14
 
 
-PLAIN = replace(ASSEMBLY, masks=False)
+PLAIN = replace(ASSEMBLY, with_masks=False)
 
 
 @pytest.fixture(scope="module")
@@ -379,13 +384,13 @@ def unlabelled(tmp_path_factory, jpg):
 def test_without_masks_every_image_is_a_sample(unlabelled, workers):
     chance = RandomSpec(seed=5, clicks=3, blocks=4, patches=16)
     source = SampleSource(str(unlabelled.folder), PLAIN, chance)
-    rows = open_sample_table(unlabelled, MaskFilters(), masks=False).rows_or_offsets.tolist()
+    rows = open_sample_table(unlabelled, MaskFilters(), with_masks=False).rows_or_offsets.tolist()
     assert rows == list(range(6))
     [(batch,)] = batches(source, [step(rows)], workers=workers)
     assert batch.names == ("a.tar:x_0", "a.tar:x_1", "a.tar:x_2", "b.tar:x_4", "b.tar:sa_5")
-    [rejected] = batch.rejected
-    assert rejected.name == "b.tar:x_3"
-    assert "b.tar:x_3: the JPEG of 1500 bytes" in rejected.reason
+    [skipped] = batch.skipped
+    assert skipped.name == "b.tar:x_3"
+    assert "b.tar:x_3: the JPEG of 1500 bytes" in skipped.reason
     shapes = {
         "mask_image": (0,),
         "strata": (0,),
@@ -399,7 +404,7 @@ def test_without_masks_every_image_is_a_sample(unlabelled, workers):
         field.name: tuple(getattr(batch.random_inputs, field.name).shape)
         for field in fields(batch.random_inputs)
     } == {
-        "first": (0,),
+        "first_prompt": (0,),
         "clicks": (0, 3, 2),
         "box_noise": (0, 4),
         "drop_path": (5, 4, 2),
@@ -414,11 +419,11 @@ def test_without_masks_every_image_is_a_sample(unlabelled, workers):
 
 def test_what_is_seen_does_not_depend_on_masks(index):
     varied = replace(ASSEMBLY, augment=LargeScaleJitter(), color_jitter=ColorJitter(brightness=0.3))
-    visits = [SampleRef(2, row, row, stratum=1) for row in range(12)]
-    for visit in visits:
-        with_masks = SampleSource(str(index.folder), varied, CHANCE).sample(visit)
-        without = SampleSource(str(index.folder), replace(varied, masks=False), CHANCE).sample(
-            visit
+    sample_refs = [SampleRef(2, row, row, stratum=1) for row in range(12)]
+    for ref in sample_refs:
+        with_masks = SampleSource(str(index.folder), varied, CHANCE).sample(ref)
+        without = SampleSource(str(index.folder), replace(varied, with_masks=False), CHANCE).sample(
+            ref
         )
         assert torch.equal(with_masks.image, without.image)
         assert (with_masks.transform, with_masks.name) == (without.transform, without.name)
@@ -443,7 +448,7 @@ def test_without_masks_no_json_is_read(index, monkeypatch):
     ]
 
 
-def test_a_changed_image_is_told_by_its_size(unlabelled, jpg):
+def test_changed_image_is_detected_by_its_size(unlabelled, jpg):
     source = SampleSource(str(unlabelled.folder), PLAIN, CHANCE)
     with pytest.raises(CorruptSampleError, match=r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
         source.sample(SampleRef(0, 0, 0), RawSample("a.tar:x_0", jpg(9, 8), None))

@@ -51,7 +51,7 @@ def test_filters_take_the_masks_of_many_images():
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01, 90.0])
-def test_a_share_that_is_none_is_refused(share):
+def test_invalid_fraction_is_rejected(share):
     with pytest.raises(GigamaskError, match=rf"max_area.*{share}"):
         MaskFilters(max_area=share)
 
@@ -116,7 +116,7 @@ def test_what_does_not_divide_evenly_comes_from_any_quarter():
         )
         for i in range(400)
     )
-    # Each of the four gives one mask always and a second one in half of the visits: 600, standard
+    # Each of the four gives one mask always and a second one in half of the samples: 600, standard
     # deviation 10.
     assert np.abs(counts - 600).max() < 50
 

@@ -251,7 +251,9 @@ def test_what_is_no_store_is_refused(opened, tmp_path):
 
 def test_a_store_of_another_kind_is_refused(built, copied, opened):
     with pytest.raises(
-        GigamaskError, match=r"--grid 32 --side 128 --mirrored.*--grid 64 --side 128 --no-mirrored"
+        GigamaskError,
+        match=r"--mask-size 32 --image-size 128 --mirrored"
+        r".*--mask-size 64 --image-size 128 --no-mirrored",
     ):
         mask_store.build(opened, built.folder, 64, SIDE)
     raw = (copied / "manifest.json").read_bytes()
@@ -264,11 +266,11 @@ def test_a_store_of_another_kind_is_refused(built, copied, opened):
 
 @pytest.mark.parametrize(("grid", "side"), [(0, 128), (-1, 128), (5000, 128), (32, 0)])
 def test_a_grid_that_is_none_is_refused(opened, tmp_path, grid, side):
-    with pytest.raises(GigamaskError, match=rf"--grid.*{grid}.*--side.*{side}"):
+    with pytest.raises(GigamaskError, match=rf"--mask-size.*{grid}.*--image-size.*{side}"):
         mask_store.build(opened, tmp_path / "store", grid, side)
 
 
-def test_a_disk_too_small_is_told_before_anything_is_written(opened, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_an_error_before_writing(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 10)
     )
@@ -312,7 +314,7 @@ def test_a_json_that_cannot_be_read_ends_the_build(opened, tmp_path, monkeypatch
 
 
 def test_settings_that_a_store_cannot_serve_are_refused_in_one_line(built, opened, tmp_path):
-    with pytest.raises(GigamaskError, match=r"32.*128.*16.*128.*'gigamask masks --grid 16"):
+    with pytest.raises(GigamaskError, match=r"32.*128.*16.*128.*'gigamask masks --mask-size 16"):
         built.check(SampleConfig(image_size=SIDE, mask_size=16))
     for augment in (LargeScaleJitter(), ScaleJitter(1.1, 1.2)):
         with pytest.raises(GigamaskError, match=rf"{type(augment).__name__}.*--lo"):
@@ -355,8 +357,10 @@ def test_an_image_without_masks_gives_a_sample_without(built, opened):
 
 def test_the_verb_builds_and_verifies(opened, tmp_path, capsys):
     out = str(tmp_path / "store")
-    report = MasksCommand(paths=(str(opened.folder),), out=out, grid=GRID, side=SIDE).run()
-    assert report == {"masks": 30, "tars": 2, "bytes": 30 * 128 + 2 * 128, "grid": GRID}
+    report = MasksCommand(
+        paths=(str(opened.folder),), out=out, mask_size=GRID, image_size=SIDE
+    ).run()
+    assert report == {"masks": 30, "tars": 2, "bytes": 30 * 128 + 2 * 128, "mask_size": GRID}
     printed = capsys.readouterr().out
     assert f"{out}: 30 masks of 2 tars, 0.0 MB" in printed
     assert f"--loader.mask-store {out}" in printed

@@ -76,7 +76,7 @@ def test_items_are_images_with_a_mask_that_passes_and_has_a_pixel(small):
         "height": [10, 10, 10],
         "granularity": [0, 2, 0],
     }
-    assert catalogue.items.columns["area_share"] == pytest.approx([0.00725, 0.07775, 0.008])
+    assert catalogue.items.columns["area_fraction"] == pytest.approx([0.00725, 0.07775, 0.008])
     assert catalogue.items.columns["predicted_iou"].tolist() == [1, 0.5, 1]
     assert catalogue.items.columns["stability"].tolist() == [1, 0.25, 1]
     assert catalogue.items.columns["difficulty"][1] == pytest.approx(
@@ -130,7 +130,7 @@ def test_difficulty_is_between_its_ends():
     assert difficulty(none + 1, none + 1, none + 1, np.array([50])).item() == pytest.approx(0.05)
 
 
-def test_a_column_is_worked_out_when_it_is_asked_for_and_kept(index, monkeypatch):
+def test_columns_are_computed_lazily_and_cached(index, monkeypatch):
     passes, plain = [], sample_table._blocks
     monkeypatch.setattr(sample_table, "_blocks", lambda *given: passes.append(1) or plain(*given))
     columns = open_sample_table(index, MaskFilters()).items.columns
@@ -140,7 +140,7 @@ def test_a_column_is_worked_out_when_it_is_asked_for_and_kept(index, monkeypatch
     assert not passes
     hard = columns["difficulty"]
     assert len(passes) == 1
-    for name in ("area_share", "stability", "predicted_iou"):
+    for name in ("area_fraction", "stability", "predicted_iou"):
         assert columns[name] is columns[name]
     assert columns["difficulty"] is hard
     assert len(passes) == 1
@@ -150,7 +150,7 @@ def test_a_column_is_worked_out_when_it_is_asked_for_and_kept(index, monkeypatch
 
 def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monkeypatch):
     columns = open_sample_table(index, MaskFilters()).items.columns
-    share = columns["area_share"]
+    fraction = columns["area_fraction"]
     asked, plain = [], sample_table._values
     monkeypatch.setattr(
         sample_table,
@@ -159,14 +159,14 @@ def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monke
     )
     columns["difficulty"]
     assert asked == ["stability", "predicted_iou"]
-    assert columns["area_share"] is share
+    assert columns["area_fraction"] is fraction
 
 
 def test_columns_that_nothing_needs_are_not_read(index):
     only = indexes.Index(index.folder, index.manifest, index.images, {"area": index.masks["area"]})
     for kind in ("image", "mask"):
         columns = open_sample_table(only, MaskFilters(), kind).items.columns
-        assert len(columns["area_share"]) == len(columns["granularity"])
+        assert len(columns["area_fraction"]) == len(columns["granularity"])
         with pytest.raises(KeyError, match="stability_score"):
             columns["stability"]
 
@@ -184,7 +184,7 @@ def test_users_columns_are_their_images(small):
     assert "region" in images
 
 
-def test_an_unknown_column_is_told_with_those_there_are(small):
+def test_unknown_column_is_reported_with_the_known_ones(small):
     columns = open_sample_table(
         small, MaskFilters(), "image", {"region": np.zeros(6, int)}
     ).items.columns
@@ -192,15 +192,19 @@ def test_an_unknown_column_is_told_with_those_there_are(small):
     with pytest.raises(GigamaskError) as fault:
         columns["domain"]
     assert str(fault.value) == (
-        "the items have no column 'domain'; choose one of tar, masks, width, height, area_share, "
-        "predicted_iou, stability, granularity, difficulty, "
+        "the items have no column 'domain'; choose one of tar, masks, width, height, "
+        "area_fraction, predicted_iou, stability, granularity, difficulty, "
         "region, or add it to the table of attributes"
     )
 
 
 def test_without_masks_every_image_is_an_item(small):
     found = open_sample_table(
-        small, MaskFilters(min_area=2000), attributes={"region": np.arange(6)}, seed=3, masks=False
+        small,
+        MaskFilters(min_area=2000),
+        attributes={"region": np.arange(6)},
+        seed=3,
+        with_masks=False,
     )
     assert (found.items.count, found.items.seed, found.items.tars) == (6, 3, 2)
     assert [column.tolist() for column in found.locate(np.array([5, 0]))] == [[5, 0], [-1, -1]]
@@ -210,7 +214,7 @@ def test_without_masks_every_image_is_an_item(small):
     assert columns["tar"].tolist() == [0, 0, 1, 1, 1, 1]
     assert columns["masks"].tolist() == [4, 4, 1, 0, 2, 0]
     assert columns["region"].tolist() == list(range(6))
-    for name in ("granularity", "area_share", "predicted_iou", "stability", "difficulty"):
+    for name in ("granularity", "area_fraction", "predicted_iou", "stability", "difficulty"):
         assert name not in columns
         told = (
             f"the items have no column '{name}'; choose one of tar, masks, width, height, region, "
@@ -222,4 +226,4 @@ def test_without_masks_every_image_is_an_item(small):
 
 def test_masks_are_no_items_without_masks(small):
     with pytest.raises(GigamaskError, match=r"--loader.items mask"):
-        open_sample_table(small, MaskFilters(), "mask", masks=False)
+        open_sample_table(small, MaskFilters(), "mask", with_masks=False)

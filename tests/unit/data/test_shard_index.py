@@ -56,7 +56,7 @@ def test_a_part_is_the_same_from_a_server(scenes_tar, monkeypatch, group):
     assert there.tar.bytes == here.tar.bytes
 
 
-def test_annotations_are_asked_for_at_once(scenes_tar):
+def test_annotations_are_requested_concurrently(scenes_tar):
     with FileServer(scenes_tar.parent, delay_s=0.02) as server:
         index_tar(f"{server.url}/a.tar")
         assert server.most_at_once == 6
@@ -74,9 +74,9 @@ def test_a_disk_error_leaves_that_image_out(scenes_tar, monkeypatch):
     monkeypatch.setattr(os, "pread", pread)
     made = index_tar(str(scenes_tar))
     assert made.images["name"].tolist() == [b"sa_0", b"sa_1", b"sa_3", b"sa_4", b"sa_9"]
-    [rejected] = made.left_out.rejected
-    assert rejected.name == "a.tar:sa_2"
-    assert f"bytes at {bad} (Input/output error)" in rejected.reason
+    [skipped] = made.left_out.skipped
+    assert skipped.name == "a.tar:sa_2"
+    assert f"bytes at {bad} (Input/output error)" in skipped.reason
 
 
 def test_a_disk_error_behind_a_preview_leaves_that_image_out(scenes_tar, monkeypatch):
@@ -89,9 +89,9 @@ def test_a_disk_error_behind_a_preview_leaves_that_image_out(scenes_tar, monkeyp
         return real(descriptor, count, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    [rejected] = index_tar(str(scenes_tar)).left_out.rejected
-    assert rejected.name == "a.tar:sa_9"
-    assert "Input/output error" in rejected.reason
+    [skipped] = index_tar(str(scenes_tar)).left_out.skipped
+    assert skipped.name == "a.tar:sa_9"
+    assert "Input/output error" in skipped.reason
 
 
 def test_a_servers_error_stops_rather_than_leaves_out(scenes_tar, monkeypatch):

@@ -91,7 +91,7 @@ def test_http_ranges_and_states(served, behaviour):
         assert {asked.range for asked in server.asked} == {"bytes=5-7", "bytes=256-257"}
 
 
-def test_a_version_is_what_the_server_tells(served):
+def test_version_is_taken_from_the_server(served):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/store/a.tar", b"1")
     first = storage.stat("memory://store/a.tar")
@@ -100,7 +100,7 @@ def test_a_version_is_what_the_server_tells(served):
     assert storage.read("memory://store/a.tar", 0, 1) == b"2"
 
 
-def test_many_ranges_are_asked_for_at_once(served):
+def test_many_ranges_are_requested_concurrently(served):
     with FileServer(served, delay_s=0.05) as server:
         places = [ByteRange(f"{server.url}/a.tar", 10 * number, 10) for number in range(32)]
         assert storage.read_ranges(places) == [
@@ -122,7 +122,7 @@ def test_many_ranges_are_asked_for_at_once(served):
         ({"drop_after": 3, "drops": 1}, 2 + 1),
     ],
 )
-def test_only_what_failed_is_asked_for_again(served, behaviour, requests):
+def test_only_failed_ranges_are_requested_again(served, behaviour, requests):
     with FileServer(served, **behaviour) as server:
         url = f"{server.url}/a.tar"
         assert storage.read_ranges([ByteRange(url, 0, 100), ByteRange(url, 1000, 100)]) == [
@@ -149,7 +149,7 @@ def test_trying_again_has_an_end(served, behaviour, reason):
         assert server.requests == storage.MAX_TRIES
 
 
-def test_a_server_that_is_away_is_asked_five_times():
+def test_unavailable_server_is_tried_five_times():
     with pytest.raises(GigamaskError, match=r"x.tar.*5.*Cannot connect to host"):
         storage.stat("http://127.0.0.1:9/x.tar")
 
@@ -184,7 +184,7 @@ def test_a_server_that_is_away_is_asked_five_times():
         ),
     ],
 )
-def test_what_cannot_be_mended_is_asked_for_once(served, name, behaviour, message):
+def test_permanent_errors_are_not_retried(served, name, behaviour, message):
     with FileServer(served, **behaviour) as server:
         with pytest.raises(CorruptSampleError, match=message):
             storage.read(f"{server.url}/{name}", 9, 3)
@@ -200,7 +200,7 @@ def test_a_whole_file_is_not_read_where_a_range_was_wanted(tmp_path):
         assert server.bytes_sent < 2**25
 
 
-def test_a_store_that_sends_more_than_was_asked_for_is_refused(monkeypatch):
+def test_response_longer_than_requested_is_rejected(monkeypatch):
     fsspec.filesystem("memory").pipe_file("/store/a.tar", b"12345")
     monkeypatch.setattr(
         fsspec.get_filesystem_class("memory"),

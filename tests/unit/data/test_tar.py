@@ -177,7 +177,7 @@ def test_every_cut_of_a_tar_is_noticed(tmp_path):
             )
 
 
-def test_the_number_in_a_fault_counts_across_chunks(tmp_path, monkeypatch):
+def test_entry_number_in_an_error_counts_across_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "_CHUNK", 2)
     data = b"".join(header(b"m%d" % number, b"00000000000\0") for number in range(4))
     with pytest.raises(GigamaskError, match=r"member 4.*m3"):

@@ -24,7 +24,7 @@ SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]
 
 
 def pixels(height: int = 20, width: int = 30, seed: int = 0) -> np.ndarray:
-    """A smooth colourful picture, which JPEG hardly changes."""
+    """A smooth colorful picture, which JPEG hardly changes."""
     y, x = np.mgrid[:height, :width]
     return np.stack([y * 200 // height + seed, x * 200 // width, (x + y) * 2], -1).astype(np.uint8)
 
@@ -99,8 +99,8 @@ def case(tmp_path):
 
 
 def reason(done: dict, what: str = "masks") -> str:
-    assert len(done[f"{what}_left_out"]) == 1, done[f"{what}_left_out"]
-    return done[f"{what}_left_out"][0]["reason"]
+    assert len(done[f"skipped_{what}"]) == 1, done[f"skipped_{what}"]
+    return done[f"skipped_{what}"][0]["reason"]
 
 
 def test_an_image_as_sa1b_has_it(case):
@@ -171,8 +171,8 @@ def test_crowds_are_left_out_unless_kept(case):
     case.put("1.jpg", jpeg())
     counts = {"size": [20, 30], "counts": [100, 50, 450]}
     given = [row()], [thing(), thing(segmentation=counts, iscrowd=1)]
-    assert (done := case.coco(*given))["crowds_left_out"] == 1
-    assert (done["masks"], done["masks_left_out"]) == (1, [])
+    assert (done := case.coco(*given))["skipped_crowds"] == 1
+    assert (done["masks"], done["skipped_masks"]) == (1, [])
     case.out = case.out.with_name("kept")
     assert case.coco(*given, keep_crowds=True)["masks"] == 2
     assert [each.get("iscrowd") for each in case.told(1)["annotations"]] == [None, 1]
@@ -184,8 +184,8 @@ def test_crowds_are_left_out_unless_kept(case):
     [
         ([[1, 1, 5, 5]], "polygon 0 has 4 numbers.* 6"),
         ([SQUARE[0], [1, 1, 5, 5, 9, 9, 7]], "polygon 1 has 7 numbers"),
-        ([[1, 1, 5, 5, 1e7, 9]], r"polygon 0 has a corner at 1e\+07, at most 131070 px"),
-        ([[1, 1, 5, 5, -1e300, 9]], r"a corner at -1e\+300"),
+        ([[1, 1, 5, 5, 1e7, 9]], r"polygon 0 has a coordinate of 1e\+07, at most 131070 px"),
+        ([[1, 1, 5, 5, -1e300, 9]], r"a coordinate of -1e\+300"),
         ([[0, 0, 0, 131070] * 50], "its outline is 13107000 px long, at most 4194304 are drawn"),
         ([], "it has no polygon"),
         ([1, 2, 3, 4, 5, 6], "Expected `array`, got `int`"),
@@ -235,13 +235,13 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
         (row(2, "2.jpg"), r"2.jpg: .*2.jpg .*--images"),
         (
             row(2, "small.jpg"),
-            "small.jpg: the picture has 10 x 12 pixels, but its masks 20 x 30",
+            "small.jpg: the image has 10 x 12 pixels, but its masks 20 x 30",
         ),
         (row(2, "cut.jpg"), "cut.jpg: the JPEG of .* cannot be decoded"),
         (row(2, "text.png"), "text.png: its 9 bytes"),
-        (row(2, "cut.png"), "cut.png: the picture cannot be decoded"),
-        (row(2, "deep.png"), "deep.png: the picture has I;16 pixels"),
-        (row(2, "large.png"), "large.png: the picture has 9000 x 9000 pixels, at most 67108864"),
+        (row(2, "cut.png"), "cut.png: the image cannot be decoded"),
+        (row(2, "deep.png"), "deep.png: the image has I;16 pixels"),
+        (row(2, "large.png"), "large.png: the image has 9000 x 9000 pixels, at most 67108864"),
     ],
 )
 def test_an_unusable_image_is_left_out_and_named(case, bad, message):
@@ -320,13 +320,13 @@ def test_ids_that_are_no_numbers(case):
 
 
 def test_one_id_for_two_images(case):
-    """A repetition is dropped; when the two differ no one can tell whose the masks are."""
+    """A repetition is dropped; when the two differ, it is unknown to which the masks belong."""
     for name in ("1", "2", "3"):
         case.put(f"{name}.jpg", jpeg())
     done = case.coco([row(1), row(2), row(3), row(2, "1.jpg")], [thing(1), thing(2), thing(3)])
-    assert [each["name"] for each in done["images_left_out"]] == ["1.jpg (id 2)", "2.jpg (id 2)"]
-    assert "another image" in done["images_left_out"][1]["reason"]
-    assert (done["images"], len(done["masks_left_out"])) == (2, 1)
+    assert [each["name"] for each in done["skipped_images"]] == ["1.jpg (id 2)", "2.jpg (id 2)"]
+    assert "another image" in done["skipped_images"][1]["reason"]
+    assert (done["images"], len(done["skipped_masks"])) == (2, 1)
 
 
 def test_images_without_masks_stay_and_are_counted(case):
@@ -385,7 +385,7 @@ def test_pieces_and_values_to_ignore(case):
     case.put("spare.jpg", jpeg())
     case.label("sub/012.png", values)
     done = case.labels(split_components=True, ignore=(200,))
-    assert (done["masks"], done["pictures_without_label"]) == (2, 1)
+    assert (done["masks"], done["images_without_label"]) == (2, 1)
     dense = annotation.parse(case.members()["sa_12.json"], "x").masks.to_dense()
     y = np.arange(20)[:, None]
     assert np.array_equal(dense, [(values == 3) & (y < 10), (values == 3) & (y > 10)])
@@ -417,10 +417,10 @@ def test_unusable_label_images_are_left_out_and_named(case):
     case.label("8.png", np.arange(20_000, dtype=np.uint16).reshape(100, 200))
     done = case.labels()
     assert done["images"] == 5
-    reasons = " | ".join(each["reason"] for each in done["images_left_out"])
+    reasons = " | ".join(each["reason"] for each in done["skipped_images"])
     assert "5.png: the label image's pixels are RGBA" in reasons
     assert "20 x 30 pixels, but its masks 10 x 30" in reasons
-    assert "7.png: 2 pictures" in reasons
+    assert "7.png: 2 images" in reasons
     assert "19999 instances" in reasons
 
 
@@ -431,7 +431,7 @@ def test_label_images_that_cannot_be_decoded(case):
     path = case.folder / "labels" / "2.png"
     path.write_bytes(path.read_bytes()[:-60])
     Image.new("1", (70_000, 1)).save(case.folder / "labels" / "3.png")
-    reasons = [each["reason"] for each in case.labels()["images_left_out"]]
+    reasons = [each["reason"] for each in case.labels()["skipped_images"]]
     assert re.search("2.png: the label image .* cannot be decoded", reasons[0])
     assert "1 x 70000" in reasons[1]
 
@@ -445,7 +445,7 @@ def test_a_picture_that_vanishes(case, monkeypatch):
     assert "No such file" in reason(case.coco([row(1), row(2)], [thing(1)]), "images")
 
 
-def test_faults(case, monkeypatch):
+def test_errors(case, monkeypatch):
     case.put("1.jpg", jpeg())
     with pytest.raises(GigamaskError, match="0 images"):
         case.coco([row()], [thing()], shard_images=0)

@@ -98,7 +98,7 @@ def test_a_dropped_connection_goes_on_where_it_broke(served, tmp_path):
     assert same(served, tmp_path, "a.tar")
 
 
-def test_a_range_that_is_answered_in_part_is_asked_for_again(served, tmp_path):
+def test_partially_sent_range_is_requested_again(served, tmp_path):
     with FileServer(served, drop_after=200_000, drops=1, most=300_000) as server:
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
         assert [asked.range for asked in server.asked] == [
@@ -146,8 +146,8 @@ def test_a_whole_part_needs_no_request(served, tmp_path):
     ],
 )
 def test_a_part_of_another_version_is_thrown_away(served, tmp_path, receipt, requests):
-    """By the server, told with If-Range, in one request; or here, where sizes differ or nothing is
-    known of the part."""
+    """By the server, by means of If-Range, in one request; or here, where sizes differ or nothing
+    is known of the part."""
     begin(tmp_path, "a.tar", b"x" * 400_000, receipt)
     with FileServer(served) as server:
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
@@ -177,7 +177,7 @@ def test_a_part_of_unknown_size_may_turn_out_to_be_whole(served, tmp_path):
     assert same(served, tmp_path, "a.tar")
 
 
-def test_another_range_than_asked_for_is_never_appended(served, tmp_path):
+def test_another_range_than_requested_is_never_appended(served, tmp_path):
     with FileServer(served, shift=1, drop_after=250_000) as server:
         outcome = fetch(server, tmp_path, "a.tar")
     assert outcome.status == "failed"
@@ -186,7 +186,7 @@ def test_another_range_than_asked_for_is_never_appended(served, tmp_path):
     assert not (tmp_path / "a.tar").exists()
 
 
-def test_a_busy_server_is_asked_again(served, tmp_path):
+def test_busy_server_is_retried(served, tmp_path):
     with FileServer(served, busy=5) as server:
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
     assert same(served, tmp_path, "a.tar")
@@ -258,7 +258,7 @@ def test_redirects_without_end_are_given_up(served, tmp_path):
         assert server.requests == downloads.REDIRECTS + 1
 
 
-def test_a_server_that_lies_about_the_length_is_not_believed(served, tmp_path):
+def test_wrong_content_length_is_detected(served, tmp_path):
     with FileServer(served, wrong_length=5) as server:
         outcome = fetch(server, tmp_path / "one", "a.tar")
         assert re.search("700005 bytes.*700000.*2 times", outcome.reason)
@@ -336,7 +336,7 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line(served, tmp_path):
     assert other.status == "fetched"
 
 
-def test_a_disk_without_room_is_said_before(served, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_an_error_before_downloading(served, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(downloads.shutil, "disk_usage", lambda folder: usage(2**40, 2**40, 10**6))
     with FileServer(served) as server:

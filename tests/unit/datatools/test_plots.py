@@ -70,7 +70,7 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     )
 
 
-def test_equal_values_leave_room_on_their_axis(found, tmp_path, drawn):
+def test_equal_values_get_an_axis_with_margin(found, tmp_path, drawn):
     ones = stats.histogram(np.ones(9, np.float32))
     fives = stats.histogram(np.full(3, 5, np.int32))
     held = found["histograms"] | {"predicted_iou": ones, "masks per image": fives}
@@ -90,7 +90,7 @@ def test_sampled_rows_and_missing_columns_are_said(found, tmp_path, drawn):
     )
 
 
-def test_a_samplers_picture_shows_the_shares(tmp_path, drawn):
+def test_sampler_plot_shows_the_fractions(tmp_path, drawn):
     """Fine and coarse swap places half way; no medium item is visited."""
     described = sampler_stats.describe(SIX, Fixed((0, 3, 2, 5)), 2, 4)
     plots.plot_sampler_stats(described, tmp_path / "sampler.png", "fixed over six")

@@ -84,7 +84,7 @@ def test_images_masks_and_all_that_is_in_pixels(tmp_path):
     record |= {"version": 3}
     tar.write(source, [given[0], ("sa_7.json", json.dumps(record).encode())])
     done = repack(source, tmp_path / "out", RepackConfig(40))
-    assert (done["images"], done["copied"], done["masks"], done["vanished"]) == (1, 0, 2, 1)
+    assert (done["images"], done["copied"], done["masks"], done["dropped_masks"]) == (1, 0, 2, 1)
     found = members(tmp_path / "out" / "sa_0.tar")
     assert list(found) == ["sa_7.jpg", "sa_7.json"]
     assert image.size(found["sa_7.jpg"], "x") == (30, 40)
@@ -105,7 +105,7 @@ def test_images_masks_and_all_that_is_in_pixels(tmp_path):
 
 
 def test_the_grid_is_the_frames(scenes, tmp_path):
-    """Masks are those that the frame of training gives at this size, cut beside the image."""
+    """Masks are those that the transform of training gives at this size, cut beside the image."""
     repack(scenes, tmp_path / "out", RepackConfig(256))
     for name in ("sa_000000.tar", "sa_000001.tar"):
         before, after = members(scenes / name), members(tmp_path / "out" / name)
@@ -114,9 +114,9 @@ def test_the_grid_is_the_frames(scenes, tmp_path):
                 annotation.parse(before[json_name], "x"),
                 annotation.parse(after[json_name], "x"),
             )
-            frame = ImageTransform.resize_longest_side(large.size, 256)
-            assert small.size == frame.resized
-            dense = frame.apply_masks(large.masks, 256).to_dense()
+            transform = ImageTransform.resize_longest_side(large.size, 256)
+            assert small.size == transform.resized
+            dense = transform.apply_masks(large.masks, 256).to_dense()
             height, width = small.size
             assert np.array_equal(small.masks.to_dense(), dense[dense.any((1, 2)), :height, :width])
 
@@ -161,14 +161,15 @@ def test_small_images_are_copied_byte_for_byte(tmp_path):
     )
     done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(80))
     assert {
-        key: done[key] for key in ("tars", "images", "copied", "masks", "vanished", "others")
+        key: done[key]
+        for key in ("tars", "images", "copied", "masks", "dropped_masks", "other_files")
     } == {
         "tars": 1,
         "images": 3,
         "copied": 2,
         "masks": 3,
-        "vanished": 0,
-        "others": 2,
+        "dropped_masks": 0,
+        "other_files": 2,
     }
     found = members(tmp_path / "out" / "a.tar")
     assert list(found) == ["sa_1.jpg", "sa_1.json", "sa_2.jpg", "sa_3.jpg"]
@@ -183,7 +184,7 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def kept(size: int = 128, quality: int = 90) -> int:
-        return repack(source, out, RepackConfig(size, quality))["kept"]
+        return repack(source, out, RepackConfig(size, quality))["existing"]
 
     source = tmp_path / "in"
     source.mkdir()
@@ -215,7 +216,7 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     head[: 2**16] = (tmp_path / "other" / "sa_000001.tar").read_bytes()[: 2**16]
     (source / "sa_000001.tar").write_bytes(head)
     os.utime(source / "sa_000001.tar", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert repack(source / "sa_000000.tar", out, RepackConfig(100, 80))["kept"] == 1
+    assert repack(source / "sa_000000.tar", out, RepackConfig(100, 80))["existing"] == 1
     assert kept(size=100, quality=80) == 1
 
 
@@ -236,7 +237,7 @@ def test_killed_halfway(scenes, tmp_path, monkeypatch):
     monkeypatch.undo()
     (out / "repack" / "..sa_000001.tar.x1y2").write_bytes(b"what a killed process left")
     assert [path.name for path in sorted(out.glob("*.tar"))] == ["sa_000000.tar"]
-    assert repack(scenes, out, RepackConfig(64))["kept"] == 1
+    assert repack(scenes, out, RepackConfig(64))["existing"] == 1
     assert sorted(path.name for path in (out / "repack").iterdir()) == [
         "sa_000000.tar.json",
         "sa_000001.tar.json",
@@ -275,14 +276,12 @@ def test_broken_samples_are_left_out_and_named(tmp_path):
     tar.write(tmp_path / "in" / "a.tar", [*files, ("sa_7.json", b"{"), *entry(8)])
     done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
     assert done["images"] == 4
-    reasons = {each["name"]: each["reason"] for each in done["left_out"]}
+    reasons = {each["name"]: each["reason"] for each in done["skipped"]}
     assert list(reasons) == ["a.tar:sa_7", "a.tar:sa_4", "a.tar:sa_5", "a.tar:sa_6"]
     assert "cannot be decoded" in reasons["a.tar:sa_4"]
     assert "Expected `array`, got `str`" in reasons["a.tar:sa_5"]
     assert "50 x 50" in reasons["a.tar:sa_6"]
-    assert (
-        repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))["left_out"] == done["left_out"]
-    )
+    assert repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))["skipped"] == done["skipped"]
 
 
 def test_unusable_tars_are_named_and_the_others_done(tmp_path):
@@ -310,7 +309,7 @@ def test_a_salvaged_index_is_repacked_as_far_as_it_goes(scenes, tmp_path):
     assert "it was cut short" in done["broken_tars"][0]
     assert len(indexes.build(out, tmp_path / "small")) == len(salvaged)
     again = repack(tmp_path / "index", out, RepackConfig(128))
-    assert (again["kept"], again["broken_tars"]) == (1, done["broken_tars"])
+    assert (again["existing"], again["broken_tars"]) == (1, done["broken_tars"])
     [reason] = repack(cut, out, RepackConfig(128))["failed"]  # nobody allowed it
     assert "'gigamask index --salvage'" in reason
 
@@ -334,7 +333,7 @@ def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["repack"]
 
 
-def test_faults(tmp_path, monkeypatch):
+def test_errors(tmp_path, monkeypatch):
     source, out = tmp_path / "in" / "a.tar", tmp_path / "out"
     tar.write(source, entry(1))
     tar.write(tmp_path / "more" / "a.tar", entry(1))

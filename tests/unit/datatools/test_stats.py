@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_annotations(index):
     assert (
         stats["images_without_json"],
         stats["images_without_masks"],
-        stats["images_left_out"],
+        stats["skipped_images"],
     ) == (1, 1, 1)
     shares = np.array([mask["area"] / (image["width"] * image["height"]) for mask, image in masks])
     expected = [

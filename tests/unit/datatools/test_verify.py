@@ -20,12 +20,12 @@ from tests.servers import FileServer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> tuple[Path, dict, dict]:
-    """A folder with every fault: the folder, the bad samples, the broken tars."""
+    """A folder with every defect: the folder, the bad samples, the broken tars."""
     path = tmp_path_factory.mktemp("broken")
     return path, broken.write_samples(path / "samples.tar"), broken.write_tars(path)
 
 
-def test_every_fault_is_found_and_named_and_nothing_else(folder):
+def test_every_defect_is_found_and_named_and_nothing_else(folder):
     path, bad, tars = folder
     told = []
     reports, stale = verification.verify(
@@ -34,19 +34,19 @@ def test_every_fault_is_found_and_named_and_nothing_else(folder):
     assert stale == []
     assert told == [(number + 1, len(tars) + 2) for number in range(len(tars) + 2)]
     by_name = {os.path.basename(report.path): report for report in reports}
-    found = {finding.sample: finding for report in reports for finding in report.bad}
+    found = {finding.sample: finding for report in reports for finding in report.bad_members}
     assert found.keys() == bad.keys()
     for sample, (member, words) in bad.items():
         assert found[sample].member == member
         assert re.search(words, found[sample].reason), (sample, found[sample].reason)
-    assert {name for name, report in by_name.items() if report.faults} == tars.keys()
+    assert {name for name, report in by_name.items() if report.tar_errors} == tars.keys()
     for name, (words, before) in tars.items():
-        assert len(by_name[name].faults) == 1
-        assert re.search(words, by_name[name].faults[0]), (name, by_name[name].faults)
-        assert by_name[name].faults[0].startswith(f"{path / name}: ")
+        assert len(by_name[name].tar_errors) == 1
+        assert re.search(words, by_name[name].tar_errors[0]), (name, by_name[name].tar_errors)
+        assert by_name[name].tar_errors[0].startswith(f"{path / name}: ")
         # A jpg may be whole while its json is behind the break.
         assert by_name[name].images - by_name[name].without_json == before, name
-    assert [report.odd for report in reports if report.odd] == []
+    assert [report.mismatches for report in reports if report.mismatches] == []
     assert (by_name["whole.tar"].images, by_name["whole.tar"].bad_samples) == (4, [])
     assert verification.summary(reports)["bad_samples"] == len(bad)
 
@@ -56,10 +56,10 @@ def test_findings_lie_where_they_say(folder):
     with tarfile.open(path / "samples.tar") as archive:
         offsets = {member.name: member.offset_data for member in archive}
     report = verification.check_tar(str(path / "samples.tar"), {}, decode=True)
-    assert {finding.member: finding.offset for finding in report.bad} == {
+    assert {finding.member: finding.offset for finding in report.bad_members} == {
         member: offsets[member] for member, _ in bad.values()
     }
-    assert {finding.tar for finding in report.bad} == {str(path / "samples.tar")}
+    assert {finding.tar for finding in report.bad_members} == {str(path / "samples.tar")}
 
 
 def test_verify_names_all_where_the_index_names_the_first(folder):
@@ -73,7 +73,9 @@ def test_without_decoding_pixels_are_not_looked_at(folder):
     path, bad, _ = folder
     found = {
         finding.sample
-        for finding in verification.check_tar(str(path / "samples.tar"), {}, decode=False).bad
+        for finding in verification.check_tar(
+            str(path / "samples.tar"), {}, decode=False
+        ).bad_members
     }
     unseen = {
         f"samples.tar:sa_{2 * number + 1}"
@@ -89,7 +91,7 @@ def test_processes_find_the_same(folder):
     assert verification.verify(paths, workers=2) == verification.verify(paths)
 
 
-def test_what_is_no_fault_is_counted(tmp_path):
+def test_harmless_properties_are_counted(tmp_path):
     jpg, record = broken.sound(3)
     held = (
         broken.members(0, *broken.sound(0))
@@ -100,7 +102,7 @@ def test_what_is_no_fault_is_counted(tmp_path):
     held += [("readme.txt", b"x"), ("._sa_0.jpg", b"x"), ("deep/sa_4.JPEG", jpg)]
     tar.write(tmp_path / "t.tar", held)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
-    assert (report.faults, report.bad, report.odd) == ([], [], [])
+    assert (report.tar_errors, report.bad_members, report.mismatches) == ([], [], [])
     assert (
         report.images,
         report.without_json,
@@ -116,7 +118,7 @@ def test_what_is_no_fault_is_counted(tmp_path):
 def test_a_second_member_of_the_same_name_is_bad(tmp_path):
     jpg, record = broken.sound(1)
     tar.write(tmp_path / "t.tar", [*broken.members(1, jpg, record), ("again/sa_1.jpg", jpg)])
-    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad
+    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad_members
     assert finding.member == "again/sa_1.jpg"
     assert finding.reason.startswith("sa_1.jpg ")
 
@@ -139,8 +141,8 @@ def test_stated_areas_and_boxes_are_compared(tmp_path):
     )
     tar.write(tmp_path / "t.tar", held)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
-    assert report.bad == []
-    one, other = report.odd
+    assert report.bad_members == []
+    one, other = report.mismatches
     count = len(record["annotations"])
     assert re.fullmatch(
         rf"1 of {count} areas differ, annotation 0 states (\d+)\.0, its mask has \d+; "
@@ -149,10 +151,10 @@ def test_stated_areas_and_boxes_are_compared(tmp_path):
     )
     assert (one.sample, one.member) == ("t.tar:sa_0", "sa_0.json")
     assert "(Expected `array | null`, got `str`" in other.reason
-    assert verification.summary([report])["odd_samples"] == 2
+    assert verification.summary([report])["mismatched_samples"] == 2
 
 
-def test_genuine_annotations_do_not_disagree(real_data, tmp_path):
+def test_real_annotations_are_consistent(real_data, tmp_path):
     held = []
     for path in sorted((real_data / "sa1b_real" / "annotations").glob("*.json")):
         record = json.loads(path.read_text())
@@ -165,7 +167,9 @@ def test_genuine_annotations_do_not_disagree(real_data, tmp_path):
         str(real_data / "bsds_val" / "bsds500_val_000000.tar"),
     ]
     reports, _ = verification.verify(paths, decode=False)
-    assert [(report.faults, report.bad, report.odd) for report in reports] == [([], [], [])] * 3
+    assert [(report.tar_errors, report.bad_members, report.mismatches) for report in reports] == [
+        ([], [], [])
+    ] * 3
 
 
 def test_checksums_are_compared(tmp_path):
@@ -174,20 +178,20 @@ def test_checksums_are_compared(tmp_path):
         name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest()
         for name in ("whole.tar", "cut between members.tar")
     }
-    assert verification.check_tar(str(tmp_path / "whole.tar"), sums, decode=False).faults == []
+    assert verification.check_tar(str(tmp_path / "whole.tar"), sums, decode=False).tar_errors == []
     (fault,) = verification.check_tar(
         str(tmp_path / "cut between members.tar"), sums, decode=False
-    ).faults
+    ).tar_errors
     assert fault.endswith("(but its checksum is the listed one: it was published like this)")
     report = verification.check_tar(
         str(tmp_path / "whole.tar"), {"whole.tar": "0" * 32}, decode=False
     )
-    (fault,) = report.faults
+    (fault,) = report.tar_errors
     assert re.match(f"{tmp_path}/whole.tar: .*{sums['whole.tar']}.*{'0' * 32}", fault)
     assert report.images == 4
     first, second = verification.check_tar(
         str(tmp_path / "empty.tar"), {"empty.tar": "0" * 32}, decode=False
-    ).faults
+    ).tar_errors
     assert "d41d8cd98f00b204e9800998ecf8427e" in first
     assert re.search(told["empty.tar"][0], second)
 
@@ -210,8 +214,8 @@ def test_an_index_is_compared_with_its_tars(tmp_path):
     assert re.search(r"index: .*a.tar .*\(No such file or directory\).*'gigamask index'", stale[0])
     assert re.search(r"index: .*b.tar had \d+ bytes, .* \d+; .*'gigamask index'", stale[1])
     assert re.search(r"index: .*c.tar .*since; index again", stale[2])
-    assert [bool(report.faults) for report in reports] == [True, False, False]
-    assert re.search(r"a.tar: .*\(No such file or directory\)", reports[0].faults[0])
+    assert [bool(report.tar_errors) for report in reports] == [True, False, False]
+    assert re.search(r"a.tar: .*\(No such file or directory\)", reports[0].tar_errors[0])
 
 
 def test_a_damaged_index_is_said(tmp_path):
@@ -224,7 +228,7 @@ def test_a_damaged_index_is_said(tmp_path):
 
 def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
     report = verification.check_tar(str(tmp_path / "gone.tar"), {"gone.tar": "0" * 32}, decode=True)
-    (fault,) = report.faults
+    (fault,) = report.tar_errors
     assert re.match(rf"{tmp_path}/gone.tar: .*\(No such file or directory\)", fault)
 
 
@@ -236,7 +240,7 @@ def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
     size = len(broken.sound(1)[0])
     monkeypatch.setattr(image, "MAX_BYTES", size - 1)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
-    assert any(f"{size} bytes" in finding.reason for finding in report.bad)
+    assert any(f"{size} bytes" in finding.reason for finding in report.bad_members)
     monkeypatch.setattr(image, "MAX_BYTES", 2**20)
     read = os.pread
 
@@ -246,7 +250,7 @@ def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
         return read(descriptor, count, offset)
 
     monkeypatch.setattr(os, "pread", failing)
-    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad
+    (finding,) = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True).bad_members
     assert re.search(rf"{size} bytes at \d+ \(Input/output error\)", finding.reason)
 
 
@@ -255,15 +259,17 @@ def test_a_remote_tar_is_verified(folder):
     sums = {"samples.tar": hashlib.md5((path / "samples.tar").read_bytes()).hexdigest()}
     with FileServer(path) as server:
         (report,), _ = verification.verify(f"{server.url}/samples.tar?sig=1", sums)
-        assert {finding.sample for finding in report.bad} == bad.keys()
-        assert report.faults == []
+        assert {finding.sample for finding in report.bad_members} == bad.keys()
+        assert report.tar_errors == []
         gone = verification.check_tar(f"{server.url}/gone.tar", {}, decode=True)
-        assert re.search(r"gone.tar: .*\(not found: ", gone.faults[0])
+        assert re.search(r"gone.tar: .*\(not found: ", gone.tar_errors[0])
         short = verification.check_tar(f"{server.url}/cut%20between%20members.tar", {}, decode=True)
-        assert re.search(r"after member 4 \(sa_1.json\) without the zero blocks", short.faults[0])
+        assert re.search(
+            r"after member 4 \(sa_1.json\) without the zero blocks", short.tar_errors[0]
+        )
 
 
-def test_a_server_that_stops_answering_is_the_tars_fault(folder, tmp_path, monkeypatch):
+def test_server_that_stops_responding_is_an_error_of_the_tar(folder, tmp_path, monkeypatch):
     path, _, _ = folder
     monkeypatch.setattr(verification.storage, "FIRST_WAIT_S", 0.001)
     ranges = verification.storage.read_ranges
@@ -276,8 +282,8 @@ def test_a_server_that_stops_answering_is_the_tars_fault(folder, tmp_path, monke
 
         monkeypatch.setattr(verification.storage, "read_ranges", refused)
         report = verification.check_tar(f"{server.url}/whole.tar", {}, decode=True)
-    assert re.search(r"no permission.*credentials", report.faults[0])
-    assert report.bad == []
+    assert re.search(r"no permission.*credentials", report.tar_errors[0])
+    assert report.bad_members == []
 
 
 def test_an_index_of_remote_tars_is_compared(folder, tmp_path):

@@ -84,7 +84,7 @@ def test_which_blocks_recompute(every, which):
     ] == which
 
 
-def test_a_run_asks_for_it_and_weights_and_evaluation_know_nothing_of_it():
+def test_checkpointing_changes_neither_weights_nor_evaluation():
     plain, run = little().build(), replace(little(), activation_checkpointing=1)
     model = run.build()
     assert all("forward" in vars(block) for block in model.image_encoder.blocks)

@@ -22,12 +22,12 @@ def test_the_scale_halves_at_an_overflow_and_doubles_when_long_none_came():
     scale = LossScaler()
     for _ in range(1999):
         scale.update(True)
-    assert (scale.value, scale.good) == (2.0**16, 1999)
+    assert (scale.value, scale.growth_tracker) == (2.0**16, 1999)
     scale.update(True)
-    assert (scale.value, scale.good) == (2.0**17, 0)
+    assert (scale.value, scale.growth_tracker) == (2.0**17, 0)
     scale.update(True)
     scale.update(False)
-    assert (scale.value, scale.good) == (2.0**16, 0)
+    assert (scale.value, scale.growth_tracker) == (2.0**16, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
     assert done.record["loss_scale"] == 2.0**60
     state.scale = LossScaler(2.0**8)
     done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0)
-    assert (done.skipped, done.overflow, state.scale.good) == (False, False, 1)
+    assert (done.skipped, done.overflow, state.scale.growth_tracker) == (False, False, 1)
     assert not all(map(torch.equal, before, state.model.parameters()))
 
 
@@ -88,17 +88,19 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
 def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(
     tmp_path, scenes, monkeypatch
 ):
-    """More overflows in a row than bad steps are borne; the scale is kept with the weights."""
+    """More overflows in a row than skipped steps allowed; the scale is kept with the weights."""
     monkeypatch.setattr(
         LossScaler,
         "__init__",
-        lambda self, value=2.0**30, good=0: self.__dict__.update(value=value, good=good),
+        lambda self, value=2.0**30, tracker=0: self.__dict__.update(
+            value=value, growth_tracker=tracker
+        ),
     )
     run = run_in(tmp_path / "run", scenes, precision="fp16", steps=20, save_every=15, batch_size=1)
     whole = train(run)
     assert whole.scale.value < 2.0**20
     told = checkpoint.verify(checkpoint.newest(tmp_path / "run"))
-    assert told["scale"] == {"value": whole.scale.value, "good": whole.scale.good}
+    assert told["scale"] == {"value": whole.scale.value, "good": whole.scale.growth_tracker}
     again = run_in(
         tmp_path / "again", scenes, precision="fp16", steps=15, save_every=15, batch_size=1
     )

@@ -12,7 +12,7 @@ def square(start: int, stop: int, size: tuple[int, int] = (100, 100)) -> np.ndar
     return mask
 
 
-def test_equal_masks_score_one_and_strangers_nothing():
+def test_equal_masks_score_one_and_disjoint_masks_zero():
     for score in (boundary_f, boundary_iou):
         assert score(square(10, 30), square(10, 30)).tolist() == [1]
         assert score(square(10, 30), square(60, 90)).tolist() == [0]

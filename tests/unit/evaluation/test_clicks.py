@@ -13,7 +13,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.evaluation import boundary, embedded_images
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
-from gigamask.evaluation.figures import write_sheets
+from gigamask.evaluation.figures import write_figures
 from gigamask.models.sam.sam import Sam
 
 
@@ -46,23 +46,23 @@ def index(scenes, tmp_path_factory):
 EVERYTHING = MaskFilters(max_area=None)
 
 
-def test_all_foreground_scores_each_masks_share_of_the_image(index):
+def test_all_foreground_prediction_scores_each_masks_area_fraction(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
     assert result.images == 2
     for score in result.scores:
         rows = index.mask_rows(score.row)
-        share = index.masks["area"][rows][score.number] / (
+        share = index.masks["area"][rows][score.mask_index] / (
             int(index.images["height"][score.row]) * int(index.images["width"][score.row])
         )
         assert set(score.clicks) == {1, 2, 3, 5, 9}
         assert [*score.clicks.values(), score.oracle, score.box] == pytest.approx(
             [share] * 7, abs=1e-6
         )
-        assert score.area_share == pytest.approx(share)
+        assert score.area_fraction == pytest.approx(share)
 
 
-def test_the_answer_is_chosen_by_predicted_iou_and_the_oracle_by_truth(index):
+def test_mask_is_chosen_by_predicted_iou_and_oracle_by_ground_truth(index):
     answers = torch.stack(
         [torch.full((32, 32), 5.0), torch.full((32, 32), -5.0), torch.full((32, 32), -5.0)]
     )
@@ -74,7 +74,7 @@ def test_the_answer_is_chosen_by_predicted_iou_and_the_oracle_by_truth(index):
     )
 
 
-def test_rounds_are_asked_as_the_protocol_says(index):
+def test_rounds_are_prompted_as_the_protocol_says(index):
     model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
     evaluate_clicks(
         model, index, EVERYTHING, ClickProtocol(clicks=(1, 3), feed_mask=False), rows=[0]
@@ -114,11 +114,11 @@ def test_filters_and_summary(index):
         evaluate_clicks(model, index, MaskFilters(min_predicted_iou=2.0)).summary()
 
 
-def scored(area_share: float, iou: float, area_px: int = 100) -> MaskScore:
-    return MaskScore(0, 0, area_share, {1: iou, 3: iou / 2}, iou, iou, area_px)
+def scored(area_fraction: float, iou: float, area_px: int = 100) -> MaskScore:
+    return MaskScore(0, 0, area_fraction, {1: iou, 3: iou / 2}, iou, iou, area_px)
 
 
-def test_masks_are_told_apart_by_their_share_of_the_image():
+def test_masks_are_grouped_by_area_fraction():
     """One per cent and ten per cent are medium."""
     scores = [
         scored(0.0099, 0.2),
@@ -158,7 +158,7 @@ def test_masks_are_told_apart_by_their_share_of_the_image():
     assert len({len(line) for line in lines[1:]}) == 1
 
 
-def test_masks_are_told_apart_by_their_pixels():
+def test_masks_are_grouped_by_area_in_pixels():
     """32 x 32 are small and 96 x 96 medium, as COCO's evaluation has it."""
     scores = [
         scored(0.5, iou, area)
@@ -172,7 +172,7 @@ def test_masks_are_told_apart_by_their_pixels():
     }
 
 
-def test_predicted_iou_is_held_against_the_answers(index):
+def test_predicted_iou_is_compared_with_actual_iou(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0])
     told = result.summary()["calibration"]
@@ -184,7 +184,7 @@ def test_predicted_iou_is_held_against_the_answers(index):
     assert "predicted IoU after one click:" in table(result.summary())
 
 
-def test_boundaries_are_scored_where_asked(index):
+def test_boundaries_are_scored_if_requested(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     plain, asked = (
         evaluate_clicks(
@@ -198,10 +198,10 @@ def test_boundaries_are_scored_where_asked(index):
     truth = Sa1bDataset(index)[0].annotation.masks.to_dense()
     for score in asked.scores:
         assert score.boundary_iou == {
-            n: boundary.boundary_iou(whole, truth[[score.number]])[0] for n in (1, 3)
+            n: boundary.boundary_iou(whole, truth[[score.mask_index]])[0] for n in (1, 3)
         }
         assert score.boundary_f == {
-            n: boundary.boundary_f(whole, truth[[score.number]])[0] for n in (1, 3)
+            n: boundary.boundary_f(whole, truth[[score.mask_index]])[0] for n in (1, 3)
         }
     summary = asked.summary()
     assert summary["boundary_iou"]["3"] == pytest.approx(
@@ -237,13 +237,13 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
         result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1, 2, 3], batch_size=batch_size)
         assert result.images == sum(model.encoded) == 3
         assert result.scores == sound
-        assert len(result.rejected) == 1
-        assert "sa_1" in result.rejected[0]
+        assert len(result.skipped) == 1
+        assert "sa_1" in result.skipped[0]
 
 
-def test_sheets_show_every_row(index, tmp_path):
+def test_figures_have_a_row_per_mask(index, tmp_path):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
-    paths = write_sheets(model, index, result, tmp_path / "sheets", count=3)
+    paths = write_figures(model, index, result, tmp_path / "figures", count=3)
     assert [path.name for path in paths] == ["best.png", "worst.png", "typical.png"]
     assert all(path.stat().st_size > 10_000 for path in paths)

@@ -57,7 +57,7 @@ def test_iou_counts_by_how_many_thresholds_it_reaches():
     assert result["AP75"] == 0
 
 
-def test_classes_are_told_apart_only_where_the_protocol_says_so():
+def test_classes_are_distinguished_only_if_the_protocol_says_so():
     image = ImageDetections(
         boxes(A), boxes(A), np.ones(1), truth_classes=np.array([3]), detection_classes=np.array([4])
     )
@@ -65,7 +65,7 @@ def test_classes_are_told_apart_only_where_the_protocol_says_so():
     assert coco_metrics([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
 
 
-def test_the_table_names_what_has_no_truth():
+def test_table_names_what_has_no_ground_truth():
     result = coco_metrics([ImageDetections(boxes(A), boxes(A), np.ones(1))])
     text = table(result)
     assert text.startswith("1 masks found, 1 to find, on 1 images; %\nAP               100.0\n")

@@ -46,8 +46,8 @@ def test_scores_are_the_same_however_many_are_embedded_at_once(index, model):
         for each in (1, 2, 4, 6)
     )
     for other in together:
-        assert [(score.row, score.number) for score in other.scores] == [
-            (score.row, score.number) for score in alone.scores
+        assert [(score.row, score.mask_index) for score in other.scores] == [
+            (score.row, score.mask_index) for score in alone.scores
         ]
         for one, two in zip(alone.scores, other.scores, strict=True):
             assert [*two.clicks.values(), two.oracle, two.box] == pytest.approx(

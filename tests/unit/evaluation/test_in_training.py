@@ -38,7 +38,7 @@ class Stub(Sam):
 
 
 class Likeness(Stub):
-    """Answers with what has the colour of the place that is clicked at, or of the box's middle."""
+    """Predicts the pixels with the color at the click, or at the middle of the box."""
 
     def encode(self, images, input_sizes, drop_path=None):
         return functional.avg_pool2d(images.float(), 4)
@@ -107,7 +107,7 @@ def test_a_model_that_looks_scores_less_on_another_picture(index):
     assert not any("blind" in worry for worry in verdict.warnings)
 
 
-def test_a_model_that_does_not_look_is_told_of(index):
+def test_model_that_ignores_the_image_is_reported(index):
     verdict = evaluator(index, range(4)).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
     assert verdict.scores["blind"] == pytest.approx(verdict.scores["1 click"])
     assert any(worry.startswith("blind: one click scores as well") for worry in verdict.warnings)
@@ -261,7 +261,7 @@ def spoil(monkeypatch, index, rows) -> None:
     monkeypatch.setattr(Sa1bDataset, "read", read_broken)
 
 
-def test_unreadable_images_are_left_out_and_told_of(index, monkeypatch):
+def test_unreadable_images_are_skipped_and_reported(index, monkeypatch):
     sound = evaluator(index, [0, 2, 3]).run(Likeness())
     spoil(monkeypatch, index, {1, 4})
     verdict = evaluator(index, [0, 1, 2, 3, 4]).run(Likeness())
@@ -362,10 +362,10 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
         ),
     )
     whole = evaluator(index, range(8)).run(Likeness())
-    chosen = [(score.row, score.number) for score in drawn]
+    chosen = [(score.row, score.mask_index) for score in drawn]
     assert [row for row, _ in chosen] == [0, 2, 4, 7]
     evaluator(index, range(8)).run(Constant(answers(-5.0), [0.1] * 3))
-    assert [(score.row, score.number) for score in drawn[4:]] == chosen
+    assert [(score.row, score.mask_index) for score in drawn[4:]] == chosen
     parts = [
         replace(evaluator(index, range(8)), world=World(rank, 3))._evaluate_part(Likeness())
         for rank in range(3)

@@ -1,4 +1,4 @@
-"""Automatic masks of models whose answers are known, held against the truth."""
+"""Automatic masks of models with known predictions, compared with the ground truth."""
 
 import numpy as np
 import pytest
@@ -38,8 +38,8 @@ def test_everything_found_is_held_against_everything_there(index):
     assert f"{found['masks_an_image']:.1f} per image from 3 points per side" in table(found)
 
 
-def test_a_model_that_finds_the_truth_recalls_it(index, monkeypatch):
-    """The one mask of the truth that its answers are is found wholly."""
+def test_perfect_model_has_full_recall(index, monkeypatch):
+    """The one annotated mask that equals its predictions is found completely."""
     model = build_model(SPEC, 0)
     full = torch.full((3, SPEC.mask_size, SPEC.mask_size), 20.0)
     monkeypatch.setattr(

@@ -44,7 +44,7 @@ def test_a_pth_is_metas(model, tmp_path):
     assert set(torch.load(tmp_path / "model.pth", weights_only=True)) == set(model.state_dict())
 
 
-def test_a_safetensors_tells_its_sizes(model, tmp_path):
+def test_config_is_inferred_from_safetensors(model, tmp_path):
     official.write_safetensors(model, tmp_path / "model.safetensors")
     state, spec = state_dict.read_weights(tmp_path / "model.safetensors")
     assert spec == SPEC
@@ -85,7 +85,7 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{}, {"image_size": 96, "global_attn_indexes": ()}])
-def test_onnx_answers_as_the_model_does(change, tmp_path):
+def test_onnx_predicts_as_the_model_does(change, tmp_path):
     spec: SamConfig = replace(SPEC, **change)
     told = onnx.write_onnx(build_model(spec, 0).eval(), tmp_path / "onnx")
     assert told["difference"] < 1e-4
@@ -107,7 +107,7 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     ]
     assert [each.name for each in session.get_inputs()] == names
     assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
-    probe = Probe.of(SPEC)
+    probe = Probe.from_config(SPEC)
     embedding = model.encode(probe.pixels, probe.valid).detach()
     for count, size in ((1, (40, 60)), (5, (77, 31))):
         points, labels = torch.rand(1, count, 2) * 60, torch.tensor([[1.0, 0, 1, 2, -1][:count]])

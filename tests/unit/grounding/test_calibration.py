@@ -42,7 +42,7 @@ def test_confidence_is_a_logistic_regression(seed):
 
 
 @pytest.mark.parametrize("apart", [0.01, 1.0, 1000.0])
-def test_confidence_of_answers_that_are_all_right_is_finite(apart):
+def test_confidence_of_all_correct_predictions_is_finite(apart):
     x = np.concatenate([np.linspace(-2, -1, 50), np.linspace(1, 2, 50)]) * apart
     y = x > 0
     found = Confidence.fit(x, y)
@@ -51,7 +51,7 @@ def test_confidence_of_answers_that_are_all_right_is_finite(apart):
     assert ((found(x) > 0.5) == y).all()
 
 
-def test_confidence_where_logits_tell_nothing_or_the_wrong_way():
+def test_confidence_of_uninformative_or_inverted_logits():
     assert Confidence.fit(np.array([1.0, 2.0]), np.array([True, True])) == Confidence()
     assert Confidence.fit(np.array([1.0, 2.0]), np.array([False, False])) == Confidence()
     assert Confidence.fit(np.array([]), np.array([], bool)) == Confidence()
@@ -153,7 +153,7 @@ def test_a_fitted_confidence_is_kept_with_the_run(tmp_path):
         "3",
         "{}",
         json.dumps({"scale": "wide", "shift": 0}),
-        json.dumps({"scale": None, "shift": 0, "least": 0}),
+        json.dumps({"scale": None, "shift": 0, "threshold": 0}),
     ):
         path.write_text(content)
         with pytest.raises(GigamaskError, match=rf"^{path}: .*--calibrate$"):

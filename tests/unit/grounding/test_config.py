@@ -94,7 +94,7 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
         ({"queries": ("other",)}, "queries"),
     ],
 )
-def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, name):
+def test_resume_rejects_changed_samples_unless_allowed(run, change, name):
     with pytest.raises(
         GigamaskError,
         match=(
@@ -108,7 +108,7 @@ def test_what_makes_other_samples_is_refused_on_resume_unless_told(run, change, 
     }
 
 
-def test_sizes_are_refused_and_the_rest_is_told(run):
+def test_changed_sizes_are_rejected_and_other_changes_printed(run):
     with pytest.raises(
         GigamaskError,
         match=r"^--model.dim was 16 in .* weights of another shape cannot be resumed",
@@ -139,7 +139,7 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
     assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
     assert run.tables == run.queries
     assert not run.uses_strata
-    assert replace(run, mining=OHEM(within="sampler")).uses_strata
+    assert replace(run, mining=OHEM(group_by="sampler")).uses_strata
 
 
 def test_the_task_is_of_the_runs_numbers(run):

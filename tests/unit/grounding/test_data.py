@@ -67,15 +67,15 @@ def asker(index, dataset, extractor):
     )
 
 
-def batch_of(questioner, visits):
+def batch_of(questioner, sample_refs):
     shards = ShardReader(questioner.index.shard_paths)
     try:
-        return questioner.batch(visits, shards, DataCursor(7))
+        return questioner.batch(sample_refs, shards, DataCursor(7))
     finally:
         shards.close()
 
 
-def visits_of(dataset, epoch=0):
+def sample_refs_of(dataset, epoch=0):
     return [
         SampleRef(epoch, number, number, batch_index=number)
         for number in range(len(dataset.queries))
@@ -86,7 +86,7 @@ def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_imag
     asker, dataset, index
 ):
     made = asker(most=5)
-    batch = batch_of(made, visits_of(dataset))
+    batch = batch_of(made, sample_refs_of(dataset))
     assert batch.mask_valid.shape[1] == 5
     assert batch.texts == tuple(query.text for query in dataset.queries)
     for number, query in enumerate(dataset.queries):
@@ -108,7 +108,7 @@ def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_imag
     assert batch.names[0] == f"sa_000000.tar:sa_0: {batch.texts[0]}"
 
 
-def test_a_query_of_more_right_masks_than_there_is_room_for_has_some(asker, index, dataset):
+def test_query_with_more_targets_than_fit_keeps_some(asker, index, dataset):
     many = queries.Query(None, "sa_0.jpg", "things", tuple(range(7)))
     batch = batch_of(asker(most=4, of=(index, open_queries(index, [many]))), [SampleRef(0, 0, 0)])
     assert batch.is_target.tolist() == [[True] * 4]
@@ -135,11 +135,11 @@ def test_candidates_are_named_by_seed_epoch_and_position_alone(asker, dataset):
 
 
 def test_how_a_batch_is_cut_changes_no_query(asker, dataset):
-    made, visits = asker(), visits_of(dataset)[:11]
-    whole = batch_of(made, visits)
+    made, sample_refs = asker(), sample_refs_of(dataset)[:11]
+    whole = batch_of(made, sample_refs)
     for cut in ([slice(0, 4), slice(4, 8), slice(8, 11)], [slice(0, 11, 2), slice(1, 11, 2)]):
         for part in cut:
-            batch = batch_of(made, visits[part])
+            batch = batch_of(made, sample_refs[part])
             assert batch.batch_index.tolist() == whole.batch_index[part].tolist()
             assert torch.equal(batch.mask_valid, whole.mask_valid[part])
             assert torch.equal(batch.is_target, whole.is_target[part])
@@ -152,10 +152,15 @@ def test_how_a_batch_is_cut_changes_no_query(asker, dataset):
 
 
 def test_steps_are_groups_of_micro_batches(asker, dataset):
-    visits = tuple(visits_of(dataset))
+    sample_refs = tuple(sample_refs_of(dataset))
     made = asker()
     steps = list(
-        made.batches([StepPlan((visits[:3], visits[3:4]), 0, 4), StepPlan((visits[4:6], ()), 4, 6)])
+        made.batches(
+            [
+                StepPlan((sample_refs[:3], sample_refs[3:4]), 0, 4),
+                StepPlan((sample_refs[4:6], ()), 4, 6),
+            ]
+        )
     )
     assert [[len(micro.texts) for micro in step] for step in steps] == [[3, 1], [2, 0]]
     assert [step[0].cursor for step in steps] == [DataCursor(4), DataCursor(6)]
@@ -163,7 +168,7 @@ def test_steps_are_groups_of_micro_batches(asker, dataset):
 
 
 def test_only_some_of_the_queries(asker, dataset):
-    whole = batch_of(asker(), visits_of(dataset)[:6])
+    whole = batch_of(asker(), sample_refs_of(dataset)[:6])
     some = whole.select(torch.tensor([1, 4]))
     assert some.texts == (whole.texts[1], whole.texts[4])
     assert (some.names, some.mask_image.tolist(), len(some.batch_index)) == (whole.names, [1, 4], 6)
@@ -230,14 +235,14 @@ def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
     made = QueryLoader(
         open_queries(spoilt, asked), spoilt, MaskFeatureExtractor(extractor.model, SPEC), read, 4, 0
     )
-    batch = batch_of(made, visits_of(made.dataset))
+    batch = batch_of(made, sample_refs_of(made.dataset))
     good = [number for number, query in enumerate(asked) if query.image == "sa_0.jpg"]
     assert batch.batch_index.tolist() == good
     assert batch.mask_image.tolist() == list(range(len(good)))
     assert len(batch.names) == len(good)
-    assert {each.name for each in batch.rejected} == {"sa_000000.tar:sa_1"}
-    assert len(batch.rejected) == len(asked) - len(good)
-    assert batch.rejected[0].reason.startswith("sa_000000.tar:sa_1: ")
+    assert {each.name for each in batch.skipped} == {"sa_000000.tar:sa_1"}
+    assert len(batch.skipped) == len(asked) - len(good)
+    assert batch.skipped[0].reason.startswith("sa_000000.tar:sa_1: ")
 
 
 def test_rows_are_padded_with_zeros():
@@ -300,9 +305,9 @@ def test_columns_are_the_queries(tiny_index):
     }
     assert found.kinds == ("absent", "all", "name")
     assert found.domains == ("indoor", "night", "street")
-    assert columns["area_share"] == pytest.approx([0.2, 0.05, 0.0275, 0, 0.009])
+    assert columns["area_fraction"] == pytest.approx([0.2, 0.05, 0.0275, 0, 0.009])
     expected = difficulty(
-        columns["area_share"], columns["length"], columns["masks"], columns["relations"]
+        columns["area_fraction"], columns["length"], columns["masks"], columns["relations"]
     )
     assert np.array_equal(columns["difficulty"], expected)
     assert expected[3] == pytest.approx(0.3 + 0.2 / 50 + 0.3 / 20)
@@ -315,19 +320,19 @@ def test_columns_are_the_queries(tiny_index):
     ]
 
 
-def test_a_column_is_worked_out_once_and_when_asked_for(tiny_index):
+def test_columns_are_computed_lazily_and_once(tiny_index):
     columns = open_queries(tiny_index, ASKED).items.columns
-    assert "area_share" not in columns.computed
+    assert "area_fraction" not in columns.computed
     assert columns["granularity"] is columns["granularity"]
-    assert sorted({*columns.computed} - {"tar"}) == ["area_share", "granularity"]
+    assert sorted({*columns.computed} - {"tar"}) == ["area_fraction", "granularity"]
     assert len(columns) == len(list(columns)) == 10
     assert "domain" in columns
     assert "width" not in columns
 
 
-def test_an_unknown_column_is_told_with_those_there_are(tiny_index):
+def test_unknown_column_is_reported_with_the_known_ones(tiny_index):
     with pytest.raises(
-        GigamaskError, match=r"'width'.* tar, masks, area_share, .*, kind, difficulty$"
+        GigamaskError, match=r"'width'.* tar, masks, area_fraction, .*, kind, difficulty$"
     ):
         open_queries(tiny_index, ASKED).items.columns["width"]
 
@@ -343,11 +348,11 @@ def test_an_unknown_column_is_told_with_those_there_are(tiny_index):
 def test_samplers_order_queries(tiny_index, sampler):
     found = open_queries(tiny_index, ASKED)
     sequence = SampleSequence(sampler, found.items, locate=found.locate)
-    visits = sequence.visits(np.arange(sequence.epoch_length), 0)
-    assert {visit.mask for visit in visits} == {-1}
-    assert {visit.row for visit in visits} <= set(range(5))
+    sample_refs = sequence.sample_refs(np.arange(sequence.epoch_length), 0)
+    assert {ref.mask_index for ref in sample_refs} == {-1}
+    assert {ref.row for ref in sample_refs} <= set(range(5))
     if isinstance(sampler, Random):
-        assert sorted(visit.row for visit in visits) == list(range(5))
+        assert sorted(ref.row for ref in sample_refs) == list(range(5))
 
 
 def test_no_queries_are_no_items(tiny_index):

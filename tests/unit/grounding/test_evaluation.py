@@ -59,7 +59,7 @@ def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
         results_of(judged, 50.0), dataset, index, PositionPrior.fit(dataset, index), ["sa_9 is cut"]
     )
     told = json.loads(json.dumps(found.summary()))
-    assert (told["queries"], told["images"], told["rejected"]) == (
+    assert (told["queries"], told["images"], told["skipped"]) == (
         len(dataset.queries),
         6,
         ["sa_9 is cut"],
@@ -125,7 +125,7 @@ def test_the_largest_mask_is_taken_by_its_rule(judged):
 
 @pytest.fixture
 def small(tmp_path):
-    """Three images of 10 x 100 pixels, masks of which are told apart by size."""
+    """Three images of 10 x 100 pixels, whose masks differ in size."""
     tar.write(
         tmp_path / "a.tar", [*pair(0, [10, 200, 600]), *pair(1, [12, 190, 900]), *pair(2, [])]
     )
@@ -155,15 +155,15 @@ def test_images_without_masks_are_scored_too(small):
     assert format_table(only).splitlines()[-1].startswith("refused queries, uncalibrated, %: 100.0")
 
 
-def test_no_answer_is_nothing_to_score(judged):
+def test_no_predictions_are_nothing_to_score(judged):
     index, dataset = judged
     with pytest.raises(GigamaskError, match="no query"):
         evaluate([], dataset, index)
     with pytest.raises(GigamaskError, match=r"sa_0: is cut$"):
-        evaluate([], dataset, index, rejected=["sa_0: is cut"])
+        evaluate([], dataset, index, skipped=["sa_0: is cut"])
 
 
-def test_asking_is_scoring_every_query_alone(described, tmp_path, judged):
+def test_predictions_equal_scoring_each_query_alone(described, tmp_path, judged):
     """Whatever stands beside it, and with all masks of its image."""
     run = run_in(tmp_path / "run", described, val_split=0.0)
     index, dataset = judged
@@ -198,7 +198,7 @@ def evaluator(run):
     return run.evaluation.open(run, World())
 
 
-def test_a_fixed_few_of_the_held_out_queries_are_asked(run):
+def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     found = evaluator(run).__self__
     index, dataset = evaluation_set(run)
     assert run.evaluation.interval == 3
@@ -214,7 +214,7 @@ def test_a_fixed_few_of_the_held_out_queries_are_asked(run):
     assert everything.loader.dataset.queries == dataset.queries
 
 
-def test_scores_are_shares_and_the_same_again(run):
+def test_scores_are_fractions_and_reproducible(run):
     evaluate_now, model = evaluator(run), run.build().train()
     verdict = evaluate_now(model)
     assert set(verdict.scores) == {"top 1", "top 3", "IoU", "absent", "answered"}

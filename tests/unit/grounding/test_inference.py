@@ -49,7 +49,7 @@ def saved(run, step=1):
     return state.model
 
 
-def test_answers_are_ranked_by_the_networks_scores(run):
+def test_predictions_are_ranked_by_the_models_scores(run):
     model, (pixels, masks), confidence = run.build().eval(), scene(), Confidence(2.0, -0.5)
     predictor = GroundingPredictor(run, model, confidence)
     texts = ["a red square", "the circle left of the blue triangle", "the red"]
@@ -72,13 +72,13 @@ def test_answers_are_ranked_by_the_networks_scores(run):
         logits = scores[:-1] - scores[-1]
         assert each.order.tolist() == np.argsort(-logits, kind="stable").tolist()
         assert each.confidence == pytest.approx(confidence(logits[each.order]), abs=1e-5)
-        assert each.fitting == (logits > 0).sum()
+        assert each.num_matches == (logits > 0).sum()
         assert (np.diff(each.confidence) <= 0).all()
         alone = predictor.predict(pixels, masks, [text])[0]
         assert alone.order.tolist() == each.order.tolist()
 
 
-def test_asking_keeps_nothing(tmp_path, described):
+def test_prediction_caches_nothing(tmp_path, described):
     run = run_in(tmp_path / "run", described, cache=None)
     pixels, masks = scene()
     GroundingPredictor(run, run.build().eval(), Confidence()).predict(pixels, masks, ["red"])

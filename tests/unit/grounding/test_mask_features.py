@@ -1,5 +1,6 @@
 """Mask features against definitions on pixels, their cache, and the backbones of a run."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -70,17 +71,19 @@ def shares(masks, size, grid):
 def test_what_lies_under_masks_is_their_weighted_mean(size):
     masks, generator = random_masks(*size), np.random.default_rng(1)
     pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
-    frame, runs = ImageTransform.resize_longest_side(size, SIDE), RLEMasks.from_dense(masks)
+    transform, runs = ImageTransform.resize_longest_side(size, SIDE), RLEMasks.from_dense(masks)
     embedding, weights = (
         torch.randn(5, 8, 8, generator=torch.Generator().manual_seed(0)),
         shares(masks, size, 8),
     )
     wanted = np.einsum("nyx,cyx->nc", weights, embedding.numpy()) / weights.sum((1, 2))[:, None]
     assert np.allclose(
-        masked_mean(embedding, torch.from_numpy(frame.apply_soft_masks(runs, 8))), wanted, atol=1e-4
+        masked_mean(embedding, torch.from_numpy(transform.apply_soft_masks(runs, 8))),
+        wanted,
+        atol=1e-4,
     )
 
-    resized = frame.apply_image(pixels)
+    resized = transform.apply_image(pixels)
     square = np.zeros((3, SIDE, SIDE))
     square[:, : resized.shape[1], : resized.shape[2]] = resized.numpy() / 127.5 - 1
     weights = shares(masks, size, SIDE)
@@ -89,18 +92,22 @@ def test_what_lies_under_masks_is_their_weighted_mean(size):
     spread = np.sqrt(
         np.einsum("nyx,ncyx->nc", weights, (square[None] - mean[:, :, None, None]) ** 2)
     )
-    assert np.allclose(colours(resized, runs, frame), np.concatenate([mean, spread], 1), atol=2e-3)
+    assert np.allclose(
+        colours(resized, runs, transform), np.concatenate([mean, spread], 1), atol=2e-3
+    )
     assert (spread[6] > 0.2).all()
     if size == (64, 64):  # an image that is not resized: the pixels themselves
         for number, mask in enumerate(masks):
             under = pixels[mask] / 127.5 - 1
             assert np.allclose(
-                colours(resized, runs, frame)[number], [*under.mean(0), *under.std(0)], atol=2e-3
+                colours(resized, runs, transform)[number],
+                [*under.mean(0), *under.std(0)],
+                atol=2e-3,
             )
 
 
 @pytest.mark.parametrize("size", [(48, 64), (90, 31)])
-def test_places_are_boxes_and_areas_in_shares(size):
+def test_positions_are_relative_boxes_and_area_fractions(size):
     masks, (height, width) = random_masks(*size), size
     for mask, told in zip(masks, geometry(RLEMasks.from_dense(masks)), strict=True):
         y, x = np.nonzero(mask)
@@ -137,7 +144,7 @@ def test_outlines_are_boxes_stretched_to_squares(side):
 
 
 def test_masks_without_a_pixel_and_no_masks_have_numbers(sam):
-    """Annotations may hold such; what is asked of the others must not suffer."""
+    """Annotations may hold such; the features of the others must not change."""
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     masks = np.zeros((3, 20, 30), bool)
     masks[1, 3:9, 4:7] = True
@@ -159,17 +166,19 @@ def test_a_row_is_all_parts_in_order(sam, index):
     jpg, json_bytes = shards.read_entry(index, 2)
     entry = annotation.parse(json_bytes, "x")
     masks, pixels = entry.masks, image.decode(jpg, "x", entry.size)
-    frame = ImageTransform.resize_longest_side(entry.size, SIDE)
+    transform = ImageTransform.resize_longest_side(entry.size, SIDE)
     look, colour, place, outline = found.split(SPEC.parts, 1)
     with torch.no_grad():
-        h, w = frame.resized
+        h, w = transform.resized
         square = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
-        square[0, :, :h, :w] = frame.apply_image(pixels)
+        square[0, :, :h, :w] = transform.apply_image(pixels)
         embedding = sam.encode(square, torch.tensor([[h, w]]))[0]
     assert torch.allclose(
-        look, masked_mean(embedding, torch.from_numpy(frame.apply_soft_masks(masks, 8))), atol=1e-5
+        look,
+        masked_mean(embedding, torch.from_numpy(transform.apply_soft_masks(masks, 8))),
+        atol=1e-5,
     )
-    assert torch.equal(colour, colours(frame.apply_image(pixels), masks, frame))
+    assert torch.equal(colour, colours(transform.apply_image(pixels), masks, transform))
     assert torch.equal(place, torch.from_numpy(geometry(masks)))
     assert torch.equal(outline, torch.from_numpy(outlines(masks, SPEC.crop_side)).flatten(1))
     assert (made.width, made.encoded) == (found.shape[1], 1)
@@ -195,7 +204,30 @@ def test_the_encoder_sees_an_image_once(sam, index, tmp_path):
     assert not any(each.is_inference() for each in found)
 
 
-def test_other_weights_and_other_numbers_share_nothing(sam, index, tmp_path):
+def test_tars_of_one_name_in_different_folders_have_separate_features(sam, index, tmp_path):
+    """Two data sets whose first image has the same name, as in training and --evaluation.data."""
+    shards, found = ShardReader(index.shard_paths), []
+    made = MaskFeatureExtractor(sam, SPEC)
+    for row in (0, 1):
+        jpg, json_bytes = shards.read_entry(index, row)
+        about = json.loads(json_bytes)
+        about["image"] |= {"image_id": 0, "file_name": "sa_0.jpg"}
+        folder = tmp_path / str(row)
+        folder.mkdir()
+        tar.write(
+            folder / "sa_000000.tar",
+            [("sa_0.jpg", jpg), ("sa_0.json", json.dumps(about).encode())],
+        )
+        other = indexes.open_or_build([str(folder)], str(folder / "index"))
+        assert other.entry_name(0) == "sa_000000.tar:sa_0"
+        found += described_rows(made, other, [0])
+    shards.close()
+    wanted = described_rows(MaskFeatureExtractor(sam, SPEC), index, [0, 1])
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    assert made.encoded == 2
+
+
+def test_other_weights_or_settings_have_separate_features(sam, index, tmp_path):
     kept = EmbeddingCache(tmp_path / "kept", None)
     described_rows(MaskFeatureExtractor(sam, SPEC, kept), index, [0])
     other, finer = (
@@ -298,7 +330,7 @@ def test_texts_are_read_and_kept_with_the_run_once(run):
     } == before
 
 
-def test_texts_that_are_asked_in_passing_are_not_kept(run):
+def test_texts_of_single_predictions_are_not_cached(run):
     assert run.backbones.text_features()(["red"]).features.shape[2] == 16
     assert not run.backbones.cache_folder.exists()
 
@@ -316,7 +348,7 @@ def test_a_text_model_of_another_width_is_named(run):
         replace(run, model=replace(SPEC, text_dim=384)).backbones.text_features()
 
 
-def test_the_gallery_is_of_the_runs_segmenter(run, tmp_path):
+def test_mask_features_use_the_runs_segmenter(run, tmp_path):
     extractor = run.backbones.mask_features
     assert extractor.model.config.embedding_dim == 16
     assert not extractor.model.training

@@ -190,7 +190,7 @@ def test_a_plan_adds_up(setup):
     ) == (0, 0, 0)
 
 
-def test_which_gpus_have_room():
+def test_which_gpus_have_enough_memory():
     peaks = {"bf16": 1.0}
     assert (
         memory.fit("bf16", peaks, 10, 10.0),

@@ -42,7 +42,7 @@ def deepest(mask):
 def test_measures_are_what_they_are_called(seed):
     generator, dense = np.random.default_rng(seed), masks_of(seed)
     image, right = (
-        ImageMasks.of(RLEMasks.from_dense(dense)),
+        ImageMasks.from_masks(RLEMasks.from_dense(dense)),
         sorted(generator.choice(6, generator.integers(1, 5), replace=False).tolist()),
     )
     told = generator.normal(size=7)
@@ -72,7 +72,7 @@ def test_measures_are_what_they_are_called(seed):
 
 
 def test_of_equal_scores_the_first_counts_and_none_comes_first():
-    image = ImageMasks.of(RLEMasks.from_dense(masks_of(0, 3)))
+    image = ImageMasks.from_masks(RLEMasks.from_dense(masks_of(0, 3)))
     assert query_metrics(np.array([1.0, 1.0, 0.0, 0.0]), [1], image)["top_1"] == 0
     refused, higher = (
         query_metrics(np.array(scores), [0], image)
@@ -83,7 +83,7 @@ def test_of_equal_scores_the_first_counts_and_none_comes_first():
 
 
 def test_an_image_without_masks_refuses():
-    image = ImageMasks.of(RLEMasks.from_dense(np.zeros((0, 4, 5), bool)))
+    image = ImageMasks.from_masks(RLEMasks.from_dense(np.zeros((0, 4, 5), bool)))
     assert (
         query_metrics(np.array([0.3]), [], image)
         == chance_metrics([], image)
@@ -95,10 +95,10 @@ def test_an_image_without_masks_refuses():
     ("count", "right"),
     [(6, [1]), (6, [0, 2, 5]), (2, [1]), (6, [0, 1, 2, 3, 4]), (1, [0]), (5, [])],
 )
-def test_chance_is_the_mean_of_many_random_rankings(count, right):
+def test_chance_level_is_the_mean_of_many_random_rankings(count, right):
     generator, image = (
         np.random.default_rng(0),
-        ImageMasks.of(RLEMasks.from_dense(masks_of(3, count))),
+        ImageMasks.from_masks(RLEMasks.from_dense(masks_of(3, count))),
     )
     told = [
         query_metrics(np.append(generator.random(count), -1.0), right, image) for _ in range(1000)
@@ -114,7 +114,7 @@ def test_chance_is_the_mean_of_many_random_rankings(count, right):
 
 @pytest.fixture
 def small(tmp_path):
-    """Three images of 10 x 100 pixels, masks of which are told apart by size."""
+    """Three images of 10 x 100 pixels, whose masks differ in size."""
     tar.write(
         tmp_path / "a.tar", [*pair(0, [10, 200, 600]), *pair(1, [12, 190, 900]), *pair(2, [])]
     )

@@ -252,7 +252,7 @@ def test_a_query_costs_both_losses_times_its_weight(model):
         place == 5 if not is_target.any() else place < 5 and bool(is_target[place])
         for place, is_target in zip(best, batch.is_target, strict=True)
     ]
-    assert float(terms.parts["right"]) == sum(hits)
+    assert float(terms.parts["accuracy"]) == sum(hits)
 
 
 def test_no_query_has_no_terms(model):
@@ -290,18 +290,18 @@ def test_micro_batches_add_up_to_the_batch(parts):
     assert losses[0].means() == pytest.approx(losses[1].means(), rel=1e-5)
 
 
-@pytest.mark.parametrize("within", ["batch", "granularity"])
+@pytest.mark.parametrize("group_by", ["batch", "granularity"])
 @pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4, 5, 6]], [[5, 0], [1, 2, 3], [4, 6]]])
-def test_the_hardest_queries_by_both_losses_are_kept(model, parts, within):
+def test_the_hardest_queries_by_both_losses_are_kept(model, parts, group_by):
     """Mining of level 7: a query is as hard as its contrastive and its alignment loss together."""
-    mining = OHEM(keep_ratio=0.4, within=within)
+    mining = OHEM(keep_ratio=0.4, group_by=group_by)
     batch, task = query_batch(), GroundingTask(2.0, mining=mining)
     losses = by_query(model, batch, 2.0).detach()
     kept, mined = mine_hard_masks(
         task, mining, model, [cut(batch, rows) for rows in parts], 7, World()
     )
     wanted = set()
-    for stratum in [range(7)] if within == "batch" else [range(0, 7, 2), range(1, 7, 2)]:
+    for stratum in [range(7)] if group_by == "batch" else [range(0, 7, 2), range(1, 7, 2)]:
         count = -(-len(stratum) * 2 // 5)
         wanted |= set(sorted(stratum, key=lambda number: -losses[number])[:count])
     assert {text for each in kept for text in each.texts} == {f"text {number}" for number in wanted}

@@ -276,7 +276,7 @@ def test_on_the_meta_device_it_has_shapes_alone(folders):
     assert set(model.parameters()) < set(model.base.parameters())
 
 
-def test_nothing_is_asked_of_a_network(folders, monkeypatch):
+def test_no_network_access(folders, monkeypatch):
     def refuse(*_):
         raise AssertionError("a network was asked")
 

@@ -206,7 +206,7 @@ def test_crop_boxes_overlap_and_end_with_the_image():
     assert covered.min() == 1
 
 
-def test_grids_of_ones_own(discs, image):
+def test_custom_grids(discs, image):
     grids = [np.array([[0.5, 0.5]]), np.array([[0.25, 0.5], [0.75, 0.5]])]
     found = SamAutomaticMaskGenerator(
         discs, points_per_side=None, point_grids=grids[:1], **NOTHING_FILTERED
@@ -296,7 +296,7 @@ def test_the_cache_is_used(discs, image, tmp_path):
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_one_line(discs, settings, message):
+def test_invalid_settings_are_a_one_line_error(discs, settings, message):
     with pytest.raises(GigamaskError, match=message):
         SamAutomaticMaskGenerator(discs, **settings)
 

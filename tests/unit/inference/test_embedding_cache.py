@@ -92,7 +92,7 @@ def test_several_processes_share_a_folder(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * ENTRY_BYTES + 20
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_nothing_more(tmp_path):
+def test_unwritable_folder_is_only_a_warning(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(
         UserWarning,
@@ -113,7 +113,7 @@ def test_a_limit_that_holds_nothing_is_refused(tmp_path):
         EmbeddingCache(tmp_path, 0)
 
 
-def test_keys_tell_apart_what_gives_another_embedding():
+def test_keys_differ_where_embeddings_differ():
     state = {"a": torch.arange(4.0), "b": torch.zeros(2, 2)}
     assert digest_weights(state, "x") == digest_weights(dict(reversed(state.items())), "x")
     others = [

@@ -139,7 +139,7 @@ def test_a_resized_image_and_blue_first_give_the_same(model, pictures):
         assert (predictor.original_size, predictor.input_size) == ((40, 90), (28, 64))
 
 
-def test_the_cache_answers_in_the_encoders_place(model, pictures, tmp_path, monkeypatch):
+def test_cache_replaces_the_encoder(model, pictures, tmp_path, monkeypatch):
     cache = EmbeddingCache(tmp_path)
     first = SamPredictor(model, cache=cache)
     first.set_images([pictures[0], pictures[1], pictures[0]])
@@ -202,7 +202,7 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
         ),
     ],
 )
-def test_what_is_asked_wrongly_is_one_line(model, pictures, words, message):
+def test_invalid_input_is_a_one_line_error(model, pictures, words, message):
     predictor = SamPredictor(model)
     predictor.set_image(pictures[0])
     with pytest.raises(GigamaskError, match=message):

@@ -35,7 +35,7 @@ def test_coordinates_are_scaled_by_the_ratio_of_the_sides():
     ].tolist() == pytest.approx([0, 0, 64, 41])
 
 
-def test_how_far_trainings_own_conventions_are():
+def test_difference_to_the_conventions_of_training():
     """What the module says: (1 - k) / 2 input pixels at scale k, and one level of 255 in uint8."""
     transform, size = ResizeLongestSide(64), (32, 128)
     points = np.array([[10.0, 20.0]])

@@ -114,7 +114,7 @@ def test_padding_has_no_part_in_value_or_gradient(case, filling):
         assert (x.grad[~padding] != 0).all()
 
 
-def test_focal_is_a_mean_and_dice_a_share_so_size_does_not_matter(case):
+def test_focal_and_dice_do_not_depend_on_the_resolution(case):
     logits, soft, _ = case
     valid = torch.ones(3, 5, 7, dtype=torch.bool)
     twice = [

@@ -85,10 +85,10 @@ def test_a_quarter_is_kept_at_any_usual_batch_size():
     )
 
 
-def test_what_is_kept_are_positions_of_the_batch_and_each_stratum_has_its_share():
+def test_kept_masks_are_positions_of_the_batch_by_stratum():
     losses, strata = [1.0, 9.0, 8.0, 7.0, 2.0, 3.0, 4.0, 5.0, 0.1], [0, 2, 2, 2, 2, 5, 5, 5, 5]
     assert kept(OHEM(0.25), losses, strata) == {1, 2, 3}
-    assert kept(OHEM(0.25, within="sampler"), losses, strata) == {0, 1, 7}
+    assert kept(OHEM(0.25, group_by="sampler"), losses, strata) == {0, 1, 7}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_kept_are_positions_of_the_batch_and_each_stratum_has_its_share(
         ("keep_ratio", 1.5),
         ("keep_ratio", NAN),
         ("min_kept", -1),
-        ("within", "color"),
+        ("group_by", "color"),
     ],
 )
 def test_impossible_mining_is_refused(name, value):
@@ -110,6 +110,6 @@ def test_impossible_mining_is_refused(name, value):
 
 def test_without_mining_every_mask_that_is_there_is_kept():
     assert kept(NoMining(), [1.0, NAN, 0.0], [0, 0, 1]) == {0, 2}
-    assert not NoMining().by_sampler
-    assert OHEM(within="sampler").by_sampler
-    assert not OHEM(within="granularity").by_sampler
+    assert not NoMining().use_sampler_strata
+    assert OHEM(group_by="sampler").use_sampler_strata
+    assert not OHEM(group_by="granularity").use_sampler_strata

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigamask.losses.focal_dice import focal_loss, ohem_pixels, sorted_descending
+from gigamask.losses.focal_dice import focal_loss, ohem_pixels, to_sortable_int
 from gigamask.rng import make_rng
 
 SHARES = st.sampled_from([0.01, 0.25, 1 / 3, 0.5, 0.9, 1.0])
@@ -28,7 +28,7 @@ def plainly(losses, valid, share, least):
     MINIMA,
     st.sampled_from([2, 50]),
 )
-def test_the_hardest_pixels_of_each_mask_and_answer_count(
+def test_hardest_pixels_of_each_mask_and_prediction_are_kept(
     seed, masks, height, width, share, least, levels
 ):
     rng = make_rng(seed, "test pixels")
@@ -62,7 +62,7 @@ def test_equal_losses_count_row_by_row_from_the_first():
 def test_what_cannot_be_read_is_hardest_so_that_it_is_not_hidden():
     values = torch.tensor([1.0, math.nan, math.inf, 0.0, -math.nan, -0.0])
     values.view(torch.int32)[4] = 0xFFC00000 - 2**32  # NaN with its sign set, as processors make it
-    assert sorted_descending(values).argsort(descending=True).tolist() == [1, 4, 2, 0, 3, 5]
+    assert to_sortable_int(values).argsort(descending=True).tolist() == [1, 4, 2, 0, 3, 5]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.losses.points import (
     PLASTIC,
     interpolate_at,
+    r2_sequence,
     sample_points,
-    spread_points,
     valid_extent,
 )
 from gigamask.rng import make_rng
@@ -18,7 +18,7 @@ from gigamask.types import Targets
 
 
 def blob(masks, side, seed=0):
-    """Smooth logits of 3 answers on a side x side grid, and a truth like them but for noise."""
+    """Smooth logits of 3 predictions on a side x side grid, and noisy targets like them."""
     rng = make_rng(seed, "test points")
     coarse = torch.tensor(rng.standard_normal((masks, 3, 6, 6)))
     logits = F.interpolate(coarse, (side, side), mode="bicubic", align_corners=False).float() * 4
@@ -35,7 +35,7 @@ def truth_of(masks, valid=None, seed=0):
 
 def test_r2_is_its_definition_shifted_and_wrapped():
     shift = torch.tensor([[0.0, 0.0], [0.25, 0.9]])
-    found = spread_points(torch.arange(1000, 1400), shift)
+    found = r2_sequence(torch.arange(1000, 1400), shift)
     for m in range(2):
         for i, n in enumerate(range(1000, 1400)):
             expected = [
@@ -47,7 +47,7 @@ def test_r2_is_its_definition_shifted_and_wrapped():
 
 
 def test_places_far_along_the_sequence_stay_below_one_and_are_even():
-    found = spread_points(torch.arange(10**7, 10**7 + 4096), torch.tensor([[1 - 2**-24, 0.5]]))
+    found = r2_sequence(torch.arange(10**7, 10**7 + 4096), torch.tensor([[1 - 2**-24, 0.5]]))
     assert found.min() >= 0
     assert found.max() < 1
     counts, _, _ = np.histogram2d(*found[0].numpy().T, bins=16, range=[[0, 1], [0, 1]])
@@ -62,7 +62,7 @@ def test_every_place_is_uniform_over_the_valid_part_and_the_sequence_is_even_in_
     valid[:, :6, :3] = True
     assert valid_extent(valid)[0].tolist() == [3 / 8, 6 / 8]
     shift = torch.tensor(make_rng(0, "test shift").random((2000, 2))).float()
-    places = spread_points(torch.tensor([5, 77]), shift) * valid_extent(valid)[:, None]
+    places = r2_sequence(torch.tensor([5, 77]), shift) * valid_extent(valid)[:, None]
     for which in range(2):
         for axis, extent in enumerate((3 / 8, 6 / 8)):
             counts = np.histogram(places[:, which, axis].numpy(), bins=10, range=(0, extent))[0]
@@ -152,7 +152,7 @@ def test_points_are_the_most_uncertain_and_some_others_by_a_plain_loop():
     assert found.valid.all()
 
 
-def test_three_quarters_lie_where_the_answer_is_most_uncertain():
+def test_three_quarters_of_points_lie_where_the_prediction_is_most_uncertain():
     low, masks = blob(8, 32)
     low.requires_grad_()
     found = sample_points(low, truth_of(masks), 0, 256, 3.0, 0.75)
@@ -170,15 +170,15 @@ def test_three_quarters_lie_where_the_answer_is_most_uncertain():
     )
 
 
-def test_without_importance_all_points_are_the_sequence_and_every_answer_sees_the_same():
+def test_without_importance_sampling_all_predictions_share_the_sequences_points():
     low, masks = blob(2, 16)
     found = sample_points(low, truth_of(masks), 1, 64, 1.0, 0.0)
     assert torch.equal(found.targets[:, 0], found.targets[:, 1])
-    places = spread_points(torch.arange(128, 256), truth_of(masks).shift)[:, 64:]
+    places = r2_sequence(torch.arange(128, 256), truth_of(masks).shift)[:, 64:]
     assert torch.equal(found.logits, interpolate_at(low, places[:, None].expand(-1, 3, -1, -1)))
 
 
-def test_rounds_and_masks_have_places_of_their_own_and_the_same_numbers_give_the_same():
+def test_points_differ_by_round_and_mask_and_are_reproducible():
     low, masks = blob(1, 16)
     low, masks = low.expand(2, -1, -1, -1), masks.expand(2, -1, -1)
     rounds = [sample_points(low, truth_of(masks), index, 64, 3.0, 0.75) for index in (0, 1, 0)]
@@ -206,7 +206,7 @@ def test_padding_is_never_sampled(soft, extent):
         assert found.targets.all()
 
 
-def test_shares_are_bilinear_between_cells():
+def test_coverage_is_interpolated_bilinearly_between_cells():
     low, _ = blob(2, 16)
     masks = torch.tensor(make_rng(0, "test shares").random((2, 16, 16))).float()
     found = sample_points(low, truth_of(masks), 0, 200, 1.0, 0.0)
@@ -225,7 +225,7 @@ def test_a_mask_without_a_valid_cell_has_no_place_and_no_masks_have_no_points():
         )
 
 
-def test_the_truth_may_be_finer_than_the_logits():
+def test_target_may_be_finer_than_the_logits():
     low, _ = blob(2, 16)
     fine = F.interpolate(low, (64, 64), mode="bilinear", align_corners=False)[:, 0] > 0
     found = sample_points(low, truth_of(fine), 0, 2000, 3.0, 0.0)

@@ -6,7 +6,7 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.losses.focal_dice import dice_loss, focal_loss
-from gigamask.losses.iou import actual_iou
+from gigamask.losses.iou import mask_iou
 from gigamask.losses.points import sample_points
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.rng import make_rng
@@ -42,7 +42,7 @@ def case():
     )
 
 
-def test_the_best_answer_is_chosen_for_each_mask_by_itself(case):
+def test_best_prediction_is_chosen_for_each_mask_separately(case):
     logits, iou, truth = case
     terms = SamLoss()(played(logits, iou), truth)
     terms.loss.backward()
@@ -64,7 +64,7 @@ def test_sums_are_twenty_focal_one_dice_one_iou(case):
         focal_loss(logits, truth.masks, truth.valid),
         dice_loss(logits, truth.masks, truth.valid),
     )
-    actual = actual_iou(logits, truth.masks, truth.valid)
+    actual = mask_iou(logits, truth.masks, truth.valid)
     expected = [
         float(
             20 * focal_each[m, m % 3]
@@ -107,7 +107,7 @@ def test_masks_in_chunks_add_up_to_all(case):
     assert float(total.detach()) == pytest.approx(float(whole.loss.detach()), rel=1e-12)
 
 
-def test_the_weights_decide_which_answer_is_best():
+def test_loss_weights_decide_which_prediction_is_best():
     truth = torch.zeros(1, 1, 8, dtype=torch.bool)
     truth[..., 0] = True
     few_sure, many_unsure = torch.full((1, 8), -5.0), torch.full((1, 8), -5.0)
@@ -219,7 +219,7 @@ def test_options_reach_the_formulas(case):
     )
     focal_each = focal_loss(logits, truth.masks, truth.valid, 0.8, 1.0)[:, 0]
     dice_each = dice_loss(logits, truth.masks, truth.valid, 7.0)[:, 0]
-    head = (iou - actual_iou(logits, truth.masks, truth.valid))[:, 0].abs()
+    head = (iou - mask_iou(logits, truth.masks, truth.valid))[:, 0].abs()
     assert torch.allclose(
         objective(played(logits, iou), truth).per_mask, 2 * focal_each + 3 * dice_each + 5 * head
     )
@@ -275,7 +275,7 @@ def test_points_are_the_losses_pixels(shifted, share):
         focal_each = focal_loss(*row, ohem_ratio=share or 1.0, ohem_min_pixels=0)[:, 0]
         dice_each = dice_loss(*row)[:, 0]
         best = int((20 * focal_each + dice_each).argmin())
-        off = iou[m, best].detach() - actual_iou(logits, truth.masks, truth.valid)[m, best]
+        off = iou[m, best].detach() - mask_iou(logits, truth.masks, truth.valid)[m, best]
         expected.append(float((20 * focal_each + dice_each)[best] + off**2))
         parts += torch.stack([focal_each[best], dice_each[best]]).detach()
     assert terms.per_mask.tolist() == pytest.approx(expected, rel=1e-5)

@@ -51,7 +51,7 @@ def test_boxes_without_area_stay():
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
-def test_a_threshold_is_a_share(threshold):
+def test_threshold_is_a_fraction(threshold):
     with pytest.raises(GigamaskError, match=r"IoU.*\[0, 1\]"):
         nms(np.zeros((1, 4)), np.zeros(1), threshold)
 

@@ -122,7 +122,7 @@ def test_edges_that_do_not_increase_are_refused(masks, edges):
         RLEMasks.from_dense(masks).average(np.arange(7.0), np.array(edges))
 
 
-def test_shares_outside_the_mask_are_exactly_zero(masks):
+def test_coverage_outside_the_mask_is_exactly_zero(masks):
     shares = RLEMasks.from_dense(masks).average(np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3))
     plain = RLEMasks.from_dense(np.ones((1, 6, 5), bool)).average(
         np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3)

@@ -1,4 +1,4 @@
-"""The frame on cases whose answer is known."""
+"""The transform on cases whose answer is known."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ from gigamask.masks.transforms import ImageTransform
     ],
 )
 def test_the_long_side_fills_the_square(original, resized):
-    frame = ImageTransform.resize_longest_side(original, 1024)
-    assert frame.resized == resized
-    assert frame.crop == (0, 0, *original)
+    transform = ImageTransform.resize_longest_side(original, 1024)
+    assert transform.resized == resized
+    assert transform.crop == (0, 0, *original)
 
 
 def test_pixels_of_the_right_size_stay_as_they_are():
@@ -54,12 +54,12 @@ def test_pixels_are_resized_as_torch_does():
 
 def test_cells_beside_the_image_are_background():
     full = RLEMasks.from_dense(np.ones((1, 60, 90), bool))
-    frame = ImageTransform.resize_longest_side((60, 90), 64, flip=True)
-    assert frame.resized == (43, 64)
-    masks = frame.apply_masks(full, 16).to_dense()[0]
+    transform = ImageTransform.resize_longest_side((60, 90), 64, flip=True)
+    assert transform.resized == (43, 64)
+    masks = transform.apply_masks(full, 16).to_dense()[0]
     assert masks[:11].all()
     assert not masks[11:].any()
-    soft = frame.apply_soft_masks(full, 16)[0]
+    soft = transform.apply_soft_masks(full, 16)[0]
     assert (soft[:10] == 1).all()
     assert np.allclose(soft[10], 0.75)
     assert (soft[11:] == 0).all()
@@ -80,24 +80,26 @@ def test_cells_show_what_torch_calls_nearest_exact(length, grid):
 def test_a_flip_mirrors_within_the_image_not_the_square():
     left = np.zeros((1, 40, 20), bool)
     left[:, :, :5] = True
-    frame = ImageTransform.resize_longest_side((40, 20), 40, flip=True)
+    transform = ImageTransform.resize_longest_side((40, 20), 40, flip=True)
     expected = np.zeros((40, 40), bool)
     expected[:, 15:20] = True
-    assert np.array_equal(frame.apply_masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected)
-    assert np.array_equal(frame.apply_soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
-    assert frame.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
-    assert frame.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
+    assert np.array_equal(
+        transform.apply_masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected
+    )
+    assert np.array_equal(transform.apply_soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
+    assert transform.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
+    assert transform.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
         [15.0, 2.0, 19.0, 30.0]
     ]
 
 
 def test_points_are_moved_by_their_pixel_centres():
-    frame = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
+    transform = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
     points = np.array([[[20, 10], [119, 59]]], np.float32)
-    moved = frame.points_to_input(points)
+    moved = transform.points_to_input(points)
     assert moved.dtype == np.float32
     assert moved.tolist() == [[[-0.25, -0.25], [49.25, 24.25]]]
-    assert frame.points_to_original(moved).tolist() == points.tolist()
+    assert transform.points_to_original(moved).tolist() == points.tolist()
 
 
 def test_the_crop_alone_counts_in_soft_masks():
@@ -111,22 +113,22 @@ def test_the_crop_alone_counts_in_soft_masks():
 
 def test_logits_go_back_as_sam_does():
     low = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    frame = ImageTransform.resize_longest_side((30, 45), 64)
-    back = frame.logits_to_original(low)
+    transform = ImageTransform.resize_longest_side((30, 45), 64)
+    back = transform.logits_to_original(low)
     square = interpolate(low, (64, 64), mode="bilinear", align_corners=False)
     assert torch.equal(
         back, interpolate(square[:, :, :43, :64], (30, 45), mode="bilinear", align_corners=False)
     )
-    assert frame.logits_to_original(low.bfloat16()).dtype == torch.float32
+    assert transform.logits_to_original(low.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
-    "frame",
+    "transform",
     [
         ImageTransform.resize_longest_side((30, 45), 64, flip=True),
         ImageTransform((30, 45), (0, 0, 30, 30), (64, 64), 64),
     ],
 )
-def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(frame):
+def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(transform):
     with pytest.raises(ValueError, match=r"\(0, 0, 30, .*flip="):
-        frame.logits_to_original(torch.zeros(1, 1, 16, 16))
+        transform.logits_to_original(torch.zeros(1, 1, 16, 16))

@@ -1,4 +1,4 @@
-"""GPUs by name, and one's own."""
+"""GPUs by name, and custom ones."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_every_gpu_has_memory_peaks_and_a_source():
         assert gpu.source
 
 
-def test_ones_own():
+def test_custom_gpu():
     own = find("mine=24,165.5")
     assert (own.name, own.gib, own.peak("bf16"), own.peak("fp32")) == (
         "mine",

@@ -13,7 +13,7 @@ import torch
 
 from gigamask.data import process_memory
 from gigamask.profiling import leaks
-from gigamask.profiling.leaks import Leaks, Series
+from gigamask.profiling.leaks import Leaks, MemorySeries
 
 CPU = torch.device("cpu")
 MB = 10**6
@@ -23,7 +23,7 @@ HELD = 500 * MB
 def found(size, last, every=10):
     """Returns the step at which memory of `size(step)` bytes above `HELD` is called a leak, with
     what is said of it."""
-    series = Series()
+    series = MemorySeries()
     for step in range(every, last + 1, every):
         if grows := series.add(step, int(HELD + size(step))):
             return step, grows
@@ -61,7 +61,7 @@ def test_allocators_at_random_are_no_leaks():
 
 
 @pytest.mark.parametrize(
-    ("size", "a_step", "latest"),
+    ("size", "bytes_per_step", "latest"),
     [
         (lambda step: 2 * MB * step, 2 * MB, 600),
         (lambda step: 0.3 * MB * step, 0.3 * MB, 1000),
@@ -72,15 +72,15 @@ def test_allocators_at_random_are_no_leaks():
         (lambda step: 0.01 * MB * step, 0.01 * MB, 20_000),
     ],
 )
-def test_leaks_are_found_with_what_a_step_adds(size, a_step, latest):
+def test_leaks_are_found_with_what_a_step_adds(size, bytes_per_step, latest):
     step, grows = found(size, latest)
-    assert grows.a_step == pytest.approx(a_step, rel=0.1)
+    assert grows.bytes_per_step == pytest.approx(bytes_per_step, rel=0.1)
     assert grows.held >= HELD + size(step) - 100 * MB
     assert 0 < grows.since < step / 4
 
 
 def test_looks_are_few_however_long_a_training_is():
-    series = Series()
+    series = MemorySeries()
     for step in range(1, 10_001):
         series.add(step, HELD)
     assert leaks.MAX_SAMPLES / 2 <= len(series.steps) == len(series.sizes) < leaks.MAX_SAMPLES
@@ -88,8 +88,10 @@ def test_looks_are_few_however_long_a_training_is():
 
 
 def watched(monkeypatch, sizes, steps=800, device=CPU, last=1000, every=10):
-    """Returns the lines and notes of a training of which `sizes(step)` tells this process's bytes,
-    the GPU's and those of loader processes."""
+    """Returns the lines and notes of a training.
+
+    `sizes(step)` returns this process's bytes, the GPU's and those of loader processes.
+    """
     looks, now, told = Counter(), {}, []
     monkeypatch.setattr(
         process_memory, "in_use_bytes", lambda: looks.update(["all"]) or now.get("this process")
@@ -119,7 +121,7 @@ def test_a_leak_is_said_once_with_where_it_leads(monkeypatch):
     assert noted == {
         "leak": "this process",
         "bytes": HELD + 530 * MB,
-        "bytes_a_step": MB,
+        "bytes_per_step": MB,
         "since": 70,
     }
 
@@ -131,7 +133,7 @@ def test_at_the_end_nothing_is_left_to_come(monkeypatch):
     assert "1.0 MB more with every step since step 70; --profile 5" in line
 
 
-def test_each_kind_is_told_apart_and_loader_processes_are_one(monkeypatch):
+def test_kinds_of_memory_are_distinguished_and_loader_processes_summed(monkeypatch):
     def sizes(step):
         return {
             "this process": HELD,
@@ -143,7 +145,7 @@ def test_each_kind_is_told_apart_and_loader_processes_are_one(monkeypatch):
 
     told = watched(monkeypatch, sizes, device=torch.device("cuda:0"))
     assert Counter(noted["leak"] for _, noted in told) == {"the GPU": 1, "a loader process": 1}
-    assert {noted["bytes_a_step"] for _, noted in told} == {MB, 2 * MB}
+    assert {noted["bytes_per_step"] for _, noted in told} == {MB, 2 * MB}
 
 
 def test_a_system_that_says_nothing_has_no_leaks(monkeypatch):

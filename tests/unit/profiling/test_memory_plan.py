@@ -54,27 +54,25 @@ def test_a_batch_is_shared_as_it_is_split(batch, micro, processes):
         for rank in range(processes)
     ]
     images = [sum(map(len, step.micro_batches)) for step in steps]
-    split = BatchSplit.of(batch, micro, processes)
+    split = BatchSplit.from_batch_size(batch, micro, processes)
     assert split.images == max(images)
     assert split.busiest == images.count(max(images))
     assert set(images) <= {split.images, split.images - 1}
     assert {len(step.micro_batches) for step in steps} == {split.micro_batches}
-    assert split.micro_batch_size == max(
-        len(visits) for step in steps for visits in step.micro_batches
-    )
+    assert split.micro_batch_size == max(len(refs) for step in steps for refs in step.micro_batches)
 
 
-def test_what_is_said_of_a_share():
+def test_describe_batch_split():
     assert (
-        BatchSplit.of(256, 1, 256).describe(256, 256)
+        BatchSplit.from_batch_size(256, 1, 256).describe(256, 256)
         == "batch of 256 images over 256 processes: 1 each, in 1 micro-batch of at most 1"
     )
-    assert BatchSplit.of(10, 2, 4).describe(10, 4) == (
+    assert BatchSplit.from_batch_size(10, 2, 4).describe(10, 4) == (
         "batch of 10 images over 4 processes: 3 on 2 of them, 2 on the others, in 2 "
         "micro-batches of at most 2"
     )
     assert (
-        BatchSplit.of(4, 4, 1).describe(4, 1)
+        BatchSplit.from_batch_size(4, 4, 1).describe(4, 1)
         == "batch of 4 images over 1 process: 4 each, in 1 micro-batch of at most 4"
     )
 
@@ -127,7 +125,7 @@ def test_activations_are_no_more_than_a_phase_holds():
     )
 
 
-def test_hours_and_dollars():
+def test_hours_and_cost():
     gpu = find("mine=80,100")
     rows = training_hours(
         3.6e15, 1000, gpu, "bf16", Cluster(2, 4), {"one": 0.5, "other": 0.25}, 2.0
@@ -172,8 +170,8 @@ def plan(**changed):
         "phases": phases,
         "peak_phase": "rounds",
         "peak_bytes": peak_phase(phases)[1],
-        "flops_an_image": {"encoder": 3e12, "rounds": 1e12, "recomputed": 0.0, "mining": 0.0},
-        "flops_a_step": 64e12,
+        "flops_per_image": {"encoder": 3e12, "rounds": 1e12, "recomputed": 0.0, "mining": 0.0},
+        "flops_per_step": 64e12,
         "steps": 1000,
         "available_bytes": 77.6 * GIB,
         "spare_gib": 1.5,
@@ -250,7 +248,7 @@ def test_a_table_without_a_gpu_of_a_little_run_without_rounds():
     }
     split = {"images": 1, "busiest": 6, "micro_batches": 1, "micro_batch_size": 1}
     text = table(
-        plan(**changed, batch_split=split, flops_an_image={"encoder": 3e12, "rounds": 0.0})
+        plan(**changed, batch_split=split, flops_per_image={"encoder": 3e12, "rounds": 0.0})
     )
     assert "mine: 2.0 M parameters, 1.9 M of them trained; bf16 on a GPU" in text
     assert "2 processes have no image in any step: use a larger --batch-size, or fewer GPUs" in text

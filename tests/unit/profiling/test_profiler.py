@@ -159,7 +159,7 @@ class Gpu:
         self.said.append(enabled)
 
 
-def test_on_a_gpu_the_allocator_is_told_of_too(tmp_path, monkeypatch):
+def test_on_a_gpu_allocator_statistics_are_reported(tmp_path, monkeypatch):
     gpu = Gpu(monkeypatch)
     ((_, line),) = goes_by(Profile(tmp_path, 1, 0, 9, torch.device("cuda:2")), 0, 9)
     assert gpu.said == ["synchronise", "all", "snapshot", None]

@@ -86,7 +86,7 @@ def test_parts_are_means_of_the_steps_without_the_parts_in_them():
     assert sum(each.ms for each in parts.values()) == pytest.approx(100)
 
 
-def test_operators_are_told_without_those_they_call_in_each_thread():
+def test_operator_times_exclude_nested_operators_per_thread():
     _, operators = read(*STEPS)
     assert {name: (each.ms, each.times, each.gpu_ms) for name, each in operators.items()} == {
         "aten::linear": (1.0, 0.5, 0.0),

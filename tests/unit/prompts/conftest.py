@@ -1,6 +1,4 @@
-"""A small world to prompt: a truth of given masks, draws, and a model whose answers are set by
-hand.
-"""
+"""Fixtures for prompts: targets of given masks, random inputs, a model with given predictions."""
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from gigamask.types import Prediction, RandomInputs, Targets
 
 @pytest.fixture
 def make_truth():
-    """Builds a truth from masks, everything valid unless told, cells of 4 x 4 input pixels, and the
+    """Builds targets from masks, everything valid by default, cells of 4 x 4 input pixels, and the
     masks' own boxes."""
 
     def build(masks, valid=None, cell_xy=(4.0, 4.0), mask_prompt_size=None):
@@ -39,7 +37,7 @@ def make_truth():
 
 @pytest.fixture
 def repeat():
-    """Repeats a truth of one mask."""
+    """Repeats targets of one mask."""
 
     def build(truth, number):
         masks, valid = (
@@ -63,7 +61,7 @@ def make_draws():
     def build(count, clicks=9, position=0):
         rng = make_rng(0, "test", position)
         return RandomInputs(
-            first=torch.tensor(rng.random(count), dtype=torch.float32),
+            first_prompt=torch.tensor(rng.random(count), dtype=torch.float32),
             clicks=torch.tensor(rng.random((count, clicks, 2)), dtype=torch.float32),
             box_noise=torch.tensor(rng.standard_normal((count, 4)), dtype=torch.float32),
             drop_path=torch.zeros(1, 1, 2),
@@ -74,8 +72,8 @@ def make_draws():
 
 @pytest.fixture
 def answer():
-    """Builds a decode function that answers every round with one guess per mask, of predicted IoU
-    0.5; it keeps what it was asked in `.asked`."""
+    """Builds a decode function that returns one prediction per mask in every round, with predicted
+    IoU 0.5; it keeps its prompts in `.asked`."""
 
     def build(guess):
         logits = torch.as_tensor(np.asarray(guess)).float()[:, None] * 2 - 1

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from gigamask.prompts.boxes import corner_labels, jitter_boxes, jittered_boxes
+from gigamask.prompts.boxes import add_box_noise, corner_labels, jitter_boxes
 from gigamask.rng import make_rng
 
 FAR = (1e6, 1e6)
@@ -19,7 +19,7 @@ def repeated(box, number):
 def test_each_side_moves_by_itself_with_a_tenth_of_its_extent():
     number = 200_000
     box = repeated([1000.0, 2000.0, 1049.0, 2119.0], number)  # 50 wide, 120 high
-    moved = jitter_boxes(box, normals(number, 4), 0.1, 1000.0, FAR) - box
+    moved = add_box_noise(box, normals(number, 4), 0.1, 1000.0, FAR) - box
     assert torch.allclose(moved.mean(0), torch.zeros(4, dtype=torch.float64), atol=0.1)
     assert torch.allclose(
         moved.std(0), torch.tensor([5.0, 12.0, 5.0, 12.0], dtype=torch.float64), rtol=0.01
@@ -35,7 +35,7 @@ def test_each_side_moves_by_itself_with_a_tenth_of_its_extent():
 def test_the_move_is_gaussian_then_clamped_at_the_limit():
     number = 100_000
     box = repeated([1000.0, 1000.0, 1399.0, 1199.0], number)  # standard deviations 40 and 20
-    moved = jitter_boxes(box, normals(number, 4), 0.1, 20.0, FAR) - box
+    moved = add_box_noise(box, normals(number, 4), 0.1, 20.0, FAR) - box
     assert moved.abs().max() == 20
     for side, sigma in enumerate((40, 20, 40, 20)):
         at_limit = (moved[:, side].abs() == 20).double().mean()
@@ -49,24 +49,24 @@ def test_boxes_stay_in_the_input_and_in_order():
     boxes = torch.tensor(
         [[5.0, 6.0, 1020.0, 700.0], [100.0, 50.0, 109.0, 60.0], [0.0, 0.0, 1023.0, 767.0]]
     )
-    moved = jitter_boxes(boxes, noise, 0.1, 20.0, (1023.0, 767.0))
+    moved = add_box_noise(boxes, noise, 0.1, 20.0, (1023.0, 767.0))
     assert moved.tolist() == [
         [0.0, 0.0, 1023.0, 720.0],
         [100.0, 50.0, 109.0, 60.0],
         [0.0, 0.0, 1023.0, 767.0],
     ]
-    crossed = jitter_boxes(boxes[1:2], torch.tensor([[9.0, 0.0, -9.0, 0.0]]), 0.2, 20.0, FAR)
+    crossed = add_box_noise(boxes[1:2], torch.tensor([[9.0, 0.0, -9.0, 0.0]]), 0.2, 20.0, FAR)
     assert crossed.tolist() == [[91.0, 50.0, 118.0, 60.0]], "100 + 18 and 109 - 18, sorted"
-    assert jitter_boxes(boxes[:0], noise[:0], 0.1, 20.0, FAR).shape == (0, 4)
+    assert add_box_noise(boxes[:0], noise[:0], 0.1, 20.0, FAR).shape == (0, 4)
 
 
-def test_a_truths_boxes_move_by_its_own_draws_and_stay_on_its_grid(make_truth, make_draws):
+def test_boxes_of_targets_are_jittered_and_stay_on_the_grid(make_truth, make_draws):
     masks = torch.zeros(3, 20, 30, dtype=torch.bool)
     masks[0, 4:9, 3:20] = masks[1, 2, 2] = masks[2, :, :] = True
     truth, draws = make_truth(masks, cell_xy=(2.0, 3.0)), make_draws(3)
-    moved = jittered_boxes(truth, draws, 0.1, 2.0)
+    moved = jitter_boxes(truth, draws, 0.1, 2.0)
     assert torch.equal(
-        moved, jitter_boxes(truth.boxes_input, draws.box_noise, 0.1, 2.0, (59.0, 59.0))
+        moved, add_box_noise(truth.boxes_input, draws.box_noise, 0.1, 2.0, (59.0, 59.0))
     )
     assert (moved - truth.boxes_input).abs().max() <= 2
     assert (moved >= 0).all()

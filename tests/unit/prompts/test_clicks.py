@@ -45,7 +45,7 @@ def test_every_error_pixel_is_equally_likely():
     )
 
 
-def test_each_pixel_owns_an_equal_share_of_the_unit_square():
+def test_each_pixel_has_an_equal_part_of_the_unit_square():
     error = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     pixels = [(x, y) for y in range(3) for x in range(4) if error[y, x]]
     middles = []
@@ -85,7 +85,7 @@ def test_a_click_is_x_then_y():
     assert uniform_click(error, uniforms(1, 2)).tolist() == [[7, 2]]
 
 
-def test_a_miss_is_positive_and_a_false_alarm_negative_and_padding_is_never_clicked():
+def test_false_negatives_get_positive_and_false_positives_negative_clicks_and_padding_none():
     number = 4000
     truth = torch.zeros(6, 6, dtype=torch.bool)
     guess = torch.zeros(6, 6, dtype=torch.bool)
@@ -119,12 +119,12 @@ ONE[1, 3] = 1
 EVERYWHERE = {(x, y) for x in range(5) for y in range(3)}
 
 
-def test_without_an_error_the_click_confirms_the_truth():
+def test_without_an_error_the_click_confirms_the_mask():
     assert edge(ONE, ONE) == ({(3, 1)}, {1})
     assert edge(FULL, FULL) == (EVERYWHERE, {1})
 
 
-def test_without_an_error_or_a_truth_the_click_is_background():
+def test_without_an_error_or_a_mask_the_click_is_background():
     valid = FULL.copy()
     valid[:, 4] = 0
     assert edge(EMPTY, EMPTY) == (EVERYWHERE, {0})
@@ -140,7 +140,7 @@ def test_one_pixel_and_full_masks_as_first_clicks():
     assert edge(ONE, FULL) == (EVERYWHERE - {(3, 1)}, {0})
 
 
-def test_truth_in_padding_only_counts_as_empty():
+def test_mask_only_in_padding_counts_as_empty():
     valid = FULL.copy()
     valid[:, 3:] = 0
     assert edge(ONE, EMPTY, valid) == ({(x, y) for x, y in EVERYWHERE if x < 3}, {0})
@@ -150,7 +150,7 @@ def test_where_no_pixel_is_valid_there_is_no_point():
     assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
 
 
-def test_two_clicks_are_uniform_one_in_the_misses_and_one_in_the_false_alarms():
+def test_two_clicks_are_uniform_in_false_negatives_and_false_positives():
     number = 50_000
     truth, guess, valid = (
         torch.zeros(6, 6, dtype=torch.bool),

@@ -42,8 +42,8 @@ VALID[:, 9:] = VALID[10:] = False
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_every_click_is_valid_and_its_label_the_truths(policy, make_truth, make_draws, answer):
-    """Every truth against every guess, in a picture with padding, thirty times each."""
+def test_every_click_is_valid_with_the_targets_label(policy, make_truth, make_draws, answer):
+    """Every target with every prediction, in an image with padding, thirty times each."""
     truths, guesses = zip(
         *[
             (truth, guess)
@@ -89,7 +89,7 @@ def test_where_nothing_is_valid_there_is_no_point(policy, make_truth, make_draws
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_soft_truths_are_prompted_where_more_than_half_is_covered(
+def test_soft_targets_are_prompted_where_more_than_half_is_covered(
     policy, make_truth, make_draws, answer
 ):
     soft = np.full((20, SIDE, SIDE), 0.5, np.float32)
@@ -138,7 +138,7 @@ def test_a_mask_without_background_has_positive_points_and_one_without_a_pixel_n
     ids=repr,
 )
 @pytest.mark.parametrize("count", [0, 1, 12])
-def test_a_real_model_answers_every_round_and_learns(policy, count, make_truth, make_draws):
+def test_real_model_predicts_every_round_and_learns(policy, count, make_truth, make_draws):
     model = build_model(tiny(), 0)
     masks = np.zeros((count, 64, 64), bool)
     for m in range(count):

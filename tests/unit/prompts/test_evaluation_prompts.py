@@ -33,7 +33,7 @@ def depth(region):
     return distance[1:-1, 1:-1]
 
 
-def test_the_first_click_is_deepest_in_the_truth_with_the_border_as_boundary(make_truth, answer):
+def test_first_click_is_deepest_in_the_mask_with_the_image_border_as_boundary(make_truth, answer):
     truth = rectangle(0, 9, 0, 21)
     (x, y, label), *_ = clicked(
         run_rounds(answer(truth[None]), make_truth(truth[None]), CenterClicks(clicks=1))
@@ -43,7 +43,7 @@ def test_the_first_click_is_deepest_in_the_truth_with_the_border_as_boundary(mak
     assert y == 4
 
 
-def test_misses_and_false_alarms_are_measured_apart(make_truth, answer):
+def test_false_negatives_and_false_positives_are_measured_separately(make_truth, answer):
     truth = rectangle(2, 18, 4, 14)
     for guess, label in [
         (rectangle(2, 18, 9, 14), 1),  # a miss 5 wide
@@ -61,7 +61,7 @@ def test_misses_and_false_alarms_are_measured_apart(make_truth, answer):
         assert depth(region)[y, x] == depth(region).max()
 
 
-def test_no_pixel_is_clicked_twice_though_the_guess_never_changes(make_truth, answer):
+def test_no_pixel_is_clicked_twice_if_the_prediction_never_changes(make_truth, answer):
     truth = rectangle(2, 6, 3, 8)
     found = clicked(
         run_rounds(

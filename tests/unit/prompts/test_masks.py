@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.prompts.boxes import jitter_boxes
-from gigamask.prompts.masks import jittered_masks
+from gigamask.prompts.boxes import add_box_noise
+from gigamask.prompts.masks import jitter_masks
 
 
 def rectangle(y0, y1, x0, x1, side=32):
@@ -13,7 +13,7 @@ def rectangle(y0, y1, x0, x1, side=32):
     return mask
 
 
-def test_without_a_move_it_is_the_truth(make_truth):
+def test_unmoved_mask_prompt_is_the_target(make_truth):
     masks = np.stack(
         [
             rectangle(3, 9, 4, 20),
@@ -24,7 +24,7 @@ def test_without_a_move_it_is_the_truth(make_truth):
     )
     for cell in (4.0, 1024 / 700, 1.0):
         truth = make_truth(masks, cell_xy=(cell, cell))
-        logits = jittered_masks(truth, truth.boxes_input, 7.0)
+        logits = jitter_masks(truth, truth.boxes_input, 7.0)
         assert torch.equal(logits, torch.where(truth.masks, 7.0, -7.0))
 
 
@@ -33,12 +33,10 @@ def test_the_mask_goes_where_its_box_goes(make_truth):
     box = torch.tensor(
         [[12 * 4.0, 4 * 4.0, 20 * 4.0 - 1, 20 * 4.0 - 1]]
     )  # two cells to the right and twice as wide, twice as high
-    assert torch.equal(
-        jittered_masks(truth, box, 1.0)[0] > 0, torch.tensor(rectangle(4, 20, 12, 20))
-    )
+    assert torch.equal(jitter_masks(truth, box, 1.0)[0] > 0, torch.tensor(rectangle(4, 20, 12, 20)))
     smaller = torch.tensor([[11 * 4.0, 10 * 4.0, 13 * 4.0 - 1, 14 * 4.0 - 1]])
     assert torch.equal(
-        jittered_masks(truth, smaller, 1.0)[0] > 0, torch.tensor(rectangle(10, 14, 11, 13))
+        jitter_masks(truth, smaller, 1.0)[0] > 0, torch.tensor(rectangle(10, 14, 11, 13))
     )
 
 
@@ -46,7 +44,7 @@ def test_what_would_come_from_beyond_the_grid_is_outside(make_truth):
     truth = make_truth(rectangle(0, 32, 0, 32)[None])
     inner = torch.tensor([[8 * 4.0, 0.0, 24 * 4.0 - 1, 32 * 4.0 - 1]])
     assert torch.equal(
-        jittered_masks(truth, inner, 1.0)[0] > 0, torch.tensor(rectangle(0, 32, 8, 24))
+        jitter_masks(truth, inner, 1.0)[0] > 0, torch.tensor(rectangle(0, 32, 8, 24))
     )
 
 
@@ -54,19 +52,19 @@ def test_its_box_is_the_noisy_box_to_a_cell(make_truth, make_draws):
     rng = np.random.default_rng(3)
     masks = np.stack([rectangle(y, y + h, x, x + w) for y, x, h, w in rng.integers(2, 15, (60, 4))])
     truth = make_truth(masks, cell_xy=(8.0, 8.0))
-    moved = jitter_boxes(truth.boxes_input, make_draws(60).box_noise, 0.1, 20.0, (255.0, 255.0))
+    moved = add_box_noise(truth.boxes_input, make_draws(60).box_noise, 0.1, 20.0, (255.0, 255.0))
     found = make_truth(
-        (jittered_masks(truth, moved, 10.0) > 0).numpy(), cell_xy=(8.0, 8.0)
+        (jitter_masks(truth, moved, 10.0) > 0).numpy(), cell_xy=(8.0, 8.0)
     ).boxes_input
     assert (found - moved).abs().max() <= 4.0 + 1e-3, "half a cell"
     assert (moved - truth.boxes_input).abs().max() > 8
 
 
-def test_a_finer_truth_is_averaged_to_the_models_grid(make_truth):
+def test_finer_target_is_averaged_to_the_models_grid(make_truth):
     fine = torch.zeros(1, 32, 32, dtype=torch.bool)
     fine[0, 8:16, 8:18] = True
     truth = make_truth(fine, cell_xy=(1.0, 1.0), mask_prompt_size=8)
-    logits = jittered_masks(truth, truth.boxes_input, 10.0)[0]
+    logits = jitter_masks(truth, truth.boxes_input, 10.0)[0]
     assert logits.shape == (8, 8)
     wanted = torch.full((8, 8), -10.0)
     wanted[2:4, 2:4], wanted[2:4, 4] = 10.0, 0.0
@@ -74,13 +72,13 @@ def test_a_finer_truth_is_averaged_to_the_models_grid(make_truth):
     soft = torch.zeros(1, 8, 8)
     soft[0, 3, 3] = 0.75
     truth = make_truth(soft)
-    assert jittered_masks(truth, truth.boxes_input, 10.0)[0, 3, 3] == 5
+    assert jitter_masks(truth, truth.boxes_input, 10.0)[0, 3, 3] == 5
 
 
 def test_no_masks(make_truth):
     for mask_prompt_size in (None, 8):
         truth = make_truth(np.zeros((0, 32, 32), bool), mask_prompt_size=mask_prompt_size)
-        assert jittered_masks(truth, truth.boxes_input, 1.0).shape == (
+        assert jitter_masks(truth, truth.boxes_input, 1.0).shape == (
             0,
             mask_prompt_size or 32,
             mask_prompt_size or 32,
@@ -96,4 +94,4 @@ def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, mask_prompt_size
     side = mask_prompt_size or shape[1]
     message = f"{side} x {side}.*{named}"
     with pytest.raises(GigamaskError, match=message):
-        jittered_masks(truth, truth.boxes_input, 1.0)
+        jitter_masks(truth, truth.boxes_input, 1.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.prompts.masks import jittered_masks
+from gigamask.prompts.masks import jitter_masks
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
 from gigamask.rng import make_rng
@@ -24,13 +24,13 @@ BOXES = MixedPrompts(point_prob=0.0, box_prob=1.0, mask_prob=0.0)
 
 
 def within(share, wanted, number):
-    """Tells whether a share of `number` trials is within five standard deviations of its
+    """Return whether a fraction of `number` trials is within five standard deviations of its
     probability."""
     return abs(float(share) - wanted) <= 5 * math.sqrt(wanted * (1 - wanted) / number)
 
 
 def even(places, region):
-    """Tells whether cells (x, y) are the region's, each as often as another (chi-square, five
+    """Return whether cells (x, y) are the region's, each as often as another (chi-square, five
     standard deviations)."""
     counts = np.zeros(region.shape)
     np.add.at(counts, (places[:, 1], places[:, 0]), 1)
@@ -51,7 +51,7 @@ def many(make_truth, make_draws, repeat):
     )
 
 
-def test_each_mask_has_its_own_kind_with_the_given_shares(many):
+def test_each_mask_draws_its_own_prompt_kind_with_the_given_probabilities(many):
     for policy in (MixedPrompts(), MixedPrompts(point_prob=0.1, box_prob=0.2, mask_prob=0.3)):
         asked = policy.next(None, *many, 0.0)
         points, boxes = asked.labels[:, 0] == 1, asked.labels[:, 0] == 2
@@ -94,7 +94,7 @@ def test_the_numbers_of_points_and_of_positive_ones(many):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_each_further_point_is_positive_with_the_given_share(many, share):
+def test_each_further_point_is_positive_with_the_given_probability(many, share):
     asked = replace(POINTS, positive_prob=share, point_count_probs=(0.1, 0.2, 0.3, 0.4)).next(
         None, *many, 0.0
     )
@@ -156,7 +156,7 @@ def test_the_noise_of_boxes_is_that_of_the_interactive_schedule(make_draws):
     assert off.abs().max() < 5 / NUMBER**0.5
 
 
-def test_a_mask_prompt_is_the_truth_moved_with_its_noisy_box(make_truth, make_draws, repeat):
+def test_mask_prompt_is_the_target_moved_with_its_noisy_box(make_truth, make_draws, repeat):
     truth, draws = repeat(make_truth(MASK, VALID), 500), make_draws(500)
     policy = MixedPrompts(
         point_prob=0.0,
@@ -173,7 +173,7 @@ def test_a_mask_prompt_is_the_truth_moved_with_its_noisy_box(make_truth, make_dr
         .points_xy_input[:, :2]
         .flatten(1)
     )
-    assert torch.equal(asked.masks, jittered_masks(truth, box, 6.0))
+    assert torch.equal(asked.masks, jitter_masks(truth, box, 6.0))
     assert asked.has_mask_prompt.all()
     assert not asked.multimask_output
     assert set(asked.masks.unique().tolist()) == {-6.0, 6.0}
@@ -183,12 +183,12 @@ def test_a_mask_prompt_is_the_truth_moved_with_its_noisy_box(make_truth, make_dr
     assert torch.equal(still.masks > 0, truth.masks)
 
 
-def test_the_grid_of_mask_prompts_may_be_coarser_than_the_truths(make_truth, make_draws):
+def test_grid_of_mask_prompts_may_be_coarser_than_the_targets(make_truth, make_draws):
     truth = make_truth(np.ones((3, 32, 32), bool), mask_prompt_size=8)
     assert MixedPrompts().next(None, truth, make_draws(3), 0.0).masks.shape == (3, 8, 8)
 
 
-def test_the_same_draws_give_the_same_prompts_and_a_masks_are_its_own(many):
+def test_same_random_numbers_give_the_same_prompts_independent_of_other_masks(many):
     truth, draws = many
     whole = MixedPrompts().next(None, truth, draws, 0.0)
     part = slice(70, 90)
@@ -196,7 +196,9 @@ def test_the_same_draws_give_the_same_prompts_and_a_masks_are_its_own(many):
     again = MixedPrompts().next(
         None,
         some,
-        RandomInputs(draws.first[part], draws.clicks[part], draws.box_noise[part], draws.drop_path),
+        RandomInputs(
+            draws.first_prompt[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
+        ),
         0.7,
     )
     assert torch.equal(again.points_xy_input, whole.points_xy_input[part])
@@ -272,6 +274,6 @@ def test_impossible_mixes_are_refused(values, message):
         MixedPrompts(**values)
 
 
-def test_shares_may_sum_to_one_though_their_floats_do_not_quite():
+def test_probabilities_may_sum_to_one_up_to_rounding():
     assert 0.33 + 0.56 + 0.11 > 1
     assert MixedPrompts(point_prob=0.33, box_prob=0.56, mask_prob=0.11).mask_prob == 0.11

@@ -50,7 +50,9 @@ def test_without_pauses_every_round_adds_a_click(make_truth, make_draws, answer)
         assert [played.prompts.labels.shape[1] for played in rounds] == list(range(2, 3 + clicks))
 
 
-def test_each_click_spends_its_own_draw_whatever_the_pause(make_truth, make_draws, answer):
+def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(
+    make_truth, make_draws, answer
+):
     truth, draws = make_truth(MASKS), make_draws(4)
     points = [
         list(run_rounds(answer(GUESS), truth, InteractiveSchedule(), draws, pause))[
@@ -136,7 +138,7 @@ def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
     )
 
 
-def test_the_first_point_is_uniform_in_the_truth(make_truth):
+def test_first_point_is_uniform_in_the_mask(make_truth):
     number = 20_000
     truth = make_truth(MASKS[2:3])
     truth = Targets(
@@ -160,7 +162,7 @@ def test_the_first_point_is_uniform_in_the_truth(make_truth):
     )
 
 
-def test_the_answer_of_the_highest_predicted_iou_goes_on(make_truth, make_draws):
+def test_prediction_with_the_highest_predicted_iou_is_fed_back(make_truth, make_draws):
     truth = make_truth(MASKS)
     logits = torch.stack(
         [torch.full((4, 32, 32), float(k)) for k in (-5, 5, -7)], 1

@@ -27,9 +27,13 @@ def test_long_curves_are_thinned_to_means():
 
 
 def test_curves_hold_records_scores_and_where_training_resumed(tmp_path):
-    begun = {"step": 2, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu"}
-    scored = {"step": 2, "evaluation": {"box": 0.5, "nan": float("nan")}, "worries": [float("nan")]}
-    events = [record(1), record(2), scored, begun, record(3, float("inf"), huge=10**400)]
+    start = {"step": 2, "started": "2026-01-02T03:04:05+00:00", "device": "cpu"}
+    scored = {
+        "step": 2,
+        "evaluation": {"box": 0.5, "nan": float("nan")},
+        "warnings": [float("nan")],
+    }
+    events = [record(1), record(2), scored, start, record(3, float("inf"), huge=10**400)]
     found = charts.curves(history.read(written(tmp_path / "run", *events)))
     assert found["records"]["step"] == [1, 2, 3]
     assert found["records"]["loss"] == [0.5, 0.5, None]

@@ -1,5 +1,5 @@
-"""What a run folder tells: of runs that went through, were killed, are still written to, or are
-none.
+"""What a run folder shows of runs that finished, were killed, or are still running, and of folders
+that are no runs.
 """
 
 import json
@@ -51,12 +51,12 @@ def test_a_run_that_went_through(tmp_path):
     run = history.read(
         written(
             tmp_path / "run",
-            {"step": 0, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu", "processes": 1},
+            {"step": 0, "started": "2026-01-02T03:04:05+00:00", "device": "cpu", "processes": 1},
             record(10, 1.0, loss_scale=2.0),
             {
                 "step": 10,
                 "evaluation": {"box": 0.5, "blind": float("nan")},
-                "worries": ["oh"],
+                "warnings": ["oh"],
                 "seconds": 1.5,
             },
             record(20, float("nan")),
@@ -67,13 +67,13 @@ def test_a_run_that_went_through(tmp_path):
     assert run.records["loss"] == [1.0, None]
     assert run.records["loss_scale"] == [2.0, None]
     assert run.evaluations == [
-        {"step": 10, "scores": {"box": 0.5, "blind": None}, "worries": ["oh"], "seconds": 1.5}
+        {"step": 10, "scores": {"box": 0.5, "blind": None}, "warnings": ["oh"], "seconds": 1.5}
     ]
-    assert run.begun == [{"step": 0, "time": "2026-01-02T03:04:05+00:00", "device": "cpu"}]
+    assert run.starts == [{"step": 0, "time": "2026-01-02T03:04:05+00:00", "device": "cpu"}]
     assert not any(run.faults.values())
-    assert (run.step, run.steps, run.torn, run.empty) == (20, 40, 0, False)
+    assert (run.step, run.steps, run.invalid_lines, run.empty) == (20, 40, 0, False)
     assert run.config["data"] == ["a.tar"]
-    assert json.loads(json.dumps(run.plain()))["folder"] == str(tmp_path / "run")
+    assert json.loads(json.dumps(run.to_dict()))["folder"] == str(tmp_path / "run")
 
 
 def test_what_was_trained_twice_counts_as_it_was_trained_last(tmp_path):
@@ -82,30 +82,30 @@ def test_what_was_trained_twice_counts_as_it_was_trained_last(tmp_path):
     lines = [
         record(10),
         {"step": 10, "evaluation": {"box": 0.1}},
-        {"step": 18, "skipped": "a"},
+        {"step": 18, "skipped_step": "a"},
         record(20, 1.0),
         {"step": 20, "evaluation": {"box": 0.2}},
     ]
     again = [
-        {"step": 18, "skipped": "a"},
+        {"step": 18, "skipped_step": "a"},
         record(20, 2.0),
         {"step": 20, "evaluation": {"box": 0.3}},
     ]
-    begun = {
+    start = {
         "step": 15,
-        "begun": "2026-01-02T03:04:05+00:00",
+        "started": "2026-01-02T03:04:05+00:00",
         "device": "cpu",
-        "damaged": ["step_00000025"],
+        "corrupt_checkpoints": ["step_00000025"],
     }
-    run = history.read(written(tmp_path / "run", *lines, record(30, 1.0), begun, *again))
+    run = history.read(written(tmp_path / "run", *lines, record(30, 1.0), start, *again))
     assert (run.records["step"], run.records["loss"]) == ([10, 20], [0.5, 2.0])
     assert [each["scores"]["box"] for each in run.evaluations] == [0.1, 0.3]
-    assert len(run.faults["skipped"]) == 1
-    assert run.faults["resumed"] == [{"step": 15, "time": begun["begun"], "reached": 30}]
-    assert run.faults["damaged"] == [{"step": 15, "checkpoint": "step_00000025"}]
+    assert len(run.faults["skipped_step"]) == 1
+    assert run.faults["resumed"] == [{"step": 15, "time": start["started"], "reached": 30}]
+    assert run.faults["corrupt_checkpoints"] == [{"step": 15, "checkpoint": "step_00000025"}]
 
 
-def test_steps_that_go_back_tell_of_a_beginning_that_is_not_written_down(tmp_path):
+def test_decreasing_steps_reveal_an_unrecorded_restart(tmp_path):
     run = history.read(
         written(tmp_path / "run", record(10), record(20, 1.0), record(30, 1.0), record(20, 2.0))
     )
@@ -114,26 +114,26 @@ def test_steps_that_go_back_tell_of_a_beginning_that_is_not_written_down(tmp_pat
 
 
 def test_beginning_twice_before_the_first_record_is_going_on(tmp_path):
-    begun = {"step": 0, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu"}
-    run = history.read(written(tmp_path / "run", begun, begun, record(10)))
+    start = {"step": 0, "started": "2026-01-02T03:04:05+00:00", "device": "cpu"}
+    run = history.read(written(tmp_path / "run", start, start, record(10)))
     assert [each["reached"] for each in run.faults["resumed"]] == [0]
 
 
-def test_faults_are_told_once_each(tmp_path):
-    bad = {"step": 3, "rejected": "t:sa_1", "reason": "the JPEG of t:sa_1 ends early"}
-    leak = {"step": 9, "leak": "this process", "bytes": 5, "bytes_a_step": 1, "since": 2}
+def test_each_error_is_listed_once(tmp_path):
+    bad = {"step": 3, "skipped_sample": "t:sa_1", "reason": "the JPEG of t:sa_1 ends early"}
+    leak = {"step": 9, "leak": "this process", "bytes": 5, "bytes_per_step": 1, "since": 2}
     run = history.read(
         written(
             tmp_path / "run",
             bad,
             bad | {"step": 7},
-            {"step": 8, "unsaved": "no space"},
+            {"step": 8, "save_failed": "no space"},
             leak,
             record(10),
         )
     )
-    assert [each["step"] for each in run.faults["rejected"]] == [3]
-    assert run.faults["unsaved"] == [{"step": 8, "unsaved": "no space"}]
+    assert [each["step"] for each in run.faults["skipped_sample"]] == [3]
+    assert run.faults["save_failed"] == [{"step": 8, "save_failed": "no space"}]
     assert run.faults["leak"] == [leak]
 
 
@@ -144,10 +144,10 @@ def test_lines_that_were_cut_short_are_passed_over(tmp_path):
         file.write('{"step": 20, "lo\n[1]\n\n' + json.dumps(record(30)) + '\n{"step": 40, "images_')
     run = history.read(folder)
     assert run.records["step"] == [10, 30]
-    assert run.torn == 2
+    assert run.invalid_lines == 2
 
 
-def test_checkpoints_are_told_with_what_is_wrong_with_them(tmp_path):
+def test_checkpoints_are_listed_with_their_errors(tmp_path):
     folder = written(tmp_path / "run", record(10))
     good, bad, short = (
         checkpoint(folder, 10, score=0.5, scored_by="box on some"),
@@ -236,7 +236,7 @@ def test_runs_are_found_below_a_folder_in_the_order_they_were_begun(tmp_path):
         history.find(tmp_path / "bare")
 
 
-def test_labels_are_as_short_as_they_tell_runs_apart():
+def test_labels_are_as_short_as_distinguishes_runs():
     assert history.labels([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert history.labels([Path("x/a"), Path("y/a"), Path("y/b")]) == ["x/a", "y/a", "y/b"]
     with pytest.raises(GigamaskError, match=r"runs/a: .* twice"):

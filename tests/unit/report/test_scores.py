@@ -2,7 +2,7 @@
 
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks, proposals
-from gigamask.evaluation.figures import write_sheets
+from gigamask.evaluation.figures import write_figures
 from gigamask.models.init import build_model
 from gigamask.report.scores import page
 from tests.html import Page, read
@@ -20,7 +20,7 @@ def test_everything_is_on_one_page(index, tmp_path):
     summary = result.summary() | {
         "weights": "<mine>",
         "data": ["held_out.tar"],
-        "rejected": ["sa_7: no image"],
+        "skipped": ["sa_7: no image"],
     }
     plain = page(summary)
     words = read(plain)
@@ -39,12 +39,12 @@ def test_everything_is_on_one_page(index, tmp_path):
     search = proposals.ProposalRecall(proposals.proposal_config(2))
     clicks.evaluate_clicks(model, index, everything, rows=[0], callbacks=[search.update])
     summary["automatic"] = search.summary()
-    whole = page(summary, write_sheets(model, index, result, tmp_path, count=1))
+    whole = page(summary, write_figures(model, index, result, tmp_path, count=1))
     assert {"Automatic masks", "Best", "Worst", "Typical"} <= set(read(whole))
     assert whole.count("data:image/jpeg;base64,") == 3
 
 
-def test_a_page_without_what_was_not_asked_for(index):
+def test_page_omits_what_was_not_requested(index):
     result = clicks.evaluate_clicks(
         build_model(SPEC, 0),
         index,
@@ -52,5 +52,5 @@ def test_a_page_without_what_was_not_asked_for(index):
         clicks.ClickProtocol(clicks=(1,)),
         [0],
     )
-    words = read(page(result.summary() | {"weights": "mine", "data": ["x"], "rejected": []}))
+    words = read(page(result.summary() | {"weights": "mine", "data": ["x"], "skipped": []}))
     assert not {"Boundaries, %", "Left out", "Automatic masks"} & set(words)

@@ -55,28 +55,28 @@ def test_the_best_evaluation_is_by_what_the_run_keeps_its_best_by(tmp_path):
     )
 
 
-def test_everything_that_befell_a_run_is_told(tmp_path):
+def test_every_event_of_a_run_is_listed(tmp_path):
     run = history.read(
         written(
             tmp_path / "run",
-            {"step": 2, "rejected": "t:sa_1", "reason": "the JPEG of t:sa_1 ends early"},
-            {"step": 3, "skipped": "t:sa_2"},
-            {"step": 3, "unsaved": "no space"},
-            {"step": 9, "leak": "this process", "bytes": 5e6, "bytes_a_step": 4000, "since": 2},
+            {"step": 2, "skipped_sample": "t:sa_1", "reason": "the JPEG of t:sa_1 ends early"},
+            {"step": 3, "skipped_step": "t:sa_2"},
+            {"step": 3, "save_failed": "no space"},
+            {"step": 9, "leak": "this process", "bytes": 5e6, "bytes_per_step": 4000, "since": 2},
             record(10),
             {
                 "step": 4,
-                "begun": "2026-01-02T03:04:05+00:00",
+                "started": "2026-01-02T03:04:05+00:00",
                 "device": "cpu",
-                "damaged": ["step_00000008"],
+                "corrupt_checkpoints": ["step_00000008"],
             },
             record(10),
         )
     )
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write("{\n")
-    told = summary.survived(history.read(tmp_path / "run"))
-    assert summary.survived(run) == {
+    told = summary.recovered(history.read(tmp_path / "run"))
+    assert summary.recovered(run) == {
         what: lines for what, lines in told.items() if what != "truncated lines"
     }
     assert told == {
@@ -93,12 +93,12 @@ def test_everything_that_befell_a_run_is_told(tmp_path):
 
 
 def test_going_on_where_a_run_stopped_loses_nothing(tmp_path):
-    begun = {"step": 10, "begun": "2026-01-02T03:04:05+00:00", "device": "cpu"}
-    told = summary.survived(history.read(written(tmp_path / "run", record(10), begun, record(20))))
+    start = {"step": 10, "started": "2026-01-02T03:04:05+00:00", "device": "cpu"}
+    told = summary.recovered(history.read(written(tmp_path / "run", record(10), start, record(20))))
     assert told == {
         "resumed after a stop": ["at step 10 on 2026-01-02 03:04:05 UTC, no recorded step lost"]
     }
-    old = summary.survived(
+    old = summary.recovered(
         history.read(written(tmp_path / "old", record(10), record(20), record(20)))
     )
     assert old == {"resumed after a stop": ["after step 20, from an earlier step"]}

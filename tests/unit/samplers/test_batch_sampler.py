@@ -15,7 +15,7 @@ from gigamask.types import SampleRef, StepPlan
 
 @dataclass(frozen=True)
 class Counting(Sampler):
-    """Visits the items in turn and remembers which epochs were asked for."""
+    """Visits the items in turn and remembers which epochs were requested."""
 
     asked: list = field(default_factory=list)
     shrinking: int = 0
@@ -29,11 +29,11 @@ class Counting(Sampler):
         )
 
 
-def test_orders_are_asked_for_once_an_epoch():
+def test_orders_are_computed_once_per_epoch():
     sampler = Counting()
     sequence = SampleSequence(sampler, SampleTable(5, {}))
     for start in range(10, 30, 4):
-        sequence.visits(np.arange(start, start + 4), start)
+        sequence.sample_refs(np.arange(start, start + 4), start)
     assert sampler.asked == [0, 2, 3, 4, 5]
 
 
@@ -47,7 +47,7 @@ def test_weights_and_places_travel_with_visits():
         SampleTable(3, {}),
         locate=lambda items: (items + 10, items * 0 + 7),
     )
-    assert [visit[2:] for visit in sequence.visits(np.array([2, 4]), 2)] == [
+    assert [ref[2:] for ref in sequence.sample_refs(np.array([2, 4]), 2)] == [
         (12, 7, 0, 2.0, -1),
         (11, 7, 2, 1.25, -1),
     ]
@@ -60,7 +60,7 @@ def test_an_order_without_positions_is_refused():
 
 def test_an_order_that_changes_its_length_is_refused():
     with pytest.raises(GigamaskError, match=r"epoch 1 must have 5 positions .*\(got 4\)"):
-        SampleSequence(Counting(shrinking=1), SampleTable(5, {})).visits(np.arange(4, 8), 4)
+        SampleSequence(Counting(shrinking=1), SampleTable(5, {})).sample_refs(np.arange(4, 8), 4)
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,17 @@ def ordered():
 def test_a_step_reaches_over_the_end_of_an_epoch(ordered):
     first, second = islice(iter_steps(ordered, 0, batch_size=4, micro_batch_size=4), 2)
     assert first == StepPlan(
-        (tuple(SampleRef(0, k, k, batch_index=k) for k in range(4)),), start=0, samples=4
+        (tuple(SampleRef(0, k, k, batch_index=k) for k in range(4)),),
+        samples_before=0,
+        samples_after=4,
     )
     others = tuple(SampleRef(1, k, 100 + k, batch_index=1 + k) for k in range(3))
-    assert second == StepPlan(((SampleRef(0, 4, 4), *others),), start=4, samples=8)
+    assert second == StepPlan(((SampleRef(0, 4, 4), *others),), samples_before=4, samples_after=8)
 
 
 def test_micro_batches_leave_the_last_one_smaller(ordered):
     step = next(iter_steps(ordered, 0, batch_size=5, micro_batch_size=2))
-    assert [[visit.row for visit in micro] for micro in step.micro_batches] == [[0, 1], [2, 3], [4]]
+    assert [[ref.row for ref in micro] for micro in step.micro_batches] == [[0, 1], [2, 3], [4]]
 
 
 def test_every_rank_has_as_many_micro_batches_as_the_others(ordered):
@@ -95,7 +97,7 @@ def test_every_rank_has_as_many_micro_batches_as_the_others(ordered):
         next(iter_steps(ordered, 0, batch_size=5, micro_batch_size=1, rank=rank, world_size=2))
         for rank in range(2)
     ]
-    assert [[[visit.row for visit in micro] for micro in step.micro_batches] for step in steps] == [
+    assert [[[ref.row for ref in micro] for micro in step.micro_batches] for step in steps] == [
         [[0], [2], [4]],
         [[1], [3], []],
     ]

@@ -42,7 +42,7 @@ def test_the_easiest_come_first_and_all_are_reached_and_stay():
     assert hardest[-1] == 1000
 
 
-def test_the_share_grows_within_an_epoch():
+def test_fraction_grows_within_an_epoch():
     order = RANK[listed(Curriculum(start=0.1, epochs=1.0, stages=10).order(ITEMS, 0, None))]
     highest = [order[start : start + 100].max() for start in range(0, 1000, 100)]
     assert highest[0] < 100
@@ -75,7 +75,7 @@ def test_what_is_reached_is_mixed():
     assert abs(np.corrcoef(RANK[order], np.arange(1000))[0, 1]) < 0.15
 
 
-def test_the_adaptive_share_follows_the_losses():
+def test_adaptive_fraction_follows_the_losses():
     """As the source does it: after a growth the recent losses are forgotten, and three new ones are
     waited for."""
     sampler = AdaptiveCurriculum()
@@ -96,7 +96,7 @@ def test_epochs_without_a_loss_are_passed_over():
     assert AdaptiveCurriculum().share(losses) == 0.35
 
 
-def test_only_the_easiest_share_is_visited():
+def test_only_the_easiest_fraction_is_visited():
     for number, losses in ((300, ()), (350, (0.05,) * 3), (1000, (0.05,) * 60)):
         order = listed(AdaptiveCurriculum().order(ITEMS, len(losses), ledger(*losses)))
         assert len(order) == 1000
@@ -111,7 +111,7 @@ def test_short_epochs_go_on_where_the_last_ended():
     assert np.bincount(RANK[np.concatenate(orders)]).tolist() == [7] * 300
 
 
-def test_a_window_and_a_growth_of_ones_own():
+def test_custom_window_and_growth():
     assert AdaptiveCurriculum(window=1, growth=0.5, threshold=2.0).share(np.array([1.0])) == 0.8
     assert AdaptiveCurriculum().decay == 0.0
     assert Curriculum().decay is None

@@ -23,7 +23,7 @@ def excess(order: np.ndarray) -> float:
     return (((counts - expected) ** 2 / expected).sum() - 63**2) / np.sqrt(2 * 63**2)
 
 
-def test_it_looks_like_chance():
+def test_permutation_looks_random():
     """Each figure is held to five of the standard deviations that truly random
     permutations have."""
     orders = [whole(SIZE, epoch) for epoch in range(20)]
@@ -87,13 +87,13 @@ def test_a_cycle_is_one_permutation_after_the_other():
 
 
 def test_a_subset_that_spans_two_permutations_is_uniform():
-    """With 30 of 100 every fourth visit crosses a border; what it takes of the next permutation is
+    """With 30 of 100 every fourth draw crosses a border; what it takes of the next permutation is
     none of what it had, and else any alike."""
     taken = np.zeros((100, 100))
     for seed in range(400):
-        visit = balanced_subset(3, 30, 100, seed, "test")
-        assert len(np.unique(visit)) == 30
-        taken[np.ix_(visit, visit)] += 1
+        draw = balanced_subset(3, 30, 100, seed, "test")
+        assert len(np.unique(draw)) == 30
+        taken[np.ix_(draw, draw)] += 1
     together = taken[np.triu_indices(100, 1)]
     # Pairs are taken together by chance, 30 x 29 / (100 x 99) of the time.
     expected = 400 * 30 * 29 / (100 * 99)

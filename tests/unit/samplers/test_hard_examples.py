@@ -188,7 +188,7 @@ def test_an_epoch_is_as_long_as_said_or_as_the_data():
     assert len(LossWeighted(importance=True).order(SampleTable(0, {}), 0, ledger([]))) == 0
 
 
-def test_the_ledger_is_asked_for_a_moving_average():
+def test_loss_history_keeps_a_moving_average():
     assert LossWeighted().decay == 0.99
     assert LossWeighted(ema=0.5).decay == 0.5
 
@@ -361,7 +361,7 @@ def test_no_items_make_no_replays():
     assert len(Replay().order(SampleTable(0, {}), 0, replayable({}, count=0))) == 0
 
 
-def test_without_a_share_there_are_no_replays():
+def test_fraction_of_zero_has_no_replays():
     order = Replay(share=0.0).order(ITEMS, 0, replayable({1: 1.0, 2: 2.0}))
     assert np.array_equal(np.sort(order), np.arange(100))
 

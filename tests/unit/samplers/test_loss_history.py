@@ -33,7 +33,7 @@ def test_an_item_that_a_step_holds_twice_counts_with_its_mean():
     assert history.snapshot.epoch_losses.tolist() == [4.0]
 
 
-def test_an_item_was_last_seen_in_its_own_epoch_where_a_step_holds_two():
+def test_last_epoch_of_an_item_is_right_if_a_step_spans_two():
     history = LossHistory.empty("", 3, 0.5)
     history.update(np.array([0, 1, 0, 2]), np.array([0, 0, 1, 1]), np.ones(4))
     assert history.seen.tolist() == [1, 0, 1]
@@ -71,7 +71,7 @@ def test_what_is_frozen_stays():
     assert history.snapshot.epoch_losses.tolist() == [1.0]
 
 
-def test_a_book_comes_back_whole():
+def test_loss_history_round_trips():
     history = updated(LossHistory.empty("", 3, 0.5), [0, 1], 0, [1.0, 2.0])
     history.take_snapshot(1)
     updated(history, [1, 2], 1, [5.0, 7.0])
@@ -84,7 +84,7 @@ def test_a_book_comes_back_whole():
 
 
 @pytest.mark.parametrize("odd", ["sums", "more"])
-def test_a_book_with_another_content_is_refused(odd):
+def test_loss_history_with_other_arrays_is_rejected(odd):
     arrays = LossHistory.empty("", 3, 0.5).arrays()
     if arrays.pop(odd, None) is None:
         arrays[odd] = np.zeros(1)

@@ -60,7 +60,7 @@ def test_balanced_mixes_the_tars():
     assert len(tars_of(TarSubset(10, mixed=True).order(FOUR, 0, None), FOUR)) > 12
 
 
-def test_streaming_passes_have_an_order_of_their_own():
+def test_each_streaming_pass_has_its_own_order():
     items = items_of([30] * 12)
     orders = [StreamingTars(12).order(items, epoch, None) for epoch in range(2)]
     assert not np.array_equal(*(tars_of(order, items) for order in orders))
@@ -107,7 +107,7 @@ def items_with(sizes: list[int], **columns: list) -> SampleTable:
     )
 
 
-def test_tars_are_dealt_out_in_blocks():
+def test_tars_are_assigned_in_blocks():
     items = items_with([4, 3, 2, 5, 1])
     order = whole(Sharded(2), items).reshape(-1, 2)
     # 0, 1, 2 lie on node 0 and 3, 4 on node 1: t * 2 // 5.
@@ -132,7 +132,7 @@ def test_a_node_with_fewer_items_goes_on_where_it_was():
     assert np.array_equal(np.sort(visits.reshape(10, 3)), np.tile([10, 11, 12], (10, 1)))
 
 
-def test_ranks_numbered_across_nodes_meet_their_own_items_only():
+def test_ranks_numbered_across_nodes_visit_only_their_own_items():
     items, nodes, world = items_with([5, 9, 2, 7, 4, 4]), 3, 6
     sequence = np.concatenate([whole(Sharded(nodes), items, epoch) for epoch in range(4)])
     for rank in range(world):

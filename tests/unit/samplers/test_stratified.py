@@ -32,7 +32,7 @@ def levels(sampler, items: SampleTable, epoch: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", [1, 10, 100])
-def test_strata_are_as_large_as_is_asked_for_and_small_ones_repeat(number):
+def test_strata_have_the_given_size_and_small_ones_repeat(number):
     items = strata(*SIZES)
     assert np.bincount(levels(Stratified(per_stratum=number), items)).tolist() == [number] * 3
     assert np.bincount(levels(Balanced(per_epoch=3 * number), items)).tolist() == [number] * 3

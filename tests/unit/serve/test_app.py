@@ -16,12 +16,12 @@ def shown(client):
     ).json()["id"]
 
 
-def test_what_there_is_is_told(client):
+def test_status_lists_what_is_available(client):
     assert client.get("/api/about").json() | {"version": ""} == {
         "version": "",
         "weights": "little",
         "side": 64,
-        "words": False,
+        "grounding": False,
         "data": 12,
         "runs": True,
     }
@@ -47,7 +47,7 @@ def test_the_pages_own_files_are_sent_and_no_others(client):
         assert client.get(other).status_code == 404
 
 
-def test_a_picture_is_taken_embedded_asked_about_and_sent_back(client):
+def test_image_is_uploaded_embedded_prompted_and_sent_back(client):
     key = shown(client)
     assert client.post(f"/api/images/{key}/embed", json={}).json()["cached"] is False
     found = client.post(f"/api/images/{key}/predict", json={"steps": [{"point": [3, 4]}]}).json()
@@ -61,11 +61,11 @@ def test_a_picture_is_taken_embedded_asked_about_and_sent_back(client):
 
 
 def test_an_image_of_the_data_is_tried_with_its_own_masks(client):
-    told = client.post("/api/images/of-data/2", json={}).json()
-    assert told["masks"] == len(client.post(f"/api/images/{told['id']}/everything", json={}).json())
+    told = client.post("/api/images/from-dataset/2", json={}).json()
+    assert told["masks"] == len(client.post(f"/api/images/{told['id']}/all-masks", json={}).json())
 
 
-def test_data_and_runs_are_told(client):
+def test_data_and_runs_are_listed(client):
     assert len(client.get("/api/data/images?first=2&count=3").json()) == 3
     assert client.get("/api/data/images/2").json()["row"] == 2
     assert (
@@ -105,9 +105,9 @@ def test_data_and_runs_are_told(client):
             422,
             "outside the image",
         ),
-        ("POST", "/api/images/KEY/words", {"text": "red"}, 422, "--words RUN"),
-        ("POST", "/api/images/KEY/words", {"text": "x" * 301}, 422, "text"),
-        ("POST", "/api/images/of-data/99", {}, 404, "there is no image 99"),
+        ("POST", "/api/images/KEY/find", {"text": "red"}, 422, "--grounding RUN"),
+        ("POST", "/api/images/KEY/find", {"text": "x" * 301}, 422, "text"),
+        ("POST", "/api/images/from-dataset/99", {}, 404, "there is no image 99"),
         ("GET", "/api/data/images/99", None, 404, "there is no image 99"),
         ("GET", "/api/data/images/-1", None, 422, "row"),
         ("GET", "/api/data/images?count=100000", None, 422, str(MAX_ROWS)),
@@ -119,7 +119,7 @@ def test_data_and_runs_are_told(client):
         ("GET", "/api/runs/differences?one=a&other=b", None, 404, "no such run"),
     ],
 )
-def test_what_is_asked_badly_gets_one_line(client, method, path, json, status, words):
+def test_invalid_request_gets_a_one_line_error(client, method, path, json, status, words):
     path = path.replace("KEY", shown(client)) if "KEY" in path else path
     answer = client.request(method, path, json=json)
     assert answer.status_code == status

@@ -18,14 +18,14 @@ from gigamask.synthetic import scenes
 from tests.broken import write_samples
 
 
-def test_shards_counts_and_samplers_are_told(dataset, index):
+def test_shards_counts_and_samplers_are_listed(dataset, index):
     told = dataset.overview()
     assert (told["images"], told["masks"], told["skipped_count"]) == (12, index.manifest.masks, 0)
     assert [each["first"] for each in told["shards"]] == [0]
     assert told["samplers"] == list(registry.COMPONENTS["sampler"][1])
 
 
-def test_where_a_shard_begins_is_told(tmp_path):
+def test_shard_offsets_are_listed(tmp_path):
     scenes.write(str(tmp_path), 6, seed=1, shard_images=2)
     told = DatasetView(indexes.build(tmp_path, tmp_path / "index")).overview()
     assert [(each["first"], each["images"]) for each in told["shards"]] == [(0, 2), (2, 2), (4, 2)]

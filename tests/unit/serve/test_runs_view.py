@@ -65,7 +65,7 @@ def test_what_is_written_meanwhile_is_read(runs):
     json.dumps(view.run("a"), allow_nan=False)
 
 
-def test_a_folder_without_runs_is_empty_and_none_is_a_fault(tmp_path):
+def test_folder_without_runs_is_empty_and_missing_folder_an_error(tmp_path):
     assert RunsView(tmp_path).runs() == []
     with pytest.raises(GigamaskError, match="no such folder"):
         RunsView(tmp_path / "none")
@@ -104,7 +104,7 @@ def test_checkpoints_are_verified_to_the_last_byte(tmp_path, scenes):
         view.verify("a", 9)
 
 
-def test_flags_that_differ_are_told(runs):
+def test_differing_flags_are_listed(runs):
     assert RunsView(runs).differences("a", "deep/b") == [
         {"flag": "steps", "one": "4", "other": "6"}
     ]

@@ -17,7 +17,7 @@ def test_what_a_sampler_draws_is_its_order(samplers, sampler):
     assert samplers.images(sampler, 1, 10**9, 3, seed=5)["position"] == whole["positions"] - 1
 
 
-def test_a_samplers_exposure_is_told_in_pieces(samplers):
+def test_sampler_exposure_is_sent_in_chunks(samplers):
     told = samplers.statistics("random", 0)
     assert told["positions"] == 12
     assert len(told["pieces"]) == 5

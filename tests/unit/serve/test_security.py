@@ -101,7 +101,7 @@ def test_the_page_itself_may_write():
     assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", own)[0] == 200
 
 
-def test_a_token_is_asked_for_taken_from_the_address_once_and_kept_in_a_cookie():
+def test_token_is_required_taken_from_the_url_once_and_kept_in_a_cookie():
     policy = SecurityPolicy(OWN, TOKEN)
     assert ask(policy)[0] == 401
     assert ask(policy, query="token=other")[0] == 401

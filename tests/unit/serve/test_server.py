@@ -9,7 +9,7 @@ from gigamask.serve import server
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_on_this_machine_alone_no_token_is_asked_for(host):
+def test_no_token_is_required_on_localhost(host):
     policy = server.security_policy(host, None, ())
     assert policy.token is None
     assert not policy.any_ip_address
@@ -28,7 +28,7 @@ def test_elsewhere_a_token_is_made_up_each_time(host):
     assert not policys[0].allows_host("evil.example")
 
 
-def test_a_token_of_ones_own_is_asked_for_on_this_machine_too():
+def test_custom_token_is_required_on_localhost_too():
     assert (
         server.security_policy("127.0.0.1", "x" * 16, ()).token
         == server.security_policy("0.0.0.0", "x" * 16, ()).token
@@ -47,7 +47,7 @@ def test_the_address_is_what_a_browser_opens():
         assert socket.gethostname() in server.page_url(listener, "0.0.0.0", "abc")
 
 
-def test_an_address_that_is_taken_or_none_is_a_fault():
+def test_address_that_is_in_use_or_invalid_is_an_error():
     with server.bind("127.0.0.1", 0) as first:
         first.listen()
         with (

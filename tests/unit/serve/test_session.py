@@ -18,7 +18,13 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.serve import session as sessions
-from gigamask.serve.session import NotFoundError, PromptStep, Session, masks_to_json, upright
+from gigamask.serve.session import (
+    NotFoundError,
+    PromptStep,
+    Session,
+    apply_exif_orientation,
+    masks_to_json,
+)
 
 
 def picture(height=40, width=60, seed=0):
@@ -40,7 +46,7 @@ def masks_of(answers):
     ]
 
 
-def test_three_answers_to_one_prompt_are_the_predictors_best_first(session, model):
+def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, model):
     pixels = picture()
     key = session.open(png(pixels), "a")["id"]
     found = session.predict(key, [PromptStep(point=(20.0, 10.0))])
@@ -55,7 +61,7 @@ def test_three_answers_to_one_prompt_are_the_predictors_best_first(session, mode
         assert each["area"] == masks[number].sum()
 
 
-def test_a_further_prompt_sees_the_answer_that_was_chosen(session, model):
+def test_further_prompt_uses_the_chosen_mask(session, model):
     pixels = picture()
     key = session.open(png(pixels), "a")["id"]
     predictor = SamPredictor(model)
@@ -72,7 +78,7 @@ def test_a_further_prompt_sees_the_answer_that_was_chosen(session, model):
         assert (masks_of([found])[0] == masks[0]).all()
 
 
-def test_a_box_is_asked_with_the_points_and_the_last_box_counts(session, model):
+def test_box_is_combined_with_points_and_the_last_box_counts(session, model):
     pixels = picture()
     key = session.open(png(pixels), "a")["id"]
     predictor = SamPredictor(model)
@@ -99,7 +105,7 @@ def test_a_box_is_asked_with_the_points_and_the_last_box_counts(session, model):
     )
 
 
-def test_what_was_asked_before_is_not_asked_again(session, monkeypatch):
+def test_repeated_prompts_are_cached(session, monkeypatch):
     key = session.open(png(picture()), "a")["id"]
     steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
     first = session.predict(key, steps)
@@ -153,7 +159,7 @@ def test_a_photograph_is_shown_upright(orientation):
         7: np.rot90(pixels, 2).transpose(1, 0, 2),
         8: np.rot90(pixels),
     }
-    assert (upright(pixels, raw.getvalue()) == turned[orientation]).all()
+    assert (apply_exif_orientation(pixels, raw.getvalue()) == turned[orientation]).all()
 
 
 def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_of_it(session):
@@ -169,7 +175,7 @@ def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_
     assert session.open(raw.getvalue(), "a")["height"] == 32
 
 
-def test_everything_is_found_by_asking_a_grid(model):
+def test_everything_is_segmented_from_a_point_grid(model):
     session = Session(
         model,
         mask_settings=AutomaticMaskConfig(
@@ -220,26 +226,28 @@ def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
 
 
 class Asks(GroundingPredictor):
-    """Says that masks fit in the order of their areas, the first `fitting` of them."""
+    """Says that masks fit in the order of their areas, the first `num_matches` of them."""
 
-    def __init__(self, fitting):
-        self.fitting = fitting
+    def __init__(self, num_matches):
+        self.num_matches = num_matches
 
     def predict(self, pixels, masks, texts):
         order = np.argsort(-masks.areas(), kind="stable")
-        return [GroundingResult(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.fitting)]
+        return [
+            GroundingResult(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.num_matches)
+        ]
 
 
-@pytest.mark.parametrize(("fitting", "told"), [(0, 3), (1, 3), (4, 4)])
-def test_words_find_masks_of_the_picture(model, fitting, told):
+@pytest.mark.parametrize(("num_matches", "told"), [(0, 3), (1, 3), (4, 4)])
+def test_words_find_masks_of_the_picture(model, num_matches, told):
     dense = np.zeros((5, 40, 60), bool)
     for number in range(4):
         dense[number, : number + 1] = True
-    session = Session(model, Asks(fitting))
+    session = Session(model, Asks(num_matches))
     key = session.open(png(picture()), "a", RLEMasks.from_dense(dense))["id"]
     found = session.find(key, "the widest")
-    assert (found["fitting"], found["candidates"], len(found["answers"])) == (
-        fitting,
+    assert (found["num_matches"], found["candidates"], len(found["answers"])) == (
+        num_matches,
         4,
         told,
     )  # the empty one is none
@@ -249,7 +257,7 @@ def test_words_find_masks_of_the_picture(model, fitting, told):
 
 def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
     key = session.open(png(picture()), "a")["id"]
-    with pytest.raises(GigamaskError, match="--words RUN"):
+    with pytest.raises(GigamaskError, match="--grounding RUN"):
         session.find(key, "red")
     texts = Session(model, Asks(0))
     key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
@@ -271,7 +279,7 @@ def test_described_masks_say_what_they_are():
     ]
 
 
-def test_an_untrained_models_unstable_empty_answers_have_scores_all_the_same(session, monkeypatch):
+def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, monkeypatch):
     monkeypatch.setattr(
         sessions,
         "calculate_stability_score",

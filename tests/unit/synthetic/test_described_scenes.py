@@ -36,7 +36,7 @@ def test_queries_name_the_right_masks_of_the_files(tmp_path):
     rows = queries.locate(asked, index)
     scenes = [compose_scene(1, number) for number in range(3)]
     for query, row in zip(asked, rows.tolist(), strict=True):
-        things = scenes[int(query.image[3:-4])].things
+        things = scenes[int(query.image[3:-4])].objects
         areas = index.masks["area"][index.mask_rows(row)][list(query.mask_indices)]
         assert sorted(areas.tolist()) == sorted(
             things[number].area for number in answers(query.text, things)

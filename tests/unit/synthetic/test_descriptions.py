@@ -13,7 +13,7 @@ from gigamask.synthetic.descriptions import (
     SYNONYMS,
     WORDS,
     Appearance,
-    Thing,
+    SceneObject,
     extreme,
     matches,
     nearest,
@@ -22,7 +22,7 @@ from gigamask.synthetic.descriptions import (
 
 
 def thing(x, y, half=10.0, area=None):
-    return Thing(
+    return SceneObject(
         Appearance(),
         (x - half, y - half, x + half, y + half),
         (float(x), float(y)),

@@ -8,7 +8,7 @@ from gigamask.errors import GigamaskError
 from gigamask.synthetic import large_sample
 
 
-def test_a_specimen_is_like_sa1b():
+def test_large_sample_is_like_sa1b():
     jpg, json = large_sample.make((1500, 2250), 100)
     entry = annotation.parse(json, "specimen")
     assert image.size(jpg, "specimen") == entry.size == (1500, 2250)
@@ -21,7 +21,7 @@ def test_a_specimen_is_like_sa1b():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 400), (64, 48)])
-def test_any_size_has_as_many_masks_as_asked(size):
+def test_any_size_has_as_many_masks_as_requested(size):
     jpg, json = large_sample.make(size, 30, seed=3)
     entry = annotation.parse(json, "specimen")
     assert image.decode(jpg, "specimen", entry.size).shape == (*size, 3)

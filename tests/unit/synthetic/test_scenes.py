@@ -115,8 +115,8 @@ def test_scenes_are_worth_learning_from():
 
 
 def test_masks_follow_what_can_be_seen():
-    """Along a mask's border colours change more than inside it: on average over scenes, most
-    objects can be told from what is around them."""
+    """Along a mask's border colors change more than inside it: on average over scenes, most objects
+    are distinguishable from their surroundings."""
     ratios = []
     for number in range(12):
         scene = compose_scene(1, number)
@@ -185,7 +185,7 @@ def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
         assert np.mean(shares < 0.01) > 0.5
 
 
-def test_a_share_of_crowded_scenes_that_is_none_is_refused(tmp_path):
+def test_invalid_fraction_of_crowded_scenes_is_rejected(tmp_path):
     with pytest.raises(GigamaskError, match=r"crowded.*1.5"):
         write(tmp_path, 1, crowded=1.5)
 

@@ -25,7 +25,7 @@ def kept(run) -> list[str]:
     return [path.name for path in checkpoint.list_checkpoints(Path(run.out) / "checkpoints")]
 
 
-def test_what_is_written_is_the_state_when_it_was_asked(run, monkeypatch):
+def test_written_state_is_that_of_the_call(run, monkeypatch):
     """The training goes on, and changes its state, while the thread is held up."""
     write, go_on = checkpoint.write, threading.Event()
     monkeypatch.setattr(checkpoint, "write", lambda *given: (go_on.wait(10), write(*given))[1])
@@ -58,7 +58,7 @@ def full(*given):
     raise OSError(28, "No space left on device", "weights")
 
 
-def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
+def test_failed_save_is_reported_and_repeated(run, monkeypatch):
     monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.05)
     told = []
     with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
@@ -76,13 +76,13 @@ def test_a_save_that_fails_is_told_and_made_up_for(run, monkeypatch):
     assert told == [
         (
             f"step 1 not saved, training continues and retries in 0 s: {reason}",
-            {"step": 1, "unsaved": reason},
+            {"step": 1, "save_failed": reason},
         )
     ]
     assert kept(run) == ["step_00000002"]
 
 
-def test_a_rating_that_fails_is_told(run, monkeypatch):
+def test_failed_score_is_reported(run, monkeypatch):
     told = []
     with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
         kept_by.save(state_at(run, 1))

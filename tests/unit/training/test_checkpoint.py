@@ -161,7 +161,9 @@ def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, m
     """Let each file operation of a save and its score fail in turn; the same save then succeeds."""
     run = replace(run, keep=1)
     folder, before = pathlib.Path(run.out) / "checkpoints", pathlib.Path(run.out) / "before"
-    first, second = (checkpoint.Snapshot.of(with_book(state_at(run, step))) for step in (1, 2))
+    first, second = (
+        checkpoint.Snapshot.from_state(with_book(state_at(run, step))) for step in (1, 2)
+    )
     checkpoint.record_score(checkpoint.write(first, run), 0.5, "box", run.keep)
     folder.rename(before)
     for k in itertools.count(1):
@@ -356,7 +358,7 @@ def fail(*_):
     raise OSError("the disk is full")
 
 
-def test_the_best_can_be_named_where_weights_are_asked_for(run):
+def test_best_checkpoint_can_be_given_as_weights(run):
     saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
     named = checkpoint.locate(f"{run.out}/checkpoints/best")
     assert checkpoint.Path(named).resolve() == saved[0].resolve()

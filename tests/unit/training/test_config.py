@@ -95,7 +95,7 @@ def test_every_setting_reaches_the_loader():
         mask_store="store",
     )
     assembly = SamTrainConfig("r", loader=loading).sample_config
-    shared = {field.name for field in fields(assembly)} - {"image_size", "mask_size", "masks"}
+    shared = {field.name for field in fields(assembly)} - {"image_size", "mask_size", "with_masks"}
     assert {name: getattr(assembly, name) for name in shared} == {
         name: getattr(loading, name) for name in shared
     }

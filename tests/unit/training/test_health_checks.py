@@ -14,15 +14,15 @@ from tests.little import little
 
 @pytest.fixture
 def guard(tmp_path):
-    run = replace(little(), out=str(tmp_path), max_bad_share=0.02)
+    run = replace(little(), out=str(tmp_path), max_bad_fraction=0.02)
     with MetricsLogger(run, 0, torch.device("cpu")) as watch:
         yield HealthChecks(run, watch)
 
 
-def batch_with(*rejected: str):
+def batch_with(*skipped: str):
     return collate(
         [],
-        tuple(SkippedSample(name, f"{name}: is broken") for name in rejected),
+        tuple(SkippedSample(name, f"{name}: is broken") for name in skipped),
         little().sample_config,
         RandomSpec(0, 2, 2),
         0.0,
@@ -33,16 +33,16 @@ def batch_with(*rejected: str):
 def test_a_bad_sample_is_said_once_and_counted(guard, tmp_path):
     guard.check(1, [batch_with("a.tar:1")], skipped=False)
     guard.check(2, [batch_with("a.tar:1"), batch_with("a.tar:2")], skipped=False)
-    assert guard.rejected == {"a.tar:1", "a.tar:2"}
+    assert guard.skipped_samples == {"a.tar:1", "a.tar:2"}
     notes = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert notes == [
-        {"step": 1, "rejected": "a.tar:1", "reason": "a.tar:1: is broken"},
-        {"step": 2, "rejected": "a.tar:2", "reason": "a.tar:2: is broken"},
+        {"step": 1, "skipped_sample": "a.tar:1", "reason": "a.tar:1: is broken"},
+        {"step": 2, "skipped_sample": "a.tar:2", "reason": "a.tar:2: is broken"},
     ]
 
 
 def test_too_many_bad_samples_stop_the_run(guard):
-    with pytest.raises(GigamaskError, match=r"3.*3.*2.0%.*--max-bad-share"):
+    with pytest.raises(GigamaskError, match=r"3.*3.*2.0%.*--max-bad-fraction"):
         guard.check(1, [batch_with("1", "2", "3")], skipped=False)
 
 

@@ -51,7 +51,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
         >= {
             "step": 3,
             "evaluation": {"1 click": 0.412346, "box": 0.75},
-            "worries": ["blind: it does not look"],
+            "warnings": ["blind: it does not look"],
         }.items()
     )
     found, worry = capsys.readouterr().err.splitlines()
@@ -60,9 +60,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
     assert worry == "  blind: it does not look"
 
 
-def test_meters_look_before_each_step_and_once_at_the_end_and_what_they_find_is_told(
-    tmp_path, capsys
-):
+def test_meters_run_before_each_step_and_at_the_end_and_are_logged(tmp_path, capsys):
     """Also where a step fails; their time is not that of a step."""
     looked = []
 
@@ -167,10 +165,15 @@ def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
     one, two = lines_of(tmp_path)
     assert (
         one.items()
-        >= {"step": 2, "device": "cpu", "processes": 2, "damaged": ["step_00000004"]}.items()
+        >= {
+            "step": 2,
+            "device": "cpu",
+            "processes": 2,
+            "corrupt_checkpoints": ["step_00000004"],
+        }.items()
     )
-    assert one["begun"].startswith("20")
-    assert (two["step"], "damaged" in two) == (4, False)
+    assert one["started"].startswith("20")
+    assert (two["step"], "corrupt_checkpoints" in two) == (4, False)
 
 
 def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
@@ -245,7 +248,7 @@ class Breaking:
         self.shown.append("closed")
 
 
-def test_a_board_that_cannot_be_written_stops_no_training(tmp_path, monkeypatch, capsys):
+def test_tracker_that_cannot_be_written_does_not_stop_training(tmp_path, monkeypatch, capsys):
     board = Breaking()
     monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda config: [board])
     with MetricsLogger(

@@ -41,7 +41,7 @@ def batch_of(images: int, sizes: list[tuple[int, int]] | None = None) -> Batch:
         rle_offsets=torch.zeros(1, dtype=torch.int64),
         mask_size=1,
         random_inputs=RandomInputs(
-            first=torch.zeros(0),
+            first_prompt=torch.zeros(0),
             clicks=torch.zeros(0, 0, 2),
             box_noise=torch.zeros(0, 4),
             drop_path=torch.zeros(images, 0, 2),
@@ -97,7 +97,7 @@ def test_weights_multiply_the_loss_and_not_what_is_noted():
     )
 
 
-def test_an_image_with_nothing_to_guess_is_not_counted():
+def test_image_without_masked_patches_is_not_counted():
     terms = terms_of(build_model(SPEC, 0), batch_of(2, [(32, 32), (4, 32)]))
     assert float(terms.count) == 1
     assert terms.per_mask[0] > 0

@@ -109,6 +109,28 @@ def test_muon_is_torchs_in_float32(shape):
     assert ((singular > 0.5) & (singular < 1.3)).all()
 
 
+def test_muon_skips_parameters_without_a_gradient():
+    """As PyTorch's optimizers do; the updates of the others must not shift to another matrix."""
+    start = [torch.full((3, 4), float(value)) for value in (1, 2, 3)]
+    gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+    def after_step(gradients):
+        parameters = [torch.nn.Parameter(each.clone()) for each in start]
+        for parameter, each in zip(parameters, gradients, strict=True):
+            parameter.grad = each
+        optimizer = Muon([{"params": parameters, "weight_decay": 0.1}], lr=0.02, momentum=0.95)
+        optimizer.step()
+        return parameters, optimizer
+
+    parameters, optimizer = after_step([None, gradient.clone(), None])
+    everywhere, _ = after_step([gradient.clone() for _ in start])
+    assert torch.equal(parameters[1], everywhere[1])
+    assert torch.equal(parameters[0], start[0])
+    assert torch.equal(parameters[2], start[2])
+    assert set(optimizer.state) == {parameters[1]}
+    after_step([None, None, None])
+
+
 @pytest.mark.parametrize(("matrices", "kinds"), [(True, [Muon]), (False, [torch.optim.AdamW])])
 def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
     model = build_model(SPEC, 0)

@@ -214,13 +214,13 @@ def test_samples_carry_what_prompts_and_loss_spend(prompts, loss, clicks):
 
 
 def test_mining_is_the_tasks_where_there_is_some(tmp_path):
-    run, mining = little(), OHEM(within="sampler")
+    run, mining = little(), OHEM(group_by="sampler")
     assert run.mining == NoMining()
     assert run.task(CPU).mining is None
     assert replace(run, mining=mining).task(CPU).mining == mining
     assert [
         replace(run, mining=each).uses_strata
-        for each in (NoMining(), OHEM(), OHEM(within="granularity"), mining)
+        for each in (NoMining(), OHEM(), OHEM(group_by="granularity"), mining)
     ] == [False] * 3 + [True]
 
 
@@ -259,11 +259,11 @@ def test_a_training_in_a_thread_is_the_same(tmp_path, scenes):
 
 @dataclass(frozen=True)
 class Told(Evaluator):
-    """Finds what it was told to find, evaluation by evaluation."""
+    """Returns given scores, one per evaluation."""
 
     scores: list[float] = field(default_factory=list)
 
-    def open(self, run, world):
+    def open(self, config, world):
         return lambda model: EvaluationResult({"other": 0.5, "box": self.scores.pop(0)}, "box")
 
 
@@ -271,7 +271,7 @@ class Told(Evaluator):
 class Breaks(Evaluator):
     """Falls over, as with a disk that is gone."""
 
-    def open(self, run, world):
+    def open(self, config, world):
         def evaluate(model):
             raise OSError("the disk is gone")
 
@@ -285,7 +285,7 @@ def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
-def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
+def test_interrupted_training_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
     run, waiting = (
         run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt()),
         MetricsLogger.time_data,
@@ -302,9 +302,7 @@ def test_a_training_that_is_told_to_stop_is_not_evaluated_first(tmp_path, scenes
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
-def test_a_watched_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(
-    tmp_path, scenes
-):
+def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, prompts=BoxPrompt())
     train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))
     lines = [

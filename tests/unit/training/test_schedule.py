@@ -34,7 +34,7 @@ def test_no_warm_up():
     assert WarmupMultiStep(warmup_steps=0).factor(0, 10) == 1
 
 
-def test_factors_and_shares_lie_between_nothing_and_all():
+def test_factors_and_ratios_must_be_fractions():
     with pytest.raises(GigamaskError, match=r"^min_lr_ratio.*2.0"):
         WarmupCosine(min_lr_ratio=2.0)
     with pytest.raises(GigamaskError, match=r"^gamma.*-0.1"):

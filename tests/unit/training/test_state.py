@@ -131,7 +131,7 @@ def test_a_frozen_encoder_is_not_thinned(batch, parts):
     assert torch.equal(*losses) == (parts == ("image_encoder",))
 
 
-def test_unknown_parts_and_nothing_left_are_told():
+def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
     run = little()
     known = "image_encoder, prompt_encoder, mask_decoder, .*image_encoder.pos_embed"
     with pytest.raises(GigamaskError, match=rf"^--freeze encoder:.*{known}"):

@@ -121,7 +121,7 @@ def test_weighted_steps_estimate_what_ordinary_ones_do_where_samples_have_unequa
     assert bare < 0.8 * ordinary
 
 
-def test_a_loss_that_is_no_number_is_its_own_samples_alone():
+def test_nan_loss_affects_only_its_own_sample():
     batch = replace(
         EMPTY,
         names=("a", "b"),

@@ -43,7 +43,9 @@ def test_tensorboard_has_the_numbers_and_the_pictures(tmp_path):
     ]
 
 
-def test_without_packages_there_are_no_boards_and_asking_for_one_is_a_fault(tmp_path, monkeypatch):
+def test_without_packages_there_are_no_trackers_and_requesting_one_is_an_error(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run = replace(little(), out=str(tmp_path), data=("x",))
     assert trackers.make_trackers(run) == []
@@ -51,7 +53,7 @@ def test_without_packages_there_are_no_boards_and_asking_for_one_is_a_fault(tmp_
         replace(run, wandb="sam").check()
 
 
-def test_a_run_may_go_on_with_another_board():
+def test_run_can_resume_with_another_tracker():
     run = replace(little(), data=("x",))
     assert check_resume(run, replace(run, wandb="sam"), False) == {"wandb": (None, "sam")}
 
@@ -79,7 +81,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path):
     )
 
 
-def test_weights_and_biases_that_cannot_begin_is_a_fault(tmp_path, monkeypatch):
+def test_wandb_that_cannot_start_is_an_error(tmp_path, monkeypatch):
     class RefusedError(Exception):
         pass
 

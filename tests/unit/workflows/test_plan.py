@@ -243,8 +243,8 @@ def test_only_flags_that_can_lower_the_peak_are_options():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Rehearsals that hold 1000 bytes an image, of which a recomputed block forgets half, and ten a
-    mask at once; nothing else."""
+    """Dry runs that hold 1000 bytes per image, half with a recomputed block, and ten per mask
+    decoded at once; nothing else."""
     state = StateBytes(
         *(dict.fromkeys(("weights", "gradients", "optimizer"), held) for held in (80.0, 20.0, 10.0))
     )
@@ -374,8 +374,13 @@ def test_a_plan(quick):
     }
     assert (found["masks"], found["masks_per_chunk"], found["rounds"]) == (4, 5, 11)
     assert found["peak_bytes"] == sum(found["phases"][found["peak_phase"]].values())
-    assert found["flops_an_image"] == {"encoder": 300, "rounds": 90, "recomputed": 100, "mining": 0}
-    assert found["flops_a_step"] == 12 * 490
+    assert found["flops_per_image"] == {
+        "encoder": 300,
+        "rounds": 90,
+        "recomputed": 100,
+        "mining": 0,
+    }
+    assert found["flops_per_step"] == 12 * 490
     (row,) = found["time"]
     assert row["hours"] == pytest.approx(4 * 2 * 490 / 989e12 / 0.5 / 3600)
     assert row["dollars"] == pytest.approx(row["hours"] * 8 * 2)
@@ -390,14 +395,14 @@ def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
         None,
         1,
     )
-    assert found["flops_an_image"]["mining"] == 130
+    assert found["flops_per_image"]["mining"] == 130
     assert "time" not in found
     assert "fits" not in found
 
 
-def test_hours_are_told_at_what_was_reached_elsewhere(quick, monkeypatch):
-    """SAM's 68 hours come out of its FLOPs, 256 A100, and the share of their peak that
-    they imply."""
+def test_hours_use_measured_utilization(quick, monkeypatch):
+    """SAM's 68 hours come out of its FLOPs, 256 A100, and the fraction of their peak that they
+    imply."""
     monkeypatch.setattr(
         planning, "count_flops", lambda run: StepFlops((16.99e12, 0.0), (6.287e12, 0.0), (), 11)
     )

@@ -56,7 +56,12 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
     )  # as a process that is killed leaves it
     counted = []
     done = segment_all(pictures, masks, output, progress=lambda *counts: counted.append(counts))
-    assert (done["images"], done["kept"], done["tars_kept"], len(done["tars"])) == (4, 3, 1, 2)
+    assert (done["images"], done["existing"], done["existing_tars"], len(done["tars"])) == (
+        4,
+        3,
+        1,
+        2,
+    )
     assert counted == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert not list((tmp_path / "out").glob(".sa_*"))
     assert tar.scan(tmp_path / "out" / "sa_000001.tar").names == [
@@ -108,7 +113,7 @@ def test_unreadable_images_are_reported(masks, pictures, tmp_path, monkeypatch):
     (tmp_path / "pictures" / "11.png").unlink()
     file.unlink()
     done = segment_all([*pictures, single], masks, Output(tmp_path / "out"))
-    reasons = [each["reason"] for each in done["left_out"]]
+    reasons = [each["reason"] for each in done["skipped"]]
     assert done["images"] == 3
     assert "11.png" in reasons[0]
     assert reasons[1].endswith(

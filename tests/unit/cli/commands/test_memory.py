@@ -38,7 +38,7 @@ def test_a_synthetic_sample(capsys, tmp_path):
 
 def test_the_loader_of_a_recipe(scenes, capsys):
     found = parse("loader", "--data", str(scenes), "--workers", "1", "--batches", "9").run()
-    assert (found["recipe"], found["side"], found["grid"], len(found["workers"])) == (
+    assert (found["recipe"], found["image_size"], found["mask_size"], len(found["workers"])) == (
         "tiny",
         128,
         64,

@@ -1,6 +1,6 @@
-"""Encoding of picture files of common formats as the JPEGs of shards.
+"""Encoding of image files of common formats as the JPEGs of shards.
 
-JPEGs are kept byte for byte. A picture is rotated by its EXIF orientation only if it then matches
+JPEGs are kept byte for byte. An image is rotated by its EXIF orientation only if it then matches
 the size of its masks.
 """
 
@@ -23,7 +23,7 @@ _TURNED = (5, 6, 7, 8)
 
 
 def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
-    """Read a picture file as a JPEG.
+    """Read an image file as a JPEG.
 
     Args:
         path: The file.
@@ -34,19 +34,19 @@ def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
         The bytes of the JPEG.
 
     Raises:
-        CorruptSampleError: The file is not a picture of this size.
+        CorruptSampleError: The file is not an image of this size.
     """
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise CorruptSampleError(
-            f"{name}: {path} cannot be read ({error.strerror}); put the picture there"
+            f"{name}: {path} cannot be read ({error.strerror}); put the image there"
         ) from error
     return to_jpeg(raw, size, name)
 
 
 def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
-    """Convert the bytes of a picture file to a JPEG.
+    """Convert the bytes of an image file to a JPEG.
 
     Args:
         raw: The bytes of the file.
@@ -57,22 +57,22 @@ def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         The bytes of the JPEG; a JPEG of this size is returned unchanged.
 
     Raises:
-        CorruptSampleError: The bytes are not a picture of this size.
+        CorruptSampleError: The bytes are not an image of this size.
     """
     if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
         image.decode(raw, name)
         return raw
     with (
         warnings.catch_warnings(),
-        open_picture(raw, tuple(dict.fromkeys(FORMATS.values())), name) as picture,
+        open_image(raw, tuple(dict.fromkeys(FORMATS.values())), name) as pil_image,
     ):
         # Pillow warns about broken EXIF and transparent palettes.
         warnings.simplefilter("ignore", UserWarning)
-        return image.encode_jpeg(_pixels(picture, size, name), QUALITY, "444")
+        return image.encode_jpeg(_pixels(pil_image, size, name), QUALITY, "444")
 
 
-def open_picture(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
-    """Open a picture without decoding it.
+def open_image(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
+    """Open an image without decoding it.
 
     Args:
         raw: The bytes of the file.
@@ -80,50 +80,50 @@ def open_picture(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image
         name: The image's name in error messages.
 
     Raises:
-        CorruptSampleError: The bytes are not a picture of these formats, or it has too many pixels.
+        CorruptSampleError: The bytes are not an image of these formats, or it has too many pixels.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # broken EXIF, and bombs: the limit below is lower
-            picture = Image.open(io.BytesIO(raw), formats=formats)
+            pil_image = Image.open(io.BytesIO(raw), formats=formats)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorruptSampleError(
-            f"{name}: its {len(raw)} bytes are not a readable picture ({', '.join(formats)});"
+            f"{name}: its {len(raw)} bytes are not a readable image ({', '.join(formats)});"
             " convert it or leave it out"
         ) from error
-    width, height = picture.size
+    width, height = pil_image.size
     if height * width > image.MAX_PIXELS:
         raise CorruptSampleError(
-            f"{name}: the picture has {height} x {width} pixels, at most {image.MAX_PIXELS} are"
+            f"{name}: the image has {height} x {width} pixels, at most {image.MAX_PIXELS} are"
             " decoded; leave it out or scale it down"
         )
-    return picture
+    return pil_image
 
 
-def _pixels(picture: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
+def _pixels(pil_image: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
     """Return the RGB pixels, rotated by the EXIF orientation if only that gives `size`."""
     height, width = size
-    if picture.mode.startswith(_DEEP):
+    if pil_image.mode.startswith(_DEEP):
         raise CorruptSampleError(
-            f"{name}: the picture has {picture.mode} pixels, but must have 8 bits per channel;"
+            f"{name}: the image has {pil_image.mode} pixels, but must have 8 bits per channel;"
             " convert it"
         )
     try:
         if (
-            picture.size == (height, width) != (width, height)
-            and picture.getexif().get(ExifTags.Base.Orientation) in _TURNED
+            pil_image.size == (height, width) != (width, height)
+            and pil_image.getexif().get(ExifTags.Base.Orientation) in _TURNED
         ):
-            picture = ImageOps.exif_transpose(picture)
-        if picture.size != (width, height):
-            stored = f"{picture.height} x {picture.width}"
+            pil_image = ImageOps.exif_transpose(pil_image)
+        if pil_image.size != (width, height):
+            stored = f"{pil_image.height} x {pil_image.width}"
             raise CorruptSampleError(
-                f"{name}: the picture has {stored} pixels, but its masks {height} x {width}; give"
-                " the picture they were made for"
+                f"{name}: the image has {stored} pixels, but its masks {height} x {width}; give"
+                " the image they were made for"
             )
-        return np.array(picture.convert("RGB"))
+        return np.array(pil_image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptSampleError):
             raise
         raise CorruptSampleError(
-            f"{name}: the picture cannot be decoded ({error}); save it again or leave it out"
+            f"{name}: the image cannot be decoded ({error}); save it again or leave it out"
         ) from error

@@ -23,7 +23,7 @@ def path_list(paths: Paths) -> tuple[str, ...]:
 
 
 @contextmanager
-def opened(paths: Paths) -> Iterator[Index]:
+def open_or_build_temporary(paths: Paths) -> Iterator[Index]:
     """Open the index of the data; tars without one are indexed in a temporary folder."""
     from gigamask.data import index as indexes
 
@@ -32,14 +32,14 @@ def opened(paths: Paths) -> Iterator[Index]:
 
 
 @contextmanager
-def opened_sample(name: str) -> Iterator[tuple[Index, int]]:
+def open_sample(name: str) -> Iterator[tuple[Index, int]]:
     """Open the index of the tar in TAR:IMAGE, and yield it with the row of the image."""
     from gigamask.data import storage
 
     tar, colon, image = name.rpartition(":")
     if not colon:
         raise GigamaskError(f"{name!r} is not a sample; write TAR:IMAGE, such as {name}:0")
-    with opened([tar]) as index:
+    with open_or_build_temporary([tar]) as index:
         yield index, index.find(f"{storage.basename(tar)}:{image}")
 
 
