@@ -10,7 +10,8 @@ demo: .venv/ready
 	$(BIN)/gigamask demo
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15 tests/unit tests/parity tests/device
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15 --no-shape-checks tests/laws tests/journeys
 
 quick: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
