@@ -89,19 +89,26 @@ def _is_hub_id(path: Path | str) -> bool:
 def _download(hub_id: str) -> Path:
     """Return the folder of a model of the Hugging Face Hub, downloaded unless it is cached."""
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
+        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
     except ImportError:
         raise GigamaskError(
             f"{hub_id}: no such file or folder; for a model of the Hugging Face Hub, run "
             "pip install 'gigamask[hf]'"
         ) from None
+    offline = False
     try:
-        with suppress(RemoteEntryNotFoundError):
-            hf_hub_download(hub_id, "config.json")
-        return Path(hf_hub_download(hub_id, "model.safetensors")).parent
-    except (OSError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
+        try:
+            HfApi().model_info(hub_id)
+        except (HfHubHTTPError, HFValidationError):
+            raise
+        except Exception:  # the HTTP library's; a download would retry for a minute
+            offline = True
+        with suppress(EntryNotFoundError):
+            hf_hub_download(hub_id, "config.json", local_files_only=offline)
+        return Path(hf_hub_download(hub_id, "model.safetensors", local_files_only=offline)).parent
+    except (HfHubHTTPError, HFValidationError, EntryNotFoundError) as error:
+        reason = "it cannot be reached" if offline else str(error).strip().splitlines()[0]
         raise GigamaskError(
             f"{hub_id}: no such file or folder, and no model that can be downloaded from the "
             f"Hugging Face Hub ({reason})"

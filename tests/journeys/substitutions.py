@@ -9,7 +9,7 @@ SEGMENTING = r"(tiny|photos|sam_vit_\w|mixed_prompts|one_gpu|finetune\w*|\w+\.py
 
 REPLACED = [
     (
-        r"(?<=[\s'\"=])/(data|sa1b)\b",
+        r"(?<=[\s'\"=])/(data|sa1b|shared)\b",
         r"disk/\1",
         "paths at the root of a user's disk are below the test's folder",
     ),

@@ -136,7 +136,7 @@ def test_what_goes_wrong_is_printed(own, capsys):
     )
     printed = capsys.readouterr().out
     assert "'source'" in printed
-    assert "crowds left out: 1" in printed
+    assert "skipped crowds: 1" in printed
     assert "0003.png" in printed
     assert "skipped: 8" in printed
     (own / "shards" / "z.tar").write_bytes(b"")
