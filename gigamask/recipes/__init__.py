@@ -5,6 +5,7 @@ or an entry point (`recipes.user_code`). A subclass of `TrainConfig` whose field
 is a recipe, too.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 
 from gigamask.errors import GigamaskError
@@ -64,9 +65,12 @@ def find(name: str) -> Callable[[], TrainConfig]:
     if not colon:
         installed = entry_points("recipe")
         if name not in installed:
+            known = [*built_in, *installed]
+            near = difflib.get_close_matches(name, known, 1)
             raise GigamaskError(
-                f"unknown recipe {name!r}; choose among {', '.join([*built_in, *installed])}, "
-                "or file.py:function for your own"
+                f"unknown recipe {name!r}; "
+                + (f"perhaps you meant {near[0]}; " if near else "")
+                + f"choose from {', '.join(known)}, or file.py:function for your own"
             )
         recipe = load_entry_point(installed[name])
     else:

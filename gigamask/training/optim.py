@@ -195,7 +195,7 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
         if not frozen:
             modules = ", ".join(name for name, _ in model.named_children())
             raise GigamaskError(
-                f"--freeze {part}: the model has no such module or parameter; choose among "
+                f"--freeze {part}: the model has no such module or parameter; choose from "
                 f"{modules}, or a name within them such as {next(iter(parameters))}"
             )
         for parameter in frozen:

@@ -241,7 +241,7 @@ REFUSED = [
     ),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze encoder",
-        "--freeze encoder: the model has no such module or parameter; choose among image_encoder",
+        "--freeze encoder: the model has no such module or parameter; choose from image_encoder",
     ),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder "

@@ -271,7 +271,7 @@ REFUSED = [
         "pretrain --resume nowhere",
         "nowhere: not a run folder (no config.yaml)",
     ),
-    ("pretrain mae_tin --data {scenes}", "unknown recipe 'mae_tin'; choose among"),
+    ("pretrain mae_tin --data {scenes}", "unknown recipe 'mae_tin'; perhaps you meant mae_tiny; choose from"),
     (
         "pretrain tiny --data {scenes}",
         "recipe tiny is for 'gigamask train', not 'gigamask pretrain'",
@@ -322,7 +322,7 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --freeze image_encoder",
-        "--freeze image_encoder: the model has no such module or parameter; choose among "
+        "--freeze image_encoder: the model has no such module or parameter; choose from "
         "patch_embed",
     ),
     (
