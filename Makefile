@@ -10,11 +10,11 @@ demo: .venv/ready
 	$(BIN)/gigamask demo
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15 tests/unit tests/parity tests/device
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 15 --no-shape-checks tests/laws tests/journeys
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 tests/unit tests/parity tests/device
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 --no-shape-checks tests/laws tests/journeys
 
 quick: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" --no-shape-checks
 
 lint: .venv/ready
 	$(BIN)/ruff check .

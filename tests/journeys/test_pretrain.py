@@ -271,7 +271,10 @@ REFUSED = [
         "pretrain --resume nowhere",
         "nowhere: not a run folder (no config.yaml)",
     ),
-    ("pretrain mae_tin --data {scenes}", "unknown recipe 'mae_tin'; perhaps you meant mae_tiny; choose from"),
+    (
+        "pretrain mae_tin --data {scenes}",
+        "unknown recipe 'mae_tin'; perhaps you meant mae_tiny; choose from",
+    ),
     (
         "pretrain tiny --data {scenes}",
         "recipe tiny is for 'gigamask train', not 'gigamask pretrain'",

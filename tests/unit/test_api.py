@@ -74,6 +74,7 @@ def trained(scenes, tmp_path_factory):
     return runs[0]
 
 
+@pytest.mark.slow
 def test_train_returns_the_run(trained, scenes):
     assert trained.step == 2
     assert trained.finished
@@ -86,6 +87,7 @@ def test_train_returns_the_run(trained, scenes):
     ] == pytest.approx(scores["clicks"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_opened_and_continued(trained):
     assert gigamask.Run.open(trained.folder).step == 2
     longer = gigamask.train(trained.config.with_(steps=3))
@@ -113,6 +115,7 @@ def test_open_index_keeps_a_new_index_or_not(scenes, tmp_path):
     assert len(kept) == len(gigamask.open_index(scenes)) == 12
 
 
+@pytest.mark.slow
 def test_the_loader_yields_epochs_one_after_the_other(scenes):
     loader = gigamask.DataLoader(scenes, little(), batch_size=4, num_workers=0)
     first, second = ([batch.names for batch in loader] for _ in range(2))
@@ -123,6 +126,7 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
     assert [batch.names for batch in again] == first
 
 
+@pytest.mark.slow
 def test_plan_is_that_of_the_command():
     config = recipes.tiny().with_(device="cpu")
     assert gigamask.plan(config)["peak_bytes"] > 0

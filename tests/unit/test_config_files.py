@@ -19,6 +19,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from tests.little import little
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -81,6 +82,7 @@ def test_short_names_mean_the_flags_of_a_section(tmp_path):
     assert (run.optimizer.lr, run.loader.workers) == (2e-4, 0)
 
 
+@pytest.mark.slow
 def test_files_come_before_flags_and_may_nest(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -98,6 +100,7 @@ def test_files_come_before_flags_and_may_nest(tmp_path):
     assert config_paths(["--config", "a", "b", "--steps", "1", "--config=c"]) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_files_that_are_not_a_configuration(tmp_path):
     with pytest.raises(GigamaskError, match=r"none.yaml.*No such file or directory"):
         read_config(str(tmp_path / "none.yaml"))
@@ -146,6 +149,7 @@ def test_train_needs_a_recipe_or_a_run(tmp_path):
         parse_train(["huge"])
 
 
+@pytest.mark.slow
 def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
     run = replace(little(), out=str(tmp_path / "run"), data=("x.tar",))
     save_config(run)

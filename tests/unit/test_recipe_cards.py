@@ -130,6 +130,7 @@ def test_the_arithmetic_on_the_page():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
     verb = next(verb for verb, known in recipes.BY_COMMAND.items() if recipes.find(name) in known)

@@ -67,6 +67,7 @@ def test_custom_recipe_file(tmp_path):
         recipes.find(f"{tmp_path}/raising.py:mine")
 
 
+@pytest.mark.slow
 def test_recipes_and_flags_import_no_torch():
     code = (
         "import sys, gigamask.cli.main, gigamask.config_files\n"

@@ -66,6 +66,7 @@ def test_a_component_of_the_same_name_keeps_its_fields():
     assert registry.select_components(run, {"sampler": "random"}).sampler == Random()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -95,6 +96,7 @@ def test_an_unknown_component_is_a_one_line_error(own, words, message):
         parse_train(["tiny", *(word.format(own=own) for word in words)])
 
 
+@pytest.mark.slow
 def test_a_users_class_is_named_by_its_file(own, tmp_path):
     run = parse_train(
         [
@@ -115,6 +117,7 @@ def test_a_users_class_is_named_by_its_file(own, tmp_path):
     assert load_config(run.out) == run
 
 
+@pytest.mark.slow
 def test_saved_components_load_equal(tmp_path):
     run = parse_train(
         [
@@ -136,6 +139,7 @@ def test_saved_components_load_equal(tmp_path):
     assert load_config(str(tmp_path)) == run
 
 
+@pytest.mark.slow
 def test_flags_override_files(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("sampler: streamed\nsampler.lanes: 5\n")
@@ -157,6 +161,7 @@ SAMPLER_FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
 def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
     field, *words = SAMPLER_FLAGS.get(name, [None])
@@ -199,6 +204,7 @@ def test_another_kind_of_sampler_is_another_order():
         check_resume(saved, replace(saved, sampler=Streamed()), allow_data_change=False)
 
 
+@pytest.mark.slow
 def test_every_component_of_every_recipe_has_a_name():
     for recipe in config_files.recipes.BUILT_IN:
         run = recipe()

@@ -45,6 +45,7 @@ def batch_of(counts: list[int], seed: int) -> Batch:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 99), st.data())
 @settings(max_examples=80, deadline=None)
 def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):

@@ -42,6 +42,7 @@ def test_another_broken_pipe_is_an_error(monkeypatch):
         main.main(["--help"])
 
 
+@pytest.mark.slow
 def test_help_imports_only_what_it_describes():
     """The overview imports nothing, commands tyro, components and recipes numpy, none torch."""
     with_components = [

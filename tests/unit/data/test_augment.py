@@ -32,6 +32,7 @@ def test_plain_is_the_whole_image():
     ) == ImageTransform.resize_longest_side((300, 400), 128)
 
 
+@pytest.mark.slow
 def test_flip_mirrors_its_fraction_of_the_visits():
     transforms = [
         HorizontalFlip(0.25).get_transform((300, 400), 128, make_rng(0, "frame", 0, position))
@@ -126,6 +127,7 @@ def test_scales_that_are_none_are_refused(kind, low, high):
         kind(low, high)
 
 
+@pytest.mark.slow
 def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
     transforms = [
         RandomResizedCrop().get_transform((900, 1200), 224, make_rng(0, "frame", 0, position))
@@ -258,6 +260,7 @@ def test_the_same_name_gives_the_same_colours(pixels):
     assert not np.array_equal(adjusted[0], adjusted[2])
 
 
+@pytest.mark.slow
 def test_factors_are_uniform_within_their_amounts():
     grey = np.full((3, 2, 2), 100, np.uint8)
     seen = np.array(

@@ -207,6 +207,7 @@ def test_masks_are_chosen_among_those_the_crop_may_show():
         assert sample.boxes_input.max() <= 63.5
 
 
+@pytest.mark.slow
 def test_a_mask_whose_box_alone_meets_the_crop_is_left_out():
     bow = np.zeros((1, 90, 90), bool)
     bow[0, 0, :] = bow[0, :, 89] = True

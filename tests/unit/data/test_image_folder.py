@@ -184,6 +184,7 @@ def test_what_changes_is_indexed_again_and_the_rest_is_not(photos, tmp_path, jpg
     assert (seen, touched.index.digest) == (["dogs", "photos"], again.index.digest)
 
 
+@pytest.mark.slow
 def test_digest_depends_on_file_names_and_sizes_but_not_on_the_location(photos, tmp_path):
     before = build(photos, tmp_path / "index").digest
     (photos / "a.JPEG").rename(photos / "c.JPEG")
@@ -323,6 +324,7 @@ def test_statistics_are_of_images_alone(photos, tmp_path):
     assert "6" in stats.table(described).split("\n")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_come_from_files(photos, tmp_path, workers):
     index = build(photos, tmp_path / "index")

@@ -103,6 +103,7 @@ def test_members_pair_by_stem_in_any_order_and_folder(tmp_path, entry, masks, re
     ) == (2, 1, 2)
 
 
+@pytest.mark.slow
 def test_real_tars(real_data, tmp_path):
     index = build(
         [real_data / "bsds_val", real_data / "coco128", real_data / "sa1b_real"], tmp_path / "index"
@@ -292,6 +293,7 @@ def test_parts_are_joined_in_the_order_given(two, tmp_path):
         assert (joined.masks[name] == np.concatenate([column[6:], column[:6]])).all()
 
 
+@pytest.mark.slow
 def test_open_files_do_not_grow_with_the_tars(tmp_path, entry):
     for number in range(30):
         tar.write(tmp_path / "tars" / f"{number:02d}.tar", entry(number))
@@ -396,6 +398,7 @@ def test_tars_that_changed_since_are_named(two):
         Index.open(two.folder)
 
 
+@pytest.mark.slow
 def test_open_or_build_builds_once_and_again_when_a_tar_changes(two, tmp_path, entry, monkeypatch):
     built = []
     monkeypatch.setattr(
@@ -507,6 +510,7 @@ def test_an_index_does_not_depend_on_order_or_processes(many, tmp_path):
     assert (again.scanned, again.reused, seen) == (6, 0, [(done, 6) for done in range(1, 7)])
 
 
+@pytest.mark.slow
 def test_indexes_are_joined_and_extended_without_a_scan(many, tmp_path, scans):
     whole = content(build(many, tmp_path / "whole"))
     left, right = (
@@ -530,6 +534,7 @@ def test_indexes_are_joined_and_extended_without_a_scan(many, tmp_path, scans):
     assert names_in(tmp_path) == ["joined", "left", "many", "new", "right", "whole"]
 
 
+@pytest.mark.slow
 def test_what_was_left_out_stays_with_its_tar(many, tmp_path, entry):
     tar.write(
         many / "3.tar",
@@ -595,6 +600,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
     build(folder, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "finished"), [("scan", 3), ("save", 3), ("merge", 6), ("swap", 6)]
 )
@@ -635,6 +641,7 @@ def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
     assert names_in(tmp_path) == ["index", "many"]
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
     with indexes._only_writer(tmp_path / "index"):
         with pytest.raises(GigamaskError, match=r"another process.*--out"):
@@ -644,6 +651,7 @@ def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
     assert names_in(tmp_path) == ["index", "many", "other"]
 
 
+@pytest.mark.slow
 def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
     """By its last holder, between this process's open and its lock: the folder alone, then another
     file is in its place."""
@@ -685,6 +693,7 @@ def test_a_place_that_cannot_be_written_is_one_line(many, tmp_path, monkeypatch)
     assert extend(many, tmp_path / "index")[1:] == (0, 6)
 
 
+@pytest.mark.slow
 def test_an_unsound_index_gives_no_rows(many, tmp_path):
     build(many, tmp_path / "index")
     (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
@@ -740,6 +749,7 @@ def cut(path: Path, files: int) -> None:
     os.truncate(path, int(members.offsets[files]) + 1)
 
 
+@pytest.mark.slow
 def test_samples_before_a_break_are_kept_if_requested(tmp_path):
     whole, broken = (
         scenes.write(tmp_path / name, 4, seed=seed)[0]
@@ -766,6 +776,7 @@ def test_samples_before_a_break_are_kept_if_requested(tmp_path):
         indexes.build([tmp_path / "index"], tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_all_broken_tars_are_named_at_once(tmp_path):
     for name in ("a", "b", "c"):
         scenes.write(tmp_path / name, 2, seed=1)[0].rename(tmp_path / f"{name}.tar")

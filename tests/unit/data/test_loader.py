@@ -82,6 +82,7 @@ def damage(tars, tmp_path, member, change):
     return path
 
 
+@pytest.mark.slow
 def test_images_without_masks_are_no_items(tars, tmp_path):
     names = tar.scan(tars[0])
     raw = tars[0].read_bytes()
@@ -192,6 +193,7 @@ def test_an_image_whose_masks_all_go_stays_without_masks(index):
     assert batch.dense(0, 0).shape == (0, 32, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_broken_sample_is_left_out_and_named(tars, tmp_path, workers):
     indexes.build([damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw)], tmp_path / "index")
@@ -223,6 +225,7 @@ def test_a_source_travels_without_what_it_opened(source):
     )
 
 
+@pytest.mark.slow
 def test_masks_leave_a_worker_small(tmp_path):
     """64 masks as large as SA-1B's (the median covers (.061)^2 of the image) take at most 64 KB, on
     the grid of the loss and on that of the input."""
@@ -269,6 +272,7 @@ def test_global_rngs_are_untouched(source):
     assert np.array_equal(before[1], np.random.get_state()[1])
 
 
+@pytest.mark.slow
 def test_steps_may_be_without_end(source, swept):
     endless = batches(
         source,
@@ -285,6 +289,7 @@ def test_steps_may_be_without_end(source, swept):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
     source = SampleSource(str(tmp_path / "nowhere"), ASSEMBLY, CHANCE)
@@ -301,6 +306,7 @@ class Deadly(SampleSource):
         return super().sample(ref, entry)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
     source = Deadly(str(index.folder), ASSEMBLY, CHANCE)
     steps = batches(source, [step([3, 4], samples=7)], workers=1)
@@ -380,6 +386,7 @@ def unlabelled(tmp_path_factory, jpg):
     return indexes.build(folder, folder / "index")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_masks_every_image_is_a_sample(unlabelled, workers):
     chance = RandomSpec(seed=5, clicks=3, blocks=4, patches=16)
@@ -417,6 +424,7 @@ def test_without_masks_every_image_is_a_sample(unlabelled, workers):
     assert batch.dense(0, 0).shape == (0, 32, 32)
 
 
+@pytest.mark.slow
 def test_what_is_seen_does_not_depend_on_masks(index):
     varied = replace(ASSEMBLY, augment=LargeScaleJitter(), color_jitter=ColorJitter(brightness=0.3))
     sample_refs = [SampleRef(2, row, row, stratum=1) for row in range(12)]

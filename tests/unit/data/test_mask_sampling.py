@@ -67,6 +67,7 @@ def candidates(areas, predicted_iou=None, boxes=None, size=(1000, 1000)):
     return CandidateMasks(size, np.array(areas, np.int64), boxes, scores, np.ones(n, np.float32))
 
 
+@pytest.mark.slow
 def test_random_choice_is_uniform_and_named():
     ten, fifty = candidates([100] * 10), candidates([100] * 50)
     taken = np.zeros(10)

@@ -159,6 +159,7 @@ def test_a_store_serves_other_indexes_of_its_tars(built, tars, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bits.npy", "rows.npy", "json"])
 def test_any_flipped_bit_is_found(copied, opened, kind):
     random = np.random.default_rng(0)

@@ -23,6 +23,7 @@ def fresh():
         yield lambda function, *given: pool.submit(function, *given).result()
 
 
+@pytest.mark.slow
 def test_what_is_written_counts_and_what_is_freed_does_not(fresh):
     fresh(check_written)
 
@@ -38,6 +39,7 @@ def check_written() -> None:
     assert process_memory.memory_of(os.getpid()).allocated < during.allocated - 35 * MB
 
 
+@pytest.mark.slow
 def test_what_the_allocator_keeps_is_written_but_not_in_use(fresh):
     fresh(check_in_use)
 
@@ -66,6 +68,7 @@ def test_allocated_bytes_alone_equal_those_of_all_figures():
     assert process_memory.allocated_bytes(2**22 + 1) is None  # above the largest process id
 
 
+@pytest.mark.slow
 def test_shared_memory_is_allocated(fresh):
     fresh(check_shared)
 
@@ -82,6 +85,7 @@ def check_shared() -> None:
         held.unlink()
 
 
+@pytest.mark.slow
 def test_what_is_only_mapped_does_not_count(fresh, tmp_path):
     fresh(check_mapped, tmp_path)
 
@@ -97,6 +101,7 @@ def check_mapped(tmp_path: Path) -> None:
     assert during.allocated - before.allocated < 5 * MB
 
 
+@pytest.mark.slow
 def test_the_high_water_remembers_what_was_freed(fresh):
     fresh(check_high_water)
 

@@ -77,6 +77,7 @@ def test_what_is_written_reads_back_equal(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_real_ones_are_read_and_written(real_data, tmp_path):
     paths = [real_data / "grounding" / name for name in ("queries.jsonl", "queries_sets.jsonl")]
     held = read(paths)

@@ -107,6 +107,7 @@ def test_borders_are_medium():
     assert granularity(np.array([0, 0.0099, 0.01, 0.1, 0.1001, 1])).tolist() == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_granularity_is_what_statistics_count(real_data, tmp_path):
     index = indexes.build(real_data / "bsds_val" / "bsds500_val_000001.tar", tmp_path / "index")
     found = open_sample_table(index, MaskFilters(max_area=None), "mask").items.columns[
@@ -130,6 +131,7 @@ def test_difficulty_is_between_its_ends():
     assert difficulty(none + 1, none + 1, none + 1, np.array([50])).item() == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_columns_are_computed_lazily_and_cached(index, monkeypatch):
     passes, plain = [], sample_table._blocks
     monkeypatch.setattr(sample_table, "_blocks", lambda *given: passes.append(1) or plain(*given))

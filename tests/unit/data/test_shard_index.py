@@ -43,6 +43,7 @@ def check_same(one: ShardIndex, other: ShardIndex) -> None:
     assert one.left_out == other.left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [(64, 2**25), (2, 2**25), (64, 1)])
 def test_a_part_is_the_same_from_a_server(scenes_tar, monkeypatch, group):
     monkeypatch.setattr(parts, "GROUP_FILES", group[0])

@@ -131,6 +131,7 @@ def served(tmp_path, entry, monkeypatch):
 ROWS = [13, 0, 17, 8, 7, 1, 2, 9, 0, 5, 16, 12]
 
 
+@pytest.mark.slow
 def test_a_micro_batch_is_fetched_at_once_and_neighbours_together(served):
     server, here, there = served
     local = ShardReader(here.shard_paths).read_entries(here, ROWS)
@@ -157,6 +158,7 @@ def test_a_micro_batch_is_fetched_at_once_and_neighbours_together(served):
     )
 
 
+@pytest.mark.slow
 def test_joined_requests_have_a_bound(served, monkeypatch):
     server, here, there = served
     entry_bytes = sum(int(here.images[name][0]) for name in ("jpg_bytes", "json_bytes"))
@@ -167,6 +169,7 @@ def test_joined_requests_have_a_bound(served, monkeypatch):
     assert server.requests == 2
 
 
+@pytest.mark.slow
 def test_one_broken_stretch_leaves_its_neighbours(served):
     _, here, there = served
     expected = ShardReader(here.shard_paths).read_entries(here, [0, 3, 5])
@@ -187,6 +190,7 @@ def test_one_broken_stretch_leaves_its_neighbours(served):
             ShardReader(index.shard_paths).read_entry(index, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ahead", "blocks"), [(512, 1), (4096, 3), (10_000, 2), (2**20, 1), (100_000, 2)]
 )
@@ -212,6 +216,7 @@ def test_blocks_read_ahead_are_few_and_the_bytes_the_same(served, ahead, blocks,
     assert max(most) <= blocks * ahead
 
 
+@pytest.mark.slow
 def test_a_sequential_order_uses_few_large_requests(served):
     server, here, there = served
     shards = ShardReader(there.shard_paths, read_ahead=2**20)
@@ -226,6 +231,7 @@ def test_a_sequential_order_uses_few_large_requests(served):
     assert pickle.loads(pickle.dumps(ShardReader(["a"], blocks=7))).blocks == 7
 
 
+@pytest.mark.slow
 def test_a_failed_block_is_no_reason_to_lose_what_is_there(served):
     _, here, there = served
     expected = ShardReader(here.shard_paths).read_entries(here, [0, 3])
@@ -235,6 +241,7 @@ def test_a_failed_block_is_no_reason_to_lose_what_is_there(served):
     assert isinstance(shards.read_entries(there, [5])[0], CorruptSampleError)
 
 
+@pytest.mark.slow
 def test_local_files_are_not_read_ahead(served, monkeypatch):
     _, here, _ = served
     shards = ShardReader(here.shard_paths, read_ahead=2**20)

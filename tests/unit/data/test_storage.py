@@ -352,6 +352,7 @@ def test_nothing_remote_is_imported_for_local_files(tmp_path):
     assert "aiohttp" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_session_that_was_closed_is_tried_again():
     again, words = storage._classify_error(
         "s3://bucket/a.tar", RuntimeError("Session is closed"), 5

@@ -29,6 +29,7 @@ def die(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     seen = []
@@ -39,12 +40,14 @@ def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     assert parallel_map(double, [], workers) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_in_a_worker_is_raised_in_the_parent(workers):
     with pytest.raises(GigamaskError, match=r"^two.tar: is broken$"):
         parallel_map(fail_at_two, range(4), workers)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_reported():
     with pytest.raises(GigamaskError, match=r"one of 2 worker processes died.*--workers"):
         parallel_map(die, range(3), 2)
@@ -54,6 +57,7 @@ def threads(_: int) -> tuple[int, int]:
     return torch.get_num_threads(), cv2.getNumThreads()
 
 
+@pytest.mark.slow
 def test_workers_use_one_thread():
     assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2
 
@@ -67,6 +71,7 @@ def start(path: str) -> None:
     parallel_map(wait, [path, path], 2)
 
 
+@pytest.mark.slow
 def test_workers_exit_when_the_parent_is_killed(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
     parent.start()
@@ -97,6 +102,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait_s", [0.0, 0.3, 4.0])
 def test_an_interrupt_ends_all_processes_at_once_with_one_message(tmp_path, wait_s):
     """A terminal sends SIGINT to every process, also to those that are still importing."""

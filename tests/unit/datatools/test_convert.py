@@ -149,6 +149,7 @@ def test_an_image_as_sa1b_has_it(case):
     ]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_every_time(case, tmp_path):
     for number in range(5):
         case.put(f"{number}.png", jpeg(pixels={"seed": number}))
@@ -225,6 +226,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     assert list(case.out.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

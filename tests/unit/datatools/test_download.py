@@ -425,6 +425,7 @@ def test_never_a_half_file_under_its_name(served, tmp_path):
     assert set(seen) == {700_000}
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
     (tmp_path / "served").mkdir()
     with open(tmp_path / "served" / "a.tar", "wb") as file:

@@ -41,6 +41,7 @@ def texts(figure) -> set[str]:
     return {each.get_text() for each in figure.findobj(Text)}
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     path = tmp_path / "stats.png"
     plots.plot_stats(found, path, "scenes")
@@ -70,6 +71,7 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     )
 
 
+@pytest.mark.slow
 def test_equal_values_get_an_axis_with_margin(found, tmp_path, drawn):
     ones = stats.histogram(np.ones(9, np.float32))
     fives = stats.histogram(np.full(3, 5, np.int32))
@@ -79,6 +81,7 @@ def test_equal_values_get_an_axis_with_margin(found, tmp_path, drawn):
     assert panel(drawn[0], "Masks per image").get_xlim() == (0, 10)
 
 
+@pytest.mark.slow
 def test_sampled_rows_and_missing_columns_are_said(found, tmp_path, drawn):
     few = {"images": 3, "masks": 2}
     plots.plot_stats(
@@ -90,6 +93,7 @@ def test_sampled_rows_and_missing_columns_are_said(found, tmp_path, drawn):
     )
 
 
+@pytest.mark.slow
 def test_sampler_plot_shows_the_fractions(tmp_path, drawn):
     """Fine and coarse swap places half way; no medium item is visited."""
     described = sampler_stats.describe(SIX, Fixed((0, 3, 2, 5)), 2, 4)
@@ -127,6 +131,7 @@ def test_sampler_plot_shows_the_fractions(tmp_path, drawn):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "why"),
     [

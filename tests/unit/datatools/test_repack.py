@@ -104,6 +104,7 @@ def test_images_masks_and_all_that_is_in_pixels(tmp_path):
     assert "crop_box" not in other
 
 
+@pytest.mark.slow
 def test_the_grid_is_the_frames(scenes, tmp_path):
     """Masks are those that the transform of training gives at this size, cut beside the image."""
     repack(scenes, tmp_path / "out", RepackConfig(256))
@@ -121,6 +122,7 @@ def test_the_grid_is_the_frames(scenes, tmp_path):
             assert np.array_equal(small.masks.to_dense(), dense[dense.any((1, 2)), :height, :width])
 
 
+@pytest.mark.slow
 def test_training_sees_nearly_the_same(tmp_path):
     """Samples of repacked shards at their size: the same names, boxes within 2 pixels, mean IoU
     above .97, images as JPEG leaves them."""
@@ -178,6 +180,7 @@ def test_small_images_are_copied_byte_for_byte(tmp_path):
     assert image.size(found["sa_3.jpg"], "x") == (80, 40)
 
 
+@pytest.mark.slow
 def test_done_is_done(scenes, tmp_path, monkeypatch):
     """A finished tar is kept until its source, the settings or the tar itself are others; copying
     or moving it changes nothing."""
@@ -246,6 +249,7 @@ def test_killed_halfway(scenes, tmp_path, monkeypatch):
         assert (out / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_leave_the_same(scenes, tmp_path):
     seen: list[tuple[int, int]] = []
     one = repack(

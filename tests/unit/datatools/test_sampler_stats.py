@@ -147,6 +147,7 @@ def test_the_table_says_the_numbers():
     assert lines[8].split()[:5] == ["last", "piece", "50.0%", "0.0%", "50.0%"]
 
 
+@pytest.mark.slow
 def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
     words = [
         "stats",

@@ -31,6 +31,7 @@ def _members(path):
         yield name, raw[offset : offset + size]
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_annotations(index):
     stats = statistics.describe(index)
     annotations = []

@@ -25,6 +25,7 @@ def folder(tmp_path_factory) -> tuple[Path, dict, dict]:
     return path, broken.write_samples(path / "samples.tar"), broken.write_tars(path)
 
 
+@pytest.mark.slow
 def test_every_defect_is_found_and_named_and_nothing_else(folder):
     path, bad, tars = folder
     told = []
@@ -85,6 +86,7 @@ def test_without_decoding_pixels_are_not_looked_at(folder):
     assert found == bad.keys() - unseen
 
 
+@pytest.mark.slow
 def test_processes_find_the_same(folder):
     path, _, _ = folder
     paths = [path / "samples.tar", path / "bad header.tar"]
@@ -154,6 +156,7 @@ def test_stated_areas_and_boxes_are_compared(tmp_path):
     assert verification.summary([report])["mismatched_samples"] == 2
 
 
+@pytest.mark.slow
 def test_real_annotations_are_consistent(real_data, tmp_path):
     held = []
     for path in sorted((real_data / "sa1b_real" / "annotations").glob("*.json")):
@@ -254,6 +257,7 @@ def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
     assert re.search(rf"{size} bytes at \d+ \(Input/output error\)", finding.reason)
 
 
+@pytest.mark.slow
 def test_a_remote_tar_is_verified(folder):
     path, bad, _ = folder
     sums = {"samples.tar": hashlib.md5((path / "samples.tar").read_bytes()).hexdigest()}

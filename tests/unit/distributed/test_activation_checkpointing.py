@@ -48,6 +48,7 @@ def encoded(every: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], i
     )
 
 
+@pytest.mark.slow
 def test_embedding_and_gradients_are_the_same_and_less_is_kept():
     """Every n-th of six blocks keeps only its input, which saves about 1/n of the memory."""
     embedding, gradients, bytes_all = encoded(None)
@@ -66,6 +67,7 @@ def test_embedding_and_gradients_are_the_same_and_less_is_kept():
     assert saved == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 3, 6: 1 / 6}, abs=0.02)
 
 
+@pytest.mark.slow
 def test_0_leaves_blocks_alone():
     model = build_model(DEEP, 0)
     checkpoint_blocks(model.image_encoder.blocks, 0)
@@ -84,6 +86,7 @@ def test_which_blocks_recompute(every, which):
     ] == which
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_neither_weights_nor_evaluation():
     plain, run = little().build(), replace(little(), activation_checkpointing=1)
     model = run.build()

@@ -43,6 +43,7 @@ def batch_of(run):
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 0.2), ("fp16", 0.02)])
 def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scenes, precision, near):
     run, found = run_in(tmp_path, scenes, micro_batch_size=3), {}
@@ -60,6 +61,7 @@ def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scene
     assert float((found[precision] - found["fp32"]).norm()) < near * float(found["fp32"].norm())
 
 
+@pytest.mark.slow
 def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
     run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
     state, batch = TrainState.initialize(run, CPU), batch_of(run)
@@ -75,6 +77,7 @@ def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
     assert not all(map(torch.equal, before, state.model.parameters()))
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
     run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
     state, batch = TrainState.initialize(run, CPU), batch_of(run)

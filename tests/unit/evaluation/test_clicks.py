@@ -46,6 +46,7 @@ def index(scenes, tmp_path_factory):
 EVERYTHING = MaskFilters(max_area=None)
 
 
+@pytest.mark.slow
 def test_all_foreground_prediction_scores_each_masks_area_fraction(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
@@ -91,6 +92,7 @@ def test_rounds_are_prompted_as_the_protocol_says(index):
     assert model.asked[-1].labels[0].tolist() == [2, 3]
 
 
+@pytest.mark.slow
 def test_small_groups_give_the_same(index, monkeypatch):
     model = Answering(
         torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2]
@@ -100,6 +102,7 @@ def test_small_groups_give_the_same(index, monkeypatch):
     assert evaluate_clicks(model, index, EVERYTHING, rows=[2]).scores == whole.scores
 
 
+@pytest.mark.slow
 def test_filters_and_summary(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     threshold = float(np.median(index.masks["predicted_iou"]))
@@ -222,6 +225,7 @@ def test_a_granularity_without_masks_has_no_means_and_no_row():
     assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse", "to"]
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
@@ -241,6 +245,7 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
         assert "sa_1" in result.skipped[0]
 
 
+@pytest.mark.slow
 def test_figures_have_a_row_per_mask(index, tmp_path):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])

@@ -83,6 +83,7 @@ def test_nothing_is_printed(capfd, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_pycocotools_is_not_loaded():
     code = (
         "import sys; import gigamask.evaluation.coco_ap; "

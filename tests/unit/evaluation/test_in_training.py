@@ -101,18 +101,21 @@ def answers(value: float) -> torch.Tensor:
     return torch.full((3, GRID, GRID), value)
 
 
+@pytest.mark.slow
 def test_a_model_that_looks_scores_less_on_another_picture(index):
     verdict = evaluator(index, range(4)).run(Likeness())
     assert verdict.scores["blind"] < 0.8 * verdict.scores["1 click"]
     assert not any("blind" in worry for worry in verdict.warnings)
 
 
+@pytest.mark.slow
 def test_model_that_ignores_the_image_is_reported(index):
     verdict = evaluator(index, range(4)).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
     assert verdict.scores["blind"] == pytest.approx(verdict.scores["1 click"])
     assert any(worry.startswith("blind: one click scores as well") for worry in verdict.warnings)
 
 
+@pytest.mark.slow
 def test_each_picture_is_held_against_the_one_before_and_the_first_against_the_last(
     index, monkeypatch
 ):
@@ -144,6 +147,7 @@ class Told(World):
         return self.parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_several_processes_find_what_one_finds(index, size):
     """Four images by two, three, or more processes than there are images."""
@@ -156,6 +160,7 @@ def test_several_processes_find_what_one_finds(index, size):
         assert (verdict.subject, verdict.warnings) == (whole.subject, whole.warnings)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_evaluate(index):
     """Those of `evaluate` at 1, 3 and 5 clicks: later rounds do not change earlier ones."""
     model, rows = Likeness(), [0, 2, 5, 9]
@@ -170,6 +175,7 @@ def test_scores_are_those_of_evaluate(index):
     }
 
 
+@pytest.mark.slow
 def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index, monkeypatch):
     embed, held, alive = ImageEmbedder.embed, [], []
 
@@ -185,6 +191,7 @@ def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index,
     assert max(alive) == 1, "the one before, when the next is made"
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was(index):
     model = Likeness().train()
     evaluator(index, [0, 1]).run(model)
@@ -199,6 +206,7 @@ def test_of_a_single_image_nothing_is_said_about_blindness(index):
     assert not any("blind" in worry for worry in verdict.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("logit", "iou", "share"),
     [
@@ -215,6 +223,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
     assert any("IoU 0.88 and stability 0.95" in worry for worry in verdict.warnings) == (share == 0)
 
 
+@pytest.mark.slow
 def test_small_groups_give_the_same(index, monkeypatch):
     whole = evaluator(index, [0, 1]).run(Likeness())
     monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)
@@ -261,6 +270,7 @@ def spoil(monkeypatch, index, rows) -> None:
     monkeypatch.setattr(Sa1bDataset, "read", read_broken)
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_skipped_and_reported(index, monkeypatch):
     sound = evaluator(index, [0, 2, 3]).run(Likeness())
     spoil(monkeypatch, index, {1, 4})
@@ -306,6 +316,7 @@ def test_images_are_chosen_once_and_for_all(index, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_scores_are_of_a_subject_which_changes_with_what_is_evaluated(index, scenes, tmp_path):
     model, run = Likeness(), settled(index.folder, tmp_path, images=3)
     subjects = [
@@ -349,6 +360,7 @@ def test_masks_are_wanted(index, scenes, tmp_path):
         opened(settled(tmp_path / "bare.tar", tmp_path))
 
 
+@pytest.mark.slow
 def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(
     index, monkeypatch
 ):
@@ -377,6 +389,7 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
     )
 
 
+@pytest.mark.slow
 def test_of_few_images_each_is_drawn_once(index):
     height = (
         in_training.figures.PANEL_PX + in_training.figures.LABEL_PX + in_training.figures.GAP_PX

@@ -25,6 +25,7 @@ def measure(model, index, filters, settings, rows) -> dict:
     return search.summary()
 
 
+@pytest.mark.slow
 def test_everything_found_is_held_against_everything_there(index):
     model = build_model(SPEC, 0).train()
     found = measure(model, index, EVERYTHING, proposal_config(3), [0, 1])

@@ -62,6 +62,7 @@ def test_a_file_that_is_not_what_was_written_is_named(model, tmp_path, monkeypat
         official.write_pth(model, tmp_path / "model.pth")
 
 
+@pytest.mark.slow
 def test_a_folder_is_hugging_faces(model, tmp_path):
     """Its processor scales, pads and normalises as SAM's own does."""
     with warnings.catch_warnings():
@@ -84,6 +85,7 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
     assert replace(spec, drop_path_rate=SPEC.drop_path_rate, custom_init=SPEC.custom_init) == SPEC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"image_size": 96, "global_attn_indexes": ()}])
 def test_onnx_predicts_as_the_model_does(change, tmp_path):
     spec: SamConfig = replace(SPEC, **change)
@@ -92,6 +94,7 @@ def test_onnx_predicts_as_the_model_does(change, tmp_path):
     assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
 
 
+@pytest.mark.slow
 def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     from onnxruntime import InferenceSession
 
@@ -163,6 +166,7 @@ def test_paths_must_fit_the_format(model, tmp_path):
             write(model, tmp_path / "file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "name"),
     [

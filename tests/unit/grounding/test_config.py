@@ -37,6 +37,7 @@ def index(described, tmp_path_factory):
     return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "flag"),
     [
@@ -125,6 +126,7 @@ def test_changed_sizes_are_rejected_and_other_changes_printed(run):
     assert {"alignment-weight", "cache", "mining", "evaluation.count"} <= changed.keys()
 
 
+@pytest.mark.slow
 def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
     assert config_files.load_config(run.out) == run
     other = run_in(
@@ -175,6 +177,7 @@ def test_whole_images_are_held_out_by_name(run, index):
     assert len(splits) > 1
 
 
+@pytest.mark.slow
 def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(run, index, tmp_path):
     """Neither on other tars nor on the folder that a tar lies in."""
     described_scenes.write(tmp_path / "more", 2, seed=9, first=500)
@@ -235,6 +238,7 @@ def test_nothing_to_evaluate_on(run):
         run.evaluation.open(replace(run, val_split=1e-6), World())
 
 
+@pytest.mark.slow
 def test_other_data_may_be_evaluated_on(run, tmp_path):
     _, asked = described_scenes.write(tmp_path / "more", 1, seed=9, first=40)
     watching = GroundingEvalConfig(

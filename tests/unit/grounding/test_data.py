@@ -82,6 +82,7 @@ def sample_refs_of(dataset, epoch=0):
     ]
 
 
+@pytest.mark.slow
 def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_image(
     asker, dataset, index
 ):

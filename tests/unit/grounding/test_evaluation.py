@@ -53,6 +53,7 @@ def results_of(judged, sure, seed=0):
     return found
 
 
+@pytest.mark.slow
 def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
     index, dataset = judged
     found = evaluate(
@@ -163,6 +164,7 @@ def test_no_predictions_are_nothing_to_score(judged):
         evaluate([], dataset, index, skipped=["sa_0: is cut"])
 
 
+@pytest.mark.slow
 def test_predictions_equal_scoring_each_query_alone(described, tmp_path, judged):
     """Whatever stands beside it, and with all masks of its image."""
     run = run_in(tmp_path / "run", described, val_split=0.0)
@@ -198,6 +200,7 @@ def evaluator(run):
     return run.evaluation.open(run, World())
 
 
+@pytest.mark.slow
 def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     found = evaluator(run).__self__
     index, dataset = evaluation_set(run)
@@ -214,6 +217,7 @@ def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     assert everything.loader.dataset.queries == dataset.queries
 
 
+@pytest.mark.slow
 def test_scores_are_fractions_and_reproducible(run):
     evaluate_now, model = evaluator(run), run.build().train()
     verdict = evaluate_now(model)
@@ -230,6 +234,7 @@ def test_scores_are_fractions_and_reproducible(run):
     assert evaluator(other)(model).subject != verdict.subject, "other queries, another score"
 
 
+@pytest.mark.slow
 def test_a_score_that_no_query_has_gives_way(run, described):
     absent = Path(run.out) / "absent.jsonl"
     queries.write(absent, [query for query in queries.read(run.queries) if not query.mask_indices])
@@ -252,6 +257,7 @@ def spoilt(run, folder, rows):
     return replace(run, data=(str(folder / "tars"),), out=str(folder / "out"))
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_are_a_worry(run, tmp_path):
     index, dataset = evaluation_set(run)
     rows = sorted(set(dataset.rows.tolist()))

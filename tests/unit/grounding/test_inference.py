@@ -49,6 +49,7 @@ def saved(run, step=1):
     return state.model
 
 
+@pytest.mark.slow
 def test_predictions_are_ranked_by_the_models_scores(run):
     model, (pixels, masks), confidence = run.build().eval(), scene(), Confidence(2.0, -0.5)
     predictor = GroundingPredictor(run, model, confidence)
@@ -94,6 +95,7 @@ def test_a_text_without_words_is_named(run, text):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_run_a_checkpoint_and_the_best_are_loaded(tmp_path, described, lora_rank):
     run = run_in(tmp_path / "run", described, lora_rank=lora_rank)

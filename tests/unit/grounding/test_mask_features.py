@@ -143,6 +143,7 @@ def test_outlines_are_boxes_stretched_to_squares(side):
     )
 
 
+@pytest.mark.slow
 def test_masks_without_a_pixel_and_no_masks_have_numbers(sam):
     """Annotations may hold such; the features of the others must not change."""
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -160,6 +161,7 @@ def test_masks_without_a_pixel_and_no_masks_have_numbers(sam):
     ).shape == (0, sum(SPEC.parts))
 
 
+@pytest.mark.slow
 def test_a_row_is_all_parts_in_order(sam, index):
     made, shards = MaskFeatureExtractor(sam, SPEC), ShardReader(index.shard_paths)
     [found] = made.extract_rows(index, shards, [2])
@@ -204,6 +206,7 @@ def test_the_encoder_sees_an_image_once(sam, index, tmp_path):
     assert not any(each.is_inference() for each in found)
 
 
+@pytest.mark.slow
 def test_tars_of_one_name_in_different_folders_have_separate_features(sam, index, tmp_path):
     """Two data sets whose first image has the same name, as in training and --evaluation.data."""
     shards, found = ShardReader(index.shard_paths), []
@@ -227,6 +230,7 @@ def test_tars_of_one_name_in_different_folders_have_separate_features(sam, index
     assert made.encoded == 2
 
 
+@pytest.mark.slow
 def test_other_weights_or_settings_have_separate_features(sam, index, tmp_path):
     kept = EmbeddingCache(tmp_path / "kept", None)
     described_rows(MaskFeatureExtractor(sam, SPEC, kept), index, [0])
@@ -254,6 +258,7 @@ def test_a_damaged_entry_is_computed_anew(sam, index, tmp_path, damage):
     assert torch.equal(EmbeddingCache(tmp_path, None).get(path.stem), wanted), "and is whole again"
 
 
+@pytest.mark.slow
 def test_memory_holds_what_was_used_last(sam, index):
     most = max(index.images["masks"][:6].tolist()) * sum(SPEC.parts) * 4
     made = MaskFeatureExtractor(sam, SPEC, memory_bytes=2 * most)

@@ -53,6 +53,7 @@ def held(base):
     return held_bytes((*base.parameters(), *base.buffers(), *scales))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("four_bit", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "t5", "gpt2", "clip", "siglip", "bart"])
@@ -99,6 +100,7 @@ def test_planned_adapters_equal_trained_ones(folders, kind):
     )  # as they are small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_the_planned_peak_of_a_step_equals_the_measured_one(folders, kind, recompute):
@@ -120,6 +122,7 @@ def test_the_planned_peak_of_a_step_equals_the_measured_one(folders, kind, recom
     )
 
 
+@pytest.mark.slow
 def test_recomputing_and_freezing_lower_the_peak(folders):
     encoder = replace(HuggingFace(str(folders["llama"]), "bf16"), max_tokens=20)
 
@@ -131,6 +134,7 @@ def test_recomputing_and_freezing_lower_the_peak(folders):
     assert read() < read(lora_rank=2, recompute=True) < read(lora_rank=2)
 
 
+@pytest.mark.slow
 def test_the_planned_peak_of_the_image_encoder_equals_the_measured_one():
     encoder = build_model(tiny(), 0).image_encoder
     with AllocationTracker() as tracker, torch.no_grad():
@@ -152,6 +156,7 @@ def test_llama_2_has_the_published_number_of_parameters():
     assert len(memory.four_bit_layers(base)) == 32 * 7
 
 
+@pytest.mark.slow
 def test_seven_billion_parameters_in_four_bits_with_adapters():
     """3.60 GB of weights (6.61e9 x 0.516 bytes, embeddings and norms in bf16), and 8.4 M parameters
     of adapters in float32."""
@@ -170,6 +175,7 @@ def setup(folders):
     return GroundingSetup(text, vision=tiny(), images=2, queries=3, masks=4, head=HeadShape(64, 1))
 
 
+@pytest.mark.slow
 def test_a_plan_adds_up(setup):
     found = memory.plan(setup)
     held, numbers = found["bytes"], found["parameters"]
@@ -203,6 +209,7 @@ def test_which_gpus_have_enough_memory():
     )
 
 
+@pytest.mark.slow
 def test_the_command(setup, capsys):
     words = [
         "grounding",

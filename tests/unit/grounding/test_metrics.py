@@ -91,6 +91,7 @@ def test_an_image_without_masks_refuses():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "right"),
     [(6, [1]), (6, [0, 2, 5]), (2, [1]), (6, [0, 1, 2, 3, 4]), (1, [0]), (5, [])],

@@ -60,6 +60,7 @@ def moved(model, far=0.1):
     return model
 
 
+@pytest.mark.slow
 def test_minilm_finds_like_sentences_alike(minilm):
     words = read(
         minilm,
@@ -81,6 +82,7 @@ def test_minilm_finds_like_sentences_alike(minilm):
     assert minilm.digest == same.build().digest != shorter.build().digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_beside_a_text_changes_nothing(folders, kind):
     model = made(folders[kind])
@@ -152,6 +154,7 @@ def test_precision_is_the_models_own_whatever_surrounds_it(folders):
     assert single.digest != half.digest
 
 
+@pytest.mark.slow
 def test_the_digest_is_of_the_content(folders, tmp_path):
     here, there = (write("bert", tmp_path / name) for name in ("here", "there"))
     assert made(here).digest == made(there).digest
@@ -163,6 +166,7 @@ def test_the_digest_is_of_the_content(folders, tmp_path):
     assert made(here).digest != made(there).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_begin_as_nothing_and_learn(folders, kind):
     plain, model = made(folders[kind]), made(folders[kind], lora_rank=2)

@@ -90,6 +90,7 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_what_is_poor_or_unstable_or_twice_there_goes(discs, image):
     settings = {"points_per_side": 4} | NOTHING_FILTERED
 
@@ -110,6 +111,7 @@ def test_what_is_poor_or_unstable_or_twice_there_goes(discs, image):
     assert apart.predicted_iou[0] == everything.predicted_iou.max()
 
 
+@pytest.mark.slow
 def test_nothing_found_is_an_empty_list(discs, image):
     for mode in ("binary_mask", "uncompressed_rle", "coco_rle"):
         settings = {
@@ -166,6 +168,7 @@ def test_the_three_forms_of_a_mask_are_the_same_mask(discs, image):
     ]
 
 
+@pytest.mark.slow
 def test_crops_are_looked_at_alone_and_those_their_edges_cut_go(discs, image):
     settings = {"points_per_side": 4, "crop_nms_thresh": 1.0} | NOTHING_FILTERED
     found = SamAutomaticMaskGenerator(
@@ -277,6 +280,7 @@ def test_the_cache_is_used(discs, image, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

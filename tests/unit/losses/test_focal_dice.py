@@ -61,6 +61,7 @@ def test_dice_is_its_definition_pixel_by_pixel(case, smooth):
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alpha", "gamma"), [(0.25, 2.0), (0.8, 2.0), (0.5, 0.0), (0.3, 1.5), (0.6, 1.0), (0.6, 0.5)]
 )
@@ -75,6 +76,7 @@ def test_focal_gradient_is_the_slope_of_its_value(case, alpha, gamma):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smooth", [1.0, 0.0])
 def test_dice_gradient_is_the_slope_of_its_value(case, smooth):
     logits, soft, valid = case

@@ -30,6 +30,7 @@ def kept(mining, losses, strata):
     return set(found.nonzero().flatten().tolist())
 
 
+@pytest.mark.slow
 @given(LOSSES, SHARES, MINIMA, st.data())
 def test_the_hardest_are_kept_whatever_their_strata(losses, share, least, data):
     strata = data.draw(st.lists(STRATUM, min_size=len(losses), max_size=len(losses)))
@@ -48,6 +49,7 @@ def test_the_hardest_of_every_stratum_are_kept(losses, share, least, data):
     assert kept(OHEM(share, least, "granularity"), losses, strata) == expected
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 10**6), unique=True, max_size=40),
     SHARES,
@@ -67,6 +69,7 @@ def test_reordering_masks_of_distinct_losses_reorders_what_is_kept(losses, share
         assert moved.tolist() == [before.tolist()[place] for place in order]
 
 
+@pytest.mark.slow
 @given(LOSSES, SHARES, MINIMA)
 def test_one_stratum_is_no_stratum(losses, share, least):
     assert kept(OHEM(share, least, "granularity"), losses, [7] * len(losses)) == kept(

@@ -78,6 +78,7 @@ def case():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "least"), [(0.25, 0), (0.25, 13), (0.5, 30), (0.25, 100_000), (1.0, 0)]
 )
@@ -101,6 +102,7 @@ def test_mined_focal_is_the_mean_over_the_kept_and_they_alone_learn(case, share,
             assert logits.grad[m, k].flatten().nonzero().flatten().tolist() == kept
 
 
+@pytest.mark.slow
 def test_gradient_of_mined_focal_is_the_slope_of_its_value(case):
     logits, soft, valid = (each[1:, ..., :3, :6] for each in case)
     for truth in (soft, soft > 0.5):

@@ -26,6 +26,7 @@ def test_iou_counts_the_shared_part():
     assert box_iou(boxes[:0], boxes).shape == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
 def test_suppress_is_the_textbooks(threshold):
     chance = np.random.default_rng(0)

@@ -61,6 +61,7 @@ def test_transformers_loads_a_saved_folder(model, tmp_path):
     assert theirs.config.mask_decoder_config.num_attention_heads == 4
 
 
+@pytest.mark.slow
 def test_files_load_too(model, tmp_path):
     torch.save(build_model(tiny(), 3).state_dict(), tmp_path / "tiny.pth")
     save_weights(to_official(model), model.config, tmp_path / "little.safetensors")
@@ -140,6 +141,7 @@ def load_in_a_process(folder: Path, *hub_ids: str, **variables: str) -> list[str
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     model.save_pretrained(tmp_path / "hub")
     (tmp_path / "hub" / "pytorch_model.bin").write_bytes(b"not downloaded")

@@ -35,6 +35,7 @@ def test_the_gaussian_matrix_is_saved_and_the_pixel_mean_is_not():
     assert model.pixel_mean.flatten().tolist() == pytest.approx(PIXEL_MEAN)
 
 
+@pytest.mark.slow
 def test_same_seed_builds_the_same_model_without_global_rng():
     before = torch.get_rng_state()
     first, again, other = build_model(tiny(), 3), build_model(tiny(), 3), build_model(tiny(), 4)
@@ -47,6 +48,7 @@ def test_same_seed_builds_the_same_model_without_global_rng():
     )
 
 
+@pytest.mark.slow
 def test_a_deeper_model_starts_its_first_blocks_alike():
     shallow, deep = build_model(tiny(), 0), build_model(replace(tiny(), depth=6), 0)
     assert torch.equal(
@@ -189,6 +191,7 @@ def near(found, wanted):
     return (found - wanted).abs().max() <= 1e-12 * max(1, wanted.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize(
     "masked", [(1, 0, 1, 0, 0), (0, 1, 0, 1, 1), (0, 0, 0, 0, 0), (1, 1, 1, 1, 1)]

@@ -38,6 +38,7 @@ def assert_same(first: dict, second: dict) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_save_read_load_gives_the_same_model(model, tmp_path):
     save_weights(to_official(model), model.config, tmp_path / "model.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
@@ -256,6 +257,7 @@ def without_decoder(state):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -375,6 +377,7 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
         load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
 
 
+@pytest.mark.slow
 def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     save_weights(to_official(mae), mae.config, tmp_path / "mae.safetensors")
     save_weights(to_official(model), model.config, tmp_path / "sam.safetensors")

@@ -125,6 +125,7 @@ def test_a_blank_batch_has_the_loaders_shapes():
     assert len(blank_batch(run.sample_config, run.random_spec, 2, 0).mask_image) == 0
 
 
+@pytest.mark.slow
 def test_reporting_phases_does_not_change_the_step():
     run = replace(little(), data=("x",))
     gradients = []

@@ -75,6 +75,7 @@ def test_blocks_are_counted_apart_and_every_nth_is_computed_again():
     assert found.masks == (0, 0)
 
 
+@pytest.mark.slow
 def test_all_rounds_cost_what_three_of_them_say():
     """Tokens are a tenth of what this little model attends to, of SAM's four thousandths."""
     run = replace(little(), prompts=InteractiveSchedule(clicks=2))
@@ -91,6 +92,7 @@ def test_all_rounds_cost_what_three_of_them_say():
     assert found.total == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_vit_b_costs_what_was_counted_by_hand():
     """Less than the 0.972 TFLOP of the published form, which projects the padding of
     windows, too."""
@@ -107,6 +109,7 @@ def test_vit_b_costs_what_was_counted_by_hand():
     assert sum(found.blocks) == linear + windowed + whole
 
 
+@pytest.mark.slow
 def test_what_is_frozen_has_no_backward_pass_and_pre_training_has_no_rounds():
     frozen = plan.count_flops(replace(little(), freeze=("image_encoder",), init="x"))
     assert frozen.encoder[1] == 0

@@ -24,6 +24,7 @@ def run(scenes, tmp_path, workers):
     )
 
 
+@pytest.mark.slow
 def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
     wanted, seen = run(scenes, tmp_path, 2), []
     index = train_data.open_index(wanted)
@@ -85,6 +86,7 @@ def test_too_few_batches_show_no_growth(scenes, tmp_path):
         loader_memory.measure(iter(()), 8, 2, print)
 
 
+@pytest.mark.slow
 def test_a_loader_without_processes_has_none_to_look_at(scenes, tmp_path):
     wanted = run(scenes, tmp_path, 0)
     steps = train_data.TrainData(wanted, train_data.open_index(wanted)).batches()

@@ -21,6 +21,7 @@ def test_decoded_figures_are_sa1bs():
     assert shown == ["10.1 MB", "337.5 MB", "1.35 GB", "50.0 KB", "347.7 MB"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 def test_what_is_measured_is_what_is_held():
     jpg, raw = large_sample.make((600, 900), 80)

@@ -132,6 +132,7 @@ def test_a_mask_without_background_has_positive_points_and_one_without_a_pixel_n
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [TwoSidedCorrection(), MixedPrompts(), MixedPrompts(mask_prob=0.0), InteractiveSchedule()],

@@ -51,6 +51,7 @@ def many(make_truth, make_draws, repeat):
     )
 
 
+@pytest.mark.slow
 def test_each_mask_draws_its_own_prompt_kind_with_the_given_probabilities(many):
     for policy in (MixedPrompts(), MixedPrompts(point_prob=0.1, box_prob=0.2, mask_prob=0.3)):
         asked = policy.next(None, *many, 0.0)
@@ -188,6 +189,7 @@ def test_grid_of_mask_prompts_may_be_coarser_than_the_targets(make_truth, make_d
     assert MixedPrompts().next(None, truth, make_draws(3), 0.0).masks.shape == (3, 8, 8)
 
 
+@pytest.mark.slow
 def test_same_random_numbers_give_the_same_prompts_independent_of_other_masks(many):
     truth, draws = many
     whole = MixedPrompts().next(None, truth, draws, 0.0)

@@ -80,6 +80,7 @@ def test_clicks_lie_in_the_error_and_carry_its_label(make_truth, make_draws, ans
     assert set(last.labels[2, 2:].tolist()) == {1}, "a perfect guess is confirmed"
 
 
+@pytest.mark.slow
 def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(make_truth, make_draws, answer):
     truth, draws, decode = make_truth(MASKS[:1]), make_draws(1), answer(GUESS[:1])
     policy = InteractiveSchedule()
@@ -106,6 +107,7 @@ def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(make_truth, make
     assert sum((found[k] - number / 8) ** 2 / (number / 8) for k in range(1, 9)) < 7 + 5 * 14**0.5
 
 
+@pytest.mark.slow
 def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
     number = 10_000
     truth = make_truth(MASKS[:1])

@@ -79,6 +79,7 @@ def test_labels_are_those_of_the_sides_and_an_empty_side_is_padding(make_truth, 
     assert len(torch.unique(at[2, ::2], dim=0)) > 3, "each round spends a draw of its own"
 
 
+@pytest.mark.slow
 def test_both_sides_are_uniform_in_every_round(make_truth, repeat, answer):
     number = 20_000
     truth = repeat(make_truth(MASKS[:1]), number)

@@ -1,5 +1,7 @@
 """The page of scores: what is in the summary is on it, and what is not is not."""
 
+import pytest
+
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks, proposals
 from gigamask.evaluation.figures import write_figures
@@ -12,6 +14,7 @@ from tests.unit.evaluation.test_clicks import index
 __all__ = ["index"]
 
 
+@pytest.mark.slow
 def test_everything_is_on_one_page(index, tmp_path):
     model, everything = build_model(SPEC, 0), MaskFilters(max_area=None)
     result = clicks.evaluate_clicks(

@@ -23,6 +23,7 @@ def excess(order: np.ndarray) -> float:
     return (((counts - expected) ** 2 / expected).sum() - 63**2) / np.sqrt(2 * 63**2)
 
 
+@pytest.mark.slow
 def test_permutation_looks_random():
     """Each figure is held to five of the standard deviations that truly random
     permutations have."""
@@ -39,6 +40,7 @@ def test_permutation_looks_random():
     assert np.abs(correlations).max() < 5 / SIZE**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SMALL + 1, 2**15 + 1])
 def test_every_item_may_stand_anywhere(size):
     """Sizes just above a power of two walk the longest, and have halves of unequal length."""

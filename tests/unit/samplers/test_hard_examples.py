@@ -39,6 +39,7 @@ def chi_square(counts: np.ndarray, drawn: int, wanted: np.ndarray) -> float:
     return float(((counts - drawn * wanted) ** 2 / (drawn * wanted)).sum() / (len(wanted) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_items_come_as_often_as_their_losses_say(temperature):
     sampler = LossWeighted(temperature=temperature, per_epoch=20)
@@ -72,6 +73,7 @@ def test_temperatures_reach_from_all_alike_to_the_hardest_only():
         assert set(order.tolist()) == {int(LOSSES.argmax())}
 
 
+@pytest.mark.slow
 def test_no_item_is_rarer_than_the_floor():
     losses = np.where(np.arange(60) < 3, 100.0, 0.0)
     assert LossWeighted(floor=0.25).relative(losses.astype(np.float32)).min() == np.float32(0.25)
@@ -138,6 +140,7 @@ def test_huge_and_tiny_losses_neither_overflow_nor_vanish():
         )
 
 
+@pytest.mark.slow
 def test_weighted_losses_estimate_the_mean_over_all_items():
     """Over 1,000 epochs, to within three standard errors; without weights the estimate is off by
     many."""

@@ -31,6 +31,7 @@ def test_nothing_is_left_of_the_order_of_the_items():
     assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("buckets", "piece"), [(2, 2**18), (256, 2**18), (2, 3)])
 def test_all_permutations_are_equally_likely_in_buckets(buckets, piece, monkeypatch):
     monkeypatch.setattr(random, "BUCKETS", buckets)
@@ -47,6 +48,7 @@ def test_all_permutations_are_equally_likely_in_buckets(buckets, piece, monkeypa
     assert excess(counts) < 4
 
 
+@pytest.mark.slow
 def test_large_orders_use_buckets_and_are_as_good():
     orders = [Random().order(SampleTable(LARGE, {}), epoch, None) for epoch in (0, 1)]
     for order in orders:
@@ -63,6 +65,7 @@ def test_large_orders_use_buckets_and_are_as_good():
     assert np.array_equal(orders[1], Random().order(SampleTable(LARGE, {}), 1, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1_000_000, LARGE])
 def test_an_epoch_costs_about_what_numpy_needs_to_shuffle(count):
     """At SA-1B's 11.2 million images that is 0.4 seconds."""
@@ -150,6 +153,7 @@ def test_a_short_last_chunk_comes_at_any_place():
         assert np.array_equal(short, np.arange(short[0], short[0] + 5))
 
 
+@pytest.mark.slow
 def test_every_chunk_comes_at_any_place():
     counts = np.zeros((4, 4))
     for epoch in range(400):

@@ -295,6 +295,7 @@ def test_strata_are_the_combinations():
     )
 
 
+@pytest.mark.slow
 def test_it_orders_queries_and_says_what_other_items_lack(tmp_path):
     index = indexes.build(described_scenes.write(tmp_path, 6)[0], tmp_path / "index")
     found = open_queries(index, described_scenes.queries.read(tmp_path / "queries.jsonl"))

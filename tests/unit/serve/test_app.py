@@ -83,6 +83,7 @@ def test_data_and_runs_are_listed(client):
     assert client.get("/api/runs").json() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "words"),
     [

@@ -2,6 +2,8 @@
 masks.
 """
 
+import pytest
+
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data import queries
@@ -9,6 +11,7 @@ from gigamask.synthetic.described_scenes import compose_scene, write
 from tests.laws.test_described_scenes import answers
 
 
+@pytest.mark.slow
 def test_files_depend_on_seed_and_number_alone(tmp_path):
     paths, asked = write(tmp_path / "one", 5, seed=3, shard_images=3)
     assert [path.name for path in paths] == ["sa_000000.tar", "sa_000001.tar"]
@@ -30,6 +33,7 @@ def test_files_depend_on_seed_and_number_alone(tmp_path):
     assert both != held
 
 
+@pytest.mark.slow
 def test_queries_name_the_right_masks_of_the_files(tmp_path):
     index = indexes.build(write(tmp_path, 3, seed=1)[0], tmp_path / "index")
     asked = queries.read(tmp_path / "queries.jsonl")
@@ -43,6 +47,7 @@ def test_queries_name_the_right_masks_of_the_files(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_the_verb_writes_them(tmp_path, capsys):
     assert main(["synth", str(tmp_path), "--images", "3", "--queries"]) == 0
     assert f"{tmp_path}/queries.jsonl" in capsys.readouterr().out

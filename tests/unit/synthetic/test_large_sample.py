@@ -8,6 +8,7 @@ from gigamask.errors import GigamaskError
 from gigamask.synthetic import large_sample
 
 
+@pytest.mark.slow
 def test_large_sample_is_like_sa1b():
     jpg, json = large_sample.make((1500, 2250), 100)
     entry = annotation.parse(json, "specimen")

@@ -25,6 +25,7 @@ def shards(tmp_path_factory):
     return write(tmp_path_factory.mktemp("scenes"), 12, seed=3, shard_images=5)
 
 
+@pytest.mark.slow
 def test_shards_hold_numbered_pairs(shards):
     assert [path.name for path in shards] == ["sa_000000.tar", "sa_000001.tar", "sa_000002.tar"]
     names = [list(read(path)) for path in shards]
@@ -82,6 +83,7 @@ def check_annotation(each, picture_size):
     assert pixels[int(y), int(x)] == 1
 
 
+@pytest.mark.slow
 def test_bytes_depend_on_seed_and_number_alone(shards, tmp_path):
     again = write(tmp_path / "again", 12, seed=3, shard_images=5)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in shards]
@@ -92,6 +94,7 @@ def test_bytes_depend_on_seed_and_number_alone(shards, tmp_path):
     assert read(other)["sa_0.jpg"] != read(shards[0])["sa_0.jpg"]
 
 
+@pytest.mark.slow
 def test_scenes_are_worth_learning_from():
     scenes = [compose_scene(0, number) for number in range(40)]
     assert {max(scene.masks.size) for scene in scenes} <= set(range(256, 321))
@@ -114,6 +117,7 @@ def test_scenes_are_worth_learning_from():
     assert np.mean(nested) > 0.9
 
 
+@pytest.mark.slow
 def test_masks_follow_what_can_be_seen():
     """Along a mask's border colors change more than inside it: on average over scenes, most objects
     are distinguishable from their surroundings."""
@@ -163,6 +167,7 @@ def test_sizes_out_of_bounds_are_refused(tmp_path, long_side):
         write(tmp_path, 1, long_side=long_side)
 
 
+@pytest.mark.slow
 def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
     plain, mixed = (
         [compose_scene(3, number, crowded=share) for number in range(30)] for share in (0.0, 0.4)
@@ -190,6 +195,7 @@ def test_invalid_fraction_of_crowded_scenes_is_rejected(tmp_path):
         write(tmp_path, 1, crowded=1.5)
 
 
+@pytest.mark.slow
 def test_a_tar_of_other_images_is_not_overwritten(tmp_path):
     write(tmp_path, 4, seed=0, shard_images=2)
     before = [path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))]

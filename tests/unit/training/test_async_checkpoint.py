@@ -25,6 +25,7 @@ def kept(run) -> list[str]:
     return [path.name for path in checkpoint.list_checkpoints(Path(run.out) / "checkpoints")]
 
 
+@pytest.mark.slow
 def test_written_state_is_that_of_the_call(run, monkeypatch):
     """The training goes on, and changes its state, while the thread is held up."""
     write, go_on = checkpoint.write, threading.Event()
@@ -41,6 +42,7 @@ def test_written_state_is_that_of_the_call(run, monkeypatch):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in asked.items())
 
 
+@pytest.mark.slow
 def test_one_at_a_time_and_all_of_them_are_written(run):
     with AsyncCheckpointer(run, pytest.fail) as kept_by:
         for step in (1, 2, 3):
@@ -58,6 +60,7 @@ def full(*given):
     raise OSError(28, "No space left on device", "weights")
 
 
+@pytest.mark.slow
 def test_failed_save_is_reported_and_repeated(run, monkeypatch):
     monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.05)
     told = []
@@ -93,6 +96,7 @@ def test_failed_score_is_reported(run, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkeypatch, capsys):
     """The saves of steps 2 and 3 fail, and that of step 4, the last, on its first attempt."""
     monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.0)
@@ -110,6 +114,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkey
     assert "step 2 not saved" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_last_save_that_fails_twice_is_an_error(tmp_path, scenes, monkeypatch):
     run = run_in(tmp_path / "full", scenes, steps=2, save_every=1)
     monkeypatch.setattr(checkpoint, "write", full)

@@ -36,6 +36,7 @@ def state_at(run, step):
     return state
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_what_was_saved(run):
     saved = state_at(run, 2)
     checkpoint.save(saved, run)
@@ -53,6 +54,7 @@ def test_no_checkpoint_is_none(run):
     assert checkpoint.locate("some.pth") == "some.pth"
 
 
+@pytest.mark.slow
 def test_only_the_last_k_stay(run):
     for step in (1, 2, 3, 4):
         folder = checkpoint.save(state_at(run, step), run)
@@ -63,6 +65,7 @@ def test_only_the_last_k_stay(run):
     assert checkpoint.locate(run.out) == str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest", "format"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage):
     checkpoint.save(state_at(run, 1), run)
@@ -85,6 +88,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage):
         assert checkpoint.resume(run, torch.device("cpu")).step == 1
 
 
+@pytest.mark.slow
 def test_flipped_bits_are_all_found(run):
     """Three hundred of them, anywhere in any file."""
     folder, chance = checkpoint.save(state_at(run, 1), run), np.random.default_rng(0)
@@ -157,6 +161,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, monkeypatch):
     """Let each file operation of a save and its score fail in turn; the same save then succeeds."""
     run = replace(run, keep=1)
@@ -257,6 +262,7 @@ def kept(run) -> tuple[list[int], int | None]:
     ) if best.is_symlink() else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scores", "steps", "best"),
     [
@@ -284,6 +290,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
     )
 
 
+@pytest.mark.slow
 def test_the_best_is_remembered_from_one_training_to_the_next(run):
     state = state_at(run, 0)
     for step, score, best in ((1, 0.8, 1), (2, 0.3, 1), (3, 0.4, 1), (4, 0.9, 4)):
@@ -294,6 +301,7 @@ def test_the_best_is_remembered_from_one_training_to_the_next(run):
     assert kept(run) == ([3, 4], 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("again", "best"), [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
 def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
     """A run that went back to an earlier checkpoint saves the best one again."""
@@ -303,6 +311,7 @@ def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
     assert kept(run) == ([1, 2], best)
 
 
+@pytest.mark.slow
 def test_scores_that_mean_another_thing_are_not_compared(run):
     keep(state_at(run, 1), run, 0.9)
     by_box = replace(run, evaluation=replace(run.evaluation, best_by="box"), keep=9)
@@ -325,6 +334,7 @@ def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
     assert kept(run) == ([1], 1)
 
 
+@pytest.mark.slow
 def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
     keep(state_at(run, 1), run, 0.5)
     assert kept(run)[1] == 1
@@ -332,6 +342,7 @@ def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
     assert kept(run) == ([1], None)
 
 
+@pytest.mark.slow
 def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, monkeypatch):
     state = state_at(run, 1)
     keep(state, run, 0.5)
@@ -358,6 +369,7 @@ def fail(*_):
     raise OSError("the disk is full")
 
 
+@pytest.mark.slow
 def test_best_checkpoint_can_be_given_as_weights(run):
     saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
     named = checkpoint.locate(f"{run.out}/checkpoints/best")

@@ -122,6 +122,7 @@ def test_bf16_gives_nearly_the_same_gradients():
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
 
 
+@pytest.mark.slow
 def test_it_learns_to_continue_what_it_sees():
     model, batch = build_model(SPEC, 0), batch_of(8)
     optimizer = torch.optim.AdamW(

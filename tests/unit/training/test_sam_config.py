@@ -77,6 +77,7 @@ def played(run):
     return batch, run.loss.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [SamLoss(), POINTS], ids=["cells", "points"])
 def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, loss):
     batch, seen = played(with_target(tmp_path / "run", scenes, loss=loss))
@@ -110,6 +111,7 @@ def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, loss)
     assert torch.equal(second.prompts.masks, first.mask_input)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["hard", "area", "full"])
 def test_points_are_moved_by_the_number_behind_those_of_the_prompts(tmp_path, scenes, target):
     run = with_target(tmp_path / "run", scenes, target, loss=POINTS)
@@ -128,6 +130,7 @@ def test_points_are_moved_by_the_number_behind_those_of_the_prompts(tmp_path, sc
     )
 
 
+@pytest.mark.slow
 def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scenes):
     (full, of_full), (area, of_area), (hard, of_hard) = (
         played(with_target(tmp_path / kind, scenes, kind)) for kind in ("full", "area", "hard")
@@ -164,6 +167,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, variant):
     run = with_target(tmp_path / "run", scenes, batch_size=4, **VARIANTS[variant])
@@ -173,6 +177,7 @@ def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, variant):
     assert done.losses == pytest.approx(again.losses, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
     _, ((round, truth),) = played(
         with_target(
@@ -246,6 +251,7 @@ def test_impossible_numbers_are_one_line(change, message):
         replace(little(), **{"data": ("x",), **change}).check()
 
 
+@pytest.mark.slow
 def test_a_training_in_a_thread_is_the_same(tmp_path, scenes):
     ran = [run_in(tmp_path / name, scenes, steps=2) for name in ("thread", "main")]
     with ThreadPoolExecutor(1) as pool:
@@ -278,6 +284,7 @@ class Breaks(Evaluator):
         return evaluate
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt())
     with pytest.raises(OSError, match="gone"):
@@ -285,6 +292,7 @@ def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
+@pytest.mark.slow
 def test_interrupted_training_is_not_evaluated_first(tmp_path, scenes, monkeypatch):
     run, waiting = (
         run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt()),
@@ -302,6 +310,7 @@ def test_interrupted_training_is_not_evaluated_first(tmp_path, scenes, monkeypat
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
 
 
+@pytest.mark.slow
 def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, prompts=BoxPrompt())
     train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))

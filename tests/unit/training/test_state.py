@@ -50,6 +50,7 @@ def after_steps(run, batch, steps=2) -> tuple[TrainState, dict[str, torch.Tensor
     return state, before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [
@@ -99,6 +100,7 @@ def saved_for_encoder(run, batch) -> int:
     return sum(size for place, size in storages.items() if place not in weights)
 
 
+@pytest.mark.slow
 def test_of_a_frozen_encoder_no_graph_is_kept(batch):
     run = little()
     assert saved_for_encoder(run, batch) > 400_000
@@ -144,6 +146,7 @@ def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
         replace(run, data=("x",), freeze=("image_encoder",)).check()
 
 
+@pytest.mark.slow
 def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
     init = tmp_path / "init.safetensors"
     start = replace(little(), seed=5).build()
@@ -161,6 +164,7 @@ def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, s
     assert changed == {"prompt_encoder", "mask_decoder"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now"),
     [(("image_encoder",), ()), ((), ("image_encoder",)), (("image_encoder",), ("prompt_encoder",))],

@@ -66,12 +66,14 @@ def losses(run, index, precision):
     return totals, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow
 def test_every_round_of_every_mask_is_counted(index):
     run = little()
     totals, _ = losses(run, index, "fp32")
     assert float(totals.count) == run.prompts.rounds * len(first_batch(run, index).mask_image)
 
 
+@pytest.mark.slow
 def test_bf16_gives_nearly_the_same_gradients(index):
     run = replace(
         little(), prompts=replace(little().prompts, clicks=1, mask_only_rounds=False, box_prob=1.0)

@@ -24,6 +24,7 @@ def visited(run, index) -> list[str]:
     return [name for step in steps for batch in step for name in batch.names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [Random(), LazyShuffle(), Streamed(), Replay(share=0.0)],

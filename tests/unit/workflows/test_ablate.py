@@ -70,6 +70,7 @@ def test_an_unknown_table_names_the_known_ones():
         ablate.load_table("samplerz", LITTLE)
 
 
+@pytest.mark.slow
 def test_trainings_are_planned_seed_by_seed():
     trainings = ablate.plan_runs({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
     assert [(each.variant, each.seed, each.out) for each in trainings] == [
@@ -81,6 +82,7 @@ def test_trainings_are_planned_seed_by_seed():
     assert registry.name_of_component("sampler", runs[1].sampler) == "streamed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -103,6 +105,7 @@ def test_a_plan_refuses_before_anything_is_trained(table, message):
         ablate.plan_runs(table, WORDS, "out", 1)
 
 
+@pytest.mark.slow
 def test_every_table_of_ours_parses():
     for table in ablate.TABLES.values():
         assert len(ablate.plan_runs(table, ["tiny", "--data", "some.tar"], "out", 1)) == len(table)

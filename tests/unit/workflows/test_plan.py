@@ -77,6 +77,7 @@ def total(run: TrainConfig, result: DryRun) -> int:
     )[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "run"),
     [
@@ -112,6 +113,7 @@ def test_the_predicted_peak_is_the_measured_one(name, run):
     )
 
 
+@pytest.mark.slow
 def test_what_stands_is_counted_part_by_part():
     model, found = BASE.build(), base()
     blocks = 4 * sum(
@@ -136,6 +138,7 @@ def test_what_stands_is_counted_part_by_part():
     assert found.parameters == (whole // 4, whole // 4)
 
 
+@pytest.mark.slow
 def test_a_gpu_is_planned_with_its_own_attention():
     """Its keys and queries carry a channel for each row and column, so that more is kept here."""
     found = dry_run(BASE, "cuda", 2)
@@ -143,6 +146,7 @@ def test_a_gpu_is_planned_with_its_own_attention():
     assert found.state == base().state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"masks_per_chunk": 2}, {"activation_checkpointing": 1}])
 def test_partial_dry_runs_of_changes_equal_whole_ones(change):
     other = replace(BASE, **change)
@@ -170,6 +174,7 @@ def test_which_part_of_a_change_is_run(monkeypatch):
     assert dry_runs == [(1, 2, 4, 2), (2, 1, 1, 2), (2, 5, 4, 1), (2, 2, 4, 2), (2, 2, 4, 2)]
 
 
+@pytest.mark.slow
 def test_an_optimizer_may_say_what_it_keeps():
     wide = replace(BASE, model=replace(BASE.model, embed_dim=64))
     found = dry_run(replace(wide, optimizer=AdamW8bit()), "cpu", 2)
@@ -181,6 +186,7 @@ def test_an_optimizer_may_say_what_it_keeps():
     assert found.peaks == dry_run(wide, "cpu", 2).peaks
 
 
+@pytest.mark.slow
 def test_sharded_blocks_in_half_precision_keep_no_copies_of_their_weights():
     half = replace(BASE, precision="bf16")
     whole, shared = (

@@ -37,6 +37,7 @@ def pictures(tmp_path):
     return find_images([str(folder)], str(tmp_path / "scratch"))[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
     def stop(done, total):
         if done == 3:

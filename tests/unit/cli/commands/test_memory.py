@@ -14,6 +14,7 @@ def parse(*words: str) -> MemoryCommand:
     return parser.parse(MemoryCommand, list(words), "gigamask memory")
 
 
+@pytest.mark.slow
 def test_a_sample_of_a_tar(scenes, capsys):
     found = parse("sample", f"{scenes}/sa_000000.tar:3").run()
     assert found["name"] == "sa_000000.tar:sa_3"
@@ -21,6 +22,7 @@ def test_a_sample_of_a_tar(scenes, capsys):
     assert capsys.readouterr().out.startswith("sa_000000.tar:sa_3: ")
 
 
+@pytest.mark.slow
 def test_a_synthetic_sample(capsys, tmp_path):
     command = parse(
         "sample", "--height", "90", "--width", "120", "--masks", "5", "--json", "found.json"
@@ -36,6 +38,7 @@ def test_a_synthetic_sample(capsys, tmp_path):
     assert capsys.readouterr().out.startswith("synthetic sample: 90 x 120, 5 masks\n")
 
 
+@pytest.mark.slow
 def test_the_loader_of_a_recipe(scenes, capsys):
     found = parse("loader", "--data", str(scenes), "--workers", "1", "--batches", "9").run()
     assert (found["recipe"], found["image_size"], found["mask_size"], len(found["workers"])) == (
