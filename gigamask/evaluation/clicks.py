@@ -127,7 +127,7 @@ class ClickResult:
         if not self.scores:
             raise GigamaskError(
                 "no mask to evaluate: no image has a mask that passes the filters; "
-                "loosen --min-predicted-iou"
+                "choose images with masks, or loosen --min-predicted-iou"
             )
         return {
             "images": self.images,
