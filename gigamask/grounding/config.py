@@ -107,7 +107,7 @@ class GroundingTrainConfig(TrainConfig):
     """JSONL files of queries about the images of --data"""
     segmenter: str = ""
     """weights of a trained segmenter: a run folder, a checkpoint, an official .pth, a .safetensors,
-    or a Hugging Face folder"""
+    or a Hugging Face folder or id"""
     val_split: float = 0.0
     """fraction of the images whose queries are held out for evaluation"""
     max_masks: int = 16
@@ -221,10 +221,12 @@ class GroundingTrainConfig(TrainConfig):
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries
-        if not Path(self.segmenter).exists():
+        from gigamask.models.state_dict import is_hub_id
+
+        if not (Path(self.segmenter).exists() or is_hub_id(self.segmenter)):
             raise GigamaskError(
                 f"--segmenter {self.segmenter}: no such file or folder; pass a run folder, "
-                "a checkpoint, a .pth, a .safetensors, or a Hugging Face folder"
+                "a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"
             )
 
     @cached_property

@@ -57,7 +57,7 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     Raises:
         GigamaskError: There is no such file, or it does not contain weights.
     """
-    path = _download(str(path)) if _is_hub_id(path) else Path(path)
+    path = _download(str(path)) if is_hub_id(path) else Path(path)
     if path.is_dir():
         weights, config_file = path / "model.safetensors", path / "config.json"
         if not weights.is_file():
@@ -75,7 +75,7 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
 
 
-def _is_hub_id(path: Path | str) -> bool:
+def is_hub_id(path: Path | str) -> bool:
     """Return whether a path is an id of the Hugging Face Hub, `ORGANIZATION/NAME`.
 
     A path below an existing folder is not, so that a misspelled run folder is never looked up.

@@ -208,12 +208,13 @@ class TrainConfig(ABC):
             GigamaskError: Something is missing.
         """
         from gigamask.models.init import MAE_PREFIX
+        from gigamask.models.state_dict import is_hub_id
 
         path = (self.init or "").removeprefix(MAE_PREFIX)
-        if path and path not in earlier and not Path(path).exists():
+        if path and path not in earlier and not (Path(path).exists() or is_hub_id(path)):
             raise GigamaskError(
                 f"--init {self.init}: no such file or folder; pass a run folder, a checkpoint, "
-                "a .pth, a .safetensors, or a Hugging Face folder"
+                "a .pth, a .safetensors, or a Hugging Face folder or id"
             )
         self.check_data()
         self.evaluation.check_inputs()

@@ -63,7 +63,7 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder, or a model.
+            folder or id, or a model.
         data: Tars, folders of tars, globs, URLs, or an index.
         **options: Fields of `EvaluateOptions`, such as `images=100` or `device="cpu"`.
 
@@ -143,7 +143,7 @@ def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder, or a model, which is only moved to the device.
+            folder or id, or a model, which is only moved to the device.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
 
     Returns:

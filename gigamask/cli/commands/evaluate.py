@@ -21,7 +21,7 @@ class EvaluateCommand(EvaluateOptions):
     """score weights on annotated images: mean IoU by clicks and by box, calibration, boundaries"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index"""
     pictures: str | None = None

@@ -14,7 +14,7 @@ class ExportCommand:
     """write weights as Meta's .pth, a Hugging Face folder, .safetensors or ONNX, and verify them"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
     to: Literal["official", "huggingface", "safetensors", "onnx"]
     """output format"""
     out: str

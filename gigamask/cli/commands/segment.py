@@ -17,7 +17,7 @@ class SegmentCommand:
     """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face folder"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
     images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
     """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str

@@ -18,7 +18,7 @@ from gigamask.models.configs import mae_tiny, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import save_weights, to_official
-from tests.little import SPEC
+from tests.little import SPEC, little
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -78,6 +78,13 @@ def test_other_weights_are_refused(tmp_path, monkeypatch):
     for path in ("runs/tiny", "model.pth", "us/sam.pth", "/us/sam"):
         with pytest.raises(GigamaskError, match=f"{path}: no such file;"):
             Sam.from_pretrained(path)
+
+
+def test_a_training_may_start_from_the_hub(scenes):
+    config = replace(little(), data=(str(scenes),), init="us/sam")
+    config.check_inputs()
+    with pytest.raises(GigamaskError, match="--init nowhere:"):
+        replace(config, init="nowhere").check_inputs()
 
 
 class Hub(BaseHTTPRequestHandler):
