@@ -200,7 +200,10 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
 def _single_row(
     query: Query, rows: Int64[np.ndarray, "k"], shards: dict[str, list[int]], index: Index
 ) -> int:
-    """Return the only row in the query's tar; `rows` are those of the images with its name."""
+    """Return the query's row: the only one of `rows`, those of all images with its image's name.
+
+    If the query names a tar, rows of other tars do not count.
+    """
     if query.tar is not None:
         if not len(shards[query.tar]):
             raise GigamaskError(

@@ -23,10 +23,10 @@ from gigamask.rng import make_rng
 
 MAX_TRIES = 5
 FIRST_WAIT_S = 0.5
-"""Wait before the second try, doubled after each and multiplied by a random factor in [0.5, 1], so
-that readers do not all retry at the same time; about 6 s in all."""
+"""Wait before the second try; it doubles with each further try and is multiplied by a random factor
+in [0.5, 1], so that readers do not all retry at the same time. All waits take about 6 s."""
 MAX_CONCURRENT = 64
-"""Maximum number of concurrent requests; object stores have a high latency but serve many."""
+"""Maximum number of concurrent requests; object stores have high latency but serve many at once."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 15, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
@@ -48,7 +48,7 @@ class ByteRange(NamedTuple):
 class FileStat(NamedTuple):
     """Size and version of a file.
 
-    `version` is the local modification time in ns, or the server's ETag or time stamp ("" if none).
+    `version` is the local modification time in ns, or the server's ETag or timestamp ("" if none).
     """
 
     bytes: int
@@ -197,13 +197,13 @@ def read_error(byte_range: ByteRange, error: OSError) -> CorruptSampleError:
 
 
 def find_tars(url: str) -> list[str]:
-    """Return the tars at a URL: itself if it ends in `.tar`, or those of a folder or a glob.
+    """Return the tars at a URL: the URL itself if it names a tar, or those in a folder or glob.
 
     Returns:
         Sorted URLs.
 
     Raises:
-        GigamaskError: There are none, or the server cannot be read.
+        GigamaskError: There are none, or the folder cannot be listed.
     """
     is_glob = bool(re.search(r"[*?\[]", strip_query(url)))
     if strip_query(url).endswith(".tar") and not is_glob:
@@ -238,7 +238,7 @@ def _read_local(path: str, ranges: list[ByteRange]) -> list[bytes | CorruptSampl
 def _read_remote(
     filesystem: Any, wanted: dict[int, tuple[str, ByteRange]]
 ) -> dict[int, bytes | CorruptSampleError]:
-    """Return the bytes of ranges of one file system; only transient failures are retried."""
+    """Return the bytes or the error of each range; only transient failures are retried."""
     results: dict[int, bytes | CorruptSampleError] = {}
     pending = list(wanted)
     options = {"batch_size": MAX_CONCURRENT} if filesystem.async_impl else {}
@@ -328,7 +328,7 @@ def _classify_error(url: str, error: Exception, attempt: int) -> tuple[bool, str
         or status in (401, 403)
         or "Credentials" in type(error).__name__
     ):
-        return False, f" (no permission: {reason}); check fsspec's credentials or sign the URL anew"
+        return False, f" (no permission: {reason}); check fsspec's credentials or re-sign the URL"
     if status == 416 or "not satisfiable" in reason:
         return False, f" ({reason}); the file is shorter than when it was indexed, index it again"
     refused = 400 <= status < 500 and status not in (408, 425, 429)
@@ -354,7 +354,7 @@ def _open(url: str) -> tuple[Any, str]:
     if protocol in ("http", "https"):
         options["get_client"] = _http_session
     if protocol in ("s3", "s3a") and "config_kwargs" not in configured:
-        # Otherwise three layers multiply their retries, which takes an hour.
+        # Otherwise the retries of three layers multiply, and giving up takes an hour.
         options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     try:
         filesystem, inner = fsspec.core.url_to_fs(url, **options)

@@ -1,9 +1,9 @@
-"""Conversion of COCO annotations or label images and their images to shards in SA-1B's format.
+"""Conversion of images with COCO annotations or label images to shards in SA-1B's format.
 
 The output bytes depend only on the input, and every record is parsed before it is written.
 `predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
-foreground pixel, the middle one of the mask's run lengths. Each json also has an image's `source`,
-and each mask's `category_id` and COCO `id`, or its `label`; readers of SA-1B ignore these.
+foreground pixel, the middle one of the mask in column order. Each json also has the image's
+`source`, and each mask's `category_id` and COCO `id`, or its `label`; SA-1B's readers ignore them.
 """
 
 import os
@@ -82,7 +82,7 @@ def convert(
         progress: Called as `progress(done, total)` after each shard.
 
     Returns:
-        Counts and paths of what was written, and names and reasons of what was left out.
+        Counts and paths of what was written, and names of what was left out with the reasons.
 
     Raises:
         GigamaskError: More than half of the images or of the masks are unusable; no tar is kept.
@@ -181,8 +181,8 @@ def _list_source(source: Path, image_folder: Path, options: ConvertOptions) -> S
         return convert_labels.read(source, image_folder, options.split_components, options.ignore)
     if options.split_components or options.ignore:
         raise GigamaskError(
-            f"{source}: is not a folder of label images; --split-components and --ignore apply only"
-            " to those, drop them"
+            f"{source}: is not a folder of label images; drop --split-components and --ignore,"
+            " which apply only to those"
         )
     return convert_coco.read(source, image_folder, options.keep_crowds)
 

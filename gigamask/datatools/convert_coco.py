@@ -1,8 +1,8 @@
 """Reading of COCO's instances json; the masks of an image are decoded when it is converted.
 
 Valid polygons are rasterized by faster-coco-eval exactly as in pycocotools; time and memory grow
-with their outlines, not with the image. Annotations are decoded image by image, so a file of
-gigabytes takes little more memory than its bytes.
+with the length of their outlines, not with the size of the image. Annotations are decoded image by
+image, so even a file of several gigabytes takes little more memory than its own size.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ from gigamask.types import SkippedSample
 MAX_COORDINATE = 2 * MAX_SIDE
 """Largest coordinate of a corner in pixels; the time to draw an outline grows with its length."""
 MAX_OUTLINE = 2**22
-"""Maximum length of one annotation's outlines in pixels, hundreds of times that of a drawn one."""
+"""Maximum length of one annotation's outlines in pixels, hundreds of times what annotators draw."""
 
 Id = int | str
 
@@ -177,7 +177,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
 
 
 def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
-    """Return images by id, and those left out: broken ones and those with the same id."""
+    """Return images by id, and those left out: broken ones and those whose id is not unique."""
     rows: dict[str, ImageRow] = {}
     clashing: set[str] = set()
     skipped = []
@@ -192,7 +192,7 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
                 and row.height * row.width <= MAX_PIXELS
             ):
                 raise CorruptSampleError(
-                    f"its stated size is {row.height} x {row.width} pixels, sides must be 1 to"
+                    f"its stated size is {row.height} x {row.width} pixels, but sides must be 1 to"
                     f" {MAX_SIDE} and pixels at most {MAX_PIXELS}"
                 )
             if PurePath(row.file_name).is_absolute() or ".." in PurePath(row.file_name).parts:

@@ -54,7 +54,7 @@ class SourceListing:
     """The images of a source, and what was left out before any was read.
 
     `skipped_masks` are annotations without an image, `unlabeled` is the number of images without
-    a label image, and `renumbered` is true if the images' names cannot be their ids.
+    a label image, and `renumbered` is true if the images' names cannot serve as ids.
     """
 
     images: Sequence[SourceImage]
@@ -67,7 +67,8 @@ class SourceListing:
 def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     """Return an id for each image, and whether the ids are new.
 
-    Names that are distinct whole numbers become the ids; otherwise images are numbered from 0.
+    If all names are distinct whole numbers, they become the ids; otherwise images are numbered
+    from 0.
     """
     ids = [
         int(name) if name.isascii() and name.isdigit() and len(name) <= 18 else -1 for name in names

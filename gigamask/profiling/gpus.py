@@ -1,8 +1,8 @@
 """Memory and peak FLOP/s of GPUs, by name.
 
-Memory is the total capacity that torch reports (the lowest value seen for a model), which is less
+Memory is the total capacity that torch reports (the lowest value seen for a GPU), which is less
 than the nominal one. Peaks are those of the data sheets for dense matrices, with float32
-accumulation for half precisions, and without TF32 for float32, since torch does not use TF32 for
+accumulation for bf16 and fp16, and without TF32 for float32, since torch does not use TF32 for
 matrix products by default (`torch.backends.cuda.matmul`).
 """
 
@@ -59,7 +59,10 @@ GPUS = (
 
 
 def find(name: str) -> Gpu:
-    """Return a GPU by name, or described as `NAME=GIB,TFLOPS` (TFLOP/s in the precision used)."""
+    """Return the GPU with a name, or the one that `NAME=GIB,TFLOPS` describes.
+
+    TFLOPS is the peak in the precision used.
+    """
     known = {gpu.name: gpu for gpu in GPUS}
     own, equals, numbers = name.partition("=")
     if equals:

@@ -81,7 +81,7 @@ class ServeCommand:
             )
         if not 0 <= self.port < 2**16:
             raise GigamaskError(
-                f"--port must be 0 to {2**16 - 1}, 0 for a free one (got {self.port})"
+                f"--port must be 0 to {2**16 - 1}; 0 picks a free one (got {self.port})"
             )
         token = self.token
         short = token is not None and len(token) < MIN_TOKEN_LENGTH
