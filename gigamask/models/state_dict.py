@@ -12,7 +12,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,7 @@ def _download(hub_id: str) -> Path:
             raise
         except Exception:  # the HTTP library's; a download would retry for a minute
             offline = True
-        with suppress(EntryNotFoundError):
-            hf_hub_download(hub_id, "config.json", local_files_only=offline)
+        hf_hub_download(hub_id, "config.json", local_files_only=offline)
         return Path(hf_hub_download(hub_id, "model.safetensors", local_files_only=offline)).parent
     except (HfHubHTTPError, HFValidationError, EntryNotFoundError) as error:
         reason = "it cannot be reached" if offline else str(error).strip().splitlines()[0]
