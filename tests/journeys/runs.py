@@ -9,6 +9,13 @@ from safetensors.torch import load_file
 
 from gigamask.training import checkpoint
 
+CONSTANT_LR = [
+    *("--schedule", "multistep"),
+    *("--schedule.milestones", "1.0"),
+    *("--schedule.warmup-steps", "3"),
+]
+"""Flags of a learning rate that does not depend on the number of steps."""
+
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that record updates."""

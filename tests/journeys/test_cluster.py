@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from gigamask.cli.main import main
 from gigamask.training import checkpoint
 from tests.journeys.pages import DOCS
+from tests.journeys.runs import CONSTANT_LR
 from tests.ranks import environment, fork, free_port
 
 HERE = Path(__file__).resolve()
@@ -77,14 +78,7 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         "--micro-batch-size",
         "2",
     ]
-    words += [
-        "--schedule",
-        "multistep",
-        "--schedule.milestones",
-        "1.0",
-        "--schedule.warmup-steps",
-        "3",
-    ]
+    words += CONSTANT_LR
     torchrun = [
         "torchrun",
         "--standalone",

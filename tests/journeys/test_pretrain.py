@@ -17,7 +17,7 @@ from gigamask.cli.main import INTERRUPTED, main
 from gigamask.data import tar
 from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
-from tests.journeys.runs import records
+from tests.journeys.runs import CONSTANT_LR, records
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SIZE = {
@@ -113,18 +113,7 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
 
 
 def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
-    common = [
-        "--data",
-        str(scenes),
-        "--loader.workers",
-        "1",
-        "--schedule",
-        "multistep",
-        "--schedule.milestones",
-        "1.0",
-        "--schedule.warmup-steps",
-        "3",
-    ]
+    common = ["--data", str(scenes), "--loader.workers", "1", *CONSTANT_LR]
     run, gigamask = tmp_path / "run", str(Path(sys.executable).parent / "gigamask")
     command = [
         gigamask,
