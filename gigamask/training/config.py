@@ -103,7 +103,8 @@ class TrainConfig(ABC):
     """Weights & Biases project to log to as well; set WANDB_MODE=offline to log into the run
     folder"""
     max_bad_fraction: float = 0.01
-    """largest fraction of unreadable samples before training stops"""
+    """largest fraction of different samples that may be unreadable; training stops if more are, and
+    at least 10 (0: stops at the first)"""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """data parallelism of several processes: ddp replicates the model, fsdp shards the encoder
     blocks over all processes, hsdp over the processes of each machine"""

@@ -9,8 +9,8 @@ from gigamask.training.logging import MetricsLogger
 from gigamask.types import BatchProtocol
 
 MAX_SKIPPED_IN_A_ROW = 10
-MIN_SAMPLES = 100
-"""Minimum number of samples for the fraction; one unreadable sample is always allowed."""
+MIN_BAD = 10
+"""Number of unreadable samples below which training goes on, unless `max_bad_fraction` is 0."""
 
 
 @dataclass
@@ -20,13 +20,15 @@ class HealthChecks:
     Attributes:
         config: The configuration.
         logger: Logs the findings.
-        seen: Number of samples so far.
+        samples_per_epoch: Number of distinct samples of the run.
+        seen: Number of samples so far, counted again whenever they recur.
         skipped_samples: Names of the unreadable ones.
         skipped_in_a_row: Number of steps skipped since the last update.
     """
 
     config: TrainConfig
     logger: MetricsLogger
+    samples_per_epoch: int
     seen: int = 0
     skipped_samples: set[str] = field(default_factory=set)
     skipped_in_a_row: int = 0
@@ -51,11 +53,12 @@ class HealthChecks:
                         {"step": step, "skipped_sample": sample.name, "reason": sample.reason}
                     )
                     self.logger.print(f"skipped sample: {sample.reason}")
-        limit = self.config.max_bad_fraction
-        if len(self.skipped_samples) > max(1, limit * max(self.seen, MIN_SAMPLES)):
+        limit, bad = self.config.max_bad_fraction, len(self.skipped_samples)
+        distinct = min(self.seen, self.samples_per_epoch)
+        if bad > limit * distinct and bad >= (MIN_BAD if limit else 1):
             raise GigamaskError(
-                f"{self.config.out}: {len(self.skipped_samples)} of {self.seen} samples are "
-                f"unreadable, more than {limit:.1%}; repair the data, or raise --max-bad-fraction"
+                f"{self.config.out}: {bad} of {distinct} samples are unreadable, more than "
+                f"{limit:.1%}; repair the data, or raise --max-bad-fraction"
             )
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:

@@ -76,7 +76,7 @@ def train(
             AsyncCheckpointer(config, logger.log, world) as saver,
             world.dump_stacks_on_hang(DUMP_STACKS_AT * config.timeout_s) as set_clock,
         ):
-            checks = HealthChecks(config, logger)
+            checks = HealthChecks(config, logger, data.samples_per_epoch)
             logger.log_start(world.size)
             set_clock(True)
             for batches in logger.time_data(data.batches(world, pin=device.type == "cuda")):

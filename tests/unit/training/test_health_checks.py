@@ -16,7 +16,7 @@ from tests.little import little
 def guard(tmp_path):
     run = replace(little(), out=str(tmp_path), max_bad_fraction=0.02)
     with MetricsLogger(run, 0, torch.device("cpu")) as watch:
-        yield HealthChecks(run, watch)
+        yield HealthChecks(run, watch, samples_per_epoch=20)
 
 
 def batch_with(*skipped: str):
@@ -41,9 +41,25 @@ def test_a_bad_sample_is_said_once_and_counted(guard, tmp_path):
     ]
 
 
-def test_too_many_bad_samples_stop_the_run(guard):
-    with pytest.raises(GigamaskError, match=r"3.*3.*2.0%.*--max-bad-fraction"):
-        guard.check(1, [batch_with("1", "2", "3")], skipped=False)
+def test_ten_different_bad_samples_stop_the_run(guard):
+    for step in range(3):  # two of twenty, visited again in each epoch
+        guard.check(step, [batch_with(*"12")], skipped=False)
+    guard.check(4, [batch_with(*"123456789")], skipped=False)
+    with pytest.raises(GigamaskError, match=r" 10 of 16 .*2.0%.*--max-bad-fraction"):
+        guard.check(5, [batch_with("10")], skipped=False)
+
+
+def test_different_samples_are_counted_once(guard):
+    """Half of them are bad, however often the others recur."""
+    guard.seen = 10_000
+    with pytest.raises(GigamaskError, match=r" 10 of 20 .*2.0%"):
+        guard.check(500, [batch_with(*map(str, range(10)))], skipped=False)
+
+
+def test_no_bad_sample_is_allowed_if_the_fraction_is_0(guard):
+    guard.config = replace(guard.config, max_bad_fraction=0.0)
+    with pytest.raises(GigamaskError, match=r" 1 of 1 .*0.0%"):
+        guard.check(1, [batch_with("1")], skipped=False)
 
 
 def test_skipped_steps_in_a_row_stop_the_run(guard):
