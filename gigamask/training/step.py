@@ -11,6 +11,7 @@ gradients, sums, counts and per-sample losses in one all-reduce.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -98,7 +99,17 @@ class StepMetrics:
         values, names = self.count.new_zeros(MAX_SUMS), sorted(self.sums)
         for index, name in enumerate(names):
             values[index] = self.sums[name]
-        world.all_reduce([self.count, self.losses, self.counts, self.weights, values, *others])
+        # A checksum of each process's names, small enough to be exact in fp32.
+        name_ids = self.count.new_zeros(world.size)
+        name_ids[world.rank] = crc32("\n".join(names).encode()) % 2**24
+        world.all_reduce(
+            [self.count, self.losses, self.counts, self.weights, values, name_ids, *others]
+        )
+        if (name_ids != name_ids[0]).any():  # as when a process has no mask
+            names = sorted({name for own in world.gather(names) for name in own})
+            zero = self.count.new_zeros(())
+            values = torch.stack([self.sums.get(name, zero).to(zero) for name in names])
+            world.all_reduce([values])
         self.sums = {name: values[index] for index, name in enumerate(names)}
 
     def divisor(self) -> float:

@@ -1,5 +1,6 @@
 """Any number of processes, sharded or not, trains the parameters of one process, in float64."""
 
+import json
 import os
 import shutil
 from dataclasses import dataclass, fields, replace
@@ -18,9 +19,10 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.losses.ohem import OHEM
 from gigamask.models.sam.sam import Sam
-from gigamask.training import checkpoint
+from gigamask.training import checkpoint, step
 from gigamask.training.optim import AdamW8bit, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from tests.little import little
 from tests.ranks import fork
@@ -178,6 +180,33 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     shutil.rmtree(Path(runs["fsdp"].out) / "checkpoints" / "step_00000003")
     train(runs["fsdp"])
     assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
+
+
+def spoilt_by_ranks(folder: str) -> None:
+    """Train; the second process finds a gradient of NaN in the second step."""
+    world, real, steps = init_world(os.environ, CPU, little().timeout_s), step.accumulate, []
+
+    def accumulate(task, model, *given) -> None:
+        real(task, model, *given)
+        steps.append(1)
+        if world.rank and len(steps) == 2:
+            next(model.parameters()).grad.fill_(float("nan"))
+
+    step.accumulate = accumulate
+    train(config_files.load_config(folder), world)
+    destroy_world(world)
+
+
+def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(tmp_path, scenes):
+    run = case(tmp_path / "run", scenes, batch_size=2, micro_batch_size=1, log_every=1)
+    fork(2, spoilt_by_ranks, run.out)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    skipped = {line["skipped_step"] for line in lines if "skipped_step" in line}
+    data = TrainData(run, open_index(run)).batches()
+    next(data)
+    assert skipped == {name for batch in next(data) for name in batch.names}
+    assert [line["skipped"] for line in lines if "skipped" in line] == [0, 1, 0]
+    assert all(np.isfinite(array).all() for array in kept(run).values())
 
 
 @pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])

@@ -1,5 +1,6 @@
 """The step over a task whose loss is known."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from gigamask.data.loader import collate
-from gigamask.distributed.world import World
+from gigamask.distributed.precision import LossScaler
+from gigamask.distributed.world import World, destroy_world, init_world
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Task
 from gigamask.rng import make_rng
@@ -16,6 +18,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, step
 from gigamask.types import Batch, DataCursor, LossSums, RandomInputs, RandomSpec
 from tests.little import little
+from tests.ranks import fork
 
 EMPTY = collate([], (), little().sample_config, RandomSpec(0, 2, 2), 0.0, DataCursor(3))
 
@@ -157,3 +160,48 @@ def test_more_parts_than_are_exchanged_are_refused(state):
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
     with pytest.raises(GigamaskError, match=r"at most 16 .*17"):
         found.all_reduce(World())
+
+
+def sums_of_ranks() -> None:
+    """What each process of the test below does: one has no mask, or both have other sums."""
+    world = init_world(os.environ, torch.device("cpu"))
+    own = ({}, {"loss": 3.0, "iou": 0.5}), ({"loss": 1.0, "a": 2.0}, {"loss": 3.0, "b": 4.0})
+    whole = {"loss": 3.0, "iou": 0.5}, {"loss": 4.0, "a": 2.0, "b": 4.0}
+    for given, expected in zip(own, whole, strict=True):
+        found = StepMetrics.zero(1, torch.zeros(()))
+        found.sums = {name: torch.tensor(value) for name, value in given[world.rank].items()}
+        found.count += 1
+        found.all_reduce(world)
+        assert {name: float(value) for name, value in found.sums.items()} == expected
+        assert found.means() == {name: value / 2 for name, value in expected.items()}
+    destroy_world(world)
+
+
+@pytest.mark.slow
+def test_processes_with_other_sums_have_the_same_afterwards():
+    fork(2, sums_of_ranks)
+
+
+def one_rank_overflows(run) -> None:
+    """What each process of the test below does."""
+    world = init_world(os.environ, torch.device("cpu"))
+    state = TrainState.initialize(run, torch.device("cpu"))
+    state.scale = LossScaler(4.0)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    for bad in (float("nan"), float("inf")):
+        task = Pull(bad) if world.rank else Pull(1.0, pieces=0)
+        done = step(task, state, [EMPTY], 1, 1e-3, 1.0, world)
+        outcome = repr(sorted(done.record.items())), done.skipped, done.overflow
+        assert world.gather(outcome) == [outcome] * 2
+        assert done.skipped
+        assert "loss" in done.record
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
+    )
+    assert not state.optimizer_tensors()
+    destroy_world(world)
+
+
+@pytest.mark.slow
+def test_both_processes_skip_a_step_that_one_of_them_spoils():
+    fork(2, one_rank_overflows, replace(little(), data=("x",)))
