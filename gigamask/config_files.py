@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 import yaml
 
-from gigamask import recipes, registry
+from gigamask import files, recipes, registry
 from gigamask.errors import GigamaskError
 from gigamask.parser import parse
 from gigamask.training.config import TrainConfig, check_resume, flatten_config
@@ -358,7 +358,7 @@ def save_config(config: TrainConfig) -> None:
     """
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(config_yaml(config))
+    files.write_text(folder / CONFIG, config_yaml(config))
     versions = {name: metadata.version(name) for name in ("gigamask", "torch", "numpy")}
     with open(folder / "origin.jsonl", "a") as file:
         file.write(json.dumps({"argv": sys.argv, **versions, "git": git_revision()}) + "\n")

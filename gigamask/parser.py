@@ -12,13 +12,13 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 from tyro import _errors as tyro_errors
 from tyro import _strings as tyro_strings
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.suggestions import suggest_flag
 
@@ -179,7 +179,7 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
     """
     if path:
         try:
-            Path(path).write_text(json.dumps(content, indent=1, default=str) + "\n")
+            files.write_text(path, json.dumps(content, indent=1, default=str) + "\n")
         except OSError as error:
             raise GigamaskError(
                 f"--json {path}: cannot be written ({error.strerror}); "

@@ -10,6 +10,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import simplejpeg
@@ -17,6 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from gigamask.errors import CorruptSampleError
+from gigamask.files import write_bytes
 
 MAX_PIXELS = 2**26
 """67 megapixels, 20 times SA-1B's largest image; larger ones count as decompression bombs."""
@@ -117,6 +119,13 @@ def encode_jpeg(
         colorspace="RGB",
         colorsubsampling=chroma_subsampling,
     )
+
+
+def write_png(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
+    """Write RGB pixels to a PNG file, atomically."""
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "png", compress_level=1)
+    write_bytes(path, encoded.getvalue())
 
 
 def _read_header(raw: bytes, name: str) -> tuple[int, int, bool]:

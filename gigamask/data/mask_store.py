@@ -30,8 +30,8 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import CandidateMasks
 from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskShardJob, MaskStoreManifest
 from gigamask.data.sample_config import SampleConfig
-from gigamask.data.storage import write
 from gigamask.errors import GigamaskError
+from gigamask.files import write_bytes
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.types import RandomSpec, Sample, SampleRef
@@ -279,7 +279,7 @@ def build(
             f"{folder}: the masks take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
             "choose a folder on a larger disk, or fewer tars"
         )
-    write(folder / MANIFEST, msgspec.json.encode(manifest))
+    write_bytes(folder / MANIFEST, msgspec.json.encode(manifest))
     worker_pool.parallel_map(
         mask_store_shard.build_shard,
         [MaskShardJob(str(index.folder), shard, str(folder)) for shard in missing],

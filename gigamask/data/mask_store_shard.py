@@ -22,6 +22,7 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int64, UInt64
 
+from gigamask import files
 from gigamask.data import annotation, storage
 from gigamask.data.index import Index
 from gigamask.data.shard_index import read_payloads
@@ -126,7 +127,7 @@ def _write_shard(
     bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
     (work / "bits.npy").rename(bits_path)
     (work / "rows.npy").rename(rows_path)
-    storage.write(
+    files.write_bytes(
         json_path,
         msgspec.json.encode(
             MaskShard(tar, int(starts[-1]), checksums(bits_path), checksums(rows_path))

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64
 
-from gigamask.data import storage
+from gigamask import files
 from gigamask.data.index import Index, as_list
 from gigamask.errors import GigamaskError
 
@@ -159,7 +159,7 @@ def write(path: str | Path, queries: Iterable[Query]) -> None:
             **{key: label for key, label in labels.items() if label},
         }
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    storage.write(Path(path), "".join(lines).encode())
+    files.write_text(path, "".join(lines))
 
 
 def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -169,18 +168,6 @@ def read_at(descriptor: int, byte_range: ByteRange) -> bytes | CorruptSampleErro
     except OSError as error:
         return read_error(byte_range, error)
     return data if len(data) == byte_range.size else _short_read(byte_range, len(data))
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a local file atomically.
-
-    Args:
-        path: The file; it is replaced if it exists.
-        content: Its bytes.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def read_error(byte_range: ByteRange, error: OSError) -> CorruptSampleError:

@@ -13,7 +13,6 @@ the requests for one tar are sequential; scanning many tars at once makes up for
 import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from typing import NoReturn
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from gigamask import files
 from gigamask.data import storage
 from gigamask.errors import CorruptSampleError, GigamaskError
 
@@ -99,20 +99,17 @@ def write(path: str | Path, members: Iterable[tuple[str, bytes]]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+
+    def write_members(partial: Path) -> None:
+        with open(partial, "wb") as file:
             for name, payload in members:
                 file.write(_header(path, name, len(payload)))
                 file.write(payload)
                 file.write(bytes(-len(payload) % BLOCK))
             file.write(bytes(2 * BLOCK))
             file.write(bytes(-file.tell() % RECORD))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+
+    files.write_atomically(path, write_members)
 
 
 def _header(path: Path, name: str, size: int) -> bytes:

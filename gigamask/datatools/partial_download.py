@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gigamask.data import storage
+from gigamask import files
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
@@ -88,7 +88,7 @@ class PartialDownload:
 
     def save_state(self, state: DownloadState) -> None:
         """Write the state to disk."""
-        storage.write(self._state_path, msgspec.json.encode(state))
+        files.write_bytes(self._state_path, msgspec.json.encode(state))
         self.state = state
 
     def discard(self) -> None:

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64
 
+from gigamask import files
 from gigamask.data import annotation, image, storage, tar, worker_pool
 from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
@@ -248,7 +249,7 @@ def repack_tar(
             broken=part.left_out.broken,
         )
         # The record is written first: every tar of repack has one, so others are never replaced.
-        storage.write(_record_path(target), msgspec.json.encode(done))
+        files.write_bytes(_record_path(target), msgspec.json.encode(done))
         os.replace(work, target)
     except OSError as error:
         raise GigamaskError(
@@ -380,7 +381,7 @@ def _verify(path: Path, counts: RepackCounts) -> int:
             f"{path}: reads back differently than it was written; check disk and memory, and run"
             f" the same command again ({problem})"
         )
-    return _crc32(path)
+    return files.crc32(path)
 
 
 def _is_as_written(path: Path, counts: RepackCounts) -> bool:
@@ -441,17 +442,9 @@ def _is_unchanged(target: Path, done: RepackedTar) -> bool:
     with contextlib.suppress(FileNotFoundError):
         status = target.stat()
         return status.st_size == done.bytes and (
-            status.st_mtime_ns == done.mtime_ns or _crc32(target) == done.crc32
+            status.st_mtime_ns == done.mtime_ns or files.crc32(target) == done.crc32
         )
     return False
-
-
-def _crc32(path: Path) -> int:
-    crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-    return crc32
 
 
 def _record_path(target: Path) -> Path:

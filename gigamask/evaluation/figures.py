@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gigamask.data.dataset import Sa1bDataset
+from gigamask.data.image import write_png
 from gigamask.data.index import Index
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore
 from gigamask.evaluation.embedded_images import EmbeddedImage, embed_image
@@ -90,7 +91,7 @@ def write_figure(
             for score in scores
         ]
     model.train(was_training)
-    cv2.imwrite(str(path), cv2.cvtColor(stack_rows(rows), cv2.COLOR_RGB2BGR))
+    write_png(path, stack_rows(rows))
 
 
 def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:

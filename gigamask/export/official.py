@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
 from gigamask.models.sam.sam import Sam
@@ -28,7 +29,7 @@ def write_pth(model: Sam, out: Path) -> dict:
     if out.suffix != ".pth":
         raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
     state = state_dict.to_official(model)
-    state_dict.write_atomically(out, lambda path: _save(state, path))
+    files.write_atomically(out, lambda path: _save(state, path))
     return _verify(state, out)
 
 

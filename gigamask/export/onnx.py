@@ -21,9 +21,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare
-from gigamask.models import state_dict
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
@@ -165,7 +165,7 @@ def _export(
     dynamic_axes: dict[str, dict[int, str]],
 ) -> None:
     """Trace a module with these inputs and write it."""
-    with warnings.catch_warnings(), state_dict.report_write_errors(path):
+    with warnings.catch_warnings(), files.report_write_errors(path):
         # The newer exporter (dynamo) requires static sizes, but image sizes vary.
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from gigamask.data import storage
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.evaluation import calibration
 
@@ -70,7 +70,7 @@ class Confidence:
     def save(self, folder: str) -> Path:
         """Write to a run folder and return the file's path."""
         path = Path(folder) / FILE
-        storage.write(path, json.dumps(asdict(self)).encode())
+        files.write_text(path, json.dumps(asdict(self)))
         return path
 
     @classmethod

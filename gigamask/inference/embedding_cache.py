@@ -8,7 +8,6 @@ warning is raised and nothing is cached.
 
 import contextlib
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models.sam.sam import Sam
 
@@ -122,15 +122,7 @@ def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
     content = save(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(PARTIAL, f".{path.stem}.", path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_digest(content) + content)
-            os.replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        files.write_bytes(path, _digest(content) + content)
     except OSError as error:
         warnings.warn(
             f"{subject} can be stored ({error.strerror}); free space or use another folder",

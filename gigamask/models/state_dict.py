@@ -6,13 +6,9 @@ in ViTDet and SAM; everything else must match exactly.
 """
 
 import argparse
-import errno
 import json
-import os
 import pickle
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
+from gigamask.files import write_atomically
 from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig
 from gigamask.models.convert import (
     State,
@@ -248,48 +245,7 @@ def save_weights(state: State, config: ModelConfig, path: Path | str) -> None:
     # A single entry, since safetensors writes several in arbitrary order, and equal weights should
     # give equal files.
     metadata = {"spec": json.dumps({"kind": kind, **fields})}
-    write_atomically(Path(path), lambda partial: save_file(state, partial, metadata=metadata))
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: it gets its name only once it is complete.
-
-    Args:
-        path: The file.
-        write: Writes to the path it is called with; a partial file is removed on error.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with report_write_errors(partial):
-            write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def report_write_errors(path: Path) -> Iterator[None]:
-    """Convert a library's write error, such as a full disk, to an `OSError` with the file name."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        number = _system_errno(error)
-        if number is None:
-            raise
-        raise OSError(number, os.strerror(number), str(path)) from None
-
-
-def _system_errno(error: BaseException | None) -> int | None:
-    """Return the errno of a library's write error; None for any other error.
-
-    safetensors has it in its message; torch chains its own error to the system's.
-    """
-    if isinstance(error, SafetensorError):
-        match = re.search(r"os error (\d+)", str(error))
-        return int(match[1]) if match else errno.EIO
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__
-    return error.errno if error else None
+    write_atomically(path, lambda partial: save_file(state, partial, metadata=metadata))
 
 
 def to_official(model: Model) -> State:

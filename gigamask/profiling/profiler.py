@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, supported_activities
 
 from gigamask.data import process_memory
+from gigamask.files import write_bytes, write_text
 from gigamask.profiling import timeline
 from gigamask.profiling.sample_memory import in_bytes
 from gigamask.profiling.timeline import TimeSpent
@@ -165,14 +166,14 @@ class Profile:
                 self._folder / f"allocator{mark}.txt",
             )
             torch.cuda.memory._dump_snapshot(str(history))
-            statistics.write_text(torch.cuda.memory_summary(self._device))
+            write_text(statistics, torch.cuda.memory_summary(self._device))
             files += [f"{history.name} (for https://pytorch.org/memory_viz)", statistics.name]
         recorder.export_chrome_trace(str(plain))
         lines = plain.read_bytes()
-        trace.write_bytes(gzip.compress(lines, GZIP_LEVEL))
+        write_bytes(trace, gzip.compress(lines, GZIP_LEVEL))
         plain.unlink()
         parts, operators = timeline.read(lines, len(records))
-        report.write_text("\n".join(self._report(parts, operators, records)) + "\n")
+        write_text(report, "\n".join(self._report(parts, operators, records)) + "\n")
         return files if self._rank is None else [*files, "and those of the other processes"]
 
     def _report(

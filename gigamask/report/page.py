@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gigamask import __version__
+from gigamask import __version__, files
 from gigamask.report import charts, html, scores, summary, tables
 from gigamask.report.history import History
 from gigamask.report.html import (
@@ -90,7 +90,7 @@ def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -
         The contents of the report, as data.
     """
     report = summary.summarize(runs, recipes)
-    out.write_text(page(runs, report))
+    files.write_text(out, page(runs, report))
     return report
 
 

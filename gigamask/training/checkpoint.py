@@ -7,7 +7,6 @@ damaged checkpoint is reported, and the previous one is used.
 
 import json
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from torch import Tensor
 from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.errors import GigamaskError
+from gigamask.files import crc32, flush, report_write_errors
 from gigamask.models import convert, state_dict
 from gigamask.models.configs import GroundingModelConfig, MAEConfig
 from gigamask.models.init import MAE_PREFIX
@@ -35,7 +35,6 @@ from gigamask.training.manifest import (
     BEST,
     FORMAT,
     MANIFEST,
-    checksum,
     list_checkpoints,
     verify,
     with_checksum,
@@ -121,14 +120,14 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     remove_partial(folder)
     part.mkdir(parents=True)
     state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
-    with state_dict.report_write_errors(part / OPTIMIZER):
+    with report_write_errors(part / OPTIMIZER):
         save_file(snapshot.optimizer, part / OPTIMIZER)
     if snapshot.loss_history:
-        with state_dict.report_write_errors(part / LOSS_HISTORY):
+        with report_write_errors(part / LOSS_HISTORY):
             save_arrays(snapshot.loss_history, part / LOSS_HISTORY)
     written = sorted(path.name for path in part.iterdir())
     files = {
-        name: {"bytes": (part / name).stat().st_size, "crc32": checksum(part / name)}
+        name: {"bytes": (part / name).stat().st_size, "crc32": crc32(part / name)}
         for name in written
     }
     manifest = {
@@ -141,11 +140,11 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     }
     (part / MANIFEST).write_bytes(with_checksum(manifest))
     for name in (*written, MANIFEST, "."):
-        _flush(part / name)
+        flush(part / name)
     if final.exists():
         shutil.rmtree(final)
     part.rename(final)
-    _flush(folder)
+    flush(folder)
     _prune(folder, config.keep)
     return final
 
@@ -165,9 +164,9 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
     }
     part = checkpoint / f".{MANIFEST}"
     part.write_bytes(with_checksum(manifest))
-    _flush(part)
+    flush(part)
     part.replace(checkpoint / MANIFEST)
-    _flush(checkpoint)
+    flush(checkpoint)
     _prune(checkpoint.parent, keep)
 
 
@@ -317,9 +316,3 @@ def remove_partial(folder: Path) -> None:
     """Remove the leftovers of interrupted saves from a folder of checkpoints."""
     for part in folder.glob(".step_*.part"):
         shutil.rmtree(part)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)

@@ -23,6 +23,7 @@ from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gigamask import files
 from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.distributed.profile_ranges import profile_range
@@ -269,7 +270,7 @@ class MetricsLogger:
         try:
             path = Path(self._config.out) / PICTURES / f"step_{step:08d}.jpg"
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(jpeg(picture))
+            files.write_bytes(path, jpeg(picture))
         except OSError as error:
             self.print(f"the picture of step {step} was not saved: {error}")
 

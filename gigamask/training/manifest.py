@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.errors import GigamaskError
+from gigamask.files import crc32
 
 FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best"
@@ -53,7 +54,7 @@ def verify(folder: Path, contents: bool = True) -> dict:
     for name, expected_bytes, expected_crc in files:
         try:
             actual_bytes = (folder / name).stat().st_size
-            actual_crc = checksum(folder / name) if contents else expected_crc
+            actual_crc = crc32(folder / name) if contents else expected_crc
         except OSError:
             raise GigamaskError(
                 f"{folder / name}: listed in the manifest, but cannot be read"
@@ -65,15 +66,6 @@ def verify(folder: Path, contents: bool = True) -> dict:
                 f"the manifest says {expected_bytes} bytes with crc32 {expected_crc}"
             )
     return manifest
-
-
-def checksum(path: Path) -> int:
-    """Return the crc32 of a file."""
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 24):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

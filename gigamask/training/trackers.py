@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.training.config import TrainConfig, flatten_config
 
@@ -86,7 +87,7 @@ class WandbTracker:
         self._wandb: Any = wandb
         id_file = Path(config.out) / "wandb_id"
         if not id_file.exists():
-            id_file.write_text(secrets.token_hex(4))
+            files.write_text(id_file, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=config.wandb,

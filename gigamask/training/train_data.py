@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from gigamask import files
 from gigamask.data import index as indexes
-from gigamask.data import storage
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
@@ -83,7 +83,7 @@ def save_data_record(config: TrainConfig, data: dict[str, Any]) -> None:
         config: The configuration.
         data: Result of `describe_data`.
     """
-    storage.write(Path(config.out) / DATA, json.dumps(data).encode())
+    files.write_text(Path(config.out) / DATA, json.dumps(data))
 
 
 class TrainData:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import yaml
 
-from gigamask import config_files, recipes, registry
+from gigamask import config_files, files, recipes, registry
 from gigamask.data import index as indexes
-from gigamask.data import storage, worker_pool
+from gigamask.data import worker_pool
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
@@ -264,8 +264,8 @@ def run(
         },
     }
     text = markdown(result)
-    (Path(out) / "ablation.md").write_text(text + "\n")
-    (Path(out) / "ablation.json").write_text(json.dumps(result, indent=1) + "\n")
+    files.write_text(Path(out) / "ablation.md", text + "\n")
+    files.write_text(Path(out) / "ablation.json", json.dumps(result, indent=1) + "\n")
     print(text)
     faults = [fault for variant in result["variants"].values() for fault in variant["faults"]]
     if not faults:
@@ -405,7 +405,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
         "seed": training.seed,
         "seconds": round(trained_s, 1) if is_new else None,
     }
-    storage.write(path, (json.dumps(scores, indent=1) + "\n").encode())
+    files.write_text(path, json.dumps(scores, indent=1) + "\n")
     first_click = f"{100 * scores['clicks']['1']:.1f} % after one click"
     print(f"{name}: {first_click}, {trained_s:.0f} s", flush=True)
     return scores

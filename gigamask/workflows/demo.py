@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from gigamask import config_files, recipes
+from gigamask import config_files, files, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks, figures
@@ -57,10 +57,10 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
     paths = figures.write_figures(model, test, result, folder / "pictures")
     elapsed_s = round(time.perf_counter() - start_s, 1)
     summary = result.summary() | {"step": state.step, "elapsed_s": elapsed_s}
-    (folder / "evaluation.json").write_text(json.dumps(summary, indent=1) + "\n")
+    files.write_text(folder / "evaluation.json", json.dumps(summary, indent=1) + "\n")
     typical = next(path for path in paths if path.stem == "typical")
     picture, report = folder / "report.png", folder / page.REPORT
-    picture.write_bytes(typical.read_bytes())
+    files.write_bytes(picture, typical.read_bytes())
     recipe_texts = {folder.name: config_files.config_as_text(recipe)}
     page.write({folder.name: history.read(folder)}, recipe_texts, report)
     print(clicks.table(summary))

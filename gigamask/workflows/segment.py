@@ -32,6 +32,7 @@ from gigamask.datatools.image_files import to_jpeg
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.embedding_cache import digest_weights
 from gigamask.masks.rle import RLEMasks
@@ -301,7 +302,7 @@ def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator) -> None:
             f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
             "choose another folder"
         )
-    storage.write(path, settings)
+    write_bytes(path, settings)
 
 
 def _segment_one(
@@ -321,14 +322,13 @@ def _segment_one(
         raw = annotation.encode(make_record(proposals, number, source))
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        storage.write(path, raw)
+        write_bytes(path, raw)
     picture = output.pictures / f"{source.path}.png" if output.pictures else None
     if picture and (is_new or not picture.exists()):
         picture.parent.mkdir(parents=True, exist_ok=True)
         if pixels is None:
             pixels = image.decode(source.read(), source.name)
-        bgr = draw_masks(pixels, entry.masks)[..., ::-1]
-        storage.write(picture, cv2.imencode(".png", bgr)[1].tobytes())
+        image.write_png(picture, draw_masks(pixels, entry.masks))
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new

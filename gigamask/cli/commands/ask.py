@@ -50,9 +50,8 @@ class AskCommand:
         """Print and return the masks that fit each text."""
         from pathlib import Path
 
-        import cv2
-
         from gigamask.cli.commands.ground import load_config
+        from gigamask.data import image
         from gigamask.grounding.inference import GroundingPredictor, draw_result
 
         if self.top < 1:
@@ -77,7 +76,7 @@ class AskCommand:
             if self.pictures:
                 path = Path(self.pictures) / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                cv2.imwrite(str(path), draw_result(pixels, masks, result, self.top)[..., ::-1])
+                image.write_png(path, draw_result(pixels, masks, result, self.top))
                 print(f"  {path}")
         return {"image": self.image, "answers": answers}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask import files
 from gigamask.workflows.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
@@ -64,6 +65,6 @@ class EvaluateCommand(EvaluateOptions):
         for path in paths:
             print(path)
         if self.html:
-            Path(self.html).write_text(scores.page(evaluated.summary, paths))
+            files.write_text(self.html, scores.page(evaluated.summary, paths))
             print(self.html)
         return evaluated.summary

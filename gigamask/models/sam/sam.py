@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
 from gigamask.models.configs import SamConfig
@@ -107,15 +108,13 @@ class Sam(nn.Module):
         }
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state_dict.write_atomically(
+        files.write_atomically(
             folder / "model.safetensors",
             lambda path: save_file(weights, path, metadata={"format": "pt"}),
         )
         for name, content in configs.items():
             text = json.dumps(content, indent=2)
-            state_dict.write_atomically(
-                folder / name, lambda path, text=text: path.write_text(text)
-            )
+            files.write_atomically(folder / name, lambda path, text=text: path.write_text(text))
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
 from gigamask.export.probe import Probe, compare
@@ -194,5 +195,5 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most,
 
 def test_what_is_no_matter_of_the_disk_stays_what_it_is(tmp_path):
     refused = pytest.raises(RuntimeError, match=r"^no such operator$")
-    with refused, state_dict.report_write_errors(tmp_path):
+    with refused, files.report_write_errors(tmp_path):
         raise RuntimeError("no such operator")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
 from gigamask.samplers.loss_history import LossHistory
@@ -228,7 +229,7 @@ def test_a_disk_that_is_full_says_so(run):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with (
         pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "),
-        state_dict.report_write_errors(pathlib.Path("x")),
+        files.report_write_errors(pathlib.Path("x")),
     ):
         raise SafetensorError("something else")
 

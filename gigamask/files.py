@@ -1,0 +1,103 @@
+"""Writing files that get their name only once they are complete; checksums of files.
+
+A reader never sees half a file: whatever stops a write, the earlier file stays as it was.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+PARTIAL = ".partial"
+"""End of the name of a file that is being written; a killed process may leave one."""
+CHUNK_BYTES = 1 << 24
+
+
+def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:
+    """Write a file atomically, with the permissions that the umask gives.
+
+    Args:
+        path: The file; it is replaced if it exists. A device or pipe, such as `/dev/stdout`, is
+            written directly.
+        write: Writes to the path it is called with; a partial file is removed on any error.
+
+    Raises:
+        OSError: The file cannot be written; the error names it.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with report_write_errors(path):
+            write(path)
+        return
+    path = Path(os.path.realpath(path))
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        with report_write_errors(path):
+            partial.touch(exist_ok=False)
+            mode = stat.S_IMODE(partial.stat().st_mode)
+            write(partial)
+            partial.chmod(mode)  # some libraries write with 0600
+            flush(partial)
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file atomically from its content."""
+    write_atomically(path, lambda partial: partial.write_bytes(content))
+
+
+def write_text(path: Path | str, content: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    write_bytes(path, content.encode())
+
+
+@contextmanager
+def report_write_errors(path: Path) -> Iterator[None]:
+    """Convert a library's write error, such as a full disk, to an `OSError` with the file name."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number = _system_errno(error)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def _system_errno(error: BaseException | None) -> int | None:
+    """Return the errno of a library's write error; None for any other error.
+
+    safetensors has it in its message; torch chains its own error to the system's.
+    """
+    if isinstance(error, SafetensorError):
+        match = re.search(r"os error (\d+)", str(error))
+        return int(match[1]) if match else errno.EIO
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error.errno if error else None
+
+
+def flush(path: Path) -> None:
+    """Flush a file or folder to the disk, so that it survives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def crc32(path: Path | str) -> int:
+    """Return the crc32 of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc

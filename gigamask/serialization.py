@@ -1,0 +1,111 @@
+"""Reading JSON and YAML that others may have written, within limits.
+
+Every error is one line that names the file. Limits keep a hostile file from taking the memory or
+hanging: only regular files are read, up to a size; deep nesting and YAML aliases are refused.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import msgspec
+import yaml
+
+from gigamask.errors import GigamaskError
+
+Value = TypeVar("Value")
+MAX_JSON_BYTES = 1 << 26
+MAX_YAML_BYTES = 1 << 18
+
+
+def read_limited(path: Path | str, max_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size that is read.
+
+    Raises:
+        GigamaskError: It is not a regular file, cannot be read, or is larger.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise GigamaskError(f"{path}: is not a regular file; give one")
+        with open(path, "rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise GigamaskError(
+            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
+    if len(content) > max_bytes:
+        raise GigamaskError(f"{path}: is larger than {max_bytes} bytes, the limit for such a file")
+    return content
+
+
+@overload
+def decode_json(raw: bytes | str, source: str) -> Any: ...
+@overload
+def decode_json(raw: bytes | str, source: str, kind: type[Value]) -> Value: ...
+def decode_json(raw: bytes | str, source: str, kind: Any = Any) -> Any:
+    """Decode JSON.
+
+    Args:
+        raw: The JSON.
+        source: Where it comes from, for the error.
+        kind: Type of the result, such as a dataclass; checked in every field.
+
+    Raises:
+        GigamaskError: It is not JSON, nested too deeply, or of another type.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except RecursionError:
+        raise GigamaskError(f"{source}: its JSON is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise GigamaskError(f"{source}: not valid JSON ({error})") from None
+
+
+@overload
+def read_json(path: Path | str) -> Any: ...
+@overload
+def read_json(path: Path | str, kind: type[Value], max_bytes: int = ...) -> Value: ...
+def read_json(path: Path | str, kind: Any = Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file; arguments and errors as of `decode_json` and `read_limited`.
+
+    Args:
+        path: The file.
+        kind: Type of the result.
+        max_bytes: Largest size that is read.
+    """
+    return decode_json(read_limited(path, max_bytes), str(path), kind)
+
+
+class _Loader(yaml.BaseLoader):
+    """Loads scalars as text, so that 1e-4 is parsed as on the command line; refuses aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """Read a YAML file of keys and values; scalars stay text.
+
+    Args:
+        path: The file.
+
+    Raises:
+        GigamaskError: It cannot be read, is too large or nested too deeply, or is not a mapping
+            without aliases.
+    """
+    raw = read_limited(path, MAX_YAML_BYTES)
+    try:
+        content = yaml.load(raw, Loader=_Loader)
+    except RecursionError:
+        raise GigamaskError(f"{path}: its YAML is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise GigamaskError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise GigamaskError(f"{path}: has no 'key: value' lines")
+    return content

@@ -1,0 +1,87 @@
+"""A file gets its name when it is complete, with the permissions that the umask gives."""
+
+import os
+import resource
+import stat
+import zlib
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gigamask import files
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["text", "library"])
+def test_modes_follow_the_umask(name, umask, tmp_path):
+    """safetensors writes files that only their owner can read."""
+    path = tmp_path / name
+    if name == "text":
+        files.write_text(path, "x")
+    else:
+        files.write_atomically(path, lambda partial: save_file({"x": torch.zeros(1)}, partial))
+    assert mode(path) == 0o666 & ~umask
+
+
+def test_an_error_keeps_the_earlier_file_and_leaves_no_other(tmp_path):
+    path = tmp_path / "file"
+    files.write_text(path, "before")
+
+    def fail(partial):
+        partial.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomically(path, fail)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as full:
+            files.write_bytes(tmp_path / "file", bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert full.value.filename == str(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_names_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        files.write_text(tmp_path / "none" / "file", "x")
+    assert missing.value.filename == str(tmp_path / "none" / "file")
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("before")
+    link.symlink_to(target.name)
+    files.write_text(link, "after")
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+
+
+def test_a_device_is_written_in_place():
+    files.write_text("/dev/null", "x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_crc32_is_that_of_the_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
+    content = bytes(range(100))
+    files.write_bytes(tmp_path / "file", content)
+    assert files.crc32(tmp_path / "file") == zlib.crc32(content)
