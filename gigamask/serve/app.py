@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from gigamask import __version__
 from gigamask.errors import GigamaskError
 from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
+from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
 from gigamask.serve.session import (
     MAX_PROMPTS,
     MAX_TEXT_LENGTH,
-    NotFoundError,
     PromptStep,
     Session,
 )

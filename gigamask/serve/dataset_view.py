@@ -16,12 +16,15 @@ from gigamask.data.dataset import RawSample, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.datatools import stats
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.session import NotFoundError, encode_jpeg, masks_to_json
+from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.session import encode_jpeg, masks_to_json
 
 MAX_ROWS = 200
 """Maximum number of images in one response."""
 THUMBNAIL_PX = 240
 """Long side of a thumbnail."""
+MAX_DECODING = 4
+"""Maximum number of images decoded at once, of up to 200 MB each."""
 MAX_SKIPPED = 1000
 """Maximum number of skipped samples in one response."""
 
@@ -32,6 +35,7 @@ class DatasetView:
     def __init__(self, index: Index) -> None:
         self.index = index
         self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
+        self._decoding = threading.Semaphore(MAX_DECODING)
 
     def overview(self) -> dict[str, Any]:
         """Return the shards, the samples skipped in indexing, and the names of the samplers."""
@@ -88,16 +92,19 @@ class DatasetView:
 
     def jpeg(self, row: int) -> bytes:
         """Return an image as stored, as a JPEG; raise CorruptSampleError if it is corrupt."""
-        return encode_jpeg(self._read(row).pixels())
+        raw = self._read(row)
+        with self._decoding:
+            return encode_jpeg(raw.pixels())
 
     def thumbnail(self, row: int) -> bytes:
         """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
-        pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
-        height, width = pixels.shape[:2]
-        scale = min(1.0, THUMBNAIL_PX / max(height, width))
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+        with self._decoding:
+            pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
+            height, width = pixels.shape[:2]
+            scale = min(1.0, THUMBNAIL_PX / max(height, width))
+            size = max(1, round(width * scale)), max(1, round(height * scale))
+            return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
     def file(self, row: int) -> tuple[bytes, str, RLEMasks | None]:
         """Return an image's file, its name, and its masks (None if it is not annotated)."""

@@ -8,7 +8,7 @@ from typing import Any
 from gigamask.errors import GigamaskError
 from gigamask.report import charts, history
 from gigamask.report.history import History
-from gigamask.serve.session import NotFoundError
+from gigamask.serve.open_images import NotFoundError
 from gigamask.training import manifest
 
 MAX_EVENTS = 200

@@ -16,7 +16,7 @@ from gigamask.data.sample_table import IndexSamples, open_sample_table
 from gigamask.datatools import sampler_stats
 from gigamask.interfaces import LossSnapshot, Sampler
 from gigamask.serve.dataset_view import MAX_ROWS, image_to_json
-from gigamask.serve.session import NotFoundError
+from gigamask.serve.open_images import NotFoundError
 
 CACHED_ORDERS = 4
 ITEMS_PER_CHUNK, MIN_CHUNKS, MAX_CHUNKS = 12, 5, 50

@@ -45,6 +45,7 @@ class SecurityPolicy:
         any_ip_address: Also accept any IP address as Host; DNS rebinding cannot forge one.
         max_body_bytes: Largest body of a request.
         max_image_bytes: Largest body of a request whose content type is an image.
+        max_total_bytes: Limit of the bodies of all requests in progress.
     """
 
     hosts: frozenset[str]
@@ -52,6 +53,7 @@ class SecurityPolicy:
     any_ip_address: bool = False
     max_body_bytes: int = 2**16
     max_image_bytes: int = 2**26
+    max_total_bytes: int = 2**28
 
     def allows_host(self, header: str) -> bool:
         """Return whether a Host header names this server."""
@@ -64,12 +66,13 @@ class SecurityPolicy:
         return hmac.compare_digest(token.encode(), (self.token or "").encode())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SecurityMiddleware:
     """Rejects the requests to an ASGI application that the policy does not allow."""
 
     app: ASGIApp
     policy: SecurityPolicy
+    _total_bytes: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject a request, or pass it on with its whole body; drop websockets."""
@@ -85,20 +88,35 @@ class SecurityMiddleware:
 
         request = Request(scope, receive)
         response: Response | None = self._refuse(request) or self._log_in(request)
-        body = b""
-        if response is None:
-            is_image = request.headers.get("content-type", "").startswith("image/")
-            limit = self.policy.max_image_bytes if is_image else self.policy.max_body_bytes
-            try:
-                body = await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT_S)
-            except TimeoutError:
-                text = f"the request did not arrive within {BODY_TIMEOUT_S:.0f} s"
-                response = PlainTextResponse(text, 408)
-            except OverflowError:
-                response = PlainTextResponse(f"the request is larger than {limit:,} bytes", 413)
-            except ClientDisconnect:
-                return
-        await (response or self.app)(scope, _replay(body, receive), send_with_headers)
+        body = bytearray()
+        try:
+            if response is None:
+                response = await self._read(request, body)
+            replay = _replay(bytes(body), receive)
+            await (response or self.app)(scope, replay, send_with_headers)
+        except ClientDisconnect:
+            return
+        finally:
+            self._total_bytes -= len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> Response | None:
+        """Read a request's body, chunked or not; return a response if a limit is exceeded."""
+        is_image = request.headers.get("content-type", "").startswith("image/")
+        limit = self.policy.max_image_bytes if is_image else self.policy.max_body_bytes
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._total_bytes += len(chunk)
+                    if len(body) > limit:
+                        text = f"the request is larger than {limit:,} bytes"
+                        return PlainTextResponse(text, 413)
+                    if self._total_bytes > self.policy.max_total_bytes:
+                        return PlainTextResponse("too many uploads at once; try again", 503)
+        except TimeoutError:
+            text = f"the request did not arrive within {BODY_TIMEOUT_S:.0f} s"
+            return PlainTextResponse(text, 408)
+        return None
 
     def _refuse(self, request: Request) -> Response | None:
         """Return an error response to a request that is not allowed, None to one that is."""
@@ -133,16 +151,6 @@ class SecurityMiddleware:
             return None
         text = "a token is needed; open the address that 'gigamask serve' printed"
         return PlainTextResponse(text, 401)
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """Return a request's body, chunked or not; raise OverflowError above `limit` bytes."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise OverflowError
-    return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

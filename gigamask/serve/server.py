@@ -3,6 +3,7 @@
 Requests are checked in `serve.security` and handled in `serve.app`.
 """
 
+import asyncio
 import ipaddress
 import secrets
 import signal
@@ -11,16 +12,43 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gigamask.errors import GigamaskError
 from gigamask.serve.app import AppState, build
 from gigamask.serve.security import SecurityMiddleware, SecurityPolicy
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512
 """Maximum number of connections; a browser opens six."""
+HEAD_TIMEOUT_S = 10.0
+"""Seconds within which the head of a request must arrive, else its connection is closed."""
 SHUTDOWN_TIMEOUT_S = 3
 """Seconds that responses in progress have to finish when the server is stopped."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class TimedProtocol(H11Protocol):
+    """A connection that is closed if the head of a request does not arrive in time.
+
+    uvicorn itself waits without limit, so that idle connections would keep others out.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyrefly: ignore[bad-override]
+        """Accept the connection and await its first request."""
+        super().connection_made(transport)
+        self._close_without(self.cycle)
+
+    def on_response_complete(self) -> None:
+        """Await the next request on this connection."""
+        finished = self.cycle
+        super().on_response_complete()
+        self._close_without(finished)
+
+    def _close_without(self, finished: object) -> None:
+        """Close the connection unless a request after the finished one begins in time."""
+        self.loop.call_later(
+            HEAD_TIMEOUT_S, lambda: self.cycle is finished and self.transport.close()
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -105,8 +133,25 @@ def serve(state: AppState, policy: SecurityPolicy, listener: socket.socket) -> N
         policy: Which requests are allowed.
         listener: The listening socket.
     """
+    # uvicorn raises the signal again once it has stopped.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            make_server(state, policy).run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def make_server(state: AppState, policy: SecurityPolicy) -> uvicorn.Server:
+    """Return the server of the page, not yet started.
+
+    Args:
+        state: State of the page.
+        policy: Which requests are allowed.
+    """
     config = uvicorn.Config(
         SecurityMiddleware(build(state), policy),
+        http=TimedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -114,10 +159,4 @@ def serve(state: AppState, policy: SecurityPolicy, listener: socket.socket) -> N
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         lifespan="off",
     )
-    # uvicorn raises the signal again once it has stopped.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return uvicorn.Server(config)

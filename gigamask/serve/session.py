@@ -1,8 +1,8 @@
 """Images opened in the page, and the model that segments them.
 
-Each image is embedded once and cached; the least recently used one is dropped first. As in
-training, prompts are predicted one by one, each with the mask chosen for the one before, so that
-undoing a prompt means predicting again without it.
+Each image is embedded once and cached (`serve.open_images`). As in training, prompts are predicted
+one by one, each with the mask chosen for the one before, so that undoing a prompt means predicting
+again without it.
 
 Routes are in `serve.app`, images of a dataset in `serve.dataset_view`.
 """
@@ -10,9 +10,8 @@ Routes are in `serve.app`, images of a dataset in `serve.dataset_view`.
 import io
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -27,6 +26,7 @@ from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
+    MaskProposals,
     SamAutomaticMaskGenerator,
     calculate_stability_score,
 )
@@ -35,10 +35,8 @@ from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.serve.open_images import OpenImage, OpenImages
 
-MAX_CACHED_BYTES = 2**30
-"""Limit of the pixels of opened images; an SA-1B image has 10 MB, its embedding 4 MB."""
-MIN_CACHED_IMAGES = 2
 MAX_PROMPTS = 64
 """Maximum number of prompts on one image."""
 MAX_PIXELS = 2**25
@@ -48,10 +46,6 @@ MAX_TEXT_LENGTH = 300
 STABILITY_OFFSET = 1.0
 """Offset in logits, as in automatic mask generation."""
 JPEG_QUALITY = 92
-
-
-class NotFoundError(GigamaskError):
-    """Raised if the requested item does not exist, or no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -72,36 +66,11 @@ class PromptStep:
     chosen: int | None = None
 
 
-@dataclass(eq=False)
-class OpenImage:
-    """An opened image and its cached results.
-
-    Attributes:
-        name: Its file name.
-        pixels: RGB.
-        predictor: Holds its embedding once it is computed.
-        annotated_masks: Its masks in the dataset; None if it is not from one.
-        generated_masks: All masks generated from a grid of points, once requested.
-        predictions: Logits and predicted IoU after each sequence of prompts.
-    """
-
-    name: str
-    pixels: UInt8[np.ndarray, "H W 3"]
-    predictor: SamPredictor
-    annotated_masks: RLEMasks | None = None
-    generated_masks: RLEMasks | None = None
-    predictions: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.pixels.shape[0], self.pixels.shape[1]
-
-
 class Session:
     """A segmenter, optionally a grounding model, and the opened images; thread-safe.
 
-    One thread at a time runs the models; images can be opened and shown meanwhile.
+    One thread at a time runs the models. Images can be opened and shown meanwhile, one at a time,
+    since decoding a small file may take 100 MB and more.
     """
 
     def __init__(
@@ -121,8 +90,8 @@ class Session:
         """
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
-        self._images: OrderedDict[str, OpenImage] = OrderedDict()
-        self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
+        self._images = OpenImages()
+        self._model_lock, self._codec_lock = threading.Lock(), threading.Lock()
 
     def open(self, raw: bytes, name: str, masks: RLEMasks | None = None) -> dict[str, Any]:
         """Decode an image and return its id, name and size.
@@ -140,21 +109,15 @@ class Session:
                 f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
                 " it down first"
             )
-        decoded = image.decode(raw, name)
-        pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
-        content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
-        digest = blake2b(content.encode(), digest_size=12)
-        digest.update(np.ascontiguousarray(pixels).data)
-        key = digest.hexdigest()
-        with self._images_lock:
-            if key not in self._images:
-                predictor = SamPredictor(self.model, cache=self._cache)
-                self._images[key] = OpenImage(name, pixels, predictor, masks)
-            self._images.move_to_end(key)
-            cached_bytes = sum(opened.pixels.nbytes for opened in self._images.values())
-            while len(self._images) > MIN_CACHED_IMAGES and cached_bytes > MAX_CACHED_BYTES:
-                _, dropped = self._images.popitem(last=False)
-                cached_bytes -= dropped.pixels.nbytes
+        with self._codec_lock:
+            decoded = image.decode(raw, name)
+            pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
+            content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
+            digest = blake2b(content.encode(), digest_size=12)
+            digest.update(np.ascontiguousarray(pixels).data)
+            key = digest.hexdigest()
+            predictor = SamPredictor(self.model, cache=self._cache)
+            self._images.add(key, OpenImage(name, pixels, predictor, masks))
         return {
             "id": key,
             "name": name,
@@ -165,14 +128,17 @@ class Session:
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
-        return encode_jpeg(self._image(key).pixels)
+        pixels = self._images.get(key).pixels
+        with self._codec_lock:
+            return encode_jpeg(pixels)
 
     def embed(self, key: str) -> dict[str, Any]:
         """Embed an image, and return the seconds it took and whether it was cached."""
-        opened, start_s = self._image(key), time.perf_counter()
+        opened, start_s = self._images.get(key), time.perf_counter()
         with self._model_lock:
             cached = opened.predictor.is_image_set
             self._embedded(opened)
+        self._images.trim()
         return {"seconds": round(time.perf_counter() - start_s, 3), "cached": cached}
 
     def predict(
@@ -186,7 +152,7 @@ class Session:
             multimask_output: Whether to predict three masks; None means three for a single prompt
                 and one for several, as in training.
         """
-        opened = self._image(key)
+        opened = self._images.get(key)
         check_steps(opened.size, steps)
         with self._model_lock:
             predictor = self._embedded(opened)
@@ -195,6 +161,7 @@ class Session:
             logits = transform.logits_to_original(low[None])[0]
             masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
             stable = calculate_stability_score(logits, STABILITY_OFFSET).nan_to_num(0.0)
+        self._images.trim()
         described = masks_to_json(
             masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
         )
@@ -202,10 +169,15 @@ class Session:
         return [described[number] | {"number": number} for number in order]
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
-        """Return the annotated masks of an image, or generate them from a grid of points (slow)."""
-        opened = self._image(key)
+        """Return all masks that the model finds from a grid of points, with its scores (slow)."""
+        opened = self._images.get(key)
         with self._model_lock:
-            return masks_to_json(self._all_masks(opened), {})
+            proposals = self._proposals(opened)
+        scores = {
+            "predicted_iou": proposals.predicted_iou.tolist(),
+            "stability": proposals.stability_score.tolist(),
+        }
+        return masks_to_json(proposals.masks, scores)
 
     def find(self, key: str, text: str) -> dict[str, Any]:
         """Return the best masks for a text, best first, and how many of all masks fit it.
@@ -213,8 +185,12 @@ class Session:
         Args:
             key: Id of the image.
             text: The text.
+
+        Returns:
+            The answers, the number of candidates, and whether these are the annotations of the
+            dataset or the masks that the model finds.
         """
-        opened = self._image(key)
+        opened = self._images.get(key)
         if self.text_model is None:
             raise GigamaskError("there is no model for text; start the page with --grounding RUN")
         if len(text) > MAX_TEXT_LENGTH:
@@ -222,7 +198,8 @@ class Session:
                 f"the text has {len(text)} characters, at most {MAX_TEXT_LENGTH} are accepted"
             )
         with self._model_lock:
-            masks = self._all_masks(opened)
+            annotated = opened.annotated_masks
+            masks = self._proposals(opened).masks if annotated is None else annotated
             masks = masks[np.flatnonzero(masks.areas())]
             if not len(masks):
                 raise GigamaskError(
@@ -232,28 +209,24 @@ class Session:
         best = found.order[: max(found.num_matches, 3)]
         scores = {"confidence": found.confidence[: len(best)].tolist()}
         answers = masks_to_json(masks[best], scores)
-        return {"num_matches": found.num_matches, "candidates": len(masks), "answers": answers}
-
-    def _image(self, key: str) -> OpenImage:
-        with self._images_lock:
-            if key not in self._images:
-                raise NotFoundError("this image is no longer cached; open it again")
-            self._images.move_to_end(key)
-            return self._images[key]
+        return {
+            "num_matches": found.num_matches,
+            "candidates": len(masks),
+            "annotated": annotated is not None,
+            "answers": answers,
+        }
 
     def _embedded(self, opened: OpenImage) -> SamPredictor:
         if not opened.predictor.is_image_set:
             opened.predictor.set_image(opened.pixels)
         return opened.predictor
 
-    def _all_masks(self, opened: OpenImage) -> RLEMasks:
-        if opened.annotated_masks is not None:
-            return opened.annotated_masks
-        if opened.generated_masks is None:
+    def _proposals(self, opened: OpenImage) -> MaskProposals:
+        if opened.proposals is None:
             settings = vars(self._mask_settings)
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
-            opened.generated_masks = generator.generate_proposals(opened.pixels).masks
-        return opened.generated_masks
+            opened.proposals = generator.generate_proposals(opened.pixels)
+        return opened.proposals
 
     @torch.inference_mode()
     def _predict_steps(

@@ -175,13 +175,13 @@ async function question() {
 
 async function allMasks() {
   const mine = ++turn;
-  busy(picture.masks === null ? "generating masks" : "opening");
+  busy("generating masks");
   try {
     const found = await request(`images/${picture.id}/all-masks`, { json: {} });
     if (mine !== turn) return;
     if (!found.length) showMessage("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
     steps = [];
-    title = `Everything: ${found.length} masks`;
+    title = `Everything the model finds: ${found.length} ${found.length === 1 ? "mask" : "masks"}`;
     take(found, true);
   } finally { busy(); }
 }
@@ -194,7 +194,8 @@ async function find(text) {
     const found = await request(`images/${picture.id}/find`, { json: { text } });
     if (mine !== turn) return;
     steps = [];
-    title = found.num_matches ? `${found.num_matches} of ${found.candidates} fit` : "No mask fits; closest masks";
+    const kind = found.annotated ? "annotated masks" : "masks of the model";
+    title = found.num_matches ? `${found.num_matches} of ${found.candidates} ${kind} fit` : `None of ${found.candidates} ${kind} fits; the closest`;
     take(found.answers);
   } finally { busy(); }
 }

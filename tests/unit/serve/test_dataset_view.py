@@ -13,7 +13,7 @@ from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
 from gigamask.serve.dataset_view import THUMBNAIL_PX, DatasetView
-from gigamask.serve.session import NotFoundError
+from gigamask.serve.open_images import NotFoundError
 from gigamask.synthetic import scenes
 from tests.broken import write_samples
 

@@ -11,8 +11,8 @@ import pytest
 
 from gigamask import config_files
 from gigamask.errors import GigamaskError
+from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.runs_view import LIVE_S, RunsView
-from gigamask.serve.session import NotFoundError
 from gigamask.training.trainer import train
 from tests.little import little
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.serve.session import NotFoundError
+from gigamask.serve.open_images import NotFoundError
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,47 @@ def test_of_a_body_that_never_ends_little_is_read():
     assert len(read) == 13
 
 
+def test_uploads_at_once_are_bounded_together():
+    """Requests that wait for the rest of their bodies hold what has arrived."""
+    policy = SecurityPolicy(OWN, max_body_bytes=60, max_total_bytes=100)
+    guard, statuses = SecurityMiddleware(app, policy), []
+    go_on = asyncio.Event()
+
+    async def upload():
+        parts = [b"x" * 40, b"y"]
+
+        async def receive():
+            if not parts:
+                return {"type": "http.disconnect"}
+            if len(parts) == 1:
+                await go_on.wait()
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+        }
+        await guard(scope, receive, send)
+
+    async def run():
+        uploads = [asyncio.create_task(upload()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.wait([uploads[2]])
+        go_on.set()
+        await asyncio.gather(*uploads)
+        await upload()
+
+    asyncio.run(run())
+    assert statuses == [503, 200, 200, 200]
+
+
 def test_a_body_that_does_not_arrive_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.01)
     said = []

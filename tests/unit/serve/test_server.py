@@ -1,6 +1,8 @@
 """Where the page listens: on loopback addresses without a token, on others never without one."""
 
 import socket
+import threading
+import time
 
 import pytest
 
@@ -34,6 +36,41 @@ def test_custom_token_is_required_on_localhost_too():
         == server.security_policy("0.0.0.0", "x" * 16, ()).token
         == "x" * 16
     )
+
+
+class SlowRuns:
+    """Runs that take longer to list than a request may take to arrive."""
+
+    def runs(self):
+        time.sleep(0.3)
+        return []
+
+
+def test_connections_without_a_request_are_closed(monkeypatch):
+    """They would otherwise keep others out; a request in progress is not closed."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
+    request = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with server.bind("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        policy = server.security_policy("localhost", None, ())
+        running = server.make_server(server.AppState(runs=SlowRuns()), policy)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            idle, half, slow = (socket.create_connection(address, timeout=20) for _ in range(3))
+            half.sendall(request[:20])
+            slow.sendall(request)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+            slow.sendall(request[:20])
+            assert idle.recv(1) == b""
+            assert half.recv(1) == b""
+            while slow.recv(1000):  # the first response, then the end
+                pass
+        finally:
+            running.should_exit = True
+            thread.join()
+            for connection in (idle, half, slow):
+                connection.close()
 
 
 def test_the_address_is_what_a_browser_opens():

@@ -3,6 +3,8 @@ refused.
 """
 
 import io
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import cv2
@@ -17,9 +19,10 @@ from gigamask.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.serve import open_images
 from gigamask.serve import session as sessions
+from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.session import (
-    NotFoundError,
     PromptStep,
     Session,
     apply_exif_orientation,
@@ -129,11 +132,44 @@ def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(sess
 
 
 def test_the_oldest_pictures_are_let_go(session, monkeypatch):
-    monkeypatch.setattr(sessions, "MAX_CACHED_BYTES", 3 * 40 * 60 * 3)
+    monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * 40 * 60 * 3)
     keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(4)]
     session.jpeg(keys[3])
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[0])
+
+
+def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
+    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(3)]
+    pixel_bytes = 40 * 60 * 3
+    monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * pixel_bytes)
+    opened = session._images.get(keys[2])
+    assert opened.cached_bytes == pixel_bytes
+    session.embed(keys[2])
+    assert opened.cached_bytes == pixel_bytes + opened.predictor.features.nbytes
+    with pytest.raises(NotFoundError, match="no longer cached"):
+        session.jpeg(keys[0])
+    before = opened.cached_bytes
+    session.predict(keys[2], [PromptStep(point=(5, 5))])
+    side = session.model.config.mask_size
+    assert opened.cached_bytes == before + 4 * 3 * (side * side + 1)
+
+
+def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
+    """Files of 100 KB may hold 33 megapixels each."""
+    decode, running, most = sessions.image.decode, [], []
+
+    def slow(raw, name):
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return decode(raw, name)
+
+    monkeypatch.setattr(sessions.image, "decode", slow)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: session.open(png(picture(seed=seed)), "a"), range(8)))
+    assert most == [1] * 8
 
 
 def test_pictures_are_shown_while_the_model_is_at_work(session):
@@ -162,16 +198,13 @@ def test_a_photograph_is_shown_upright(orientation):
     assert (apply_exif_orientation(pixels, raw.getvalue()) == turned[orientation]).all()
 
 
-def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored_and_they_are_all_of_it(session):
+def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
     pixels, raw, exif = picture(16, 32), io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(pixels).save(raw, "PNG", exif=exif)
     own = RLEMasks.from_dense(np.eye(16, 32, dtype=bool)[None])
     told = session.open(raw.getvalue(), "tar:a", own)
     assert (told["height"], told["width"], told["masks"]) == (16, 32, 1)
-    [found] = session.all_masks(told["id"])
-    assert found["area"] == 16
-    assert (masks_of([found])[0] == np.eye(16, 32, dtype=bool)).all()
     assert session.open(raw.getvalue(), "a")["height"] == 32
 
 
@@ -186,6 +219,10 @@ def test_everything_is_segmented_from_a_point_grid(model):
     found = session.all_masks(key)
     assert found
     assert session.all_masks(key) == found
+    assert {"predicted_iou", "stability"} <= found[0].keys()
+    own = RLEMasks.from_dense(np.eye(40, 60, dtype=bool)[None])
+    annotated = session.open(png(picture()), "tar:a", own)["id"]
+    assert session.all_masks(annotated) == found, "the model's masks, not the annotations"
 
 
 def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
@@ -252,6 +289,7 @@ def test_words_find_masks_of_the_picture(model, num_matches, told):
         told,
     )  # the empty one is none
     assert [each["area"] for each in found["answers"]][:3] == [240, 180, 120]
+    assert found["annotated"]
     assert found["answers"][0]["confidence"] == 0.9
 
 
