@@ -165,19 +165,23 @@ def _export(
     dynamic_axes: dict[str, dict[int, str]],
 ) -> None:
     """Trace a module with these inputs and write it."""
-    with warnings.catch_warnings(), files.report_write_errors(path):
+
+    def write(partial: Path) -> None:
         # The newer exporter (dynamo) requires static sizes, but image sizes vary.
-        warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),
             tuple(inputs.values()),
-            str(path),
+            str(partial),
             input_names=list(inputs),
             output_names=outputs,
             dynamic_axes=dynamic_axes,
             opset_version=OPSET,
             dynamo=False,
         )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        files.write_atomically(path, write)
 
 
 @torch.no_grad()

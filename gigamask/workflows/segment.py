@@ -363,7 +363,8 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
         proposals.stability_score.astype(np.float64),
         proposals.crops,
     )
-    names = {"file_name": source.file_name, "source": source.name}
+    relative = Path(source.path).with_name(source.file_name)
+    names = {"file_name": source.file_name, "source": str(relative)}
     # Names may contain bytes that are not valid UTF-8.
     record["image"] |= {
         key: name.encode("utf-8", "replace").decode() for key, name in names.items()

@@ -85,7 +85,7 @@ def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     assert (told["image"]["image_id"], told["image"]["file_name"], told["image"]["source"]) == (
         12,
         "12.png",
-        "pictures:12.png",
+        "12.png",
     )
     renamed = [
         segmenting.InputImage(
@@ -150,7 +150,7 @@ def test_a_json_has_no_mask_without_pixels_and_no_score_that_is_no_number(pictur
         "width": 8,
         "height": 6,
         "file_name": "10.png",
-        "source": "pictures:10.png",
+        "source": "10.png",
     }
     [only] = record["annotations"]
     counts = RLEMasks.from_dense(dense[:1]).to_coco()[0].decode()
