@@ -15,6 +15,15 @@ from gigamask.errors import GigamaskError
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 1 << 26
 MAX_YAML_BYTES = 1 << 18
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not JSON, not of the wanted type or nested too deeply."""
+
+
+def check_regular(path: Path | str) -> None:
+    """Raise GigamaskError for a folder, pipe or device, which may never end or hang when opened."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise GigamaskError(f"{path}: is not a regular file; give one")
 
 
 def read_limited(path: Path | str, max_bytes: int) -> bytes:
@@ -29,8 +38,7 @@ def read_limited(path: Path | str, max_bytes: int) -> bytes:
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():
-            raise GigamaskError(f"{path}: is not a regular file; give one")
+        check_regular(path)
         with open(path, "rb") as file:
             content = file.read(max_bytes + 1)
     except OSError as error:

@@ -128,6 +128,10 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
         lambda record: json.dumps(record).encode().replace(b"sa_", b"\xff\xfe_"),
         r"its json of \d+ bytes is not an SA-1B annotation",
     ),
+    "nested": (
+        lambda record: json.dumps(record).encode()[:-1] + b', "more": ' + b"[" * 10**5 + b"}",
+        r"its json of \d+ bytes is not an SA-1B annotation",
+    ),
     "a list": (lambda record: b"[]", r"its json of 2 bytes is not an SA-1B annotation"),
     "a field is missing": (
         _without,

@@ -17,6 +17,7 @@ from jaxtyping import Float, Float32, Int
 from gigamask.data.image import MAX_PIXELS
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.serialization import JSON_ERRORS
 from gigamask.types import ImageAnnotation
 
 MAX_BYTES = 2**26
@@ -93,7 +94,7 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
         )
     try:
         return _DECODER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise CorruptSampleError(
             f"{name}: its json of {len(raw)} bytes is not an SA-1B annotation ({error}); "
             "leave it out or download its tar again"

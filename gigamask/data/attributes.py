@@ -23,6 +23,7 @@ from gigamask.data import storage
 from gigamask.data.index import Index
 from gigamask.data.sample_table import COLUMNS
 from gigamask.errors import GigamaskError
+from gigamask.serialization import check_regular
 
 ROWS_AT_ONCE = 2**9
 """Larger chunks trigger the garbage collector repeatedly, which doubles the time."""
@@ -126,6 +127,7 @@ def _find_images(table: _Table, index: Index) -> Int64[np.ndarray, "images"]:
 
 def _read(path: Path, max_name_bytes: int) -> _Table:
     """Parse a file; names longer than `max_name_bytes` are not in the index and are skipped."""
+    check_regular(path)
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = csv.reader(file, strict=True, skipinitialspace=True)

@@ -112,7 +112,7 @@ def read_file(path: str, size: int) -> bytes | CorruptSampleError:
         The bytes, or the error if they cannot be read or the size changed.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(storage.open_file(path), "rb", buffering=0) as file:
             data = file.read(size + 1)
     except OSError as error:
         return storage.read_error(ByteRange(path, 0, size), error)

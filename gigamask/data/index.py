@@ -36,6 +36,7 @@ from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.index_format import REBUILD, SCHEMA, IndexManifest, ShardRows, is_index, merge
 from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
 from gigamask.errors import GigamaskError
+from gigamask.serialization import check_regular
 
 LOCK = "lock"
 MAX_NAMES = 8
@@ -241,7 +242,10 @@ def find_shards(paths: Paths) -> list[str]:
             "no path was given; give a tar, a folder of tars or images, a glob or an index"
         )
     for path in shards:
-        if image_folder.is_image(path) and not os.path.isdir(path):
+        if storage.is_remote(path) or os.path.isdir(path):
+            continue
+        check_regular(path)
+        if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))
 

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from gigamask import files
 from gigamask.data.index import Index, as_list
 from gigamask.errors import GigamaskError
+from gigamask.serialization import JSON_ERRORS, check_regular
 
 MAX_TEXT_LENGTH = 1000
 """Characters; text encoders read a few hundred words at most."""
@@ -94,6 +95,7 @@ def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
     queries: list[Query] = []
     for path in as_list(paths):
         count = len(queries)
+        check_regular(path)
         try:
             with open(path, "rb") as file:
                 queries += [
@@ -113,7 +115,7 @@ def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
 def _parse(raw: bytes, where: str) -> Query:
     try:
         line = _DECODER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise GigamaskError(
             f"{where}: is not a query ({error}); write an object such as "
             '{"image": "sa_1.jpg", "query": "the red box", "mask_index": 0}'

@@ -225,7 +225,7 @@ class ShardReader:
     def _descriptor(self, shard: int) -> int:
         descriptor = self._descriptors.get(shard)
         if descriptor is None:
-            descriptor = self._descriptors[shard] = os.open(self.paths[shard], os.O_RDONLY)
+            descriptor = self._descriptors[shard] = storage.open_file(self.paths[shard])
             if len(self._descriptors) > self.open_files:
                 os.close(self._descriptors.popitem(last=False)[1])
         else:

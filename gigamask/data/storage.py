@@ -153,6 +153,11 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes | CorruptSampleError]
     return results
 
 
+def open_file(path: str) -> int:
+    """Open a local file for reading; a pipe is opened without waiting, and reading it fails."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
 def read_at(descriptor: int, byte_range: ByteRange) -> bytes | CorruptSampleError:
     """Read a range of an open local file.
 
@@ -213,7 +218,7 @@ def find_tars(url: str) -> list[str]:
 
 def _read_local(path: str, ranges: list[ByteRange]) -> list[bytes | CorruptSampleError]:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_file(path)
     except OSError as error:
         return [read_error(byte_range, error) for byte_range in ranges]
     try:

@@ -73,7 +73,7 @@ def scan(path: str | Path, salvage: bool = False) -> Members:
         file_bytes = storage.stat(path).bytes
         return _Scanner(path, _Window(path, file_bytes).read, file_bytes).run(salvage)
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(storage.open_file(path), "rb", buffering=0) as file:
             descriptor = file.fileno()
             if hasattr(os, "posix_fadvise"):
                 # Without read-ahead a cold scan takes three quarters of the time.

@@ -12,6 +12,7 @@ from typing import Any
 
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
+from gigamask.serialization import MAX_JSON_BYTES, check_regular, read_limited
 
 ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 CHUNK_BYTES = 2**25
@@ -65,9 +66,7 @@ def read_text(path: str | Path) -> str:
         GigamaskError: The file cannot be read as text.
     """
     try:
-        return Path(path).read_text("utf-8-sig")
-    except OSError as error:
-        raise GigamaskError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        return read_limited(path, MAX_JSON_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise GigamaskError(
             f"{path}: is not a text file ({error.reason} at byte {error.start}); give the list"
@@ -87,6 +86,7 @@ def digest(path: str | Path, like: str) -> str:
     """
     name = os.fspath(path)
     if not storage.is_remote(name):
+        check_regular(name)
         with open(name, "rb") as file:
             return hashlib.file_digest(file, lambda: _new(like)).hexdigest()
     total, size = _new(like), storage.stat(name).bytes

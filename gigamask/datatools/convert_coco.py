@@ -28,6 +28,7 @@ from gigamask.datatools.objects import (
 )
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.serialization import JSON_ERRORS, check_regular
 from gigamask.types import SkippedSample
 
 MAX_COORDINATE = 2 * MAX_SIDE
@@ -104,7 +105,7 @@ class CocoImage(SourceImage):
                     rings += new
                     ring_rows += [i] * len(new)
                 rows[i] = row
-            except (msgspec.DecodeError, UnicodeDecodeError, GigamaskError) as error:
+            except (*JSON_ERRORS, GigamaskError) as error:
                 skipped[i] = _skip(self.source, i, row, error)
         drawn = (
             [rle["counts"] for rle in mask_api_new_cpp.frPoly(rings, *self.size)] if rings else []
@@ -134,6 +135,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
     Raises:
         GigamaskError: The file cannot be read as an instances json.
     """
+    check_regular(path)
     try:
         instances = msgspec.json.decode(path.read_bytes(), type=Instances)
     except OSError as error:
@@ -141,7 +143,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
             f"{path}: cannot be read ({error.strerror}); give COCO's instances json, or a folder of"
             " label images"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise GigamaskError(
             f"{path}: is not a COCO instances json ({error}); it needs the lists 'images' and"
             " 'annotations'"
@@ -159,7 +161,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
                     " add the image, or remove the annotation"
                 )
             image_annotations[image_id].append(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
+        except (*JSON_ERRORS, CorruptSampleError) as error:
             skipped_masks.append(SkippedSample(name, f"{name}: {error}"))
     ids, renumbered = image_ids(list(rows))
     images = [
@@ -205,7 +207,7 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
                     f"id {key} is used by an earlier image; give each image its own id"
                 )
             rows[key] = row
-        except (msgspec.DecodeError, UnicodeDecodeError, CorruptSampleError) as error:
+        except (*JSON_ERRORS, CorruptSampleError) as error:
             skipped.append(SkippedSample(name, f"{name}: {error}"))
     for key in clashing:
         name = f"{rows[key].file_name} (id {key})"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
-from gigamask.datatools.image_files import FORMATS, open_image
+from gigamask.datatools.image_files import FORMATS, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, image_ids
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
@@ -60,7 +60,9 @@ def read(
     Raises:
         GigamaskError: The folder holds no PNG.
     """
-    files = sorted(path for path in labels.rglob("*") if path.suffix.lower() == ".png")
+    files = sorted(
+        path for path in labels.rglob("*") if path.suffix.lower() == ".png" and path.is_file()
+    )
     if not files:
         raise GigamaskError(
             f"{labels}: the folder holds no .png; give a folder of label images, or COCO's"
@@ -69,7 +71,7 @@ def read(
     label_files = set(files)
     by_stem: dict[Path, list[Path]] = defaultdict(list)
     for path in sorted(image_folder.rglob("*")):
-        if path.suffix.lower() in FORMATS and path not in label_files:
+        if path.suffix.lower() in FORMATS and path not in label_files and path.is_file():
             by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
     ids, renumbered = image_ids([path.stem for path in files])
     images, skipped = [], []
@@ -98,7 +100,7 @@ def read(
 def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
     """Return the value of each pixel."""
     try:
-        with open_image(path.read_bytes(), ("PNG",), name) as label:
+        with open_image(read_file(path, name), ("PNG",), name) as label:
             height, width = label.height, label.width
             if max(height, width) > MAX_SIDE:
                 raise CorruptSampleError(

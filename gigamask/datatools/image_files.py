@@ -13,7 +13,8 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
 from gigamask.data import image
-from gigamask.errors import CorruptSampleError
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.serialization import read_limited
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}
 QUALITY = 95
@@ -36,13 +37,23 @@ def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
     Raises:
         CorruptSampleError: The file is not an image of this size.
     """
+    return to_jpeg(read_file(path, name), size, name)
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """Read an image file.
+
+    Args:
+        path: The file.
+        name: The image's name in error messages.
+
+    Raises:
+        CorruptSampleError: It cannot be read, is not a regular file, or is larger than any image.
+    """
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CorruptSampleError(
-            f"{name}: {path} cannot be read ({error.strerror}); put the image there"
-        ) from error
-    return to_jpeg(raw, size, name)
+        return read_limited(path, image.MAX_BYTES)
+    except GigamaskError as error:
+        raise CorruptSampleError(f"{name}: {error}") from None
 
 
 def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:

@@ -17,6 +17,7 @@ from gigamask import files
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
+from gigamask.serialization import JSON_ERRORS
 
 STATE_FOLDER = ".download"
 MAX_STARTS = 2
@@ -83,7 +84,7 @@ class PartialDownload:
     def _read_state(self) -> DownloadState:
         try:
             return msgspec.json.decode(self._state_path.read_bytes(), type=DownloadState)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *JSON_ERRORS):
             return DownloadState()
 
     def save_state(self, state: DownloadState) -> None:

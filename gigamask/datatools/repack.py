@@ -29,9 +29,11 @@ from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
 from gigamask.data.shards import ShardReader
+from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.serialization import read_json
 from gigamask.types import SkippedSample
 
 VERSION = 1
@@ -156,19 +158,14 @@ def repack(
         raise GigamaskError(f"--out {out}: is an index; give a folder for the tars")
     tars = find_tars(paths)
     _check_names(tars, out)
-    try:
-        (out / RECORDS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GigamaskError(
-            f"--out {out}: cannot be created ({error.strerror}); give a writable folder"
-        ) from error
     manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }
-    results = worker_pool.parallel_map(
-        partial(repack_tar, out=out, config=config, salvaged=salvaged), tars, workers, progress
-    )
+    with lock_folder(out, RECORDS):
+        results = worker_pool.parallel_map(
+            partial(repack_tar, out=out, config=config, salvaged=salvaged), tars, workers, progress
+        )
     done = [result for result, _ in results if isinstance(result, RepackedTar)]
     return {
         "tars": len(done),
@@ -295,11 +292,13 @@ def repack_image(
     )
     areas = masks.areas()
     visible = np.flatnonzero(areas)
-    record = _resize_record(msgspec.json.decode(raw), masks[visible], visible, transform, name)
+    try:
+        record = msgspec.json.decode(raw)
+        json = annotation.encode(_resize_record(record, masks[visible], visible, transform, name))
+    except RecursionError as error:
+        raise CorruptSampleError(f"{name}: its json is nested too deeply; leave it out") from error
     dropped_masks = len(masks) - len(visible)
-    return RepackedImage(
-        stem, jpg, annotation.encode(record), False, len(visible), dropped_masks, int(areas.sum())
-    )
+    return RepackedImage(stem, jpg, json, False, len(visible), dropped_masks, int(areas.sum()))
 
 
 def _resize_record(
@@ -453,6 +452,6 @@ def _record_path(target: Path) -> Path:
 
 def _read_record(target: Path) -> RepackedTar | None:
     # A tar without a readable record is repacked again.
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(_record_path(target).read_bytes(), type=RepackedTar)
+    with contextlib.suppress(GigamaskError):
+        return read_json(_record_path(target), RepackedTar)
     return None

@@ -28,6 +28,7 @@ from gigamask.data.shard_index import (
 )
 from gigamask.datatools import checksums
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.serialization import JSON_ERRORS
 from gigamask.types import ImageAnnotation
 
 BOX_TOLERANCE = 1.0
@@ -312,7 +313,7 @@ def find_differences(raw: bytes, entry: ImageAnnotation) -> str | None:
     """
     try:
         stated = _STATED.decode(raw).annotations
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         return f"an area or bbox is not in SA-1B's format ({error})"
     areas, boxes = entry.masks.areas(), entry.masks.boxes().astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]

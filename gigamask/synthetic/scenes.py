@@ -20,6 +20,7 @@ from gigamask.data.image import encode_jpeg
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
+from gigamask.serialization import check_regular
 from gigamask.synthetic.shapes import (
     OUTLINES,
     Polygons,
@@ -257,6 +258,7 @@ def write_scenes(
 
 def _begins_with(path: Path, scene: SyntheticScene) -> bool:
     """Return whether a tar's first member is the scene's image."""
+    check_regular(path)
     jpg = _jpeg(scene)
     with open(path, "rb") as file:
         file.seek(tar.BLOCK)

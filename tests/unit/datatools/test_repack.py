@@ -14,6 +14,7 @@ from PIL import Image
 
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
+from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
 from gigamask.datatools.repack import RepackConfig, repack
@@ -223,6 +224,14 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     assert kept(size=100, quality=80) == 1
 
 
+def test_the_second_of_two_processes_is_refused(scenes, tmp_path):
+    with (
+        exclusive_lock(tmp_path / "out" / "repack" / "lock", "busy"),
+        pytest.raises(GigamaskError, match=r"out: another process"),
+    ):
+        repack(scenes, tmp_path / "out", RepackConfig(64))
+
+
 def test_killed_halfway(scenes, tmp_path, monkeypatch):
     """Whatever moment it ends at, the same command leaves what one run leaves, and no remains."""
     repack(scenes, tmp_path / "whole", RepackConfig(64))
@@ -241,7 +250,7 @@ def test_killed_halfway(scenes, tmp_path, monkeypatch):
     (out / "repack" / "..sa_000001.tar.x1y2").write_bytes(b"what a killed process left")
     assert [path.name for path in sorted(out.glob("*.tar"))] == ["sa_000000.tar"]
     assert repack(scenes, out, RepackConfig(64))["existing"] == 1
-    assert sorted(path.name for path in (out / "repack").iterdir()) == [
+    assert sorted(path.name for path in (out / "repack").iterdir() if path.name != "lock") == [
         "sa_000000.tar.json",
         "sa_000001.tar.json",
     ]
@@ -334,7 +343,7 @@ def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
     place = b"ustar"
     with pytest.raises(GigamaskError, match=r"a.tar.*checksum"):
         repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
-    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["repack"]
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["repack", "lock"]
 
 
 def test_errors(tmp_path, monkeypatch):
@@ -354,7 +363,7 @@ def test_errors(tmp_path, monkeypatch):
         repack([source, tmp_path / "more"], out, RepackConfig(64))
     with pytest.raises(GigamaskError, match=r"^\S*a.tar"):
         repack(source, tmp_path / "more", RepackConfig(64))
-    with pytest.raises(GigamaskError, match=r"--out .*a.tar.*Not a directory"):
+    with pytest.raises(GigamaskError, match=r"a.tar.*Not a directory"):
         repack(source, source, RepackConfig(64))
 
     def full(path, given):
