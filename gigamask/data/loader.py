@@ -6,15 +6,17 @@ the device.
 """
 
 import math
-import re
+import multiprocessing.connection
 import signal
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from gigamask.data.dataset import RawSample, Sa1bDataset, build_sample
 from gigamask.data.index import Index
 from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.sample_config import SampleConfig
+from gigamask.data.worker_pool import STOP_SIGNALS, stop_signals_blocked
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
@@ -45,7 +48,9 @@ PREFETCH = 2
 """Micro-batches that each worker prepares ahead."""
 MAX_NAMES = 8
 """Maximum number of sample names in an error message."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DYING_S = 0.5
+"""Seconds in which a worker that closed its sockets ends."""
+Result = TypeVar("Result")
 
 
 class BatchJob(NamedTuple):
@@ -295,19 +300,6 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-@contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in this process and in workers that it starts meanwhile.
-
-    Otherwise a signal that arrives before `_ignore_signals` would kill a worker.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _ignore_signals(worker: int) -> None:
     """Ignore SIGINT and SIGTERM in a worker.
 
@@ -349,7 +341,7 @@ class Loader:
 
     def __init__(self, source: SampleSource, workers: int, pin: bool) -> None:
         self._source = source
-        self._jobs = _JobSampler()
+        self._jobs, self._workers = _JobSampler(), _Workers(self._dead_worker_error)
         self._stream: Iterator[Batch | _PackedBatch | GigamaskError] = iter(())
         self._loader: Iterable[Batch | _PackedBatch | GigamaskError] = DataLoader(
             _JobDataset(source),
@@ -383,42 +375,104 @@ class Loader:
     def close(self) -> None:
         """Stop the worker processes now, even if a traceback still refers to the loader."""
         self._stream, self._loader = iter(()), ()
+        self._workers.stop()
 
     def _micro_batches(self) -> Iterator[Batch]:
         """Yield micro-batches; raise a worker's `GigamaskError`, or one that reports its death."""
-        with _stop_signals_blocked():
-            self._stream = iter(self._loader)
-        while True:
-            try:
-                result = next(self._stream)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                result = self._dead_worker_error(str(error))
-                if result is None:
-                    raise
+        wait = self._workers.wait
+        self._stream = wait(lambda: self._workers.start(self._loader))
+        while (result := wait(lambda: next(self._stream, None))) is not None:
             if isinstance(result, GigamaskError):
                 raise result
             yield result.unpack() if isinstance(result, _PackedBatch) else result
 
-    def _dead_worker_error(self, message: str) -> GigamaskError | None:
-        """Return an error for torch's message about a dead worker; None for another message."""
-        # From torch's own check, or from its handler of SIGCHLD.
-        match = re.match(
-            r"DataLoader worker (.*?(?:exited unexpectedly|is killed by signal: [^.]*))", message
-        )
-        if match is None or not self._jobs.pending:
-            return None
-        plan = self._jobs.pending[0]
-        names = [
-            self._source.index.entry_name(ref.row) for refs in plan.micro_batches for ref in refs
-        ]
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    def _dead_worker_error(self, reason: str) -> GigamaskError:
+        """Return the error about a dead worker, given its exit code or another reason."""
+        samples = ""
+        if self._jobs.pending:
+            plan = self._jobs.pending[0]
+            rows = [ref.row for refs in plan.micro_batches for ref in refs]
+            names = [self._source.index.entry_name(row) for row in rows[:MAX_NAMES]]
+            more = f" and {len(rows) - MAX_NAMES} more" if len(rows) > MAX_NAMES else ""
+            samples = (
+                f" while samples from {plan.samples_before} on were being loaded "
+                f"({', '.join(names)}{more})"
+            )
         return GigamaskError(
-            f"loader worker {match[1]} while samples from {plan.samples_before} on were being "
-            f"loaded ({', '.join(names[:MAX_NAMES])}{more}), often for lack of memory; run the "
-            "same command again with fewer --loader.workers to continue from the last checkpoint"
+            f"a loader worker died ({reason}){samples}, often for lack of memory; run the same "
+            "command again with fewer --loader.workers to continue from the last checkpoint"
         )
+
+
+class _Workers:
+    """The worker processes of a loader, whose deaths are reported only while it waits for them.
+
+    Torch's handler of SIGCHLD raises wherever the main thread is, such as in a backward pass or
+    while a checkpoint is saved.
+    """
+
+    def __init__(self, explain: Callable[[str], GigamaskError]) -> None:
+        self._explain = explain
+        self._processes: set[multiprocessing.process.BaseProcess] = set()
+        self._waiting = False
+        self._handler_before: Any = None
+
+    def start(self, loader: Iterable[Result]) -> Iterator[Result]:
+        """Return an iterator, which starts the processes if they are not running yet."""
+        others = set(multiprocessing.active_children())
+        try:
+            with stop_signals_blocked():
+                stream = iter(loader)
+        finally:
+            children = set(multiprocessing.active_children()) - others
+            self._processes |= {process for process in children if process.daemon}
+        before = signal.getsignal(signal.SIGCHLD)  # torch's, or that of another open loader
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and callable(before) and self._handler_before is None:
+            self._handler_before = before
+            signal.signal(signal.SIGCHLD, self._handle)
+        return stream
+
+    def stop(self) -> None:
+        """Kill processes that torch failed to start or to stop, and restore its handler."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        if self._handler_before and signal.getsignal(signal.SIGCHLD) == self._handle:
+            signal.signal(signal.SIGCHLD, self._handler_before)
+
+    def wait(self, function: Callable[[], Result]) -> Result:
+        """Call a function that waits for workers.
+
+        Raises:
+            GigamaskError: A worker died before or dies meanwhile.
+        """
+        try:
+            self._waiting = True
+            reason = self._death()
+            if not reason:
+                return function()
+        except (RuntimeError, OSError, EOFError) as error:  # OSError: a dead worker's socket
+            message = str(error).strip(" .")
+            reason = self._death(DYING_S) or message
+            if reason == message and not message.startswith("DataLoader worker"):
+                raise
+        finally:
+            self._waiting = False
+        # Not while torch's error is handled: its traceback would keep the other workers alive.
+        raise self._explain(reason)
+
+    def _death(self, timeout_s: float = 0.0) -> str:
+        """Return the exit codes of dead workers, once there is one; empty after the given time."""
+        multiprocessing.connection.wait([each.sentinel for each in self._processes], timeout_s)
+        dead = [process.exitcode for process in self._processes if not process.is_alive()]
+        return f"exit code {', '.join(map(str, dead))}" if dead else ""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        with suppress(RuntimeError):
+            self._handler_before(number, frame)
+        if self._waiting and self._death():
+            raise RuntimeError("a loader worker is dead")
 
 
 class _JobSampler:

@@ -18,6 +18,9 @@ from gigamask.errors import GigamaskError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_INTERVAL_S = 1.0
+"""Seconds between two requests to stop."""
 Progress = Callable[[int, int], object]
 """Called as `progress(done, total)` after each item."""
 
@@ -72,13 +75,16 @@ def _run_in_processes(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize_worker)
     other_processes = set(multiprocessing.active_children())
     try:
-        with _sigint_blocked():
-            futures = {pool.submit(function, item): i for i, item in enumerate(items)}
+        resource_tracker.ensure_running()  # starting it later would unblock the signals
+        with stop_signals_blocked():
+            futures = {pool.submit(_run_item, function, item): i for i, item in enumerate(items)}
         for future in as_completed(futures):
             collect(futures[future], future.result())
     except KeyboardInterrupt:  # do not wait for items in progress, which may take long
-        for process in set(multiprocessing.active_children()) - other_processes:
-            process.terminate()
+        while own := set(multiprocessing.active_children()) - other_processes:
+            for process in own:
+                process.terminate()
+            own.pop().join(STOP_INTERVAL_S)  # one that trains saves, and may start another item
         raise
     except BrokenProcessPool as error:
         raise GigamaskError(
@@ -90,18 +96,33 @@ def _run_in_processes(
 
 
 @contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT while workers start: Ctrl-C must reach only the parent, which stops them."""
-    resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def stop_signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM in this process and in workers that it starts meanwhile.
+
+    Terminals and batch systems signal all processes. Workers that are still starting must not die
+    of it: this process stops them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # delivers a SIGINT that is pending
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # delivers a signal that is pending
+
+
+def _run_item(function: Callable[[Item], Result], item: Item) -> Result:
+    """Call the function in a worker; on SIGTERM, it removes its temporary files first."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return function(item)
+    except KeyboardInterrupt:
+        os._exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _initialize_worker() -> None:
-    """Use one torch and OpenCV thread, and exit when the parent process dies."""
+    """Use one torch and OpenCV thread, heed SIGTERM, and exit when the parent process dies."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     import cv2
     import torch
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -311,10 +312,60 @@ def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
     source = Deadly(str(index.folder), ASSEMBLY, CHANCE)
     steps = batches(source, [step([3, 4], samples=7)], workers=1)
     names = r"sa_000000.tar:sa_3, sa_000000.tar:sa_4"
-    message = rf"loader worker \(pid.* from 7 on .*\({names}\).*--loader.workers"
+    message = rf"a loader worker died \(.* from 7 on .*\({names}\).*--loader.workers"
     with pytest.raises(GigamaskError, match=message) as caught:
         next(steps)
     assert "\n" not in str(caught.value)
+
+
+def kill(worker) -> None:
+    """Kills a process and returns when it is dead, but not reaped."""
+    worker.kill()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+
+KILLED = r"^a loader worker died \(.*(-9|Killed)\).*--loader.workers"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_meanwhile_is_reported_with_the_next_batch(source, swept):
+    """Not in the midst of a training step, where torch's handler of SIGCHLD would raise."""
+    steps = batches(source, (step([n % 12], samples=n) for n in range(100)), workers=1)
+    next(steps)
+    [worker] = multiprocessing.active_children()
+    kill(worker)
+    assert sum(n for n in range(1000)) == 499500  # signals are handled between bytecodes
+    with pytest.raises(GigamaskError, match=KILLED):
+        list(steps)
+    assert not multiprocessing.active_children()
+    assert getattr(signal.getsignal(signal.SIGCHLD), "__self__", None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_while_it_starts_is_reported(source, swept, workers):
+    def plans():
+        kill(multiprocessing.active_children()[0])
+        yield step([0])
+
+    with pytest.raises(GigamaskError, match=KILLED):
+        list(batches(source, plans(), workers=workers))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_of_two_loaders_one_reports_its_dead_worker(source, swept):
+    outer, inner = (
+        batches(source, (step([n % 12], samples=n) for n in range(9)), workers=1) for _ in range(2)
+    )
+    next(outer)
+    [worker] = multiprocessing.active_children()
+    next(inner)
+    kill(worker)
+    assert len(list(inner)) == 8
+    with pytest.raises(GigamaskError, match=KILLED):
+        list(outer)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
