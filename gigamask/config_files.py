@@ -12,7 +12,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib import metadata
 from itertools import takewhile
@@ -25,10 +27,12 @@ import yaml
 from gigamask import files, recipes, registry
 from gigamask.errors import GigamaskError
 from gigamask.parser import parse
+from gigamask.serialization import read_yaml
+from gigamask.suggestions import suggest_flag
 from gigamask.training.config import TrainConfig, check_resume, flatten_config
 
 Command = TypeVar("Command")
-CONFIG = "config.yaml"
+CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loader.workers",)}
 """Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 
@@ -111,7 +115,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         if len(rest) < 2:
             raise GigamaskError(f"--resume needs a run folder; see 'gigamask {command} --help'")
         folder = rest[1]
-        saved, prog = load_config(folder), f"gigamask {command} --resume {folder}"
+        saved, prog = load_config(folder, trust=True), f"gigamask {command} --resume {folder}"
         if os.path.abspath(saved.out) != os.path.abspath(folder):  # moved or copied since
             saved = replace(saved, out=folder)
         rest = rest[2:]
@@ -164,45 +168,78 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
 def _parse(arguments: Sequence[str], default: TrainConfig, prog: str, kind: Any) -> Any:
     """Parse flags and the files that `--config` names among them."""
     names, others = registry.split_component_flags(arguments)
-    files = [read_config(path) for path in config_paths(others)]
+    files = [(path, read_config(path)) for path in config_paths(others)]
     return _parse_with_files(files, names, others, default, prog, kind)
 
 
 def _parse_with_files(
-    files: Sequence[dict[str, Any]],
+    files: Sequence[tuple[str, dict[str, Any]]],
     names: dict[str, str],
     arguments: list[str],
     default: TrainConfig,
     prog: str,
     kind: Any = RunFlags,
 ) -> Any:
-    """Parse files and then flags, after selecting the components that they name."""
-    in_files = {
-        name: value
-        for content in files
-        for name, value in content.items()
-        if name in registry.COMPONENTS
-    }
-    config = registry.select_components(registry.select_components(default, in_files), names)
-    # The fields in a file belong to its own component, not to one that a flag selects instead.
-    replaced = tuple(
-        f"{name}." for name in names if name in in_files and in_files[name] != names[name]
-    )
-    flags = [
-        flag
-        for content in files
-        for flag in flags_of(
-            {name: content[name] for name in content if not name.startswith(replaced)}, config
+    """Parse files and then flags, after selecting the components that they name.
+
+    Errors in a file name it.
+    """
+    chosen: dict[str, tuple[Any, str]] = {}
+    contents: list[dict[str, Any]] = []
+    for path, content in [*files, ("", names)]:
+        own = {flag: (content[flag], path) for flag in content if flag in registry.COMPONENTS}
+        # The fields of a component belong to it alone, not to one that replaces it.
+        replaced = tuple(
+            f"{flag}." for flag in own if flag in chosen and own[flag][0] != chosen[flag][0]
         )
-    ]
+        contents = [
+            {flag: value for flag, value in earlier.items() if not flag.startswith(replaced)}
+            for earlier in contents
+        ]
+        contents.append(content)
+        chosen |= own
+    config = default
+    for flag, (name, path) in chosen.items():
+        with _naming(path):
+            if not isinstance(name, str):
+                raise GigamaskError(f"--{flag} needs one name (got {name})")
+            config = registry.select_components(config, {flag: name})
     aliases = aliases_of(config)
-    return parse(
-        kind,
-        expand_aliases(flags + arguments, aliases),
-        prog,
-        kind(config),
-        extra_flags=[f"--{name}" for name in (*aliases, *registry.components_of(config))],
-    )
+    extra_flags = [f"--{name}" for name in (*aliases, *registry.components_of(config))]
+    from_files = []
+    for (path, _), content in zip(files, contents, strict=False):
+        with _naming(path):
+            _check_known(content, config, kind)
+        from_files.append(expand_aliases(flags_of(content, config), aliases))
+    flags = [flag for words in from_files for flag in words]
+    try:
+        words = flags + expand_aliases(arguments, aliases)
+        return parse(kind, words, prog, kind(config), extra_flags)
+    except GigamaskError:
+        for (path, _), words in zip(files, from_files, strict=True):
+            with _naming(path):
+                parse(kind, words, prog, kind(config), extra_flags)
+        raise
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Begin the errors about the contents of a file with its path; flags have none."""
+    try:
+        yield
+    except GigamaskError as error:
+        raise GigamaskError(f"{path}: {error}" if path else str(error)) from None
+
+
+def _check_known(content: dict[str, Any], config: TrainConfig, kind: Any) -> None:
+    """Raise `GigamaskError` if a file has a key that is not a flag, such as `help`."""
+    known = {*flatten_config(config), *aliases_of(config), *registry.COMPONENTS}
+    known |= {leaf.name.replace("_", "-") for leaf in fields(kind)}
+    for name in content.keys() - known:
+        near = suggest_flag(f"--{name}", {f"--{flag}" for flag in known}, ())
+        raise GigamaskError(
+            f"unknown flag --{name}" + (f"; perhaps you meant {near}" if near else "")
+        )
 
 
 def aliases_of(config: TrainConfig) -> dict[str, str]:
@@ -236,15 +273,15 @@ def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, 
 
     Returns:
         The fields that differ from the saved configuration, with saved and new value; empty without
-        a checkpoint.
+        a checkpoint, or with a warning if the saved configuration is damaged.
 
     Raises:
         GigamaskError: A value is invalid, or the run cannot be continued.
     """
     config.check()
-    if not config.has_checkpoint:
+    if not config.has_checkpoint or read_saved(config.out) is None:
         return {}
-    return check_resume(load_config(config.out), config, allow_data_change)
+    return check_resume(load_config(config.out, trust=True), config, allow_data_change)
 
 
 def config_paths(arguments: Sequence[str]) -> list[str]:
@@ -269,25 +306,11 @@ def read_config(path: str) -> dict[str, Any]:
         Values as text, or lists of texts, by flag name without dashes.
 
     Raises:
-        GigamaskError: The file cannot be read or is not a mapping.
+        GigamaskError: The file cannot be read or is not a mapping of flags and their values.
     """
-    try:
-        # BaseLoader keeps numbers as text, so that 1e-4 is parsed as on the command line.
-        content = yaml.load(Path(path).read_text(), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise GigamaskError(
-            f"{path}: cannot be read ({error.strerror}); pass a YAML file of flags"
-        ) from None
-    except yaml.YAMLError as error:
-        raise GigamaskError(
-            f"{path}: not valid YAML ({' '.join(str(error).split())}); "
-            "see a run's config.yaml for an example"
-        ) from None
-    if not isinstance(content, dict):
-        raise GigamaskError(
-            f"{path}: has no 'flag: value' lines; see a run's config.yaml for an example"
-        )
-    return _flatten(content)
+    content = read_yaml(path)
+    with _naming(path):
+        return _flatten(content)
 
 
 def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -296,8 +319,12 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name.replace("_", "-")] = value
+            continue
+        words = value if isinstance(value, list) else [value]
+        # A word that starts with a dash would be parsed as another flag.
+        if wrong := [w for w in words if not isinstance(w, str) or re.match(r"-[^\d.]", w)]:
+            raise GigamaskError(f"{name} must be a value or a list of values (got {wrong[0]!r})")
+        flat[name.replace("_", "-")] = value
     return flat
 
 
@@ -344,8 +371,18 @@ def config_as_text(config: TrainConfig) -> dict[str, Any]:
     return registry.component_names(config) | values
 
 
-def recipe_config(name: str) -> dict[str, Any] | None:
-    """Return a recipe's configuration by flag, as text; None if the recipe cannot be imported."""
+def recipe_config(name: Any, trust: bool = False) -> dict[str, Any] | None:
+    """Return the configuration of a run's recipe by flag, as text.
+
+    Args:
+        name: The recipe, as the run folder names it.
+        trust: Whether to run a recipe that is not built in.
+
+    Returns:
+        The configuration; None if the recipe cannot be read or is not trusted.
+    """
+    if not isinstance(name, str) or (not trust and own_code({"recipe": name})):
+        return None
     try:
         return config_as_text(recipes.make(name))
     except GigamaskError:
@@ -360,8 +397,10 @@ def save_config(config: TrainConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / CONFIG, config_yaml(config))
     versions = {name: metadata.version(name) for name in ("gigamask", "torch", "numpy")}
-    with open(folder / "origin.jsonl", "a") as file:
-        file.write(json.dumps({"argv": sys.argv, **versions, "git": git_revision()}) + "\n")
+    with open(folder / "origin.jsonl", "ab+") as file:
+        is_partial = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+        line = json.dumps({"argv": sys.argv, **versions, "git": git_revision()})
+        file.write(b"\n" * bool(is_partial) + line.encode() + b"\n")
 
 
 def git_revision() -> str | None:
@@ -375,14 +414,53 @@ def git_revision() -> str | None:
     return process.stdout.strip() or None
 
 
-def load_config(folder: str) -> TrainConfig:
-    """Return the configuration saved in a run folder.
+def own_code(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe and the components that are not built in, by flag.
+
+    Args:
+        content: A configuration, as `read_config` returns it.
+    """
+    built_in = {flag: list(names) for flag, (_, names) in registry.COMPONENTS.items()}
+    built_in["recipe"] = [recipe.__name__ for recipe in recipes.BUILT_IN]
+    return {flag: name for flag, name in content.items() if name not in built_in.get(flag, [name])}
+
+
+def read_saved(folder: str) -> dict[str, Any] | None:
+    """Return the configuration saved in a folder that a training command is given again.
 
     Args:
         folder: The run folder.
 
+    Returns:
+        Values as `read_config` returns them; None, with a warning, if they cannot be read: the
+        command states the whole configuration.
+    """
+    try:
+        return read_run_config(folder)
+    except GigamaskError as error:
+        warnings.warn(f"{error}; it is written again from this command", stacklevel=2)
+        return None
+
+
+def read_run_config(folder: str) -> dict[str, Any]:
+    """Read the `config.yaml` of a run folder; `GigamaskError` if it is missing or damaged."""
+    path = Path(folder) / CONFIG
+    content = read_config(str(path))
+    if not isinstance(content.get("recipe"), str):
+        raise GigamaskError(f"{path}: names no recipe")
+    return content
+
+
+def load_config(folder: str, trust: bool = False) -> TrainConfig:
+    """Return the configuration saved in a run folder.
+
+    Args:
+        folder: The run folder.
+        trust: Whether to import a recipe or components that are not built in.
+
     Raises:
-        GigamaskError: The folder has no `config.yaml`, or it cannot be read.
+        GigamaskError: The folder has no `config.yaml`, it cannot be read, or it names code that is
+            not built in and not trusted.
     """
     path = Path(folder) / CONFIG
     if not path.exists():
@@ -391,21 +469,46 @@ def load_config(folder: str) -> TrainConfig:
         if stages:
             act = f"pass one of its runs: {', '.join(str(stage.parent) for stage in stages)}"
         raise GigamaskError(f"{folder}: not a run folder (no {CONFIG}); {act}")
-    content = read_config(str(path))
-    default = replace(recipes.make(content.get("recipe", "")), recipe=content["recipe"])
-    return _parse_with_files([content], {}, [], default, str(path)).run
+    try:
+        content = read_run_config(folder)
+    except GigamaskError as error:
+        raise GigamaskError(
+            f"{error}; give the command that started the run again, which writes it, or restore it"
+        ) from None
+    if not trust and (own := own_code(content)):
+        flag, name = next(iter(own.items()))
+        raise GigamaskError(
+            f"{path}: {flag} is {name}, which is not built in; if you trust its code, run it with "
+            "--trust (in Python: trust=True)"
+        )
+    with _naming(str(path)):
+        default = replace(recipes.make(content["recipe"]), recipe=content["recipe"])
+    prog = f"gigamask {default.command} {default.recipe}"
+    return _parse_with_files([(str(path), content)], {}, [], default, prog).run
 
 
-def config_of_weights(path: str) -> TrainConfig | None:
-    """Return the configuration of the run that weights belong to.
+def run_folder_of(path: str) -> Path | None:
+    """Return the run folder that weights belong to.
 
     Args:
         path: A run folder, one of its checkpoints, or a file in one.
 
     Returns:
+        The folder; None for weights that are not in a run folder.
+    """
+    above = [each.parent for each in Path(path).absolute().parents[:2] if each.name == CHECKPOINTS]
+    return next((folder for folder in (Path(path), *above) if (folder / CONFIG).is_file()), None)
+
+
+def config_of_weights(path: str, trust: bool = False) -> TrainConfig | None:
+    """Return the configuration of the run that weights belong to.
+
+    Args:
+        path: A run folder, one of its checkpoints, or a file in one.
+        trust: Whether to import components that are not built in.
+
+    Returns:
         The configuration; None for weights that are not in a run folder.
     """
-    folders = [Path(path), *Path(path).parents][:4]
-    return next(
-        (load_config(str(folder)) for folder in folders if (folder / CONFIG).is_file()), None
-    )
+    folder = run_folder_of(path)
+    return None if folder is None else load_config(str(folder), trust)

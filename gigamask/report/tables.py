@@ -41,7 +41,10 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
         recipe, differences = run.config.get("recipe", ""), entry["from_recipe"]
         head, same = ["flag", f"recipe {recipe}", "this run"], f"All as in the recipe {recipe}."
         if differences is None:
-            text = f"The recipe {recipe} can no longer be read, so differences are unknown."
+            text = (
+                f"Differences from the recipe {recipe} are unknown: it cannot be read, or it is "
+                "not built in, and only --trust runs it."
+            )
             return note(text) + all_flags
     rows = [[name, *(_value(value) for value in values)] for name, values in differences.items()]
     return (table(head, rows, "words") if rows else note(same)) + all_flags

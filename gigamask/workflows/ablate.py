@@ -28,7 +28,7 @@ from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.evaluation import clicks
 from gigamask.training.checkpoint import load_model
-from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least, differences
+from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least
 from gigamask.training.trainer import train
 
 # Box noise is at most 2.5 px, as in the recipe `tiny`, whose image side is an eighth of SAM's.
@@ -334,9 +334,10 @@ def _check_folder(training: AblationRun) -> None:
     config = config_of(training)
     if not config.has_checkpoint:
         return
-    changes = differences(config_files.load_config(training.out), config)
-    for name, (before, now) in changes.items():
-        if name not in IGNORED_CHANGES:
+    wanted = config_files.config_as_text(config)
+    for name, before in (config_files.read_saved(config.out) or {}).items():
+        now = wanted.get(name)
+        if before != now and name not in IGNORED_CHANGES:
             raise GigamaskError(
                 f"{training.out}: was trained with --{name} {before}, not {now}; "
                 "choose another --out, or remove that folder"
@@ -397,7 +398,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
         )
     trained_s = time.perf_counter() - start_s
     filters = MaskFilters(max_area=None, min_predicted_iou=test.min_predicted_iou)
-    model = load_model(config.out, config.device, config_files.config_of_weights)
+    model = load_model(config.out, config.device, lambda path: config)
     rows = range(len(index))[: test.images]
     scores: dict[str, Any] = {
         **clicks.evaluate_clicks(model, index, filters, rows=rows).summary(),

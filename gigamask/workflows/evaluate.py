@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class EvaluateOptions:
     """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
     automatic: bool = False
     """also generate all masks of each image and score their recall: AR@1000"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     points_per_side: int = 32
     """points along each side of the grid for --automatic; SAM's paper uses 64"""
 
@@ -111,7 +114,7 @@ def score(
     def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
         options.check()
         recall = proposals.ProposalRecall(proposals.proposal_config(options.points_per_side))
-        model = load_model(weights, options.device)
+        model = load_model(weights, options.device, options.trust)
         return model, stack.enter_context(open_or_build_temporary(data)), recall
 
     model, index, recall = world.main_first(begin)
@@ -138,13 +141,14 @@ def score(
     return Evaluated(model, index, result, summary)
 
 
-def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
+def load_model(weights: str | Path | Sam, device: str = "auto", trust: bool = False) -> Sam:
     """Return a model in evaluation mode.
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
             folder or id, or a model, which is only moved to the device.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
+        trust: Whether to run code that a run folder names and that is not built in.
 
     Returns:
         The model on the device. A user-defined encoder is built from the run's configuration.
@@ -158,7 +162,7 @@ def load_model(weights: str | Path | Sam, device: str = "auto") -> Sam:
 
     if not isinstance(weights, str | Path):
         return weights.to(choose_device(device)).eval()
-    return checkpoint.load_model(str(weights), device, config_of_weights)
+    return checkpoint.load_model(str(weights), device, partial(config_of_weights, trust=trust))
 
 
 def save_model(model: Sam, path: str | Path) -> None:

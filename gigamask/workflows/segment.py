@@ -195,6 +195,7 @@ def segment(
     shard_images: int = 500,
     pictures: str | Path | None = None,
     device: str = "auto",
+    trust: bool = False,
     **generator: Any,
 ) -> dict[str, Any]:
     """Generate all masks of images and write them as SA-1B annotations; resumable.
@@ -208,6 +209,7 @@ def segment(
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
+        trust: Whether to run code that a run folder names and that is not built in.
         **generator: Arguments of `SamAutomaticMaskGenerator`, such as `pred_iou_thresh=0.8`.
 
     Returns:
@@ -220,7 +222,7 @@ def segment(
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
     folder = None if pictures is None else Path(pictures)
     output = Output(Path(out), to_shards, shard_images, folder)
-    masks = SamAutomaticMaskGenerator(load_model(weights, device), **generator)
+    masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch:
         inputs, skipped = find_images(paths, scratch)
         return segment_all(inputs, masks, output, skipped)

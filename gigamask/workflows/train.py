@@ -43,11 +43,12 @@ class Run:
     step: int
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path, trust: bool = False) -> Run:
         """Open a run folder.
 
         Args:
             folder: The run folder, as passed in `--out` or `config.out`.
+            trust: Whether to import a recipe or components that are not built in.
 
         Raises:
             GigamaskError: The folder is not a run folder, or contains no checkpoint yet.
@@ -55,7 +56,7 @@ class Run:
         from gigamask.config_files import load_config
         from gigamask.training.checkpoint import newest
 
-        config = load_config(str(folder))
+        config = load_config(str(folder), trust)
         checkpoint = newest(Path(folder))
         if checkpoint is None:
             raise GigamaskError(f"{folder}: holds no complete checkpoint yet")
@@ -96,7 +97,8 @@ class Run:
         """
         from gigamask.workflows.evaluate import evaluate
 
-        options = {"device": self.config.device} | options
+        # Whatever the configuration names has been imported already.
+        options = {"device": self.config.device, "trust": True} | options
         return evaluate(str(self.folder), data, **options)
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gigamask.cli.main import INTERRUPTED, main
+from gigamask import cli
+from gigamask.cli.main import INTERRUPTED
 from gigamask.data import index as indexes
 from gigamask.data.image import decode
 from gigamask.data.shards import ShardReader
@@ -31,6 +32,12 @@ FEW = [
     "--box-nms-thresh",
     "0.95",
 ]
+
+
+def main(words: list[str]) -> int:
+    """Run a command; the recipe of most runs here is not built in."""
+    trusted = words[:1] == ["ask"] or words[:2] == ["ground", "evaluate"]
+    return cli.main.main([*words, *(["--trust"] if trusted else [])])
 
 
 def ground(described: Path, out: Path, *words: object) -> int:

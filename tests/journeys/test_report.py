@@ -75,7 +75,7 @@ def sections(page: Page) -> list[str]:
 
 
 def test_of_one_run(runs, tmp_path, capsys):
-    assert report(runs / "again", "--verify", "--json", tmp_path / "told.json") == 0
+    assert report(runs / "again", "--verify", "--trust", "--json", tmp_path / "told.json") == 0
     assert capsys.readouterr().out == f"{runs / 'again' / 'report.html'}\n"
     page = Page((runs / "again" / "report.html").read_text())
     assert sections(page) == SECTIONS

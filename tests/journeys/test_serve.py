@@ -129,14 +129,8 @@ def address(weights, scenes, runs, described, tmp_path_factory):
     grounding = tmp_path_factory.mktemp("grounding") / "run"
     saved_run(run_in(grounding, described))
     with served(
-        "--weights",
-        weights,
-        "--data",
-        scenes,
-        "--runs",
-        runs,
-        "--grounding",
-        grounding,
+        *("--weights", weights, "--data", scenes, "--runs", runs),
+        *("--grounding", grounding, "--trust"),
         *("--points-per-side", 4, "--pred-iou-thresh", 0, "--stability-score-thresh", 0),
     ) as address:
         yield address

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from gigamask.config_files import (
 from gigamask.errors import GigamaskError
 from gigamask.parser import parse
 from gigamask.recipes import tiny
+from gigamask.samplers.random import Random
+from gigamask.samplers.shards import Streamed
 from gigamask.training.sam_config import SamTrainConfig
 from tests.little import little
 
@@ -111,7 +114,9 @@ def test_files_that_are_not_a_configuration(tmp_path):
     with pytest.raises(GigamaskError, match=r"list.yaml"):
         read_config(str(tmp_path / "list.yaml"))
     (tmp_path / "odd.yaml").write_text("optimizer.lrr: 1")
-    with pytest.raises(GigamaskError, match=r"--optimizer.lrr; perhaps you meant --optimizer.lr;"):
+    with pytest.raises(
+        GigamaskError, match=r"odd.yaml: .*--optimizer.lrr; perhaps you meant --optimizer.lr$"
+    ):
         parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
 
 
@@ -131,8 +136,89 @@ def test_a_saved_run_reloads_equal(tmp_path, run):
         loader=replace(run.loader, half_scale=True),
     )
     save_config(run)
-    assert load_config(run.out) == run
+    assert load_config(run.out, trust=True) == run
     assert (tmp_path / "run" / "origin.jsonl").read_text().count("\n") == 1
+
+
+def test_a_partial_line_of_origin_is_ended(tmp_path):
+    run = replace(little(), out=str(tmp_path))
+    (tmp_path / "origin.jsonl").write_text('{"argv": ["a"')
+    save_config(run)
+    save_config(run)
+    cut, *lines = (tmp_path / "origin.jsonl").read_text().splitlines()
+    assert cut == '{"argv": ["a"'
+    assert [json.loads(line).keys() >= {"argv", "git"} for line in lines] == [True, True]
+
+
+DAMAGED = {
+    "empty": b"",
+    "zeros": bytes(4096),
+    "not text": b"\xff\xfe\x00steps",
+    "not YAML": b"recipe: [tiny",
+    "a list": b"- recipe: tiny",
+    "no recipe": b"steps: '7'",
+    "aliases": b"a: &a [x]\nb: [*a, *a]\nrecipe: tiny",
+    "nested": b"[" * 1_000,
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_config_does_not_lock_a_run_out(kind, tmp_path):
+    run = replace(little(), out=str(tmp_path))
+    (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
+    if (content := DAMAGED[kind]) is not None:
+        (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(GigamaskError, match=r"config.yaml.* (run|again)"):
+        parse_train(["--resume", run.out])
+    with pytest.warns(UserWarning, match=r"config.yaml.*written again") as told:
+        assert check_run_folder(replace(run, data=("x",)), False) == {}
+    assert len(told) == 1
+    save_config(run)
+    assert load_config(run.out, trust=True) == run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("second", "flags", "expected"),
+    [
+        ("sampler: random\n", [], Random()),
+        ("sampler: streamed\n", [], Streamed(buffer=10)),
+        ("sampler: streamed\nsampler.lanes: 5\n", [], Streamed(buffer=10, lanes=5)),
+        ("steps: 3\n", ["--sampler", "random"], Random()),
+        ("sampler: random\n", ["--sampler", "streamed"], Streamed()),
+    ],
+)
+def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
+    second, flags, expected, tmp_path
+):
+    (tmp_path / "a.yaml").write_text("sampler: streamed\nsampler.buffer: 10\n")
+    (tmp_path / "b.yaml").write_text(second)
+    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    assert parse_train(["tiny", *files, *flags]).run.sampler == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("optimizer.lr: high", r"^\S*b.yaml: --optimizer.lr .*'high'"),
+        ("optimizer:\n  lr: [1, 2]", r"^\S*b.yaml: .*'2'"),
+        ("sampler: randm", r"^\S*b.yaml: --sampler 'randm'.*perhaps you meant random"),
+        ("sampler: [a]", r"^\S*b.yaml: .*sampler"),
+        ("model.depth: 0", r"^\S*b.yaml: .*depth"),
+        ("loader: 5", r"^\S*b.yaml: unknown flag --loader"),
+        ("stepz: 5", r"^\S*b.yaml: unknown flag --stepz; perhaps you meant --steps"),
+        ("data: [{a: b}]", r"^\S*b.yaml: data .*a"),
+        ("data: [x, --out, y]", r"^\S*b.yaml: data .*--out"),
+        ("help: x", r"^\S*b.yaml: unknown flag --help"),
+    ],
+)
+def test_an_error_in_a_file_names_the_file_and_the_key(line, message, tmp_path):
+    (tmp_path / "a.yaml").write_text("steps: 7\n")
+    (tmp_path / "b.yaml").write_text(line + "\n")
+    with pytest.raises(GigamaskError, match=message):
+        parse_train(["tiny", "--config", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
 
 
 def test_train_needs_a_recipe_or_a_run(tmp_path):

@@ -114,7 +114,7 @@ def test_a_users_class_is_named_by_its_file(own, tmp_path):
     assert type(run.sampler).__name__ == "Backwards"
     assert run.sampler.skip == 3
     save_config(run)
-    assert load_config(run.out) == run
+    assert load_config(run.out, trust=True) == run
 
 
 @pytest.mark.slow

@@ -38,6 +38,8 @@ class AskCommand:
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto uses cuda if available"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
@@ -58,7 +60,7 @@ class AskCommand:
             raise GigamaskError(f"--top must be >= 1, got {self.top}")
         if not self.texts:
             raise GigamaskError('TEXT is required, e.g. gigamask ask RUN IMAGE "the red box"')
-        config = load_config(self.weights, self.segmenter, self.device)
+        config = load_config(self.weights, self.segmenter, self.device, self.trust)
         pixels, masks = self._load_image()
         predictor = GroundingPredictor.from_checkpoint(config, self.weights)
         masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ class ExportCommand:
     """output format"""
     out: str
     """output file (official: .pth, safetensors) or folder (huggingface, onnx)"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -28,7 +31,8 @@ class ExportCommand:
         from gigamask.export import huggingface, official, onnx
         from gigamask.training.checkpoint import load_model
 
-        model = load_model(self.weights, "cpu", config_files.config_of_weights)
+        config_of = partial(config_files.config_of_weights, trust=self.trust)
+        model = load_model(self.weights, "cpu", config_of)
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         writers = {

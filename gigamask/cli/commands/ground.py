@@ -37,6 +37,8 @@ class GroundCommand:
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto uses cuda if available"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -53,7 +55,7 @@ class GroundCommand:
                 "--data and --queries must be passed together; "
                 "pass both, or neither for the held-out images"
             )
-        config = load_config(self.weights, self.segmenter, self.device)
+        config = load_config(self.weights, self.segmenter, self.device, self.trust)
         if not isinstance(config.evaluation, GroundingEvalConfig):  # a user-defined evaluator
             config = replace(config, evaluation=GroundingEvalConfig())
         if self.data:
@@ -89,13 +91,16 @@ class GroundCommand:
         return summary
 
 
-def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrainConfig:
+def load_config(
+    path: str, segmenter: str | None, device: str, trust: bool = False
+) -> GroundingTrainConfig:
     """Load the config of a grounding run.
 
     Args:
         path: Run folder or one of its checkpoints.
         segmenter: New path of the segmenter's weights; None keeps the saved one.
         device: Device to run on.
+        trust: Whether to import components that are not built in.
 
     Returns:
         The config, whose `out` is the run folder.
@@ -103,15 +108,11 @@ def load_config(path: str, segmenter: str | None, device: str) -> GroundingTrain
     Raises:
         GigamaskError: The path is not that of a grounding run.
     """
-    from pathlib import Path
-
     from gigamask import config_files
     from gigamask.grounding.config import GroundingTrainConfig
 
-    candidates = (Path(path), Path(path).parent.parent)
-    folders = (folder for folder in candidates if (folder / config_files.CONFIG).is_file())
-    folder = str(next(folders, Path(path)))
-    config = config_files.load_config(folder)
+    folder = str(config_files.run_folder_of(path) or path)
+    config = config_files.load_config(folder, trust)
     if not isinstance(config, GroundingTrainConfig):
         raise GigamaskError(
             f"{path}: not a grounding run; pass the folder of a 'gigamask ground train'"

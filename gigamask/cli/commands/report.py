@@ -22,6 +22,8 @@ class ReportCommand:
     runs"""
     verify: bool = False
     """verify the checksums (crc32) of all checkpoints, not only their manifests and sizes"""
+    trust: bool = False
+    """run a recipe that is not built in, such as file.py:function, to list what differs from it"""
     json: str | None = None
     """write the contents of the page to this JSON file"""
 
@@ -49,7 +51,7 @@ class ReportCommand:
                 f"{empty[0]}: has no records yet; train the run first, or leave it out"
             )
         recipes = {
-            name: config_files.recipe_config(run.config.get("recipe", ""))
+            name: config_files.recipe_config(run.config.get("recipe"), self.trust)
             for name, run in runs.items()
         }
         contents = page.write(runs, recipes, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from shlex import quote
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,8 @@ class SegmentCommand:
     """cpu, cuda or cuda:N; auto uses cuda if available"""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """number format of the model; scores and masks differ slightly in bf16 and fp16"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
@@ -58,7 +61,8 @@ class SegmentCommand:
         pictures = Path(self.pictures) if self.pictures else None
         output = Output(Path(self.out), self.to_shards, self.shard_images, pictures)
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
-        model = load_model(self.weights, self.device, config_files.config_of_weights)
+        config_of = partial(config_files.config_of_weights, trust=self.trust)
+        model = load_model(self.weights, self.device, config_of)
         generator = SamAutomaticMaskGenerator(model, cache=cache, **vars(self.masks))
         with tempfile.TemporaryDirectory() as scratch:
             images, skipped = find_images(self.images, scratch)

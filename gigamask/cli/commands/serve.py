@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes
@@ -45,6 +46,8 @@ class ServeCommand:
     """folder to cache image embeddings in across restarts"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto uses cuda if available"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
         default_factory=AutomaticMaskConfig
     )
@@ -110,7 +113,8 @@ class ServeCommand:
         text_model = self._text_model() if self.grounding else None
         model = text_model.mask_features.model if text_model else None
         if self.weights:
-            model = load_model(self.weights, self.device, config_files.config_of_weights)
+            config_of = partial(config_files.config_of_weights, trust=self.trust)
+            model = load_model(self.weights, self.device, config_of)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         return AppState(
             session=Session(model, text_model, self.masks, cache) if model else None,
@@ -125,4 +129,5 @@ class ServeCommand:
         from gigamask.grounding.inference import GroundingPredictor
 
         run = self.grounding or ""
-        return GroundingPredictor.from_checkpoint(load_config(run, None, self.device), run)
+        config = load_config(run, None, self.device, self.trust)
+        return GroundingPredictor.from_checkpoint(config, run)

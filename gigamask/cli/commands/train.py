@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 from typing import Any
@@ -34,6 +36,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if arguments and arguments[0] in ("-h", "--help"):
         print(overview(command))
         return None, {}
+    if arguments[:1] == ["--resume"] and len(arguments) > 1 and os.environ.get("RANK", "0") == "0":
+        announce_own_code(arguments[1])
     flags = config_files.parse_train(arguments, command)
     check_writable("--json", flags.json)
     check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
@@ -81,6 +85,14 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if world.is_main:
         print(summary(result, flags.stages is not None, config))
     return flags.json if world.is_main else None, result
+
+
+def announce_own_code(folder: str) -> None:
+    """Print which code that is not built in a run folder names, before it is imported."""
+    with suppress(GigamaskError):  # reading it again raises the error with advice
+        if own := config_files.own_code(config_files.read_run_config(folder)):
+            names = ", ".join(f"{flag} {name}" for flag, name in own.items())
+            print(f"{folder} imports code that is not built in: {names}", file=sys.stderr)
 
 
 def stages_of(flags: TrainFlags) -> list[TrainConfig]:

@@ -128,7 +128,7 @@ def test_changed_sizes_are_rejected_and_other_changes_printed(run):
 
 @pytest.mark.slow
 def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
-    assert config_files.load_config(run.out) == run
+    assert config_files.load_config(run.out, trust=True) == run
     other = run_in(
         tmp_path / "other",
         described,
@@ -136,7 +136,7 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
         mining=OHEM(keep_ratio=0.5),
         evaluation=GroundingEvalConfig(best_by="top 1"),
     )
-    assert config_files.load_config(other.out) == other
+    assert config_files.load_config(other.out, trust=True) == other
     assert run.backbones.cache_folder == Path(run.cache)
     assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
     assert run.tables == run.queries
