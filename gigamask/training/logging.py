@@ -72,7 +72,10 @@ class JsonlWriter:
                 )
             self._failing = True
             if len(self._pending) > MAX_PENDING_BYTES:
-                self._pending = self._pending[-MAX_PENDING_BYTES:].partition(b"\n")[2]
+                # The file may end within the first line, so its rest is kept.
+                first, _, others = self._pending.partition(b"\n")
+                kept = others[-MAX_PENDING_BYTES:].partition(b"\n")[2]
+                self._pending = first + b"\n" + kept
 
     def close(self) -> None:
         """Close the file."""

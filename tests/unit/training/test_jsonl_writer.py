@@ -63,11 +63,12 @@ def test_lines_that_a_full_disk_does_not_take_are_said_once_and_written_later_in
 
 def test_what_is_kept_is_bounded_and_the_oldest_go(book, tmp_path, said, monkeypatch):
     monkeypatch.setattr(logging, "MAX_PENDING_BYTES", 60)
-    with full_at(0):
+    with full_at(20):  # the second line is cut in its midst
         for step in range(100):
             book.write({"step": step})
     book.write({"step": 100})
-    kept = read(tmp_path)
+    first, cut, *kept = read(tmp_path)
+    assert (first, cut) == (0, 1)
     assert kept == list(range(kept[0], 101))
     assert kept[0] > 90
 
