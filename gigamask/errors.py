@@ -28,6 +28,16 @@ class TrainingInterruptedError(GigamaskError):
     """
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 tar" or "2,000 tars".
+
+    Args:
+        number: The number.
+        noun: The noun in the singular.
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def check_range(
     name: str, value: int | float, least: int | float, most: int | float | None
 ) -> None:

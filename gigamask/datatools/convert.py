@@ -20,7 +20,7 @@ from gigamask.datatools import convert_coco, convert_labels
 from gigamask.datatools.image_files import read_as_jpeg
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
@@ -238,8 +238,8 @@ def _clear_partial(out: Path) -> Path:
     existing = [name for name in os.listdir(out) if name.endswith(".tar")]
     if existing:
         raise GigamaskError(
-            f"--out {out}: holds {len(existing)} tars such as {existing[0]}, which new ones would"
-            " mix with; give another folder"
+            f"--out {out}: holds {counted(len(existing), 'tar')} such as {existing[0]}, which new"
+            " ones would mix with; give another folder"
         )
     for path in (out / PARTIAL).glob("*.tar*"):
         path.unlink()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigamask.datatools.sampler_stats import epochs_text
 from gigamask.datatools.stats import short
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.interfaces import GRANULARITIES
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
         GigamaskError: Matplotlib is not installed, or the file cannot be written.
     """
     rows = stats["sampled_rows"]
-    subtitle = f"{stats['images']:,} images, {stats['masks']:,} masks, {stats['tars']:,} tars"
+    subtitle = ", ".join(counted(stats[f"{noun}s"], noun) for noun in ("image", "mask", "tar"))
     if rows["images"] < stats["images"] or rows["masks"] < stats["masks"]:
         subtitle += (
             f"; bars count {rows['images']:,} images and {rows['masks']:,} masks at an even stride"

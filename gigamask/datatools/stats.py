@@ -12,6 +12,7 @@ from jaxtyping import Int64, Shaped
 
 from gigamask.data.index import Index
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW, granularity
+from gigamask.errors import counted
 from gigamask.interfaces import GRANULARITIES
 
 QUANTILES = {
@@ -120,12 +121,13 @@ def table(stats: dict[str, Any]) -> str:
     """Format the result of `describe` as plain text."""
     images, masks = stats["images"], stats["masks"]
     lines = [
-        f"{images:,} images with {masks:,} masks in {stats['tars']:,} tars,"
+        f"{counted(images, 'image')} with {counted(masks, 'mask')} in"
+        f" {counted(stats['tars'], 'tar')},"
         f" {_in_bytes(stats['tar_bytes'])}"
         f" (jpg {_in_bytes(stats['jpg_bytes'])}, json {_in_bytes(stats['json_bytes'])})",
-        f"{stats['images_without_masks']:,} images have no masks,"
-        f" {stats['images_without_json']:,} have no json;"
-        f" {stats['skipped_images']:,} unusable ones were left out",
+        f"images without masks: {stats['images_without_masks']:,},"
+        f" without json: {stats['images_without_json']:,},"
+        f" unusable and left out: {stats['skipped_images']:,}",
         "",
         *(
             f"{name:24} {count:>14,} {count / masks:>7.1%}"

@@ -21,6 +21,7 @@ from gigamask.synthetic.scenes import (
     LONG_SIDE,
     Canvas,
     SyntheticScene,
+    check_long_side,
     photograph,
     touching,
     write_scenes,
@@ -156,6 +157,7 @@ def write(
     shard_images: int = 500,
     first: int = 0,
     progress: worker_pool.Progress | None = None,
+    long_side: tuple[int, int] = LONG_SIDE,
 ) -> tuple[list[Path], list[Query]]:
     """Write `images` images, numbered from `first` on, with their queries.
 
@@ -168,14 +170,19 @@ def write(
         shard_images: Images per shard; image N is in shard `N // shard_images`.
         first: Number of the first image.
         progress: Called as `progress(done, images)` after each image.
+        long_side: Range of the images' longer side in pixels.
 
     Returns:
         The paths of the shards, and the queries.
+
+    Raises:
+        GigamaskError: A number is out of range, or a shard exists with other images.
     """
+    check_long_side(long_side)
     new: list[Query] = []
 
     def compose(number: int) -> SyntheticScene:
-        described = compose_scene(seed, number)
+        described = compose_scene(seed, number, long_side)
         for text, targets, kind in described.queries:
             masks = tuple(sorted(described.masks[list(targets)].tolist()))
             new.append(
@@ -192,15 +199,16 @@ def write(
     return paths, new
 
 
-def compose_scene(seed: int, number: int) -> DescribedScene:
+def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE) -> DescribedScene:
     """Draw a scene with queries.
 
     Args:
         seed: Random seed of the scenes.
         number: Number of the scene.
+        long_side: Range of the longer side in pixels.
     """
     generator = make_rng(seed, "describable scene", number)
-    long = int(generator.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
+    long = int(generator.integers(long_side[0], long_side[1] + 1))
     short = int(long * generator.uniform(0.75, 1.0))
     size = (short, long) if generator.random() < 0.7 else (long, short)
     ground = np.array(

@@ -186,11 +186,7 @@ def write(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
-    if not 32 <= long_side[0] <= long_side[1] <= 8192:
-        raise GigamaskError(
-            f"{folder}: the range of long sides must be within 32 to 8192 px, the smaller first"
-            f" (got {long_side[0]} to {long_side[1]})"
-        )
+    check_long_side(long_side)
     if not 0 <= crowded <= 1:
         raise GigamaskError(
             f"{folder}: the share of crowded scenes must be between 0 and 1 (got {crowded})"
@@ -203,6 +199,15 @@ def write(
         first,
         progress,
     )
+
+
+def check_long_side(long_side: tuple[int, int]) -> None:
+    """Raise `GigamaskError` if a range of long sides is not valid."""
+    if not 32 <= long_side[0] <= long_side[1] <= 8192:
+        raise GigamaskError(
+            "--long-side must be two numbers of pixels from 32 to 8192, the smaller first "
+            f"(got {long_side[0]} {long_side[1]})"
+        )
 
 
 def write_scenes(

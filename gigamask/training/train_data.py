@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from gigamask import files
 from gigamask.data import index as indexes
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training.config import DATA, TrainConfig
@@ -63,7 +63,10 @@ def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
     before = json.loads(path.read_text())
     action = "restore them, add --allow-data-change, or use another --out"
     if before["digest"] != data["digest"]:
-        old, new = (f"{each['images']} images in {each['tars']} tars" for each in (before, data))
+        old, new = (
+            f"{counted(each['images'], 'image')} in {counted(each['tars'], 'tar')}"
+            for each in (before, data)
+        )
         raise GigamaskError(
             f"{config.out}: the data have changed, from {old} to {new}, "
             f"which changes the remaining samples; {action}"

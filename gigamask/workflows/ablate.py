@@ -25,7 +25,7 @@ from gigamask.data import worker_pool
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
-from gigamask.errors import GigamaskError, TrainingInterruptedError
+from gigamask.errors import GigamaskError, TrainingInterruptedError, counted
 from gigamask.evaluation import clicks
 from gigamask.training.checkpoint import load_model
 from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least
@@ -254,8 +254,9 @@ def run(
         "recipe": recipe,
         "steps": config_of(trainings[0]).steps,
         "seeds": seeds,
-        "data": _describe_data(data, train_index),
-        "test": _describe_data(test.paths, test_index),
+        "data": _describe_data(data, train_index)
+        | {"images": len(train_index), "masks": train_index.manifest.masks},
+        "test": _describe_data(test.paths, test_index) | _evaluated(scores),
         **_protocol(test),
         **{name: metadata.version(name) for name in ("gigamask", "torch", "numpy")},
         "git": config_files.git_revision(),
@@ -381,7 +382,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
         if {name: before.get(name) for name in measured} == measured:
             return before
     name = f"{training.variant}, seed {training.seed}"
-    print(f"{name}: {config.steps} steps", flush=True)
+    print(f"{name}: {counted(config.steps, 'step')}", flush=True)
     start_s, is_new = time.perf_counter(), not config.has_checkpoint
     try:
         # Parallel runs write their progress to one file each.
@@ -429,12 +430,13 @@ def _stderr_to(log: Path) -> Iterator[None]:
 
 
 def _describe_data(paths: Sequence[str], index: Index) -> dict[str, Any]:
-    return {
-        "paths": list(paths),
-        "images": len(index),
-        "masks": index.manifest.masks,
-        "digest": index.digest,
-    }
+    return {"paths": list(paths), "digest": index.digest}
+
+
+def _evaluated(results: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return how many images and masks were evaluated, which is the same for all scored runs."""
+    scored = next((result for result in results if "fault" not in result), {})
+    return {name: scored.get(name, 0) for name in ("images", "masks")}
 
 
 def _summarize(
@@ -475,12 +477,14 @@ def markdown(result: dict[str, Any]) -> str:
     seeds = "one seed"
     if result["seeds"] > 1:
         seeds = f"{result['seeds']} seeds, mean ± standard deviation"
+        if any(variant["faults"] for variant in result["variants"].values()):
+            seeds += " of those that did not fail"
     lines = [
         f"# Ablation `{result['table']}`",
         "",
-        f"Recipe `{result['recipe']}`, {result['steps']} steps, {seeds}.",
-        f"Trained on {_count(result['data'])},",
-        f"tested on {_count(result['test'])}.",
+        f"Recipe `{result['recipe']}`, {counted(result['steps'], 'step')}, {seeds}.",
+        f"Training data: {_count(result['data'])}.",
+        f"Evaluated on {_count(result['test'])}.",
         f"Mean IoU in %; fine (< {FINE_BELOW:.0%} of the image), medium and coarse",
         f"(> {COARSE_ABOVE:.0%}) masks after one click; seconds of training.",
         "",
@@ -502,7 +506,8 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _count(data: dict[str, Any]) -> str:
-    return f"{data['images']:,} images with {data['masks']:,} masks ({', '.join(data['paths'])})"
+    images, masks = counted(data["images"], "image"), counted(data["masks"], "mask")
+    return f"{images} with {masks} ({', '.join(data['paths'])})"
 
 
 def _cell(column: str, mean: float | None, deviation: float | None) -> str:

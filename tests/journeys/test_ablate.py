@@ -20,7 +20,7 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("held_out")
-    synthetic.write(folder, 1, seed=9)
+    synthetic.write(folder, 2, seed=9)
     return folder
 
 
@@ -42,6 +42,8 @@ def command(table, scenes, held_out) -> list[str]:
         str(scenes),
         "--test",
         str(held_out),
+        "--images",
+        "1",
     ]
 
 
@@ -93,6 +95,9 @@ def test_a_table_is_trained_and_scored(done):
         12,
         1,
     )
+    masks = {each["masks"] for each in told(done).values()}
+    assert masks == {found["test"]["masks"]}
+    assert f"Evaluated on 1 image with {found['test']['masks']} masks (" in markdown
     assert found["variants"]["lanes"]["flags"] == ["--sampler", "streamed", "--sampler.lanes", "2"]
     scores = told(done)
     assert scores.keys() == {"plain/seed_0", "plain/seed_1", "lanes/seed_0", "lanes/seed_1"}
@@ -106,7 +111,8 @@ def test_a_table_is_trained_and_scored(done):
 
 
 def test_what_is_done_is_not_done_again(command, done, capsys):
-    again, before = [*command, "--out", str(done), "--seeds", "2", "--steps", "2"], told(done)
+    again = [*command, "--out", str(done), "--seeds", "2", "--steps", "2"]
+    before = told(done)
     capsys.readouterr()
     assert main(again) == 0
     assert capsys.readouterr().out == (done / "ablation.md").read_text()
@@ -211,7 +217,7 @@ def test_another_training_in_the_folder_is_refused(
         assert message in said.err
     # With other test data it is the same training: it is scored anew.
     assert main([*(str(other) if word == str(held_out) else word for word in once), "2"]) == 0
-    assert json.loads((out / "ablation.json").read_text())["test"]["images"] == 2
+    assert json.loads((out / "ablation.json").read_text())["test"]["paths"] == [str(other)]
 
 
 def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):

@@ -10,9 +10,13 @@ import tarfile
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 
+from gigamask.cli.commands.synth import SynthCommand
 from gigamask.cli.main import main
+from gigamask.data import index as indexes
+from gigamask.synthetic.scenes import LONG_SIDE
 from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
@@ -39,6 +43,25 @@ def trained(scenes, tmp_path_factory) -> Path:
         == 0
     )
     return out
+
+
+@pytest.mark.parametrize("extra", [[], ["--queries"]])
+def test_scenes_have_the_requested_size_and_one_is_singular(extra, tmp_path, capsys):
+    words = [str(tmp_path / "scenes"), "--images", "2", "--long-side", "90", "100", *extra]
+    assert main(["synth", *words]) == 0
+    assert "2 scenes in 1 tar in" in capsys.readouterr().out
+    index = indexes.build(tmp_path / "scenes", tmp_path / "index")
+    sizes = np.maximum(index.images["width"], index.images["height"])
+    assert ((sizes >= 90) & (sizes <= 100)).all()
+    assert main(["index", str(tmp_path / "scenes"), "--out", str(tmp_path / "again")]) == 0
+    assert " masks in 1 tar (1 scanned, 0 reused)" in capsys.readouterr().out
+    assert main(["stats", str(tmp_path / "index")]) == 0
+    assert capsys.readouterr().out.startswith("2 images with ")
+    assert SynthCommand("x").long_side == LONG_SIDE
+    for sides in (("31", "100"), ("100", "90"), ("90", "8193")):
+        words[-2 - len(extra) : len(words) - len(extra)] = sides
+        assert main(["synth", *words]) == 2
+        assert f"32 to 8192, the smaller first (got {' '.join(sides)})" in capsys.readouterr().err
 
 
 def test_synth_index_stats(tmp_path, capsys):

@@ -105,7 +105,7 @@ def test_from_label_images(own, capsys):
     assert main([*arguments, "--split-components", "--ignore", "1", "2"]) == 0
     assert "6 images with" in capsys.readouterr().out
     assert main(arguments) == 2
-    assert "1 tars such as sa_000000.tar" in capsys.readouterr().err
+    assert "1 tar such as sa_000000.tar" in capsys.readouterr().err
 
 
 def test_what_goes_wrong_is_printed(own, capsys):
@@ -144,4 +144,4 @@ def test_what_goes_wrong_is_printed(own, capsys):
     printed = capsys.readouterr()
     assert "small already" in printed.out
     assert "tars skipped: 1\n" in printed.out
-    assert "1 tars could not be repacked" in printed.err
+    assert "1 tar could not be repacked" in printed.err

@@ -199,7 +199,7 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
         raw
     )  # mended: done by the same command, and put into the tar
     assert main(words) == 0
-    assert "(3 images were done before)\n  1 tars (0 were done before)" in capsys.readouterr().out
+    assert "(3 done before)\n  1 tar (0 done before)" in capsys.readouterr().out
     assert (
         main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
     )

@@ -38,6 +38,7 @@ class ConvertCommand:
         """Convert, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.datatools.convert import ConvertOptions, convert
+        from gigamask.errors import counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
         source, images, out = Path(self.source), Path(self.images), Path(self.out)
@@ -45,8 +46,8 @@ class ConvertCommand:
             result = convert(
                 source, images, out, options, self.shard_images, self.workers, progress
             )
-        count = f"{result['images']} images with {result['masks']} masks"
-        print(f"{self.out}: {count} in {len(result['tars'])} tars")
+        images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
+        print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")
         if result["renumbered"]:
             print(
                 "  the image names are not distinct integers: images are numbered from 0, and each "

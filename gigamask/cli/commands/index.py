@@ -29,15 +29,16 @@ class IndexCommand:
         """Build or extend the index, and return its report."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import index as indexes
+        from gigamask.errors import counted
 
         with progress_bar("index") as progress:
             index, scanned, reused = indexes.extend(
                 self.paths, self.out, self.workers, progress, self.salvage
             )
         report = index.report() | {"scanned": scanned, "reused": reused}
-        count = f"{report['images']} images with {report['masks']} masks"
-        tars = f"{report['shards']} tars ({scanned} scanned, {reused} reused)"
-        print(f"{self.out}: {count} in {tars}")
+        images, masks = counted(report["images"], "image"), counted(report["masks"], "mask")
+        tars = f"{counted(report['shards'], 'tar')} ({scanned} scanned, {reused} reused)"
+        print(f"{self.out}: {images} with {masks} in {tars}")
         for name in ("without_json", "without_jpg", "other_members"):
             if report[name]:
                 print(f"  {name.replace('_', ' ')}: {report[name]}")

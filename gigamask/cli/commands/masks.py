@@ -36,7 +36,7 @@ class MasksCommand:
         """Build or verify the store, and return its size."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import mask_store
-        from gigamask.errors import GigamaskError
+        from gigamask.errors import GigamaskError, counted
         from gigamask.workflows.open_data import open_or_build_temporary
 
         with open_or_build_temporary(self.paths) as index, progress_bar("masks") as progress:
@@ -64,7 +64,8 @@ class MasksCommand:
             "mask_size": store.manifest.mask_size,
         }
         size = f"{report['bytes'] / 1e6:.1f} MB" + (", no errors" if self.verify else "")
-        print(f"{self.out}: {report['masks']} masks of {report['tars']} tars, {size}")
+        masks, tars = counted(report["masks"], "mask"), counted(report["tars"], "tar")
+        print(f"{self.out}: {masks} of {tars}, {size}")
         if not self.verify:
             print(f"train with: --loader.mask-store {quote(self.out)}")
         return report

@@ -32,12 +32,15 @@ class RepackCommand:
         """Repack, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.datatools.repack import RepackConfig, repack
+        from gigamask.errors import counted
 
         config = RepackConfig(self.size, self.quality)
         with progress_bar("repack") as progress:
             result = repack(self.paths, Path(self.out), config, self.workers, progress)
-        count = f"{result['images']} images with {result['masks']} masks in {result['tars']} tars"
-        print(f"{self.out}: {count} ({result['existing']} were done before)")
+        images, masks, tars = (
+            counted(result[f"{noun}s"], noun) for noun in ("image", "mask", "tar")
+        )
+        print(f"{self.out}: {images} with {masks} in {tars} ({result['existing']} done before)")
         if result["bytes"]:
             before, after = result["source_bytes"], result["bytes"]
             sizes = f"{before / 1e9:.3g} GB to {after / 1e9:.3g} GB"
@@ -56,8 +59,8 @@ class RepackCommand:
         print_skipped("tars", failed)
         if failed:
             result["fault"] = (
-                f"{len(failed)} tars could not be repacked; repair them and run the same command "
-                f"again (the first: {failed[0]})"
+                f"{counted(len(failed), 'tar')} could not be repacked; repair what is damaged and "
+                f"run the same command again (the first: {failed[0]})"
             )
         else:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out + '/index')}")

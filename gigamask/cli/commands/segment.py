@@ -53,6 +53,7 @@ class SegmentCommand:
         from gigamask import config_files
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.distributed.precision import autocast
+        from gigamask.errors import counted
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
         from gigamask.inference.embedding_cache import EmbeddingCache
         from gigamask.training.checkpoint import load_model
@@ -70,15 +71,18 @@ class SegmentCommand:
             with progress_bar("segment") as progress, autocast(self.precision, device):
                 result = segment_all(images, generator, output, skipped, progress)
         mean = result["masks"] / result["images"]
-        count = f"{result['images']} images with {result['masks']} masks, {mean:.1f} per image"
-        print(f"{self.out}: {count} ({result['existing']} images were done before)")
+        images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
+        count = f"{images} with {masks}, {mean:.1f} per image"
+        print(f"{self.out}: {count} ({result['existing']} done before)")
         if not result["masks"]:
             print(
                 "  no mask passed the thresholds, which are meant for fully trained models; "
                 "lower --pred-iou-thresh and --stability-score-thresh"
             )
         if self.to_shards:
-            print(f"  {len(result['tars'])} tars ({result['existing_tars']} were done before)")
+            print(
+                f"  {counted(len(result['tars']), 'tar')} ({result['existing_tars']} done before)"
+            )
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")

@@ -24,6 +24,8 @@ class SynthCommand:
     crowded: float = 0.0
     """fraction of scenes with many small objects, whose masks mostly cover less than 1 % of the
     image"""
+    long_side: tuple[int, int] = (256, 320)
+    """range of the longer side of the images, 32 to 8192 px; the shorter is 0.75 to 1 of it"""
     queries: bool = False
     """write scenes of objects that text can tell apart, and FOLDER/queries.jsonl with about twelve
     queries per scene"""
@@ -33,7 +35,7 @@ class SynthCommand:
     def run(self) -> dict[str, Any]:
         """Write the scenes, and return their number and tars."""
         from gigamask.cli.commands.output import progress_bar
-        from gigamask.errors import GigamaskError
+        from gigamask.errors import GigamaskError, counted
         from gigamask.synthetic import described_scenes, scenes
 
         if self.queries and self.crowded:
@@ -44,7 +46,12 @@ class SynthCommand:
         with progress_bar("synth") as progress:
             if self.queries:
                 paths, queries = described_scenes.write(
-                    self.folder, self.images, seed=self.seed, first=self.first, progress=progress
+                    self.folder,
+                    self.images,
+                    seed=self.seed,
+                    first=self.first,
+                    progress=progress,
+                    long_side=self.long_side,
                 )
             else:
                 paths = scenes.write(
@@ -52,10 +59,11 @@ class SynthCommand:
                     self.images,
                     seed=self.seed,
                     first=self.first,
+                    long_side=self.long_side,
                     progress=progress,
                     crowded=self.crowded,
                 )
-        print(f"{self.images} scenes in {len(paths)} tars in {self.folder}")
+        print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         if queries:
             print(f"{len(queries)} queries in {self.folder}/{described_scenes.QUERIES}")
         print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")

@@ -30,6 +30,7 @@ class VerifyCommand:
         """Verify the tars, and return the counts and faults."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.datatools import checksums, verify
+        from gigamask.errors import counted
 
         sums = checksums.read(self.checksums) if self.checksums else {}
         with progress_bar("verify") as progress:
@@ -37,8 +38,10 @@ class VerifyCommand:
         counts = verify.summary(reports)
         bad = [finding for report in reports for finding in report.bad_members]
         mismatches = [finding for report in reports for finding in report.mismatches]
-        tars = f"{counts['tars']} tar{'s' * (counts['tars'] != 1)}"
-        print(f"{tars}: {counts['images']} images with {counts['masks']} masks")
+        tars, images, masks = (
+            counted(counts[f"{noun}s"], noun) for noun in ("tar", "image", "mask")
+        )
+        print(f"{tars}: {images} with {masks}")
         for name in ("without_json", "without_jpg", "without_masks", "other_members"):
             if counts[name]:
                 print(f"  {name.replace('_', ' ')}: {counts[name]}")

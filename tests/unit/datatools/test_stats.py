@@ -95,7 +95,7 @@ def test_long_columns_are_described_from_an_even_stride(index, monkeypatch):
 def test_the_table_says_it_in_words(index):
     text = statistics.table(statistics.describe(index))
     assert text.startswith(f"13 images with {index.manifest.masks:,} masks in 4 tars, ")
-    assert "1 images have no masks, 1 have no json; 1 unusable ones were left out" in text
+    assert "images without masks: 1, without json: 1, unusable and left out: 1" in text
     assert "medium (1% to 10%)" in text
     assert all(len(line) <= 110 for line in text.splitlines())
     heads, rows = (

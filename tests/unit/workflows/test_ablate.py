@@ -112,7 +112,13 @@ def test_every_table_of_ours_parses():
 
 
 def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
-    means = {"masks": 5, "clicks": {"1": clicks, "3": clicks}, "oracle": clicks, "box": clicks}
+    means = {
+        "images": 2,
+        "masks": 5,
+        "clicks": {"1": clicks, "3": clicks},
+        "oracle": clicks,
+        "box": clicks,
+    }
     granularity = {
         "fine": {"clicks": {"1": fine}},
         "medium": {"clicks": {"1": clicks}},
@@ -170,3 +176,6 @@ def test_scores_are_means_over_seeds_with_their_spread():
     ]
     assert len({len(line) for line in lines if line.startswith("|")}) == 1
     assert lines[-1] == "- failed: b, seed 1: too hot"
+    assert "2 seeds, mean ± standard deviation of those that did not fail" in lines[2]
+    assert ablate._evaluated(found[::-1]) == {"images": 2, "masks": 5}
+    assert ablate._evaluated(found[-1:]) == {"images": 0, "masks": 0}
