@@ -39,12 +39,14 @@ class SampleTable:
             computed on first use.
         seed: Random seed of the run, from which orders derive.
         tars: Number of tars, including those without items.
+        derived: What samplers computed from the columns, kept for all epochs.
     """
 
     count: int
     columns: Mapping[str, np.ndarray]
     seed: int = 0
     tars: int = 0
+    derived: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from jaxtyping import Int, Int32, Int64, Shaped
 
 from gigamask.data import storage
 from gigamask.data.index import Index
-from gigamask.data.sample_table import COLUMNS
+from gigamask.data.sample_table import COLUMNS, DEFAULT_COLUMNS
 from gigamask.errors import GigamaskError
 from gigamask.serialization import check_regular
 
@@ -206,7 +206,7 @@ def _check_header(header: list[str], path: Path) -> list[str]:
             raise GigamaskError(
                 f"{path}: column {number + 1} has no name; add one to the first line"
             )
-        if name in COLUMNS:
+        if name in COLUMNS and name not in DEFAULT_COLUMNS:
             raise GigamaskError(
                 f"{path}: {name!r} is a column of every index; rename the attribute"
             )

@@ -14,9 +14,11 @@ kept:
   are then fine, medium and coarse; by the mean share of their masks, it would be 3, 180 and 17
 - difficulty: a weighted sum of 1 - area_fraction, 1 - stability, 1 - predicted_iou and the number
   of masks of the image
+- complexity (0, 1 or 2 by the number of masks of the image) and domain (tars whose names differ in
+  their number only), unless the user's table has columns of these names
 
 and the columns of the user's own table (`data.attributes`). For training without masks, items are
-all images, with the columns of the first line only.
+all images, with the columns of the first line and the last only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +28,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64
 
+from gigamask.data import storage
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
@@ -37,13 +40,17 @@ FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
 """A mask between these shares of the image is of medium granularity."""
 AREA_WEIGHT, STABILITY_WEIGHT, IOU_WEIGHT, MASKS_WEIGHT = 0.3, 0.3, 0.2, 0.2
 """Weights of the terms of difficulty."""
+COMPLEXITY_MASKS = (50, 150)
+"""Largest numbers of masks of images of complexity 0 and 1."""
 MANY_MASKS = 200
 """Number of masks of an image at which that term of its difficulty reaches the maximum."""
 
 IMAGE_COLUMNS = {"tar": "shard", "masks": "masks", "width": "width", "height": "height"}
 SCORE_COLUMNS = {"predicted_iou": "predicted_iou", "stability": "stability_score"}
 MASK_COLUMNS = ("area_fraction", *SCORE_COLUMNS, "granularity")
-COLUMNS = (*IMAGE_COLUMNS, *MASK_COLUMNS, "difficulty")
+DEFAULT_COLUMNS = ("complexity", "domain")
+"""Columns that the user's table may replace."""
+COLUMNS = (*IMAGE_COLUMNS, *MASK_COLUMNS, "difficulty", *DEFAULT_COLUMNS)
 """Columns of the items of every index."""
 
 IMAGES_AT_ONCE = 2**14
@@ -118,7 +125,7 @@ def open_sample_table(
         kind,
         locations,
         attributes or {},
-        tuple(COLUMNS if with_masks else IMAGE_COLUMNS),
+        COLUMNS if with_masks else (*IMAGE_COLUMNS, *DEFAULT_COLUMNS),
     )
     return IndexSamples(kind, SampleTable(count, columns, seed, len(index.shard_paths)), locations)
 
@@ -177,10 +184,10 @@ class _Columns(Mapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self.builtin
-        yield from self.attributes
+        yield from (name for name in self.attributes if name not in self.builtin)
 
     def __len__(self) -> int:
-        return len(self.builtin) + len(self.attributes)
+        return len({*self.builtin, *self.attributes})
 
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self.attributes
@@ -205,10 +212,16 @@ class _Columns(Mapping[str, np.ndarray]):
 
     def _image_values(self, name: str) -> np.ndarray:
         """Return the value of each item's image."""
-        if name in IMAGE_COLUMNS:
-            column = self.index.images[IMAGE_COLUMNS[name]]
-        else:
+        images = self.index.images
+        if name in self.attributes:
             column = self.attributes[name]
+        elif name in IMAGE_COLUMNS:
+            column = images[IMAGE_COLUMNS[name]]
+        elif name == "complexity":
+            few, some = COMPLEXITY_MASKS
+            column = (images["masks"] > few).astype(np.int32) + (images["masks"] > some)
+        else:
+            column = _domains(self.index.shard_paths)[images["shard"]]
         if self.kind == "image":
             return column[self.locations]
         return np.repeat(column, np.diff(self.locations))
@@ -235,6 +248,14 @@ class _Columns(Mapping[str, np.ndarray]):
                 column[done : done + size] = values
             done += size
         self.computed.update(columns)
+
+
+def _domains(shard_paths: list[str]) -> Int32[np.ndarray, "shards"]:
+    """Return the domain of each tar, in the order in which domains first occur."""
+    numbers: dict[str, int] = {}
+    names = (storage.basename(path).removesuffix(".tar") for path in shard_paths)
+    domains = [numbers.setdefault(name.rstrip("0123456789"), len(numbers)) for name in names]
+    return np.array(domains, np.int32)
 
 
 def _values(index: Index, block: _Block, name: str) -> np.ndarray:

@@ -7,7 +7,8 @@ result is still a permutation and takes fewer than two passes on average.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,15 +16,32 @@ import numpy as np
 from gigamask.rng import make_rng
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64, UInt64
+    from jaxtyping import Int64, Integer, UInt64
 
 ROUNDS = 6
+FEW_BITS = 8
+"""Networks of fewer bits need twice as many rounds for all permutations to be equally likely."""
 SMALL = 2**14
 """Sizes up to this are shuffled in memory: that is as fast, and a network of only a few bits
 reaches a small part of all permutations."""
 PIECE = 2**14
 """Number of positions evaluated together, so that all intermediate values stay in the CPU cache."""
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyOrder:
+    """An order whose items are computed when they are requested."""
+
+    length: int
+    items_at: Callable[[Int64[np.ndarray, "n"]], Int64[np.ndarray, "n"]]
+    """returns the items at some positions"""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        return self.items_at(positions)
 
 
 def permute(
@@ -84,34 +102,99 @@ def cycle(
     return items
 
 
-def balanced_subset(
-    draw: int, length: int, size: int, seed: int, purpose: str, *ids: int
-) -> Int64[np.ndarray, "length"]:
-    """Choose the items of one draw so that over draws, all items are chosen equally often.
-
-    An item is repeated within a draw only after all have been chosen. Over any number of draws
-    from the first on, the items' counts differ by at most one.
+def permute_each(
+    positions: Int64[np.ndarray, "n"],
+    sizes: Int64[np.ndarray, "n"],
+    generator: np.random.Generator,
+    *labels: Int64[np.ndarray, "n"],
+) -> Int64[np.ndarray, "n"]:
+    """Evaluate many random permutations, each at some positions.
 
     Args:
-        draw: Number of the draw, from 0.
-        length: Number of items to choose in every draw.
-        size: Number of items to choose from, at least 1.
-        seed: Random seed.
-        purpose: Name of the random stream.
-        *ids: Further numbers that select the random stream.
+        positions: Positions, each in `[0, size)` of its permutation.
+        sizes: Number of items of each position's permutation.
+        generator: Fresh generator that determines the permutations.
+        *labels: Numbers >= 0 that select each position's permutation.
 
     Returns:
-        The chosen items, in no particular order.
+        The items at these positions.
     """
-    repeats, rest = divmod(length, size)
-    if 2 * rest > size:
-        # Leaving out few items equally often chooses the others equally often.
-        chosen = np.ones(size, bool)
-        chosen[_distinct(draw, size - rest, size, seed, purpose, *ids)] = False
-        items = np.flatnonzero(chosen)
-    else:
-        items = _distinct(draw, rest, size, seed, purpose, *ids)
-    return np.concatenate([np.tile(np.arange(size), repeats), items]) if repeats else items
+    items = np.empty(len(positions), np.int64)
+    keys = generator.integers(2**64, size=2 * ROUNDS + len(labels), dtype=np.uint64)
+    for start in range(0, len(positions), PIECE):
+        piece = slice(start, start + PIECE)
+        values, size = positions[piece].astype(np.uint64), sizes[piece].astype(np.uint64)
+        tweaks = np.zeros_like(values)
+        for label, key in zip(labels, keys[2 * ROUNDS :], strict=True):
+            tweaks = _hash(tweaks ^ label[piece].astype(np.uint64), key)
+        # The exponent of a floating-point number is the bit length of its integer part.
+        bits = np.maximum(np.frexp((size - np.uint64(1)).astype(np.float64))[1], 1)
+        few = bits < FEW_BITS
+        for outside, rounds in ((np.flatnonzero(few), 2 * ROUNDS), (np.flatnonzero(~few), ROUNDS)):
+            while len(outside):
+                round_keys = keys[:rounds, None] ^ tweaks[outside]
+                values[outside] = _mix(values[outside], bits[outside], round_keys)
+                outside = outside[values[outside] >= size[outside]]
+        items[piece] = values
+    return items
+
+
+def balanced_items(
+    positions: Int64[np.ndarray, "n"],
+    draw: int,
+    lengths: Int64[np.ndarray, "n"],
+    sizes: Int64[np.ndarray, "n"],
+    labels: Int64[np.ndarray, "n"],
+    seed: int,
+    purpose: str,
+) -> Int64[np.ndarray, "n"]:
+    """Return items of one draw from each of many sets, chosen equally often over all draws.
+
+    An item is repeated within a draw only after all items of its set have been chosen. Over any
+    number of draws from the first on, the counts of a set's items differ by at most one.
+
+    A draw is a window of an endless sequence of passes over the set, or all but this window if it
+    takes more than half of the set. Every pass visits one fixed half of the set, then the other, so
+    a window that spans two passes holds no item twice.
+
+    Args:
+        positions: Positions in the draw, each in `[0, length)` of its set.
+        draw: Number of the draw, from 0.
+        lengths: Number of items that a draw takes from each position's set.
+        sizes: Number of items of each position's set, at least 1.
+        labels: Number of each position's set.
+        seed: Random seed.
+        purpose: Name of the random stream.
+
+    Returns:
+        The items at these positions, numbered within their set, in no particular order.
+    """
+    repeats, rests = np.divmod(lengths, sizes)
+    items, partial = positions % sizes, np.flatnonzero(positions >= repeats * sizes)
+    if not len(partial):
+        return items
+    places, rest, size = (values[partial] for values in (positions, rests, sizes))
+    places = places - repeats[partial] * size
+    half = (size + 1) // 2
+    window = np.minimum(rest, size - rest)
+    passes, start = np.divmod(draw * window, size)
+    after = start + window
+    # The positions that are left out are also a window: what lies around it is taken. A window
+    # that spans two passes leaves the middle of the first, and of the second what follows.
+    spans, left = after > size, start - half
+    around = np.where(spans & (places < left), half + places, after + places)
+    around -= np.where(spans & (places >= left), size + left, 0)
+    ahead = np.where(spans, places >= left, 0)
+    is_left_out = 2 * rest > size
+    passes += np.where(is_left_out, ahead, (start + places) // size)
+    places = np.where(is_left_out, around, start + places) % size
+    second = (places >= half).astype(np.int64)
+    offsets, halves = second * half, np.where(second, size - half, half)
+    label = labels[partial]
+    order = make_rng(seed, purpose)
+    places = offsets + permute_each(places - offsets, halves, order, label, passes, second)
+    items[partial] = permute_each(places, size, make_rng(seed, f"{purpose}, halves"), label)
+    return items
 
 
 def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[np.ndarray, "m"]]]:
@@ -122,55 +205,15 @@ def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[
             yield int(labels[group[0]]), group
 
 
-def _distinct(
-    draw: int, length: int, size: int, seed: int, purpose: str, *ids: int
-) -> Int64[np.ndarray, "length"]:
-    """Return one draw's distinct items from an endless sequence of permutations.
-
-    `length` is at most half of `size`. A draw that spans two permutations could contain an item
-    twice. Therefore, among the first `length` items of the second permutation, those already in the
-    draw are moved to the end. There are enough others, and no later item moves.
-    """
-    start, end = draw * length, (draw + 1) * length
-    first = start // size * size
-    if end > first + size:
-        head = _slice(start, first + size, size, seed, purpose, *ids)
-        tail = _slice(first + size, first + size + length, size, seed, purpose, *ids)
-        return np.concatenate([head, _move_last(tail, head, size)[: length - len(head)]])
-    met = first % length if start < first + length else 0
-    if not met:
-        return _slice(start, end, size, seed, purpose, *ids)
-    items = _slice(first, end, size, seed, purpose, *ids)
-    before = _slice(first - met, first, size, seed, purpose, *ids)
-    items[:length] = _move_last(items[:length], before, size)
-    return items[start - first :]
-
-
-def _slice(
-    start: int, end: int, size: int, seed: int, purpose: str, *ids: int
-) -> Int64[np.ndarray, "n"]:
-    """Return a slice of the sequence of permutations that lies within one of them."""
-    number = start // size
-    positions = np.arange(start - number * size, end - number * size)
-    return permute(positions, size, make_rng(seed, purpose, *ids, number))
-
-
-def _move_last(
-    items: Int64[np.ndarray, "n"], met: Int64[np.ndarray, "m"], size: int
-) -> Int64[np.ndarray, "n"]:
-    """Return the items with those in `met` moved to the end, otherwise in the same order."""
-    is_met = np.zeros(size, bool)
-    is_met[met] = True
-    last = is_met[items]
-    return np.concatenate([items[~last], items[last]])
-
-
 def _mix(
-    values: UInt64[np.ndarray, "n"], bits: int, keys: UInt64[np.ndarray, "r"]
+    values: UInt64[np.ndarray, "n"],
+    bits: int | Integer[np.ndarray, "n"],
+    keys: UInt64[np.ndarray, "r"] | UInt64[np.ndarray, "r n"],
 ) -> UInt64[np.ndarray, "n"]:
     """Permute all numbers of `bits` bits; each round changes one half depending on the other."""
-    low = np.uint64(bits // 2)
-    low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
+    one, low = np.uint64(1), np.asarray(bits // 2, np.uint64)
+    low_mask = (one << low) - one
+    high_mask = (one << np.asarray(bits - bits // 2, np.uint64)) - one
     left, right = values >> low, values & low_mask
     for number, key in enumerate(keys):
         if number % 2:
@@ -180,7 +223,9 @@ def _mix(
     return (left << low) | right
 
 
-def _hash(half: UInt64[np.ndarray, "n"], key: np.uint64) -> UInt64[np.ndarray, "n"]:
+def _hash(
+    half: UInt64[np.ndarray, "n"], key: np.uint64 | UInt64[np.ndarray, "n"]
+) -> UInt64[np.ndarray, "n"]:
     """Return 64 bits that each depend on all of `half` and `key`; products wrap around."""
     mixed = half ^ key
     mixed *= _FIRST

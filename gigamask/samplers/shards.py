@@ -6,14 +6,13 @@ They read the column `tar`, which is ascending.
 |-----------------|-----------------------------------|------------------|---------------------|
 | `TarSubset`     | up to `per_tar` items of each tar | tar by tar       | few open tars       |
 | same, `mixed`   | exactly `per_tar` of each tar     | shuffled         | equal weights       |
-| `StreamingTars` | all items of about `tars` tars    | tar by tar       | tars fetched whole  |
+| `StreamingTars` | the items of `tars` tars          | tar by tar       | tars fetched whole  |
 | `Streamed`      | every item once                   | sequential lanes | sequential reads    |
 | `Sharded`       | each node's items, equally many   | random           | data on local disks |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,14 @@ import numpy as np
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler
 from gigamask.rng import make_rng
-from gigamask.samplers.feistel import balanced_subset, cycle, group_by_label
-from gigamask.samplers.random import shuffled
+from gigamask.samplers.feistel import (
+    LazyOrder,
+    balanced_items,
+    cycle,
+    group_by_label,
+    permute,
+    permute_each,
+)
 from gigamask.samplers.validation import check_positive, column
 
 if TYPE_CHECKING:
@@ -49,9 +54,7 @@ class TarSubset(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "per_tar")
 
-    def order(
-        self, table: SampleTable, epoch: int, history: LossSnapshot | None
-    ) -> Int64[np.ndarray, "N"]:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`.
 
         Args:
@@ -60,30 +63,37 @@ class TarSubset(Sampler):
             history: Losses so far; None unless the sampler learns from them.
         """
         stream = "balanced tars" if self.mixed else "tar aware"
-        generator = make_rng(table.seed, stream, epoch)
         firsts, sizes = tar_spans(table, self)
-        if self.mixed:
-            tars, lengths = np.arange(len(sizes)), np.full_like(sizes, self.per_tar)
-        else:
-            tars, lengths = generator.permutation(len(sizes)), np.minimum(sizes, self.per_tar)
-        order, end = np.empty(lengths.sum(), np.int64), 0
-        for tar in tars.tolist():
-            start, end = end, end + int(lengths[tar])
-            size = int(sizes[tar])
-            subset = balanced_subset(epoch, end - start, size, table.seed, stream, tar)
-            order[start:end] = firsts[tar] + subset
+        generator = make_rng(table.seed, stream, epoch)
+        tars = np.arange(len(sizes)) if self.mixed else generator.permutation(len(sizes))
+        lengths = np.full_like(sizes, self.per_tar)
+        if not self.mixed:
+            lengths = np.minimum(sizes, self.per_tar)[tars]
+        ends = np.cumsum(lengths)
+        total, key = int(lengths.sum()), (table.seed, f"{stream}, order", epoch)
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            if self.mixed:
+                positions = permute(positions, total, make_rng(*key))
+            visits = np.searchsorted(ends, positions, side="right")
+            tar, length = tars[visits], lengths[visits]
+            places = positions - (ends[visits] - length)
             if not self.mixed:
-                generator.shuffle(order[start:end])
-        return shuffled(order, generator) if self.mixed else order
+                places = permute_each(places, length, make_rng(*key), tar)
+            chosen = balanced_items(places, epoch, length, sizes[tar], tar, table.seed, stream)
+            return firsts[tar] + chosen
+
+        return LazyOrder(total, items_at)
 
 
 @dataclass(frozen=True)
 class StreamingTars(Sampler):
-    """About `tars` tars per epoch, one after the other, each shuffled.
+    """Exactly `tars` tars per epoch, one after the other, each shuffled.
 
-    Epochs are equally long pieces of an endless sequence of passes, each of which visits all tars
-    in its own random order. So an epoch holds as many items as `tars` average tars; where all tars
-    have the same size, it holds that many whole tars.
+    Tars are chosen equally often. All epochs have as many positions as `tars` average tars, divided
+    over the chosen tars in proportion to their sizes. Where all tars have the same size, each is
+    visited whole; else the items of an epoch's tars are visited equally often, to within one or
+    two: large tars leave some out, or small tars repeat some.
     """
 
     tars: int = 100
@@ -92,10 +102,8 @@ class StreamingTars(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "tars")
 
-    def order(
-        self, table: SampleTable, epoch: int, history: LossSnapshot | None
-    ) -> Int64[np.ndarray, "N"]:
-        """Return the order of `epoch`; only the tars that it visits are shuffled.
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
+        """Return the order of `epoch`.
 
         Args:
             table: Items to sample.
@@ -103,19 +111,26 @@ class StreamingTars(Sampler):
             history: Losses so far; None unless the sampler learns from them.
         """
         firsts, sizes = tar_spans(table, self)
-        if not table.count:
-            return np.empty(0, np.int64)
-        length = max(1, round(table.count * min(self.tars, len(sizes)) / len(sizes)))
-        start, end = epoch * length, (epoch + 1) * length
-        passes = range(start // table.count, (end - 1) // table.count + 1)
-        pieces = [
-            piece
-            for number in passes
-            for piece in _slice_of_pass(
-                table.seed, number, firsts, sizes, start - number * table.count, length
-            )
-        ]
-        return np.concatenate(pieces)
+        number = min(self.tars, len(sizes))
+        length = round(table.count * number / max(len(sizes), 1))
+        key = (table.seed, "streaming tars", epoch)
+        visits, same = make_rng(*key).permutation(number), np.ones(number, np.int64)
+        tars = balanced_items(
+            visits, epoch, same * number, same * len(sizes), same, table.seed, "streaming tars"
+        )
+        chosen = sizes[tars]
+        # Every tar has a position, the others are in proportion to the rest of its items.
+        ends = np.cumsum(chosen - 1 if chosen.max(initial=0) > 1 else chosen)
+        ends = np.arange(1, number + 1) + (length - number) * ends // max(ends.max(initial=1), 1)
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            visits = np.searchsorted(ends, positions, side="right")
+            before = np.where(visits > 0, ends[visits - 1], 0)
+            passes, places = np.divmod(positions - before, chosen[visits])
+            items = permute_each(places, chosen[visits], make_rng(*key), tars[visits], passes)
+            return firsts[tars[visits]] + items
+
+        return LazyOrder(length, items_at)
 
 
 @dataclass(frozen=True)
@@ -135,9 +150,7 @@ class Streamed(Sampler):
     def __post_init__(self) -> None:
         check_positive(self, "lanes", "buffer")
 
-    def order(
-        self, table: SampleTable, epoch: int, history: LossSnapshot | None
-    ) -> Int64[np.ndarray, "N"]:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`.
 
         Args:
@@ -145,17 +158,31 @@ class Streamed(Sampler):
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
-        generator = make_rng(table.seed, "streamed", epoch)
         firsts, sizes = tar_spans(table, self)
-        tars = generator.permutation(len(sizes))
-        sizes = sizes[tars]
-        entries = np.repeat(firsts[tars] - (np.cumsum(sizes) - sizes), sizes)
-        entries += np.arange(table.count)
-        order = np.empty_like(entries)
-        for number, lane in enumerate(np.array_split(entries, self.lanes)):
-            _shuffle_blocks(lane, self.buffer, generator)
-            order[number :: self.lanes] = lane
-        return order
+        tars = make_rng(table.seed, "streamed", epoch).permutation(len(sizes))
+        ends = np.cumsum(sizes[tars])
+        # The first lanes have one entry more than the others.
+        size, longer = divmod(table.count, self.lanes)
+        seed = table.seed
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            places, lanes = np.divmod(positions, self.lanes)
+            lengths = size + (lanes < longer)
+            # Blocks of a lane start at a random offset; the one before it is shorter.
+            same = np.zeros_like(lanes)
+            limits = np.minimum(self.buffer, lengths)
+            offsets = permute_each(same, limits, make_rng(seed, "streamed, offsets", epoch), lanes)
+            blocks = (places - offsets) // self.buffer
+            starts = np.maximum(offsets + blocks * self.buffer, 0)
+            stops = np.minimum(offsets + (blocks + 1) * self.buffer, lengths)
+            mixing = make_rng(seed, "streamed, blocks", epoch)
+            places = permute_each(places - starts, stops - starts, mixing, lanes, blocks + 1)
+            entries = lanes * size + np.minimum(lanes, longer) + starts + places
+            visits = np.searchsorted(ends, entries, side="right")
+            tar = tars[visits]
+            return firsts[tar] + entries - (ends[visits] - sizes[tar])
+
+        return LazyOrder(table.count, items_at)
 
 
 @dataclass(frozen=True)
@@ -286,35 +313,3 @@ def tar_spans(
     edges = np.flatnonzero(tar[1:] != tar[:-1]) + 1
     firsts = np.concatenate([np.zeros(min(1, table.count), np.int64), edges])
     return firsts, np.diff(firsts, append=table.count)
-
-
-def _slice_of_pass(
-    seed: int,
-    number: int,
-    firsts: Int64[np.ndarray, "tars"],
-    sizes: Int64[np.ndarray, "tars"],
-    start: int,
-    length: int,
-) -> Iterator[Int64[np.ndarray, "n"]]:
-    """Yield the items at the `length` positions from `start` on that lie within one pass."""
-    tars = make_rng(seed, "streaming tars", number).permutation(len(sizes))
-    ends = np.cumsum(sizes[tars])
-    for place in range(int(np.searchsorted(ends, start, side="right")), len(tars)):
-        tar = int(tars[place])
-        first = int(ends[place] - sizes[tar])
-        if first >= start + length:
-            return
-        mixed = make_rng(seed, "streaming tars", number, tar).permutation(sizes[tar])
-        yield firsts[tar] + mixed[max(0, start - first) : start + length - first]
-
-
-def _shuffle_blocks(
-    lane: Int64[np.ndarray, "n"], buffer: int, generator: np.random.Generator
-) -> None:
-    """Shuffle the lane in place, in blocks of `buffer` that start at a random offset."""
-    first = int(generator.integers(min(buffer, len(lane)), endpoint=True))
-    last = len(lane) - (len(lane) - first) % buffer
-    blocks = lane[first:last].reshape(-1, buffer)
-    generator.permuted(blocks, axis=1, out=blocks)
-    generator.shuffle(lane[:first])
-    generator.shuffle(lane[last:])

@@ -15,21 +15,17 @@ import numpy as np
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import GRANULARITIES, Sampler
 from gigamask.rng import make_rng
-from gigamask.samplers.feistel import balanced_subset
-from gigamask.samplers.random import shuffled
+from gigamask.samplers.feistel import LazyOrder, balanced_items, permute, permute_each
+from gigamask.samplers.strata import Strata, stratum_numbers
 from gigamask.samplers.validation import check, check_positive, column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from jaxtyping import Int64, Integer
 
-    from jaxtyping import Int64, Integer, Shaped
-
-    from gigamask.interfaces import LossSnapshot, SampleTable
+    from gigamask.interfaces import LossSnapshot, Order, SampleTable
 
 RELEVANCE = ("granularity", "complexity", "domain")
 """Attributes of queries that relevance diversity balances ("Sampling for Relevance Diversity")."""
-MAX_STRATA = 2**16
-"""Each stratum costs about 50 us, and NumPy sorts two-byte stratum numbers by radix."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,9 @@ class Stratified(Sampler):
 
     def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the stratum of each item."""
-        return _number_strata(table, self.attributes, self)[0]
+        return stratum_numbers(table, self.attributes, self)[0]
 
-    def order(
-        self, table: SampleTable, epoch: int, history: LossSnapshot | None
-    ) -> Int64[np.ndarray, "N"]:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: `per_stratum` items of each stratum.
 
         Args:
@@ -65,14 +59,24 @@ class Stratified(Sampler):
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
-        strata = _members(table, self.attributes, self)
+        strata = Strata.of(table, self.attributes, self)
         if self.epoch_length == "smallest":
-            default, streams = min(map(len, strata), default=0), ("stratum", "stratified")
+            default, stream = strata.sizes.min(initial=table.count), "stratified"
         else:
-            mix = "relevance diversity" if self.attributes == RELEVANCE else "multi-attribute"
-            default, streams = table.count // max(len(strata), 1), ("cell", mix)
-        chosen = _choose(strata, self.per_stratum or default, epoch, table.seed, streams[0])
-        return shuffled(chosen.ravel(), make_rng(table.seed, streams[1], epoch))
+            default = table.count // max(len(strata), 1)
+            is_relevance = self.attributes == RELEVANCE
+            stream = "relevance diversity" if is_relevance else "multi-attribute"
+        length = int(self.per_stratum or default)
+        total, key = length * len(strata), (table.seed, stream, epoch)
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            mixed = permute(positions, total, make_rng(*key))
+            numbers, places = np.divmod(mixed, length)
+            lengths, sizes = np.full_like(places, length), strata.sizes[numbers]
+            chosen = balanced_items(places, epoch, lengths, sizes, numbers, table.seed, stream)
+            return strata.items(numbers, chosen)
+
+        return LazyOrder(total, items_at)
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,7 @@ class InterleavedStrata(Sampler):
         """Return the granularity of each item."""
         return column(table, "granularity", self)
 
-    def order(
-        self, table: SampleTable, epoch: int, history: LossSnapshot | None
-    ) -> Int64[np.ndarray, "N"]:
+    def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: whole patterns, which the next epoch continues.
 
         Args:
@@ -140,118 +142,62 @@ class InterleavedStrata(Sampler):
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
-        if not table.count:
-            return np.empty(0, np.int64)
-        strata, ratio = self._strata(table)
-        period = sum(ratio)
-        fewest = min(len(strata[i]) // (part * self.ranks) for i, part in enumerate(ratio) if part)
-        turns = max(fewest, 1)
+        strata, numbers, ratio = self._strata(table)
+        if not len(strata):
+            return LazyOrder(0, lambda positions: positions)
+        # For each stratum of the ratio: its size, and how many positions a turn of all ranks has.
+        sizes, parts = strata.sizes[numbers], ratio * self.ranks
+        period = int(ratio.sum())
+        turns = max(int((sizes // parts).min()), 1)
         if self.per_epoch is not None:
             turns = -(-self.per_epoch // (period * self.ranks))
         # Rank r is r places further in the pattern than rank 0.
         places = (np.arange(self.ranks)[:, None] + np.arange(period)) % period
         pattern = _pattern(ratio)[places]
-        order = np.empty((turns, self.ranks, period), np.int64)
-        purpose = "balanced" if self.ratio is None else "multi-level"
-        shared = make_rng(table.seed, "distributed balanced", epoch)
-        for number, part in enumerate(ratio):
-            if not part:
-                continue
-            members, length = strata[number], turns * part * self.ranks
-            subset = balanced_subset(epoch, length, len(members), table.seed, purpose, number)
-            chosen = members[subset]
-            if self.ratio is None:
-                shared.shuffle(chosen)
-            else:
-                chosen = shuffled(chosen, make_rng(table.seed, "multi-level order", epoch, number))
-            order[:, pattern == number] = chosen.reshape(turns, -1)
-        return order.transpose(0, 2, 1).ravel()
+        counts = np.empty_like(pattern)
+        for number, part in enumerate(parts.tolist()):
+            counts[pattern == number] = np.arange(part)
+        # In a turn, each place of the pattern is that of all ranks, then comes the next.
+        pattern, counts = pattern.T.ravel(), counts.T.ravel()
+        key = (table.seed, "multi-level order", epoch)
 
-    def _strata(self, table: SampleTable) -> tuple[list[Int64[np.ndarray, "_"]], list[int]]:
-        """Return the items of each stratum, and its part of the ratio."""
-        if self.ratio is None:
-            strata = _members(table, ("granularity",), self)
-            return strata, [1] * len(strata)
-        granularity = column(table, "granularity", self)
-        strata = [np.flatnonzero(granularity == level) for level in range(3)]
-        for level, part in enumerate(self.ratio):
-            if part and not len(strata[level]):
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            turn, place = np.divmod(positions, len(pattern))
+            number = pattern[place]
+            lengths = turns * parts[number]
+            chosen = turn * parts[number] + counts[place]
+            chosen = permute_each(chosen, lengths, make_rng(*key), number)
+            chosen = balanced_items(
+                chosen, epoch, lengths, sizes[number], number, table.seed, "multi-level"
+            )
+            return strata.items(numbers[number], chosen)
+
+        return LazyOrder(turns * len(pattern), items_at)
+
+    def _strata(
+        self, table: SampleTable
+    ) -> tuple[Strata, Int64[np.ndarray, "parts"], Int64[np.ndarray, "parts"]]:
+        """Return the strata, and the numbers and parts of those that the ratio includes."""
+        strata = Strata.of(table, ("granularity",), self)
+        if self.ratio is None or not len(strata):
+            return strata, np.arange(len(strata)), np.ones(len(strata), np.int64)
+        levels = strata.values(column(table, "granularity", self))
+        included = [level for level, part in enumerate(self.ratio) if part]
+        for level in included:
+            if level not in levels:
                 kind = GRANULARITIES[level]
                 raise GigamaskError(
                     f"no item is {kind}: its ratio must be 0 (got {self.ratio}), or loosen filters"
                 )
-        return strata, [part // gcd(*self.ratio) for part in self.ratio]
+        numbers = np.array([levels.index(level) for level in included])
+        return strata, numbers, np.array(self.ratio)[included] // gcd(*self.ratio)
 
 
-def _members(
-    table: SampleTable, attributes: Sequence[str], sampler: Sampler
-) -> list[Int64[np.ndarray, "_"]]:
-    """Return the items of each non-empty stratum, in ascending order."""
-    labels, count = _number_strata(table, attributes, sampler)
-    if not count:
-        return []
-    sizes = np.bincount(labels, minlength=count)
-    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
-
-
-def _number_strata(
-    table: SampleTable, attributes: Sequence[str], sampler: Sampler
-) -> tuple[Integer[np.ndarray, "count"], int]:
-    """Return the stratum of each item, numbered without gaps, and the number of strata."""
-    labels, count = np.zeros(table.count, np.uint8), min(table.count, 1)
-    for name in attributes:
-        values = column(table, name, sampler)
-        if values.dtype.kind not in "iub":
-            raise GigamaskError(
-                f"attribute '{name}' must hold integers (got {values.dtype}); bin it"
-            )
-        ranks, distinct = _dense_ranks(values)
-        if count > 1 and distinct <= MAX_STRATA:
-            labels, count = _dense_ranks(labels.astype(np.int64) * distinct + ranks)
-        elif count == 1:
-            labels, count = ranks, distinct
-        if max(distinct, count) > MAX_STRATA:
-            raise GigamaskError(
-                f"attributes {', '.join(attributes)} of {type(sampler).__name__} must make at most "
-                f"{MAX_STRATA} strata (got {max(distinct, count)} or more of {table.count} items); "
-                f"leave out '{name}' or make its values coarser"
-            )
-    return labels, count
-
-
-def _choose(
-    strata: list[Int64[np.ndarray, "_"]], length: int, epoch: int, seed: int, purpose: str
-) -> Int64[np.ndarray, "strata length"]:
-    """Return the `length` items of each stratum that are visited in `epoch`."""
-    chosen = np.empty((len(strata), length), np.int64)
-    for number, (row, members) in enumerate(zip(chosen, strata, strict=True)):
-        subset = balanced_subset(epoch, length, len(members), seed, purpose, number)
-        np.take(members, subset, out=row)
-    return chosen
-
-
-def _dense_ranks(values: Shaped[np.ndarray, "n"]) -> tuple[Integer[np.ndarray, "n"], int]:
-    """Return each value's rank among the distinct values, and how many are distinct."""
-    if not len(values):
-        return np.zeros(0, np.uint8), 0
-    low = values.min()
-    span = int(values.max()) - int(low) + 1
-    if span > max(2 * len(values), MAX_STRATA):
-        distinct, ranks = np.unique(values, return_inverse=True)
-        return ranks.astype(np.min_scalar_type(len(distinct) - 1)), len(distinct)
-    # Small signed integers could not hold their own differences.
-    offsets = values - low if values.dtype.kind == "u" else values.astype(np.int64) - int(low)
-    present = np.zeros(span, bool)
-    present[offsets] = True
-    count = int(present.sum())
-    return (np.cumsum(present) - 1).astype(np.min_scalar_type(count - 1))[offsets], count
-
-
-def _pattern(ratio: Sequence[int]) -> Int64[np.ndarray, "period"]:
-    """Return the stratum at each place: the one furthest below its share, the first in a tie."""
-    period, taken = sum(ratio), np.zeros(len(ratio), np.int64)
+def _pattern(ratio: Int64[np.ndarray, "parts"]) -> Int64[np.ndarray, "period"]:
+    """Return the part at each place: the one furthest below its share, the first in a tie."""
+    period, taken = int(ratio.sum()), np.zeros(len(ratio), np.int64)
     pattern = np.empty(period, np.int64)
     for place in range(period):
-        pattern[place] = np.argmax((place + 1) * np.array(ratio) - period * taken)
+        pattern[place] = np.argmax((place + 1) * ratio - period * taken)
         taken[pattern[place]] += 1
     return pattern

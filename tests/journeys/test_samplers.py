@@ -45,9 +45,6 @@ def table(built, tmp_path) -> Path:
 
 @pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
-    index = indexes.Index.open(built)
-    queried = "".join(f"{index.entry_name(row)},{row % 3},{row % 2}\n" for row in range(len(index)))
-    (tmp_path / "queried.csv").write_text(f"name,complexity,domain\n{queried}")
     command = [
         "train",
         LITTLE,
@@ -65,9 +62,6 @@ def test_every_name_trains_and_goes_on(built, tmp_path, name):
     command += ["--sampler.ratio", "0", "1", "1"] * (
         name == "multi_level"
     )  # the scenes have no fine ones
-    command += ["--loader.attributes", str(tmp_path / "queried.csv")] * (
-        name == "relevance_diversity"
-    )  # images have no words
     assert main([*command, "--steps", "3"]) == 0
     assert main([*command, "--steps", "4"]) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]

@@ -4,7 +4,6 @@ of.
 
 import random
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 
 from gigamask.interfaces import Sampler, SampleTable
 from gigamask.rng import make_rng
-from gigamask.samplers import random as random_sampler
-from gigamask.samplers.feistel import ROUNDS, SMALL, _mix, balanced_subset, cycle, permute
-from gigamask.samplers.random import LazyShuffle, Random, bucket_shuffled
+from gigamask.samplers.feistel import ROUNDS, SMALL, _mix, balanced_items, cycle, permute
+from gigamask.samplers.random import LazyShuffle, Random
 from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
 from tests.orders import listed
 
@@ -48,14 +46,6 @@ def is_permutation(order: np.ndarray, count: int) -> bool:
 def test_random_lazy_and_chunked_orders_are_permutations(count, epoch, seed, chunk):
     for sampler in (Random(), LazyShuffle(), LazyShuffle(chunk)):
         assert is_permutation(whole(sampler, SampleTable(count, {}, seed), epoch), count)
-
-
-@given(st.integers(1, 3000), st.integers(200, 3000), SEEDS)
-def test_order_is_a_permutation(count, piece, seed):
-    with patch.object(random_sampler, "PIECE", piece):
-        found = bucket_shuffled(np.arange(count), make_rng(seed, "test"))
-    assert is_permutation(found, count)
-    assert np.array_equal(found, bucket_shuffled(np.arange(count), make_rng(seed, "test")))
 
 
 @given(NEAR_POWERS, SEEDS)
@@ -113,7 +103,11 @@ def test_a_cycle_visits_all_equally_often_from_its_beginning(size, turn, length,
 def test_subsets_are_balanced_and_visit_all_items_equally_often(size, taken, seed):
     total = np.zeros(size, np.int64)
     for draw in range(2 * size):
-        counts = np.bincount(balanced_subset(draw, taken, size, seed, "test"), minlength=size)
+        same = np.ones(taken, np.int64)
+        chosen = balanced_items(
+            np.arange(taken), draw, taken * same, size * same, same, seed, "test"
+        )
+        counts = np.bincount(chosen, minlength=size)
         assert counts.sum() == taken
         assert counts.max() - counts.min() <= 1
         total += counts

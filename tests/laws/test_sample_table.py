@@ -21,6 +21,7 @@ from gigamask.data.index_format import IndexManifest
 from gigamask.data.mask_sampling import CandidateMasks, MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import COLUMNS, open_sample_table
+from gigamask.data.shard_index import LeftOut, ShardSummary, TarFile
 from gigamask.data.shards import ShardReader
 from gigamask.masks.transforms import ImageTransform
 from gigamask.rng import make_rng as drawn
@@ -67,9 +68,10 @@ def index_of(images):
         "predicted_iou": np.array([mask[1] for mask in masks], np.float32),
         "stability_score": np.array([mask[2] for mask in masks], np.float32),
     }
-    return Index(
-        Path("none"), IndexManifest(2, len(images), len(masks), {}, []), of_images, of_masks
-    )
+    summary = ShardSummary(TarFile("sa_0.tar", 0, ""), LeftOut([], 0, 0, ""), 0, 0, 0)
+    shards = [summary] * (images[-1][0] + 1 if images else 0)
+    manifest = IndexManifest(2, len(images), len(masks), {}, shards)
+    return Index(Path("none"), manifest, of_images, of_masks)
 
 
 def passes(mask, pixels, filters):
@@ -113,7 +115,9 @@ def expect(images, filters, kind):
                 + 0.2 * min(1, len(masks) / 200)
             )
             places.append((row, -1 if kind == "image" else number))
-            rows.append((tar_number, len(masks), width, height, share, iou, stability, most, hard))
+            crowd = (len(masks) > 50) + (len(masks) > 150)
+            numbers = (tar_number, len(masks), width, height, share, iou, stability, most, hard)
+            rows.append((*numbers, crowd, 0))
     return places, rows
 
 

@@ -12,6 +12,7 @@ from gigamask.interfaces import SampleTable
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
+from tests.orders import listed
 
 CUTS = st.fixed_dictionaries(
     {"per_epoch": st.integers(1, 40), "batch": st.integers(1, 17), "seed": st.integers(0, 3)}
@@ -21,7 +22,9 @@ CUTS = st.fixed_dictionaries(
 def sequence(per_epoch: int, seed: int, length: int) -> list[tuple[int, int, int]]:
     """The epochs' orders one after the other, written down plainly."""
     epochs = range(-(-length // per_epoch))
-    orders = [Random().order(SampleTable(per_epoch, {}, seed), epoch, None) for epoch in epochs]
+    orders = [
+        listed(Random().order(SampleTable(per_epoch, {}, seed), epoch, None)) for epoch in epochs
+    ]
     return [
         (epoch, position, int(item))
         for epoch in epochs
@@ -108,10 +111,10 @@ def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_he
     sizes, lanes, buffer, epoch
 ):
     items = tar_items(sizes)
-    order = Streamed(lanes, buffer).order(items, epoch, None)
+    order = listed(Streamed(lanes, buffer).order(items, epoch, None))
     assert np.array_equal(np.sort(order), np.arange(items.count))
-    assert np.array_equal(order, Streamed(lanes, buffer).order(items, epoch, None))
-    unmixed = Streamed(lanes, 1).order(items, epoch, None)
+    assert np.array_equal(order, listed(Streamed(lanes, buffer).order(items, epoch, None)))
+    unmixed = listed(Streamed(lanes, 1).order(items, epoch, None))
     starts = np.cumsum([0, *sizes])
     for lane in range(min(lanes, items.count)):
         visited, reading = order[lane::lanes].tolist(), unmixed[lane::lanes]
@@ -137,7 +140,7 @@ def test_streamed_epoch_visits_each_item_once_for_any_ranks_and_resume_point(
     whole = [
         (epoch, int(item))
         for epoch in range(batch + 2)
-        for item in sampler.order(items, epoch, None)
+        for item in listed(sampler.order(items, epoch, None))
     ]
     steps_wanted = -(-(items.count - start) // batch)
     dealt = []
@@ -176,7 +179,7 @@ def test_separate_lanes_let_every_worker_read_sequentially():
 
 def test_neighbours_are_mixed_and_epochs_differ():
     items = tar_items([500, 500])
-    first, second = (Streamed(1, 100).order(items, epoch, None) for epoch in (0, 1))
+    first, second = (listed(Streamed(1, 100).order(items, epoch, None)) for epoch in (0, 1))
     assert (np.diff(first) == 1).mean() < 0.05
     assert not np.array_equal(first, second)
 

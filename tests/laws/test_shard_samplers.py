@@ -49,7 +49,7 @@ def runs(labels: np.ndarray) -> np.ndarray:
 @given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
 def test_tar_aware_takes_up_to_so_many_of_each_tar_one_after_the_other(sizes, per_tar, seed, epoch):
     items = items_of(sizes, seed)
-    order = TarSubset(per_tar).order(items, epoch, None)
+    order = listed(TarSubset(per_tar).order(items, epoch, None))
     assert order.dtype == np.int64
     assert len(np.unique(order)) == len(order)
     tars = items.columns["tar"][order]
@@ -70,7 +70,7 @@ def test_tar_aware_and_balanced_visit_the_items_of_a_tar_equally_often(sizes, pe
 @given(SIZES, PER_TAR, SEEDS, st.integers(0, 10**6))
 def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch):
     items = items_of(sizes, seed)
-    order = TarSubset(per_tar, mixed=True).order(items, epoch, None)
+    order = listed(TarSubset(per_tar, mixed=True).order(items, epoch, None))
     assert order.dtype == np.int64
     assert np.bincount(items.columns["tar"][order], minlength=28)[1::3][: len(sizes)].tolist() == [
         per_tar * (size > 0) for size in sizes
@@ -81,23 +81,28 @@ def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch)
 
 @given(SIZES, st.integers(1, 12), SEEDS)
 @settings(max_examples=60, deadline=None)
-def test_streaming_epochs_are_equal_pieces_of_passes_over_all_tars(sizes, number, seed):
+def test_streaming_visits_the_given_number_of_tars_each_equally_often(sizes, number, seed):
     items = items_of(sizes, seed)
-    count, tars = items.count, max(1, np.count_nonzero(sizes))
-    orders = [StreamingTars(number).order(items, epoch, None) for epoch in range(3 * tars + 1)]
-    lengths = {len(order) for order in orders}
-    assert lengths == {max(min(1, count), round(count * min(number, tars) / tars))}
-    sequence = np.concatenate(orders)
-    for start in range(0, len(sequence) - count + 1, count or 1):
-        visited = sequence[start : start + count]
-        assert np.array_equal(np.sort(visited), np.arange(count))
-        assert len(runs(items.columns["tar"][visited])) == np.count_nonzero(sizes)
+    tars = np.count_nonzero(sizes)
+    chosen, visits = min(number, tars), np.zeros(28, int)
+    for epoch in range(2 * tars + 1):
+        order = listed(StreamingTars(number).order(items, epoch, None))
+        assert len(order) == round(items.count * chosen / max(tars, 1))
+        visited = runs(items.columns["tar"][order])
+        assert len(visited) == len(set(visited.tolist())) == chosen
+        visits += np.bincount(visited, minlength=28)
+        counts = np.bincount(order, minlength=items.count)
+        assert spread(counts[None], items) <= 1
+        seen = counts[np.isin(items.columns["tar"], visited)]
+        assert np.ptp(seen) <= 2 if chosen < tars else (seen == 1).all()
+    there = np.unique(items.columns["tar"])
+    assert np.ptp(visits[there]) <= 1 if tars else True
 
 
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(1, 12), SEEDS, st.integers(0, 1000))
 def test_streaming_epochs_of_equal_tars_hold_whole_ones(tars, size, number, seed, epoch):
     items = items_of([size] * tars, seed)
-    order = StreamingTars(number).order(items, epoch, None)
+    order = listed(StreamingTars(number).order(items, epoch, None))
     counts = np.bincount(items.columns["tar"][order], minlength=3 * tars + 1)[1::3]
     assert counts.sum() == size * min(number, tars)
     assert (counts % size == 0).all()
@@ -120,7 +125,7 @@ def test_nodes_get_equally_many_positions_and_their_own_items_equally_often(
         items = SampleTable(items.count, {"place": owner.astype(np.int16)}, seed)
     sampler = Sharded(nodes, "place" if named else None)
     largest = np.bincount(owner).max()
-    epochs = [sampler.order(items, epoch, None) for epoch in range(4)]
+    epochs = [listed(sampler.order(items, epoch, None)) for epoch in range(4)]
     assert {len(order) for order in epochs} == {nodes * largest}
     for order in epochs:
         visited = listed(order)

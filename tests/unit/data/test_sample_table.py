@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import simplejpeg
+from msgspec.structs import replace
 
 from gigamask.data import index as indexes
 from gigamask.data import sample_table, tar
@@ -75,6 +76,8 @@ def test_items_are_images_with_a_mask_that_passes_and_has_a_pixel(small):
         "width": [100, 100, 100],
         "height": [10, 10, 10],
         "granularity": [0, 2, 0],
+        "complexity": [0, 0, 0],
+        "domain": [0, 0, 1],
     }
     assert catalogue.items.columns["area_fraction"] == pytest.approx([0.00725, 0.07775, 0.008])
     assert catalogue.items.columns["predicted_iou"].tolist() == [1, 0.5, 1]
@@ -186,17 +189,37 @@ def test_users_columns_are_their_images(small):
     assert "region" in images
 
 
+def test_complexity_and_domain_are_derived_unless_given(small):
+    shards = np.array([0, 1, 2, 3, 4, 4])
+    paths = ["/a/sa_0001.tar", "/b/sa_17.tar", "s3://c/street_1.tar", "/photos", "/a/2.tar"]
+    parts = [
+        replace(small.manifest.parts[0], tar=replace(small.manifest.tars[0], path=path))
+        for path in paths
+    ]
+    manifest = replace(small.manifest, parts=parts)
+    images = {**small.images, "shard": shards, "masks": np.array([50, 51, 150, 151, 0, 4])}
+    plain = indexes.Index(small.folder, manifest, images, small.masks)
+    columns = open_sample_table(plain, MaskFilters(), with_masks=False).items.columns
+    assert columns["complexity"].tolist() == [0, 1, 1, 2, 0, 0]
+    assert columns["domain"].tolist() == [0, 0, 1, 2, 3, 3]
+    given = {"domain": np.arange(6)}
+    columns = open_sample_table(small, MaskFilters(), "image", given).items.columns
+    assert tuple(columns) == COLUMNS
+    assert len(columns) == len(COLUMNS)
+    assert columns["domain"].tolist() == [0, 1, 4]
+
+
 def test_unknown_column_is_reported_with_the_known_ones(small):
     columns = open_sample_table(
         small, MaskFilters(), "image", {"region": np.zeros(6, int)}
     ).items.columns
-    assert "domain" not in columns
+    assert "node" not in columns
     with pytest.raises(GigamaskError) as fault:
-        columns["domain"]
+        columns["node"]
     assert str(fault.value) == (
-        "the items have no column 'domain'; choose one of tar, masks, width, height, "
+        "the items have no column 'node'; choose one of tar, masks, width, height, "
         "area_fraction, predicted_iou, stability, granularity, difficulty, "
-        "region, or add it to the table of attributes"
+        "complexity, domain, region, or add it to the table of attributes"
     )
 
 
@@ -211,15 +234,16 @@ def test_without_masks_every_image_is_an_item(small):
     assert (found.items.count, found.items.seed, found.items.tars) == (6, 3, 2)
     assert [column.tolist() for column in found.locate(np.array([5, 0]))] == [[5, 0], [-1, -1]]
     columns = found.items.columns
-    assert tuple(columns) == ("tar", "masks", "width", "height", "region")
-    assert len(columns) == 5
+    known = ("tar", "masks", "width", "height", "complexity", "domain", "region")
+    assert tuple(columns) == known
+    assert len(columns) == len(known)
     assert columns["tar"].tolist() == [0, 0, 1, 1, 1, 1]
     assert columns["masks"].tolist() == [4, 4, 1, 0, 2, 0]
     assert columns["region"].tolist() == list(range(6))
     for name in ("granularity", "area_fraction", "predicted_iou", "stability", "difficulty"):
         assert name not in columns
         told = (
-            f"the items have no column '{name}'; choose one of tar, masks, width, height, region, "
+            f"the items have no column '{name}'; choose one of {', '.join(known)}, "
             f"or add it to the table"
         )
         with pytest.raises(GigamaskError, match=told):

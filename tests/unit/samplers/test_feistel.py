@@ -1,11 +1,21 @@
 """Permutations that are evaluated on demand."""
 
+import math
+
 import numpy as np
 import pytest
 
 from gigamask.rng import make_rng
 from gigamask.samplers import feistel
-from gigamask.samplers.feistel import PIECE, SMALL, balanced_subset, cycle, group_by_label, permute
+from gigamask.samplers.feistel import (
+    PIECE,
+    SMALL,
+    balanced_items,
+    cycle,
+    group_by_label,
+    permute,
+    permute_each,
+)
 
 SIZE = 40_000
 
@@ -88,12 +98,55 @@ def test_a_cycle_is_one_permutation_after_the_other():
     assert len(cycle(np.zeros(0, np.int64), 7, 3, "test")) == 0
 
 
-def test_a_subset_that_spans_two_permutations_is_uniform():
-    """With 30 of 100 every fourth draw crosses a border; what it takes of the next permutation is
-    none of what it had, and else any alike."""
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 200, 70_000])
+def test_each_label_has_its_own_permutation(size):
+    labels, positions = np.repeat(np.arange(4), size), np.tile(np.arange(size), 4)
+    sizes = np.full(4 * size, size)
+    found = permute_each(positions, sizes, make_rng(0, "test"), labels, labels // 2)
+    assert np.array_equal(np.sort(found.reshape(4, size)), np.tile(np.arange(size), (4, 1)))
+    assert size < 8 or len({each.tobytes() for each in found.reshape(4, size)}) == 4
+    some = make_rng(0, "some").integers(4 * size, size=50)
+    part = (values[some] for values in (positions, sizes))
+    again = permute_each(*part, make_rng(0, "test"), labels[some], labels[some] // 2)
+    assert np.array_equal(again, found[some])
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_all_small_permutations_are_equally_likely(size):
+    count = 200 * math.factorial(size)
+    labels, positions = np.repeat(np.arange(count), size), np.tile(np.arange(size), count)
+    found = permute_each(positions, np.full(len(labels), size), make_rng(0, "test"), labels)
+    numbers = found.reshape(count, size) @ size ** np.arange(size)
+    frequencies = np.unique(numbers, return_counts=True)[1]
+    kinds = math.factorial(size)
+    assert len(frequencies) == kinds
+    assert ((frequencies - 200) ** 2 / 200).sum() < kinds + 5 * (2 * kinds) ** 0.5
+
+
+def draw_of(number: int, length: int, size: int, seed: int = 0) -> np.ndarray:
+    same = np.ones(length, np.int64)
+    labels, purpose = 7 * same, "test"
+    return balanced_items(
+        np.arange(length), number, length * same, size * same, labels, seed, purpose
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
+def test_draws_choose_all_items_equally_often_and_repeat_late(size):
+    for length in range(1, 3 * size):
+        total = np.zeros(size, int)
+        for number in range(2 * size + 1):
+            counts = np.bincount(draw_of(number, length, size), minlength=size)
+            assert np.ptp(counts) <= 1
+            total += counts
+            assert np.ptp(total) <= 1
+
+
+def test_a_draw_that_spans_two_passes_is_uniform():
+    """With 30 of 100 every fourth draw crosses a border; over seeds, all pairs are taken alike."""
     taken = np.zeros((100, 100))
     for seed in range(400):
-        draw = balanced_subset(3, 30, 100, seed, "test")
+        draw = draw_of(3, 30, 100, seed)
         assert len(np.unique(draw)) == 30
         taken[np.ix_(draw, draw)] += 1
     together = taken[np.triu_indices(100, 1)]

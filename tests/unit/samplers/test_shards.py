@@ -5,7 +5,6 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
-from gigamask.samplers import shards
 from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset, tar_spans
 from tests.orders import listed
 
@@ -31,7 +30,7 @@ def test_spans_leave_out_tars_without_items():
 
 
 def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
-    orders = [TarSubset(10).order(FOUR, epoch, None) for epoch in range(12)]
+    orders = [listed(TarSubset(10).order(FOUR, epoch, None)) for epoch in range(12)]
     for order in orders:
         assert sorted(tars_of(order, FOUR)) == [0, 1, 3]
         assert np.bincount(FOUR.columns["tar"][order]).tolist() == [10, 3, 0, 10]
@@ -42,7 +41,8 @@ def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
 
 def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
     found = [
-        order[order >= 53] for order in (TarSubset(40).order(FOUR, epoch, None) for epoch in (0, 1))
+        order[order >= 53]
+        for order in (listed(TarSubset(40).order(FOUR, epoch, None)) for epoch in (0, 1))
     ]
     assert all(sorted(each) == list(range(53, 73)) for each in found)
     assert all((np.diff(each) == 1).sum() < 6 for each in found)
@@ -51,31 +51,33 @@ def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
 
 def test_streaming_shuffles_a_tar_anew_in_each_pass():
     items = items_of([30] * 12)
-    first, second = (StreamingTars(12).order(items, epoch, None) for epoch in (0, 1))
+    first, second = (listed(StreamingTars(12).order(items, epoch, None)) for epoch in (0, 1))
     for tar in range(12):
         assert not np.array_equal(first[first // 30 == tar], second[second // 30 == tar])
 
 
 def test_balanced_mixes_the_tars():
-    assert len(tars_of(TarSubset(10, mixed=True).order(FOUR, 0, None), FOUR)) > 12
+    assert len(tars_of(listed(TarSubset(10, mixed=True).order(FOUR, 0, None)), FOUR)) > 12
 
 
 def test_each_streaming_pass_has_its_own_order():
     items = items_of([30] * 12)
-    orders = [StreamingTars(12).order(items, epoch, None) for epoch in range(2)]
+    orders = [listed(StreamingTars(12).order(items, epoch, None)) for epoch in range(2)]
     assert not np.array_equal(*(tars_of(order, items) for order in orders))
     assert (np.diff(orders[0]) == 1).mean() < 0.2
 
 
 def test_streaming_has_a_position_even_where_the_average_tar_is_small():
-    assert len(StreamingTars(1).order(items_of([1, 1, 1]), 0, None)) == 1
+    assert len(listed(StreamingTars(1).order(items_of([1, 1, 1]), 0, None))) == 1
 
 
-def test_streaming_looks_at_the_tars_it_visits_only(monkeypatch):
-    drawn, before = [], shards.make_rng
-    monkeypatch.setattr(shards, "make_rng", lambda *name: drawn.append(name) or before(*name))
-    StreamingTars(3).order(items_of([20] * 500), 7, None)
-    assert len(drawn) == 1 + 3
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_streaming_visits_exactly_as_many_tars_as_it_should(number):
+    items = items_of([3, 50, 1, 0, 20])
+    for epoch in range(8):
+        order = listed(StreamingTars(number).order(items, epoch, None))
+        assert len(tars_of(order, items)) == len(set(tars_of(order, items))) == number
+        assert len(order) == round(74 * number / 4)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_streaming_looks_at_the_tars_it_visits_only(monkeypatch):
         (lambda: TarSubset(per_tar=-1), r"per_tar must be .*\(got -1\)"),
         (lambda: StreamingTars(tars=0), r"tars must be .*\(got 0\)"),
         (
-            lambda: TarSubset().order(SampleTable(3, {"scene": np.zeros(3)}), 0, None),
+            lambda: listed(TarSubset().order(SampleTable(3, {"scene": np.zeros(3)}), 0, None)),
             "TarSubset needs the column 'tar'.*scene",
         ),
     ],

@@ -1,7 +1,6 @@
 """Equal shares of unequal strata and cells."""
 
 import re
-import time
 from functools import partial
 
 import numpy as np
@@ -13,8 +12,12 @@ from gigamask.data.sample_table import open_sample_table
 from gigamask.errors import GigamaskError
 from gigamask.grounding.data import open_queries
 from gigamask.interfaces import SampleTable
-from gigamask.samplers.stratified import MAX_STRATA, RELEVANCE, InterleavedStrata, Stratified
+from gigamask.samplers import strata as strata_of
+from gigamask.samplers import stratified
+from gigamask.samplers.strata import MAX_STRATA
+from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
 from gigamask.synthetic import described_scenes
+from tests.orders import listed
 
 SIZES = (50, 20, 8)
 Balanced, Cells = partial(InterleavedStrata, None), partial(Stratified, epoch_length="data")
@@ -28,7 +31,7 @@ def strata(*sizes: int, seed: int = 0) -> SampleTable:
 
 
 def levels(sampler, items: SampleTable, epoch: int = 0) -> np.ndarray:
-    return items.columns["granularity"][sampler.order(items, epoch, None)]
+    return items.columns["granularity"][listed(sampler.order(items, epoch, None))]
 
 
 @pytest.mark.parametrize("number", [1, 10, 100])
@@ -58,7 +61,7 @@ def test_empty_strata_are_left_out(sizes):
     ],
 )
 def test_no_items_make_no_positions(sampler):
-    assert len(sampler.order(strata(0, 0, 0), 0, None)) == 0
+    assert len(listed(sampler.order(strata(0, 0, 0), 0, None))) == 0
 
 
 def test_strata_are_shuffled_together():
@@ -85,7 +88,7 @@ def test_the_strata_take_turns_in_the_given_ratio(ratio, period):
 
 
 def test_an_epoch_ends_where_the_first_stratum_has_run_out():
-    order = InterleavedStrata(ratio=(4, 2, 1)).order(strata(*SIZES), 0, None)
+    order = listed(InterleavedStrata(ratio=(4, 2, 1)).order(strata(*SIZES), 0, None))
     assert len(order) == 7 * min(50 // 4, 20 // 2, 8 // 1)
     assert len(set(order.tolist())) == len(order)
 
@@ -96,7 +99,7 @@ def test_an_epoch_can_be_given_a_length_in_whole_turns():
         len(InterleavedStrata(per_epoch=number).order(items, 0, None)) for number in (1, 3, 4, 1000)
     ] == [3, 3, 6, 1002]
     counts = np.bincount(
-        InterleavedStrata(per_epoch=1000).order(items, 0, None), minlength=items.count
+        listed(InterleavedStrata(per_epoch=1000).order(items, 0, None)), minlength=items.count
     )
     for level in range(3):
         assert np.ptp(counts[items.columns["granularity"] == level]) <= 1
@@ -127,9 +130,9 @@ def test_every_rank_is_balanced_for_itself(ranks, sizes):
 
 def test_ranks_round_the_strata():
     items = strata(*SIZES)
-    assert len(Balanced(ranks=3).order(items, 0, None)) == 3 * 6
-    assert len(Balanced(ranks=9).order(items, 0, None)) == 3 * 9
-    assert len(Balanced(ranks=3, per_epoch=21).order(items, 0, None)) == 3 * 9
+    assert len(listed(Balanced(ranks=3).order(items, 0, None))) == 3 * 6
+    assert len(listed(Balanced(ranks=9).order(items, 0, None))) == 3 * 9
+    assert len(listed(Balanced(ranks=3, per_epoch=21).order(items, 0, None))) == 3 * 9
 
 
 def test_all_joint_cells_are_met_equally_often_and_not_just_the_first_attribute():
@@ -138,7 +141,7 @@ def test_all_joint_cells_are_met_equally_often_and_not_just_the_first_attribute(
         generator.choice(4, 3000, p=(0.7, 0.2, 0.08, 0.02)) for _ in range(3)
     )
     items = SampleTable(3000, {"granularity": granularity, "tar": tar, "region": region})
-    order = Cells(attributes=("granularity", "tar", "region")).order(items, 0, None)
+    order = listed(Cells(attributes=("granularity", "tar", "region")).order(items, 0, None))
     joint = granularity * 16 + tar * 4 + region
     there = np.unique(joint)
     counts = np.bincount(joint[order])
@@ -150,7 +153,7 @@ def test_values_of_attributes_may_be_anything_whole():
     values = np.array([-(2**62), 2**62, 7, 7, -128, 127], np.int64)
     for column in (values, values.astype(np.int8), values.astype(np.uint64), values > 0):
         items = SampleTable(6, {"kind": column})
-        order = Cells(attributes=("kind",), per_stratum=4).order(items, 0, None)
+        order = listed(Cells(attributes=("kind",), per_stratum=4).order(items, 0, None))
         assert np.unique(column[order], return_counts=True)[1].tolist() == [4] * len(
             np.unique(column)
         )
@@ -178,7 +181,7 @@ def test_fields_have_limits(sampler, fields):
 def test_a_stratum_of_the_ratio_must_have_items():
     items = strata(5, 0, 5)
     with pytest.raises(GigamaskError, match=r"no item is medium.*ratio"):
-        InterleavedStrata().order(items, 0, None)
+        listed(InterleavedStrata().order(items, 0, None))
     assert levels(InterleavedStrata(ratio=(1, 0, 1)), items).tolist() == [0, 2] * 5
 
 
@@ -189,15 +192,17 @@ def test_a_missing_column_is_named_with_the_existing_ones(sampler):
         GigamaskError,
         match=f"^{type(sampler).__name__} needs the column 'granularity', .*tar, masks",
     ):
-        sampler.order(items, 0, None)
+        listed(sampler.order(items, 0, None))
     with pytest.raises(GigamaskError, match="the items have none"):
-        sampler.order(SampleTable(2, {}), 0, None)
+        listed(sampler.order(SampleTable(2, {}), 0, None))
 
 
 def test_attributes_must_be_integers():
     with pytest.raises(GigamaskError, match=r"'share' .*must hold integers \(got float32\)"):
-        Cells(attributes=("share",)).order(
-            SampleTable(2, {"share": np.zeros(2, np.float32)}), 0, None
+        listed(
+            Cells(attributes=("share",)).order(
+                SampleTable(2, {"share": np.zeros(2, np.float32)}), 0, None
+            )
         )
 
 
@@ -215,33 +220,42 @@ def test_strata_must_not_be_too_many(attributes):
             rf"{count} items\)"
         ),
     ):
-        Cells(attributes=attributes).order(items, 0, None)
+        listed(Cells(attributes=attributes).order(items, 0, None))
 
 
-def test_an_epoch_costs_a_few_shuffles_of_all_items():
-    """At 11.2 million items in 3,000 cells that is one second and a half."""
-
-    def cost(make) -> float:
-        start = time.process_time()
-        make()
-        return time.process_time() - start
-
-    generator, count = np.random.default_rng(0), 400_000
-    items = SampleTable(
-        count,
-        {
-            "granularity": generator.choice(3, count, p=(0.2, 0.5, 0.3)),
-            "tar": np.sort(generator.integers(30, size=count)),
-        },
+@pytest.mark.parametrize("sampler", [Stratified(), Balanced(), InterleavedStrata()])
+def test_strata_are_found_once_for_all_epochs(sampler, monkeypatch):
+    made, plain = [], strata_of.stratum_numbers
+    monkeypatch.setattr(
+        strata_of, "stratum_numbers", lambda *given: made.append(1) or plain(*given)
     )
-    shuffle = min(cost(lambda: np.random.default_rng(0).permutation(count)) for _ in range(3))
-    assert (
-        min(
-            cost(lambda: Cells(attributes=("granularity", "tar")).order(items, 3, None))
-            for _ in range(2)
-        )
-        < 30 * shuffle
+    items = strata(*SIZES)
+    first = [listed(sampler.order(items, epoch, None)) for epoch in range(3)]
+    assert len(made) == 1
+    again = [listed(sampler.order(strata(*SIZES), epoch, None)) for epoch in (2, 1, 0)]
+    assert all(np.array_equal(*pair) for pair in zip(first, again[::-1], strict=True))
+
+
+def test_an_order_looks_only_at_the_requested_positions(monkeypatch):
+    order = Cells(attributes=("granularity",)).order(strata(5000, 3000, 100), 3, None)
+    drawn, plain = [], stratified.balanced_items
+    monkeypatch.setattr(
+        stratified, "balanced_items", lambda *given: drawn.append(len(given[0])) or plain(*given)
     )
+    some = np.array([7, 4000, 11])
+    assert np.array_equal(order[some], listed(order)[some])
+    assert drawn == [3, len(order)]
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_strata_do_not_depend_on_the_size_of_a_block(block, monkeypatch):
+    monkeypatch.setattr(strata_of, "BLOCK", block)
+    items = strata(*SIZES)
+    found = strata_of.Strata.of(items, ("granularity",), Stratified())
+    assert found.sizes.tolist() == list(SIZES)
+    for stratum, size in enumerate(SIZES):
+        members = found.items(np.full(size, stratum), np.arange(size))
+        assert np.array_equal(members, np.flatnonzero(items.columns["granularity"] == stratum))
 
 
 def test_processes_that_would_not_be_balanced_are_refused():
@@ -282,7 +296,7 @@ def test_queries_of_all_kinds_are_equally_frequent(number):
     items = queries()
     there = np.unique(kinds(items))
     assert len(there) > 12
-    order = Relevance(per_stratum=number).order(items, 2, None)
+    order = listed(Relevance(per_stratum=number).order(items, 2, None))
     assert set(np.bincount(kinds(items)[order])[there].tolist()) == {number or 400 // len(there)}
 
 
@@ -299,7 +313,7 @@ def test_strata_are_the_combinations():
 def test_it_orders_queries_and_says_what_other_items_lack(tmp_path):
     index = indexes.build(described_scenes.write(tmp_path, 6)[0], tmp_path / "index")
     found = open_queries(index, described_scenes.queries.read(tmp_path / "queries.jsonl"))
-    order = Relevance().order(found.items, 0, None)
+    order = listed(Relevance().order(found.items, 0, None))
     columns = found.items.columns
     met = np.unique(
         np.stack([columns[name][order] for name in ("granularity", "complexity", "domain")]),
@@ -308,13 +322,10 @@ def test_it_orders_queries_and_says_what_other_items_lack(tmp_path):
     )[1]
     assert len(set(met.tolist())) == 1
     assert {0, 1, 2} <= set(columns["complexity"].tolist())
-    images = open_sample_table(index, MaskFilters()).items
-    told = (
-        r"^the items have no column 'complexity'; choose one of tar, masks, .*, difficulty, or "
-        r"add it to the table of attributes$"
-    )
+    images = open_sample_table(index, MaskFilters(), with_masks=False).items
+    told = r"^the items have no column 'granularity'; choose one of tar, masks, .*, domain, or "
     for ask in (lambda: Relevance().order(images, 0, None), lambda: Relevance().strata(images)):
         with pytest.raises(GigamaskError, match=told):
             ask()
     with pytest.raises(GigamaskError, match=r"^Stratified needs the column 'granularity'"):
-        Relevance().order(SampleTable(3, {}), 0, None)
+        listed(Relevance().order(SampleTable(3, {}), 0, None))
