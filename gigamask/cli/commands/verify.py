@@ -38,10 +38,8 @@ class VerifyCommand:
         counts = verify.summary(reports)
         bad = [finding for report in reports for finding in report.bad_members]
         mismatches = [finding for report in reports for finding in report.mismatches]
-        tars, images, masks = (
-            counted(counts[f"{noun}s"], noun) for noun in ("tar", "image", "mask")
-        )
-        print(f"{tars}: {images} with {masks}")
+        tars, images = counted(counts["tars"], "tar"), counted(counts["images"], "image")
+        print(f"{tars}: {images} with {counted(counts['masks'], 'mask')}")
         for name in ("without_json", "without_jpg", "without_masks", "other_members"):
             if counts[name]:
                 print(f"  {name.replace('_', ' ')}: {counts[name]}")
