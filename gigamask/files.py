@@ -51,12 +51,22 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file atomically from its content."""
+    """Write a file atomically.
+
+    Args:
+        path: The file.
+        content: Its bytes.
+    """
     write_atomically(path, lambda partial: partial.write_bytes(content))
 
 
 def write_text(path: Path | str, content: str) -> None:
-    """Write a text file atomically, in UTF-8."""
+    """Write a text file atomically, in UTF-8.
+
+    Args:
+        path: The file.
+        content: Its text.
+    """
     write_bytes(path, content.encode())
 
 

@@ -122,7 +122,12 @@ def encode_jpeg(
 
 
 def write_png(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
-    """Write RGB pixels to a PNG file, atomically."""
+    """Write a PNG file atomically.
+
+    Args:
+        path: The file.
+        pixels: RGB image, uint8, [H, W, 3].
+    """
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "png", compress_level=1)
     write_bytes(path, encoded.getvalue())
