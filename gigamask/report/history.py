@@ -1,24 +1,28 @@
 """Read run folders: configuration, metrics, evaluations, faults, checkpoints and pictures.
 
-The run may still be training. Truncated lines are skipped, and missing files leave their part
-empty. If steps were trained twice, after a restart from a checkpoint, the later records count.
+The run may still be training, damaged, or made by others. Damaged lines are counted and damaged
+files are named; both are left out, and missing files leave their part empty. If steps were trained
+twice, after a restart from a checkpoint, the later records count.
 This module does not import torch, since a run is read repeatedly while it trains.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from gigamask.errors import GigamaskError
+from gigamask.report import schema
+from gigamask.serialization import MAX_JSON_BYTES, decode_json, read_json, read_limited, read_yaml
 from gigamask.training import manifest
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
@@ -26,8 +30,10 @@ INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "fe
 """Subfolders of a run that hold no other run."""
 MAX_DEPTH = 4
 """Levels of subfolders that are searched for runs."""
-MAX_NUMBER = 1e300
-"""Larger numbers, infinity and NaN count as unknown."""
+NOT_FINITE = re.compile(rb"(?<=[:,[ ])-?(NaN|Infinity)(?=[],} ])")
+"""Numbers that Python writes although they are not valid JSON."""
+MAX_COLUMNS = 64
+"""Metrics, and scores of an evaluation, that are read; a run has a few dozen."""
 REPEATED_EVENTS = ("skipped_sample", "skipped_step")
 """Events that recur when a step is trained again."""
 KINDS = (
@@ -81,7 +87,8 @@ class History:
         checkpoints: The checkpoints, oldest first.
         pictures: Pictures made in training by step, then the others by name.
         scores: The contents of evaluation.json.
-        invalid_lines: Number of unreadable lines of metrics.jsonl.
+        invalid_lines: Number of damaged lines of metrics.jsonl.
+        damaged: Damaged files that were left out, and why.
         verified: Whether checkpoint contents were verified, not only their manifests and sizes.
     """
 
@@ -98,6 +105,7 @@ class History:
     pictures: list[Picture] = field(default_factory=list)
     scores: dict[str, Any] | None = None
     invalid_lines: int = 0
+    damaged: list[str] = field(default_factory=list)
     verified: bool = False
 
     @property
@@ -109,7 +117,7 @@ class History:
     @property
     def steps(self) -> int | None:
         """The configured number of steps."""
-        return int(steps) if (steps := str(self.config.get("steps", ""))).isdigit() else None
+        return count_of(self.config, "steps")
 
     @property
     def empty(self) -> bool:
@@ -126,9 +134,22 @@ class History:
         return values | files | {"folder": str(self.folder), "step": self.step, "steps": self.steps}
 
 
+def count_of(config: dict[str, Any], flag: str) -> int | None:
+    """Return the value of a flag if it is a whole number, else None.
+
+    Args:
+        config: Flags and their values as text.
+        flag: The flag without dashes.
+    """
+    text = str(config.get(flag, ""))
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run folder."""
-    return (folder / CONFIG).is_file() or (folder / METRICS).is_file()
+    with suppress(PermissionError):
+        return (folder / CONFIG).is_file() or (folder / METRICS).is_file()
+    return False
 
 
 def find(folder: Path) -> list[Path]:
@@ -192,20 +213,22 @@ def read(folder: Path, verify: bool = False) -> History:
             f"{folder}: is not a run folder, it has no {CONFIG} and no {METRICS}; give the --out of"
             " a training"
         )
-    events, invalid_lines = _read_lines(folder / METRICS)
+    damaged: list[str] = []
+    events, invalid_lines = _read_lines(folder / METRICS, schema.MetricsEvent, damaged)
     valid, faults, starts = _resolve(events)
     return History(
         folder,
-        _config(folder / CONFIG),
-        _read_lines(folder / ORIGIN)[0],
+        _config(folder / CONFIG, damaged),
+        _read_lines(folder / ORIGIN, schema.Start, damaged)[0],
         _columns(event for event in valid if _is_record(event)),
         [_evaluation(event) for event in valid if "evaluation" in event],
         faults,
         starts,
-        _checkpoints(folder / "checkpoints", verify),
-        _pictures(folder / "pictures"),
-        _scores(folder / SCORES),
+        _checkpoints(folder / "checkpoints", verify, damaged),
+        _pictures(folder / "pictures", damaged),
+        _scores(folder / SCORES, damaged),
         invalid_lines,
+        damaged,
         verify,
     )
 
@@ -219,28 +242,32 @@ def _start_time(folder: Path) -> float:
     )
 
 
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects of a JSON Lines file and the number of invalid lines.
+@contextmanager
+def _noting(damaged: list[str]) -> Iterator[None]:
+    """Leave out what is damaged, and note why."""
+    try:
+        yield
+    except (GigamaskError, OSError) as error:
+        damaged.append(str(error))
+
+
+def _read_lines(path: Path, kind: Any, damaged: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Return the objects of a JSON Lines file and the number of damaged lines.
 
     An unfinished last line is ignored.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], 0
+    content = b""
+    if os.path.lexists(path):
+        with _noting(damaged):
+            content = read_limited(path, MAX_JSON_BYTES)
     *lines, _ = content.split(b"\n")
-    decode, objects, invalid_lines = msgspec.json.Decoder().decode, [], 0
-    for line in lines:
+    objects, invalid_lines = [], 0
+    for line in filter(bytes.strip, lines):
         try:
-            value = decode(line)
-        except msgspec.DecodeError:  # Python writes NaN, which is not valid JSON
-            try:
-                value = json.loads(line)
-            except ValueError:
-                value = None
-        if isinstance(value, dict):
-            objects.append(value)
-        elif line.strip():
+            value = decode_json(re.sub(NOT_FINITE, b"null", line), str(path))
+            known = msgspec.convert(value, kind)
+            objects.append(value if _is_record(value) else known)
+        except (GigamaskError, msgspec.ValidationError):
             invalid_lines += 1
     return objects, invalid_lines
 
@@ -261,10 +288,9 @@ def _resolve(
     starts: list[dict[str, Any]] = []
     faults: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     last = 0
+    names: set[str] = set()
     for event in events:
-        step = event.get("step")
-        if not isinstance(step, int):
-            continue
+        step = event["step"]
         back = _is_record(event) and step <= last
         if "started" in event or back:
             if back:
@@ -282,9 +308,9 @@ def _resolve(
                     {"step": starts[-1]["step"], "time": starts[-1]["time"], "reached": last}
                 )
             first_again = step if back else step + 1
-            valid = [earlier for earlier in valid if earlier["step"] < first_again]
-            for kind in REPEATED_EVENTS:
-                faults[kind] = [fault for fault in faults[kind] if fault["step"] < first_again]
+            for earlier in (valid, *(faults[kind] for kind in REPEATED_EVENTS)):
+                while earlier and earlier[-1]["step"] >= first_again:
+                    names.discard(earlier.pop().get("skipped_sample", ""))
             last = first_again - 1
         if _is_record(event):
             last = step
@@ -298,93 +324,116 @@ def _resolve(
         )
         if kind is None:
             valid.append(event)
-        elif kind != "skipped_sample" or event["skipped_sample"] not in [
-            fault["skipped_sample"] for fault in faults["skipped_sample"]
-        ]:
+        elif kind != "skipped_sample" or event["skipped_sample"] not in names:
             faults[kind].append(event)
+            names.add(event.get("skipped_sample", ""))
     return valid, faults, starts
 
 
 def _columns(records: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return records as columns; values that are not numbers become None."""
     rows = list(records)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {"step": []} | {name: [number(row.get(name)) for row in rows] for name in names}
+    names = dict.fromkeys(itertools.chain(("step",), (name for row in rows for name in row)))
+    return {
+        name: [number(row.get(name)) for row in rows]
+        for name in itertools.islice(names, MAX_COLUMNS)
+    }
 
 
 def number(value: Any) -> float | int | None:
     """Return a JSON value if it is a finite number, else None."""
-    return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
+    return value if isinstance(value, (int, float)) and abs(value) < schema.MAX_NUMBER else None
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
-    scores = {name: number(value) for name, value in event["evaluation"].items()}
+    scores = itertools.islice(event["evaluation"].items(), MAX_COLUMNS)
     return {
         "step": event["step"],
-        "scores": scores,
-        "warnings": [str(warning) for warning in event.get("warnings", ())],
-        "seconds": number(event.get("seconds")),
+        "scores": {name: number(value) for name, value in scores},
+        "warnings": event.get("warnings", []),
+        "seconds": event.get("seconds"),
     }
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path, damaged: list[str]) -> dict[str, Any]:
     """Return the flags of the file as text; none if it cannot be read."""
-    try:
-        config = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    config: dict[str, Any] = {}
+    if os.path.lexists(path):
+        with _noting(damaged):
+            config = read_yaml(path)
+    return {
+        str(name): value if isinstance(value, str) else [str(item) for item in value]
+        for name, value in config.items()
+    }
 
 
-def _scores(path: Path) -> dict[str, Any] | None:
-    try:
-        scores = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return scores if isinstance(scores, dict) and "clicks" in scores else None
+def _scores(path: Path, damaged: list[str]) -> dict[str, Any] | None:
+    """Return the scores of clicks; None if the file has none."""
+    if os.path.lexists(path):
+        with _noting(damaged):
+            content = read_json(path)
+            if isinstance(content, dict) and "clicks" not in content:
+                return None
+            try:
+                return dict(msgspec.convert(content, schema.Scores))
+            except msgspec.ValidationError as error:
+                damaged.append(f"{path}: not the scores of an evaluation ({error})")
+    return None
 
 
-def _checkpoints(folder: Path, contents: bool) -> list[Checkpoint]:
+def _checkpoints(folder: Path, contents: bool, damaged: list[str]) -> list[Checkpoint]:
     """Return the checkpoints, oldest first, without those removed in the meantime."""
     best = os.path.realpath(folder / manifest.BEST)
     checkpoints = []
-    for path in manifest.list_checkpoints(folder):
+    paths: list[Path] = []
+    with _noting(damaged):
+        paths = manifest.list_checkpoints(folder)
+    for path in paths:
+        fields: dict[str, Any] = {}
+        faults: list[str] = []
+        with _noting(faults):
+            read_json(path / manifest.MANIFEST)  # refuses pipes and deep nesting
+            fields = manifest.verify(path, contents)
         try:
-            fields, fault = manifest.verify(path, contents), None
-        except GigamaskError as error:
-            fields, fault = {}, str(error)
-        try:
-            size = sum(file.stat().st_size for file in path.iterdir())
+            size = sum(file.lstat().st_size for file in path.iterdir())
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(
                 timespec="seconds"
             )
         except FileNotFoundError:
             continue
-        step = (
-            int(path.name.removeprefix("step_")) if path.name.removeprefix("step_").isdigit() else 0
-        )
+        except (OSError, ValueError, OverflowError) as error:
+            damaged.append(f"{path}: not a checkpoint ({error})")
+            continue
+        step, by = path.name.removeprefix("step_"), fields.get("scored_by")
         checkpoints.append(
             Checkpoint(
                 path.name,
-                step,
-                fields.get("samples"),
+                count_of({"step": step}, "step") or 0,
+                count_of(fields, "samples"),
                 size,
                 written,
                 number(fields.get("score")),
-                fields.get("scored_by"),
+                by if isinstance(by, str) else None,
                 os.path.realpath(path) == best,
-                fault,
+                faults[0] if faults else None,
             )
         )
     return checkpoints
 
 
-def _pictures(folder: Path) -> list[Picture]:
-    """Return pictures made in training by step, then the others by name."""
+def _pictures(folder: Path, damaged: list[str]) -> list[Picture]:
+    """Return pictures made in training by step, then the others by name.
+
+    A symbolic link could show a file outside the run, so it is left out.
+    """
     pictures = []
     for path in folder.glob("*"):
-        if path.suffix in (".png", ".jpg"):
-            step = path.stem.removeprefix("step_")
-            is_step = step != path.stem and step.isdigit()
-            pictures.append(Picture(str(path), path.stem, int(step) if is_step else None))
+        if path.suffix not in (".png", ".jpg"):
+            continue
+        if folder.is_symlink() or path.is_symlink() or not path.is_file():
+            damaged.append(f"{path}: not a regular file")
+            continue
+        step = path.stem.removeprefix("step_")
+        number = count_of({"step": step}, "step") if step != path.stem else None
+        pictures.append(Picture(str(path), path.stem, number))
     return sorted(pictures, key=lambda one: (one.step is None, one.step or 0, one.name))

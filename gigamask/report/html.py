@@ -16,7 +16,9 @@ from typing import Any
 
 from gigamask.data import image
 from gigamask.data.image import encode_jpeg
+from gigamask.serialization import read_limited
 
+MAX_PICTURE_BYTES = 2**25
 SCRIPTS = ("charts.js", "report.js")
 STYLES = ("charts.css", "report.css")
 
@@ -51,7 +53,8 @@ def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = 
     if data is not None:
         body += f'\n<script type="application/json" id="data">{json_in_html(data)}</script>'
         body += f'\n<script type="module">{script}</script>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+    text = f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+    return text.encode(errors="replace").decode()  # names of files may not be valid UTF-8
 
 
 def json_in_html(data: Mapping[str, Any]) -> str:
@@ -173,10 +176,14 @@ def picture(path: Path, quality: int = 85) -> Markup:
     Args:
         path: A JPEG or PNG file.
         quality: JPEG quality, if a PNG is encoded.
+
+    Raises:
+        GigamaskError: The file is damaged or too large.
     """
-    raw = path.read_bytes() if path.suffix == ".jpg" else b""
-    if not raw:
-        raw = encode_jpeg(image.decode(path.read_bytes(), str(path)), quality)
+    raw = read_limited(path, MAX_PICTURE_BYTES)
+    pixels = image.decode(raw, str(path))
+    if path.suffix != ".jpg":
+        raw = encode_jpeg(pixels, quality)
     data = base64.b64encode(raw).decode()
     return Markup(f'<img alt="{escape(path.stem)}" src="data:image/jpeg;base64,{data}">')
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from gigamask import __version__, files
-from gigamask.report import charts, html, scores, summary, tables
+from gigamask.errors import GigamaskError
+from gigamask.report import charts, html, schema, scores, summary, tables
 from gigamask.report.history import History
 from gigamask.report.html import (
     Markup,
@@ -74,7 +75,7 @@ def chart_data(runs: Runs) -> dict[str, Any]:
 def _calibration(runs: Runs) -> dict[str, Any] | None:
     """Return the calibration in the evaluation.json of a single run, if it is complete."""
     found = next(iter(runs.values())).scores if len(runs) == 1 else None
-    complete = found and {"granularity", "size", "calibration"} <= found.keys()
+    complete = found and schema.Scores.__annotations__.keys() <= found.keys()
     return found["calibration"] if found and complete else None
 
 
@@ -136,6 +137,8 @@ def overview(runs: Runs, reports: Mapping[str, Any]) -> str:
             head = f"{name}: warnings" if len(runs) > 1 else "Warnings"
             lines = bullets(colored(line, "warn") for line in last["warnings"])
             body += f"<h3>{html.escaped(head)} at step {last['step']:,}</h3>{lines}"
+    if damaged := [colored(line, "bad") for run in runs.values() for line in run.damaged]:
+        body += f"<h3>Damaged files, left out</h3>{bullets(damaged)}"
     return body
 
 
@@ -331,13 +334,10 @@ def pictures(runs: Runs) -> str:
             continue
         chosen = _evenly(steps, MAX_PICTURES) if steps else []
         parts += [(f"step {picture.step:,}", picture.path) for picture in chosen]
-        parts += [
-            (picture.name.capitalize(), picture.path)
-            for picture in run.pictures
-            if picture.step is None
-        ]
+        others = [picture for picture in run.pictures if picture.step is None][:MAX_ROWS]
+        parts += [(picture.name.capitalize(), picture.path) for picture in others]
     shown = [
-        f"<figure><figcaption>{html.escaped(label)}</figcaption>{html.picture(Path(path))}</figure>"
+        f"<figure><figcaption>{html.escaped(label)}</figcaption>{_picture(path)}</figure>"
         for label, path in parts
     ]
     if not shown:
@@ -347,3 +347,11 @@ def pictures(runs: Runs) -> str:
         " clicks outside it; white: the box. Numbers: IoU."
     )
     return f'<div class="figures">{"".join(shown)}</div>{note(legend)}'
+
+
+def _picture(path: str) -> Markup:
+    """Return a picture, or why it is left out."""
+    try:
+        return html.picture(Path(path))
+    except (GigamaskError, OSError) as error:
+        return colored(str(error), "bad")

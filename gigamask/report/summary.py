@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gigamask.report.history import History
+from gigamask.report.history import History, count_of
 from gigamask.report.html import format_time
 
 REFERENCE_SCORES = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
@@ -62,7 +62,7 @@ def _text(value: Any) -> str | None:
 
 def waiting(run: History) -> list[float | None]:
     """Return the share of each recorded step's time that was spent waiting for data."""
-    batch = int(text) if (text := str(run.config.get("batch-size", ""))).isdigit() else 0
+    batch = count_of(run.config, "batch-size")
     pairs = zip(
         run.records.get("data_time_s", ()), run.records.get("images_per_s", ()), strict=False
     )
@@ -83,11 +83,8 @@ def throughput(run: History) -> dict[str, float | None]:
     slow, median, fast = (
         np.quantile(speeds, [0.05, 0.5, 0.95]).tolist() if speeds else (None, None, None)
     )
-    step_s = (
-        int(run.config["batch-size"]) / median
-        if median and str(run.config.get("batch-size", "")).isdigit()
-        else None
-    )
+    batch = count_of(run.config, "batch-size")
+    step_s = batch / median if median and batch else None
     training_s = step_s * run.records["step"][-1] if step_s is not None else None
     evaluation_s = _known([evaluation["seconds"] for evaluation in run.evaluations])
     return {
@@ -160,7 +157,7 @@ def recovered(run: History) -> dict[str, list[str]]:
             f" growing by {event.get('bytes_per_step', 0) / 1e3:,.0f} kB per step"
             for event in faults["leak"]
         ],
-        "truncated lines": [f"{run.invalid_lines} of metrics.jsonl"] if run.invalid_lines else [],
+        "damaged lines": [f"{run.invalid_lines} of metrics.jsonl"] if run.invalid_lines else [],
     }
     return {kind: lines for kind, lines in lines_by_kind.items() if lines}
 

@@ -8,6 +8,8 @@ from typing import Any
 from gigamask.errors import GigamaskError
 from gigamask.report import charts, history
 from gigamask.report.history import History
+from gigamask.report.html import MAX_PICTURE_BYTES
+from gigamask.serialization import read_limited
 from gigamask.serve.open_images import NotFoundError
 from gigamask.training import manifest
 
@@ -34,7 +36,7 @@ class RunsView:
     def runs(self) -> list[dict[str, Any]]:
         """Return a summary of each run, newest first."""
         self._find()
-        return [self._summary(name) for name in reversed(self._folders)]
+        return [self._summary_or_fault(name) for name in reversed(self._folders)]
 
     def run(self, name: str) -> dict[str, Any]:
         """Return the records, evaluations, events, checkpoints and pictures of a run."""
@@ -74,7 +76,7 @@ class RunsView:
         paths = [Path(each.path) for each in self._history(name).pictures if each.name == file]
         if not paths or not paths[0].is_file():
             raise NotFoundError("this run has no such picture, or it was removed")
-        return paths[0].read_bytes(), MEDIA_TYPES[paths[0].suffix]
+        return read_limited(paths[0], MAX_PICTURE_BYTES), MEDIA_TYPES[paths[0].suffix]
 
     def verify(self, name: str, step: int) -> dict[str, Any]:
         """Read a whole checkpoint and check it against its checksums.
@@ -106,7 +108,8 @@ class RunsView:
 
     def _name(self, folder: Path) -> str:
         own = folder == self.folder
-        return folder.absolute().name if own else str(folder.relative_to(self.folder))
+        name = folder.absolute().name if own else str(folder.relative_to(self.folder))
+        return name.encode(errors="backslashreplace").decode()
 
     def _history(self, name: str) -> History:
         """Return a run's history, read again if its files have changed."""
@@ -121,6 +124,13 @@ class RunsView:
                 self._histories[name] = state, history.read(folder)
             return self._histories[name][1]
 
+    def _summary_or_fault(self, name: str) -> dict[str, Any]:
+        """Return a run's summary, or why it cannot be read."""
+        try:
+            return self._summary(name)
+        except (GigamaskError, OSError) as error:
+            return {"name": name, "step": 0, "steps": None, "live": False, "fault": str(error)}
+
     def _summary(self, name: str) -> dict[str, Any]:
         read = self._history(name)
         written = _state(self._folders[name] / history.METRICS)
@@ -134,6 +144,7 @@ class RunsView:
             "steps": read.steps,
             "live": read.step < (read.steps or 0) and age_s < LIVE_S,
             "images_per_s": speeds[len(speeds) // 2] if speeds else None,
+            "fault": "; ".join(read.damaged) or None,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,10 +47,11 @@ class ReportCommand:
             name: history.read(folder, self.verify)
             for name, folder in zip(names, folders, strict=True)
         }
-        if empty := [run.folder for run in runs.values() if run.empty]:
-            raise GigamaskError(
-                f"{empty[0]}: has no records yet; train the run first, or leave it out"
-            )
+        if empty := [run for run in runs.values() if run.empty]:
+            why = empty[0].damaged[0] if empty[0].damaged else "train the run first"
+            raise GigamaskError(f"{empty[0].folder}: has no records yet ({why}); leave it out")
+        for line in [line for run in runs.values() for line in run.damaged]:
+            print(f"gigamask: left out {line}", file=sys.stderr)
         recipes = {
             name: config_files.recipe_config(run.config.get("recipe"), self.trust)
             for name, run in runs.items()

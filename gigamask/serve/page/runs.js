@@ -42,7 +42,7 @@ async function refresh() {
 
 /** Updates the two selections when runs have been added or removed. */
 function list(runs) {
-  const before = chosen(), label = ({ name, step, steps, live }) => `${live ? "● " : ""}${name} (${count(step)}${steps ? ` of ${count(steps)}` : ""})`;
+  const before = chosen(), label = ({ name, step, steps, live, fault }) => `${live ? "● " : ""}${name} (${count(step)}${steps ? ` of ${count(steps)}` : ""}${fault ? ", damaged" : ""})`;
   const filled = (select, none) => {
     const options = runs.map((run) => make("option", { value: run.name }, label(run)));
     if (none) options.unshift(make("option", { value: "" }, "none"));
@@ -66,7 +66,7 @@ function facts() {
     const steps = run.event_counts.skipped_step ?? 0, samples = run.event_counts.skipped_sample ?? 0, resumed = run.event_counts.resumed ?? 0;
     const left = run.live && run.images_per_s && run.steps ? eta(run) : null;
     return [`${run.name}: ${run.recipe ?? "?"}, step ${count(run.step)}${run.steps ? ` of ${count(run.steps)}` : ""}`,
-      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${steps} steps skipped`, `${samples} samples skipped as unreadable`, resumed ? `resumed ${resumed} times` : null].filter(Boolean).join(", ");
+      run.images_per_s ? `${short(run.images_per_s)} images/s` : null, left, `${steps} steps skipped`, `${samples} samples skipped as unreadable`, resumed ? `resumed ${resumed} times` : null, run.fault ? `damaged and left out: ${run.fault}` : null].filter(Boolean).join(", ");
   }).join(" · ");
 }
 

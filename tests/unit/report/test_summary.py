@@ -77,7 +77,7 @@ def test_every_event_of_a_run_is_listed(tmp_path):
         file.write("{\n")
     told = summary.recovered(history.read(tmp_path / "run"))
     assert summary.recovered(run) == {
-        what: lines for what, lines in told.items() if what != "truncated lines"
+        what: lines for what, lines in told.items() if what != "damaged lines"
     }
     assert told == {
         "resumed after a stop": [
@@ -88,7 +88,7 @@ def test_every_event_of_a_run_is_listed(tmp_path):
         "skipped steps": ["step 3, gradient not finite or no mask: t:sa_2"],
         "failed saves": ["step 3: no space"],
         "growing memory": ["step 9: this process holds 5 MB, growing by 4 kB per step"],
-        "truncated lines": ["1 of metrics.jsonl"],
+        "damaged lines": ["1 of metrics.jsonl"],
     }
 
 
