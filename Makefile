@@ -1,8 +1,7 @@
 # On a fresh clone: `make demo` or `make test`. Each sets up the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two threads per process; `make test` runs two processes of one thread each.
-export OMP_NUM_THREADS ?= 2
+# `make test` runs two processes of one thread each.
 
 .PHONY: demo test quick lint docs clean
 

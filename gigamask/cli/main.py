@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import select
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from gigamask.errors import GigamaskError, TrainingInterruptedError
@@ -17,6 +21,8 @@ from gigamask.suggestions import suggest_command
 
 INTERRUPTED = 75
 """Exit code (EX_TEMPFAIL) of an interrupted and saved run; the same command resumes it."""
+SIGNALED = 128
+"""A command that a signal ended exits with this plus the signal's number, as in a shell."""
 PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
@@ -42,12 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None means `sys.argv[1:]`.
 
     Returns:
-        Exit code: 0; 2 for wrong input; 75 if interrupted and resumable; 130 after Ctrl-C; 141 if
-        the reader of standard output has exited.
+        Exit code: 0; 2 for wrong input; 75 if interrupted and resumable; 130 after Ctrl-C; 143
+        after SIGTERM; 141 if the reader of standard output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    received: list[int] = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), sigterm_raised(received):
             warnings.showwarning = print_warning
             code = run_command(arguments)
             sys.stdout.flush()
@@ -66,8 +73,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gigamask: {error.filename}: {error.strerror}; {act}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("gigamask: interrupted", file=sys.stderr)
-        return 130
+        number = signal.Signals(received[0] if received else signal.SIGINT)
+        print(f"gigamask: stopped by {number.name}; run the same command again", file=sys.stderr)
+        return SIGNALED + number
+
+
+@contextmanager
+def sigterm_raised(received: list[int]) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGTERM as on SIGINT, so that temporary files are removed.
+
+    Args:
+        received: Where the signal's number is added.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stdout_closed() -> bool:
@@ -171,6 +202,9 @@ def run_training(command: str, arguments: list[str]) -> int:
         command: The command.
         arguments: The arguments after the command.
     """
+    # Threads of OpenMP that spin while they wait nearly stop on a busy machine; torch reads this
+    # when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gigamask import parser
     from gigamask.cli.commands import train
 

@@ -147,6 +147,7 @@ class MetricsLogger:
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": torch.cuda.get_device_name(self._device) if is_cuda else self._device.type,
             "processes": processes,
+            "threads": torch.get_num_threads(),
         }
         newer = [
             path.name

@@ -1,15 +1,19 @@
 """The training loop: continue a run from its last checkpoint to its last step."""
 
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 from gigamask.data.file_lock import exclusive_lock
+from gigamask.data.worker_pool import STOP_SIGNALS
 from gigamask.distributed.precision import choose_device
 from gigamask.distributed.world import World
 from gigamask.interfaces import EvaluationResult, Task
@@ -42,6 +46,8 @@ def train(
 ) -> TrainState:
     """Train until `config.steps` or until a process receives SIGINT or SIGTERM; save the state.
 
+    Before the first step, these signals have their usual effect.
+
     Args:
         config: The configuration.
         world: The processes that train together; None means only this one.
@@ -56,7 +62,6 @@ def train(
     world, device = world or World(), choose_device(config.check().device)
     config.sampler.check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
-        stop_requested = stack.enter_context(stop_signal())
         state, data, evaluate = world.main_first(
             lambda: prepare(
                 config, world, device, allow_data_change, stack if world.is_main else None
@@ -66,6 +71,7 @@ def train(
             on_start()
         if data is None:
             return state
+        stop_requested = stack.enter_context(stop_signal(world.is_main))
         state.shard(config, world)
         task = config.task(device)
         state.model.train()
@@ -182,10 +188,13 @@ def prepare(
 
 
 @contextmanager
-def stop_signal() -> Iterator[Callable[[], bool]]:
+def stop_signal(verbose: bool = True) -> Iterator[Callable[[], bool]]:
     """Catch SIGINT and SIGTERM; a second SIGINT interrupts at once.
 
     Outside the main thread, where Python cannot handle signals, nothing is caught.
+
+    Args:
+        verbose: Whether to print at once that the step will be finished.
 
     Yields:
         A function that returns whether a signal has arrived.
@@ -195,13 +204,44 @@ def stop_signal() -> Iterator[Callable[[], bool]]:
         return
     received: list[int] = []
 
-    def handle(number: int, frame) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _acknowledged() if verbose else nullcontext():
+        before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+        try:
+            yield lambda: bool(received)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _acknowledged() -> Iterator[None]:
+    """Print a line when the first stop signal arrives, from a thread.
+
+    Python calls handlers in the main thread only once a running operation, such as a backward pass,
+    has returned.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+
+    def acknowledge() -> None:
+        while data := reader.recv(1):
+            if data[0] in STOP_SIGNALS:
+                name = signal.Signals(data[0]).name
+                line = f"{name}: finishing this step and saving; Ctrl-C again stops at once"
+                print(line, file=sys.stderr, flush=True)
+                return
+
+    thread = threading.Thread(target=acknowledge, daemon=True)
+    thread.start()
     try:
-        yield lambda: bool(received)
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        writer.close()
+        thread.join()
+        reader.close()

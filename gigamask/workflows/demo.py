@@ -18,7 +18,7 @@ from gigamask.synthetic import scenes
 from gigamask.training.checkpoint import load_model
 from gigamask.training.trainer import train
 
-TRAIN_SEED, TEST_SEED = 0, 1
+RECIPE, TRAIN_SEED, TEST_SEED = "tiny", 0, 1
 
 
 def run(out: str, train_images: int, test_images: int, steps: int | None) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
             scenes.write(str(folder / name), images, seed=seed)
             index = indexes.build(folder / name, str(folder / name / "index"))
             print(f"  {len(index)} images, {index.manifest.masks} masks")
-    recipe = recipes.make("tiny")
+    recipe = recipes.make(RECIPE)
     data = (str(folder / "train" / "index"),)
     config = replace(recipe, data=data, out=out, steps=steps or recipe.steps).check()
     threads = torch.get_num_threads()
-    print(f"train {config.recipe} for {config.steps} steps on {threads} threads", flush=True)
+    print(f"train {config.recipe} for {config.steps} steps on {threads} thread(s)", flush=True)
     state = train(config, on_start=lambda: config_files.save_config(config))
     test = indexes.Index.open(str(folder / "test" / "index"))
     model = load_model(out)

@@ -19,6 +19,8 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import nn
 
@@ -172,6 +174,27 @@ def resolve(
     if not config.has_checkpoint:
         config.check_inputs(earlier)
     return changes
+
+
+def limit_threads(config: TrainConfig, environment: Mapping[str, str]) -> None:
+    """Train a small model on a CPU with one thread, unless OMP_NUM_THREADS is set.
+
+    Its operations are too short for two: they gain a tenth on an idle machine, and wait for each
+    other on a busy one.
+
+    Args:
+        config: The configuration.
+        environment: Environment variables.
+    """
+    import torch
+
+    from gigamask.distributed.precision import choose_device
+    from gigamask.recipes.mae import SMALL_WIDTH
+
+    width = getattr(getattr(config, "model", None), "embed_dim", SMALL_WIDTH)
+    is_cpu = choose_device(config.device).type == "cpu"
+    if is_cpu and width < SMALL_WIDTH and "OMP_NUM_THREADS" not in environment:
+        torch.set_num_threads(1)
 
 
 def train_in_world(

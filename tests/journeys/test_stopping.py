@@ -39,11 +39,11 @@ def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsy
         [gigamask, *command],
         env=environment,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while (
             not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
             and time.monotonic() < deadline
@@ -52,10 +52,11 @@ def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsy
         assert main(command) == 2
         assert "another process" in capsys.readouterr().err
         os.killpg(process.pid, number)
-        said, _ = process.communicate(timeout=30)
+        said, errors = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == INTERRUPTED
+    assert process.returncode == INTERRUPTED, errors
+    assert errors.decode().count(f"{signal.Signals(number).name}: finishing this step") == 1
     assert b"continue with: gigamask train --resume" in said
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000

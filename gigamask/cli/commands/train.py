@@ -16,7 +16,7 @@ from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least
 from gigamask.workflows.stages import STAGES, make_stages
-from gigamask.workflows.train import resolve, steps_for_epochs, train_in_world
+from gigamask.workflows.train import limit_threads, resolve, steps_for_epochs, train_in_world
 
 
 def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -63,6 +63,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             if flags.print_config:
                 return print_configs(configs)
         for number, config in enumerate(configs):
+            limit_threads(config, os.environ)
             started = [later.out for later in configs[number + 1 :] if later.has_checkpoint]
             if len(configs) > 1 and world.is_main:
                 what = f"{config.steps} steps in {config.out}"

@@ -1,5 +1,7 @@
 """Exit codes, warnings, and what `--help` imports."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -31,6 +33,30 @@ def test_a_closed_pipe_ends_a_command_quietly():
     process.stderr.close()
     assert process.wait() == main.PIPE_CLOSED
     assert error == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)]
+)
+def test_a_signal_is_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys, number, times):
+    """Also if a batch system repeats it while files are removed."""
+    handler, unlink = signal.getsignal(number), os.unlink
+
+    def signaled(*given, **named):
+        signal.raise_signal(number)
+
+    def twice(path):
+        for _ in range(times - 1):
+            signal.raise_signal(number)
+        unlink(path)
+
+    monkeypatch.setattr("gigamask.synthetic.scenes.record", signaled)
+    monkeypatch.setattr(os, "unlink", twice)
+    assert main.main(["synth", str(tmp_path / "out"), "--images", "2"]) == 128 + number
+    name = signal.Signals(number).name
+    assert capsys.readouterr().err == f"gigamask: stopped by {name}; run the same command again\n"
+    assert not list((tmp_path / "out").iterdir())
+    assert signal.getsignal(number) == handler
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch):

@@ -169,6 +169,7 @@ def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
             "step": 2,
             "device": "cpu",
             "processes": 2,
+            "threads": torch.get_num_threads(),
             "corrupt_checkpoints": ["step_00000004"],
         }.items()
     )
