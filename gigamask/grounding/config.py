@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gigamask.errors import GigamaskError
-from gigamask.grounding.text_encoders import MiniLm, TextEncoder
+from gigamask.grounding.text_encoders import MINILM, TextEncoder
 from gigamask.interfaces import EvaluationResult, Evaluator, Mining, Task
 from gigamask.losses.ohem import NoMining
 from gigamask.models.configs import GroundingModelConfig
@@ -112,11 +112,14 @@ class GroundingTrainConfig(TrainConfig):
     """fraction of the images whose queries are held out for evaluation"""
     max_masks: int = 16
     """maximum candidate masks per query in training; evaluation uses all masks of the image"""
+    nonsense_fraction: float = 0.1
+    """queries of random letters, which no mask fits, to add to the training queries, relative to
+    their number"""
     alignment_weight: float = 1.0
     """weight of the binary loss of each mask relative to the contrastive loss"""
     cache: str | None = None
     """folder to cache image and text features in; default: OUT/features"""
-    text: TextEncoder = field(default_factory=MiniLm)
+    text: TextEncoder = MINILM
     model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
     mining: Mining = field(default_factory=NoMining)
     evaluation: GroundingEvalConfig = field(default_factory=GroundingEvalConfig)
@@ -137,6 +140,10 @@ class GroundingTrainConfig(TrainConfig):
             raise GigamaskError("--segmenter is required: the weights of a trained segmenter")
         if not 0 <= self.val_split < 1:
             raise GigamaskError(f"--val-split must be in [0, 1), got {self.val_split}")
+        if not 0 <= self.nonsense_fraction <= 1:
+            raise GigamaskError(
+                f"--nonsense-fraction must be in [0, 1], got {self.nonsense_fraction}"
+            )
         if not self.alignment_weight >= 0:
             raise GigamaskError(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
         if self.parallel != "ddp":
@@ -172,15 +179,26 @@ class GroundingTrainConfig(TrainConfig):
         return GroundingTask(self.alignment_weight, precision, mining)
 
     def data_source(self, index: Index) -> DataSource:
-        """Return the queries about the images that are not held out."""
+        """Return the queries about the images that are not held out, and nonsense."""
+        from gigamask.grounding import vocabulary
         from gigamask.grounding.data import open_queries
+        from gigamask.rng import make_rng
         from gigamask.training.data_source import DataSource
 
         kept, _ = split_queries(self, self.loaded_queries, index)
-        dataset = open_queries(index, kept, self.seed)
+        known = vocabulary.distinct_words(query.text for query in kept)
+        order = make_rng(self.seed, "nonsense images").permutation(len(kept))
+        drawn = order[: round(self.nonsense_fraction * len(kept))].tolist()
+        templates = [kept[number] for number in drawn]
+        nonsense = vocabulary.nonsense_queries(templates, known, self.seed, "nonsense")
+        dataset = open_queries(index, [*kept, *nonsense], self.seed)
         loader = self.query_loader(dataset, index, self.max_masks)
         return DataSource(
-            dataset.items, dataset.locate, f"queries {self.max_masks}", lambda pin: loader
+            dataset.items,
+            dataset.locate,
+            f"queries {self.max_masks} {self.nonsense_fraction}",
+            lambda pin: loader,
+            {vocabulary.FILE: vocabulary.to_json(known)},
         )
 
     def query_loader(

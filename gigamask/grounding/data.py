@@ -20,6 +20,7 @@ from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.grounding.text_features import TextFeatures
+from gigamask.grounding.vocabulary import STOP_WORDS, words
 from gigamask.interfaces import SampleTable
 from gigamask.rng import make_rng
 from gigamask.types import DataCursor, SampleRef, SkippedSample, StepPlan
@@ -47,36 +48,9 @@ RELATIONS = (
 """Words and phrases of spatial relations."""
 
 _RELATION = re.compile(rf"\b(?:{'|'.join(sorted(RELATIONS, key=len, reverse=True))})\b")
-_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
-_STOP_WORDS = frozenset(
-    [
-        "a",
-        "all",
-        "an",
-        "any",
-        "each",
-        "every",
-        "object",
-        "objects",
-        "of",
-        "one",
-        "some",
-        "the",
-        "these",
-        "this",
-        "thing",
-        "things",
-        "those",
-    ]
-)
 _CONJUNCTIONS = frozenset(
     ["and", "but", "except", "not", "or", "that", "which", "who", "whose", "with", "without"]
 )
-
-
-def words(text: str) -> list[str]:
-    """Return the lower-case words of a text."""
-    return _WORD.findall(text.lower())
 
 
 def count_relations(text: str) -> int:
@@ -93,7 +67,7 @@ def complexity(text: str) -> int:
     if count_relations(text):
         return 2
     tokens = words(text)
-    content = [word for word in tokens if word not in _STOP_WORDS]
+    content = [word for word in tokens if word not in STOP_WORDS]
     return int(len(content) > 2 or not _CONJUNCTIONS.isdisjoint(tokens))
 
 

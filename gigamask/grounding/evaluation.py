@@ -17,7 +17,7 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.grounding.calibration import Confidence, Summaries, calibrate, calibrate_refusal
-from gigamask.grounding.data import QueryDataset, QueryLoader
+from gigamask.grounding.data import QueryDataset, QueryLoader, open_queries
 from gigamask.grounding.metrics import (
     METRICS,
     ImageMasks,
@@ -27,6 +27,7 @@ from gigamask.grounding.metrics import (
     query_metrics,
 )
 from gigamask.grounding.model import GroundingModel, score_batch
+from gigamask.grounding.vocabulary import NONSENSE, distinct_words, nonsense_queries
 from gigamask.interfaces import EvaluationResult
 from gigamask.types import DataCursor, SampleRef
 
@@ -122,7 +123,7 @@ class EvaluationReport:
         metrics: Metrics of each query by model: `network`, then the baselines.
         confidence: Fitted confidence.
         calibration: Calibration of the confidences, see `calibration.calibrate`.
-        refusals: Shares of refused queries, see `calibration.calibrate_refusal`.
+        refusals: Shares of refused queries, see `calibration.calibrate_refusal`, and of nonsense.
         skipped: Why images could not be read.
     """
 
@@ -160,6 +161,7 @@ def evaluate(
     index: Index,
     prior: PositionPrior | None = None,
     skipped: Sequence[str] = (),
+    nonsense: Sequence[QueryScores] = (),
 ) -> EvaluationReport:
     """Compute the metrics of scored queries and of the baselines.
 
@@ -169,6 +171,7 @@ def evaluate(
         index: Index of their images.
         prior: Baseline fitted to the training queries.
         skipped: Why images could not be read.
+        nonsense: Scores of `nonsense_dataset`.
 
     Returns:
         The metrics.
@@ -199,6 +202,10 @@ def evaluate(
         rows.append(row)
     confidence, calibration = calibrate(logits, is_target, np.array(rows))
     threshold, refusals = calibrate_refusal(logits, is_target, np.array(rows))
+    best = np.array([result.logits.max(initial=-1e4) for result in nonsense])
+    for name, shares in refusals.items() if nonsense else ():
+        limit = threshold if name == "calibrated" else 0.0
+        shares[NONSENSE] = float((best <= limit).mean())
     return EvaluationReport(
         images=len(set(rows)),
         kinds=[query.kind for query in queries],
@@ -208,6 +215,20 @@ def evaluate(
         refusals=refusals,
         skipped=list(skipped),
     )
+
+
+def nonsense_dataset(dataset: QueryDataset, index: Index, seed: int) -> QueryDataset:
+    """Return a dataset with one nonsense query for each image of a dataset.
+
+    Args:
+        dataset: The queries, which give the images.
+        index: Index of the images.
+        seed: Random seed.
+    """
+    one_per_image = dict(zip(dataset.rows.tolist(), dataset.queries, strict=True)).values()
+    known = distinct_words(query.text for query in dataset.queries)
+    queries = nonsense_queries(list(one_per_image), known, seed, "nonsense in evaluation")
+    return open_queries(index, queries, seed)
 
 
 def with_image_masks(
@@ -255,7 +276,11 @@ def format_table(summary: dict[str, Any]) -> str:
     ]
     lines.append(f"expected calibration error of ten bins, %: {', '.join(errors)}")
     for name, shares in summary["refusals"].items():
-        labels = (("absent", "without targets"), ("refused", "with targets"))
+        labels = (
+            ("absent", "without targets"),
+            ("refused", "with targets"),
+            (NONSENSE, "nonsense"),
+        )
         cells = [f"{100 * shares[key]:.1f} {label}" for key, label in labels if key in shares]
         lines.append(f"refused queries, {name}, %: {', '.join(cells)}")
     return "\n".join(lines)

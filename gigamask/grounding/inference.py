@@ -1,6 +1,6 @@
 """Inference: find masks of one image by text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from gigamask.distributed.precision import choose_device
 from gigamask.errors import GigamaskError
+from gigamask.grounding import vocabulary
 from gigamask.grounding.calibration import Confidence
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.grounding.model import GroundingModel
@@ -33,12 +34,14 @@ class GroundingResult:
         order: Numbers of the masks, best first.
         confidence: Probability that each mask in `order` is correct.
         num_matches: Number of masks that fit the text; they come first in `order`.
+        note: Which words of the text no training query has; "" if there are none.
     """
 
     text: str
     order: Int64[np.ndarray, "m"]
     confidence: Float64[np.ndarray, "m"]
     num_matches: int
+    note: str = ""
 
 
 def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
@@ -74,13 +77,18 @@ class GroundingPredictor:
     Attributes:
         model: The grounding model.
         confidence: Its calibration.
+        known_words: Words of the training queries; None if they are not known.
         mask_features: Features of masks, with the segmenter as `mask_features.model`.
     """
 
     def __init__(
-        self, config: GroundingTrainConfig, model: GroundingModel, confidence: Confidence
+        self,
+        config: GroundingTrainConfig,
+        model: GroundingModel,
+        confidence: Confidence,
+        known_words: Collection[str] | None = None,
     ) -> None:
-        self.model, self.confidence = model, confidence
+        self.model, self.confidence, self.known_words = model, confidence, known_words
         self.mask_features = config.backbones.mask_features
         self._text_features = config.backbones.text_features()
 
@@ -89,7 +97,8 @@ class GroundingPredictor:
         """Load a predictor.
 
         Args:
-            config: Config of the run; its `out` contains the fitted confidence, if any.
+            config: Config of the run; its `out` contains the fitted confidence and the words of the
+                training queries, if any.
             path: Run folder or checkpoint.
 
         Returns:
@@ -98,7 +107,8 @@ class GroundingPredictor:
         Raises:
             GigamaskError: There is no checkpoint, or a file is damaged.
         """
-        return cls(config, load_model(config, path), Confidence.load(config.out))
+        model, known_words = load_model(config, path), vocabulary.load(config.out)
+        return cls(config, model, Confidence.load(config.out), known_words)
 
     @torch.inference_mode()
     def predict(
@@ -115,10 +125,10 @@ class GroundingPredictor:
             One result per text.
 
         Raises:
-            GigamaskError: A text is empty.
+            GigamaskError: A text has no letters.
         """
-        if any(not text.strip() for text in texts):
-            raise GigamaskError(f"the text must not be empty, got {list(texts)}")
+        for text in texts:
+            vocabulary.check_text(text)
         device = next(self.model.parameters()).device
         features = self.mask_features.extract(pixels, masks).to(device)
         if self._text_features:
@@ -135,7 +145,9 @@ class GroundingPredictor:
         logits = scores[:-1] - scores[-1]
         order = np.argsort(-logits, kind="stable")
         num_matches = int((logits > self.confidence.threshold).sum())
-        return GroundingResult(text, order, self.confidence(logits)[order], num_matches)
+        known = self.known_words
+        note = "" if known is None else vocabulary.describe_unknown(text, known)
+        return GroundingResult(text, order, self.confidence(logits)[order], num_matches, note)
 
 
 def draw_result(

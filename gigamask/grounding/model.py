@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from gigamask.distributed.precision import Precision, autocast
 from gigamask.distributed.profile_ranges import profile_range
+from gigamask.grounding.attention import Attention
 from gigamask.grounding.data import QueryBatch
 from gigamask.interfaces import Mining, Task
 from gigamask.losses.relevance import relevance_losses
@@ -31,36 +32,6 @@ PAIR_DIM = 32
 """Width of the embedding of a pair."""
 PADDING_LOGIT = -1e4
 """Logit of padding, representable in half precision."""
-
-
-class TextCrossAttention(nn.Module):
-    """Multi-head attention from one sequence to another."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(
-        self,
-        x: Float[Tensor, "B N C"],
-        context: Float[Tensor, "B T C"],
-        context_valid: Bool[Tensor, "B T"],
-    ) -> Float[Tensor, "B N C"]:
-        """Attend from each element of `x` to the context.
-
-        Args:
-            x: Elements that attend.
-            context: Elements that are attended to.
-            context_valid: False for padding of the context.
-        """
-        query = self.query(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        key_value = self.key_value(context).unflatten(2, (2, self.heads, -1))
-        key, value = key_value.permute(2, 0, 3, 1, 4).unbind(0)
-        mask = context_valid[:, None, None]
-        output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(output.transpose(1, 2).flatten(2))
 
 
 class MaskSelfAttention(nn.Module):
@@ -103,8 +74,8 @@ class GroundingLayer(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(4))
-        self.reading, self.relating = TextCrossAttention(dim, heads), MaskSelfAttention(dim, heads)
-        self.hearing = TextCrossAttention(dim, heads)
+        self.reading, self.relating = Attention(dim, heads), MaskSelfAttention(dim, heads)
+        self.hearing = Attention(dim, heads)
         self.mlp = MLPBlock(dim, 2 * dim, nn.GELU)
 
     def forward(

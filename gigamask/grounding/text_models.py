@@ -85,7 +85,7 @@ class HuggingFaceTextModel(TextModel):
     @cached_property
     def digest(self) -> str:
         """Digest of the model's files, of the options, and of the seed if adapters are trained."""
-        excluded = ("name", "precision", "recompute")
+        excluded = ("name", "revision", "sha256", "precision", "recompute")
         options = {
             name: value for name, value in vars(self._options).items() if name not in excluded
         }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from gigamask.errors import GigamaskError
+
+DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")
+"""Files of a model that are downloaded: configuration, tokenizer and weights."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +20,7 @@ class HuggingFaceOptions:
     """Location and settings of a Hugging Face text model."""
 
     name: str = ""
-    """a folder, or the id of a model in the local Hugging Face cache"""
+    """a folder, or the id of a model of the Hugging Face Hub, downloaded unless it is cached"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype of the weights and of the computation; auto is bf16 on a GPU and fp32 on a CPU"""
     four_bit: bool = False
@@ -34,6 +40,10 @@ class HuggingFaceOptions:
     architecture, mostly query and value projections"""
     recompute: bool = False
     """with adapters: recompute every block in the backward pass (activation checkpointing)"""
+    revision: str = ""
+    """commit hash of the model on the Hub; required with an id"""
+    sha256: str = ""
+    """SHA-256 of the weights (*.safetensors in the order of their names); empty checks nothing"""
 
     def __post_init__(self) -> None:
         for name, least in (("lora_rank", 0), ("lora_alpha", 1), ("max_tokens", 1)):
@@ -46,25 +56,60 @@ class HuggingFaceOptions:
         return self.lora_rank > 0
 
     def folder(self) -> Path:
-        """Return the model's folder, without using the network.
+        """Return the model's folder; a model of the Hub is downloaded unless it is cached.
 
         Raises:
-            GigamaskError: `name` is neither a folder nor a model in the local Hugging Face cache.
+            GigamaskError: There is no such model, or its weights have another SHA-256.
         """
         folder = Path(self.name).expanduser()
-        if self.name and folder.is_dir():
-            return folder
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+        if not (self.name and folder.is_dir()):
+            folder = self._hub_folder()
+        if self.sha256 and (found := _sha256(folder)) != self.sha256:
+            raise GigamaskError(
+                f"text model {self.name!r}: the weights in {folder} have the SHA-256 {found}, not "
+                f"{self.sha256}; download them again, or pass --text.sha256 '' for other weights"
+            )
+        return folder
 
+    def _hub_folder(self) -> Path:
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.name):
+            raise GigamaskError(
+                f"text model {self.name!r}: no such folder, and not an id of the Hugging Face Hub; "
+                "pass --text.name FOLDER"
+            )
+        if not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            raise GigamaskError(
+                f"text model {self.name!r}: no such folder; a model of the Hugging Face Hub needs "
+                f"--text.revision, a commit hash of 40 digits (got {self.revision!r}), from "
+                f"https://huggingface.co/{self.name}/commits/main"
+            )
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        download = partial(
+            snapshot_download, self.name, revision=self.revision, allow_patterns=DOWNLOADED
+        )
         try:
-            return Path(snapshot_download(self.name, local_files_only=True))
-        except HFValidationError:
-            raise GigamaskError(
-                f"text model {self.name!r}: no such folder, and not a valid Hugging Face model id"
-            ) from None
+            return Path(download(local_files_only=True))
         except LocalEntryNotFoundError:
+            pass
+        try:
+            HfApi().model_info(self.name, revision=self.revision)  # fails at once without a network
+            return Path(download())
+        except Exception as error:  # of the Hub's client or of the HTTP library
+            reason = " ".join(str(error).split())[:200]
             raise GigamaskError(
-                f"text model {self.name!r}: no such folder, and not in the Hugging Face cache; "
-                f"download it on a machine with a network: hf download {self.name}"
+                f"text model {self.name!r}: no such folder, and it cannot be downloaded "
+                f"({type(error).__name__}: {reason}); download it on a machine with a network "
+                f"(hf download {self.name} --revision {self.revision}), or pass --text.name FOLDER"
             ) from None
+
+
+def _sha256(folder: Path) -> str:
+    """Return the SHA-256 of the weights in a folder, concatenated in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.grounding.text_encoders import WordTransformer
 from gigamask.models.configs import GroundingModelConfig
 from gigamask.training.optim import AdamW
 from gigamask.training.schedule import WarmupCosine
@@ -14,10 +15,11 @@ def ground() -> GroundingTrainConfig:
     `gigamask ground train ground --segmenter WEIGHTS --data TARS --queries QUERIES --out runs/text`
 
     The segmenter encodes each image once, and its features are stored and reused. The text encoder
-    needs no download; `--text huggingface --text.name NAME` uses another one. The hyperparameters
-    are our own, from synthetic scenes (docs/measurements.md), except 16 masks per query, which
-    published accounts use. Training time has not been measured, and the recipe has not been run
-    with SAM's own weights yet.
+    is all-MiniLM-L6-v2, downloaded once from the Hugging Face Hub; `--text huggingface --text.name
+    NAME` uses another one, and `--text words --model.text-dim 128` one that needs no download. The
+    hyperparameters are our own, from synthetic scenes (docs/measurements.md), except 16 masks per
+    query, which published accounts use. Training time has not been measured, and the recipe has not
+    been run with SAM's own weights yet.
     """
     return GroundingTrainConfig(
         recipe="ground",
@@ -37,6 +39,9 @@ def ground_tiny() -> GroundingTrainConfig:
     `gigamask ground train ground_tiny --segmenter runs/tiny --data SCENES
     --queries SCENES/queries.jsonl --out runs/text`
 
-    The hyperparameters are those of `ground`, for image embeddings of 64 channels.
+    The hyperparameters are those of `ground`, for image embeddings of 64 channels. The text encoder
+    is trained with the model, so nothing is downloaded.
     """
-    return replace(ground(), recipe="ground_tiny", model=GroundingModelConfig(embedding_dim=64))
+    text = WordTransformer()
+    model = GroundingModelConfig(embedding_dim=64, text_dim=text.dim)
+    return replace(ground(), recipe="ground_tiny", text=text, model=model)

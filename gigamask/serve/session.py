@@ -24,6 +24,7 @@ from torch import Tensor
 from gigamask.data import image
 from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
+from gigamask.grounding.vocabulary import check_text
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
     MaskProposals,
@@ -197,6 +198,7 @@ class Session:
             raise GigamaskError(
                 f"the text has {len(text)} characters, at most {MAX_TEXT_LENGTH} are accepted"
             )
+        check_text(text)
         with self._model_lock:
             annotated = opened.annotated_masks
             masks = self._proposals(opened).masks if annotated is None else annotated
@@ -212,6 +214,7 @@ class Session:
         return {
             "num_matches": found.num_matches,
             "candidates": len(masks),
+            "note": found.note,
             "annotated": annotated is not None,
             "answers": answers,
         }

@@ -430,6 +430,7 @@ DATA_ORDER = (
     "text",
     "val-split",
     "max-masks",
+    "nonsense-fraction",
     "batch-size",
     "seed",
     "sampler",

@@ -1,7 +1,7 @@
 """The data of a configuration: its samples, and the loader of their batches."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gigamask.interfaces import SampleTable
@@ -31,9 +31,11 @@ class DataSource:
         description: What the samples depend on besides the data and the sampler; a loss history is
             reused only if it is the same.
         make_loader: Makes a loader of batches, in pinned memory if its argument is true.
+        run_files: Text files for the run folder by name, which inference needs besides the weights.
     """
 
     items: SampleTable
     locate: Locate
     description: str
     make_loader: Callable[[bool], BatchLoader]
+    run_files: Mapping[str, str] = field(default_factory=dict)

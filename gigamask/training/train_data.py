@@ -127,6 +127,11 @@ class TrainData:
         """Number of samples that the sampler visits in one epoch."""
         return self._sequence.epoch_length
 
+    def save_run_files(self) -> None:
+        """Write what inference needs besides the weights to the run folder."""
+        for name, content in self._source.run_files.items():
+            files.write_text(Path(self._config.out) / name, content)
+
     def batches(
         self, world: World | None = None, pin: bool = False
     ) -> Generator[tuple[BatchProtocol, ...]]:

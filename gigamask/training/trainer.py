@@ -184,6 +184,7 @@ def prepare(
     state.loss_history = data.loss_history
     if stack is not None:
         save_data_record(config, description)
+        data.save_run_files()
     return state, data, evaluate
 
 

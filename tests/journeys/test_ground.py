@@ -66,7 +66,7 @@ def picture(described, tmp_path_factory) -> Path:
 
 
 def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, described):
-    """The commands in a row, with the packaged text model and a segmenter of the same width."""
+    """The commands in a row, with the recipe's text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
     assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
@@ -101,8 +101,13 @@ def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, describ
     assert (told["step"], told["samples"]) == (2, 8)
     assert 'gigamask ask runs/words IMAGE "WORDS"' in capsys.readouterr().out
     assert main(["ground", "evaluate", "runs/words"]) == 0
-    assert main(["ask", "runs/words", "scenes/sa_000000.tar:0", "the red disc"]) == 0
-    assert capsys.readouterr().out.count("the red disc: ") == 1
+    assert " nonsense" in capsys.readouterr().out.splitlines()[-1]
+    asked = ["ask", "runs/words", "scenes/sa_000000.tar:0", "the red disc", "zxqv blorp 7"]
+    assert main([*asked, "--json", "told.json"]) == 0
+    said, note = capsys.readouterr().out, "no word of it is in the training queries: zxqv, blorp, 7"
+    assert said.count("the red disc: ") == said.count(note) == 1
+    told = json.loads(Path("told.json").read_text())
+    assert told["answers"][1]["note"] == note
 
 
 def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
@@ -465,6 +470,7 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         (["ask"], "missing"),
         (["ask", run, first], "TEXT"),
         (["ask", run, first, " "], "' '"),
+        (["ask", run, first, "red", "!!!"], "'!!!'"),
         (["ask", run, first, "red", "--top", "0"], "--top"),
         (["ask", run, tmp_path / "gone.jpg", "red"], "gone.jpg: "),
         (["ask", run, tmp_path, "red"], f"{tmp_path}: "),

@@ -55,11 +55,14 @@ class AskCommand:
         from gigamask.cli.commands.ground import load_config
         from gigamask.data import image
         from gigamask.grounding.inference import GroundingPredictor, draw_result
+        from gigamask.grounding.vocabulary import check_text
 
         if self.top < 1:
             raise GigamaskError(f"--top must be >= 1, got {self.top}")
         if not self.texts:
             raise GigamaskError('TEXT is required, e.g. gigamask ask RUN IMAGE "the red box"')
+        for text in self.texts:
+            check_text(text)
         config = load_config(self.weights, self.segmenter, self.device, self.trust)
         pixels, masks = self._load_image()
         predictor = GroundingPredictor.from_checkpoint(config, self.weights)
@@ -73,6 +76,7 @@ class AskCommand:
                 "text": result.text,
                 "num_matches": result.num_matches,
                 "candidates": len(masks),
+                "note": result.note,
             }
             answers.append(answer | {"best": best})
             if self.pictures:
@@ -96,6 +100,8 @@ class AskCommand:
         """Print the masks that fit a text, or the best one if none does."""
         matches = f"{result.num_matches} of {candidates} masks fit"
         print(f"{result.text}: {matches if result.num_matches else 'no mask fits'}")
+        if result.note:
+            print(f"  {result.note}")
         prefix = "" if result.num_matches else "best: "
         for mask in best[: max(result.num_matches, 1)]:
             x0, y0, x1, y1 = mask["box"]

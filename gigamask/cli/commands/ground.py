@@ -46,7 +46,12 @@ class GroundCommand:
         """Evaluate, print the metrics with those of the baselines, and return them."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.grounding.config import GroundingEvalConfig, evaluation_set, training_set
-        from gigamask.grounding.evaluation import evaluate, format_table, score_queries
+        from gigamask.grounding.evaluation import (
+            evaluate,
+            format_table,
+            nonsense_dataset,
+            score_queries,
+        )
         from gigamask.grounding.inference import load_model
         from gigamask.grounding.metrics import PositionPrior
 
@@ -68,12 +73,13 @@ class GroundCommand:
             )
         model = load_model(config, self.weights)
         index, dataset = evaluation_set(config)
-        loader = config.query_loader(dataset, index)
         with progress_bar("score queries") as progress:
-            results, skipped = score_queries(model, loader, progress)
+            results, skipped = score_queries(model, config.query_loader(dataset, index), progress)
+            unknown = nonsense_dataset(dataset, index, config.seed)
+            nonsense, _ = score_queries(model, config.query_loader(unknown, index))
         training = training_set(config)
         prior = PositionPrior.fit(training[1], training[0]) if training else None
-        report = evaluate(results, dataset, index, prior, skipped)
+        report = evaluate(results, dataset, index, prior, skipped, nonsense)
         source = config.evaluation if config.evaluation.data else config
         summary = report.summary() | {
             "weights": self.weights,

@@ -101,8 +101,8 @@ class GroundingMemory:
     vision: Literal["vit_b", "vit_l", "vit_h", "none"] = "vit_h"
     """frozen image encoder; none: embeddings are read from disk"""
     language: str = "7b"
-    """language model: 7b (Llama 2's shapes), or a folder or cached name of a Hugging Face model;
-    only its config.json is read"""
+    """language model: 7b (Llama 2's shapes), or the folder of a Hugging Face model, of which only
+    config.json is read"""
     rank: int = 16
     """LoRA rank of the language model's adapters; 0 freezes the language model"""
     four_bit: bool = True

@@ -196,6 +196,7 @@ async function find(text) {
     steps = [];
     const kind = found.annotated ? "annotated masks" : "masks of the model";
     title = found.num_matches ? `${found.num_matches} of ${found.candidates} ${kind} fit` : `None of ${found.candidates} ${kind} fits; the closest`;
+    if (found.note) title += ` (${found.note})`;
     take(found.answers);
   } finally { busy(); }
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gigamask import config_files
+from gigamask import config_files, registry
 from gigamask.data import index as indexes
 from gigamask.data import queries
 from gigamask.distributed.world import World
@@ -20,7 +20,7 @@ from gigamask.grounding.config import (
     training_set,
 )
 from gigamask.grounding.model import GroundingTask
-from gigamask.grounding.text_encoders import MiniLm
+from gigamask.grounding.text_encoders import MINILM
 from gigamask.losses.ohem import OHEM
 from gigamask.synthetic import described_scenes
 from gigamask.training.config import check_resume
@@ -46,6 +46,8 @@ def index(described, tmp_path_factory):
         ({"val_split": 1.0}, r"^--val-split\b.* 1.0$"),
         ({"val_split": -0.1}, r"^--val-split\b.* -0.1$"),
         ({"val_split": float("nan")}, r"^--val-split\b.* nan$"),
+        ({"nonsense_fraction": -0.1}, r"^--nonsense-fraction\b.* -0.1$"),
+        ({"nonsense_fraction": float("nan")}, r"^--nonsense-fraction\b.* nan$"),
         ({"alignment_weight": -1.0}, r"^--alignment-weight\b.* -1.0$"),
         ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* nan$"),
         (
@@ -89,8 +91,9 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
     ("change", "name"),
     [
         ({"segmenter": "other"}, "segmenter"),
-        ({"text": MiniLm()}, "text"),
+        ({"text": MINILM}, "text"),
         ({"max_masks": 9}, "max-masks"),
+        ({"nonsense_fraction": 0.2}, "nonsense-fraction"),
         ({"val_split": 0.3}, "val-split"),
         ({"queries": ("other",)}, "queries"),
     ],
@@ -191,6 +194,13 @@ def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(run, index, tm
     ] == split_queries(half, asked, index)[1]
 
 
+def test_minilm_is_named_with_its_files_elsewhere():
+    assert registry.make_component("text", "minilm") == MINILM
+    elsewhere = replace(MINILM, name="folder")
+    assert registry.name_of_component("text", elsewhere) == "minilm"
+    assert registry.name_of_component("text", replace(MINILM, sha256="")) == "huggingface"
+
+
 def test_holding_out_everything_is_named(run, index):
     with pytest.raises(GigamaskError, match=r"^--val-split 0.999999 "):
         split_queries(replace(run, val_split=0.999999), queries.read(run.queries), index)
@@ -201,10 +211,30 @@ def test_the_source_of_data_is_what_is_not_held_out(run, index):
     source = half.data_source(index)
     kept = split_queries(half, queries.read(run.queries), index)[0]
     made = source.make_loader(False)
-    assert source.items.count == len(kept)
-    assert list(made.dataset.queries) == kept
+    assert source.items.count == len(kept) + round(len(kept) / 10)
+    assert list(made.dataset.queries[: len(kept)]) == kept
     assert (made.max_masks, made.seed) == (6, 0)
-    assert source.description == "queries 6"
+
+
+def test_training_has_nonsense_that_no_mask_fits(run, index):
+    asked = queries.read(run.queries)
+
+    def nonsense(**changes):
+        loader = replace(run, **changes).data_source(index).make_loader(False)
+        return loader.dataset.queries[len(asked) :]
+
+    added = nonsense(nonsense_fraction=0.25)
+    assert len(added) == len(asked) // 4
+    assert {(query.kind, query.mask_indices) for query in added} == {("nonsense", ())}
+    assert added == nonsense(nonsense_fraction=0.25), "resuming reads the same texts"
+    other = nonsense(nonsense_fraction=0.25, seed=1)
+    assert {query.text for query in added}.isdisjoint(query.text for query in other)
+    assert not nonsense(nonsense_fraction=0.0)
+    descriptions = {
+        replace(run, nonsense_fraction=fraction).data_source(index).description
+        for fraction in (0.0, 0.25)
+    }
+    assert len(descriptions) == 2, "a loss history belongs to the queries"
 
 
 def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):

@@ -19,10 +19,10 @@ from gigamask.grounding.data import (
     difficulty,
     open_queries,
     pad,
-    words,
 )
 from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.grounding.text_features import TextFeatures
+from gigamask.grounding.vocabulary import words
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.samplers.batch_sampler import SampleSequence

@@ -23,6 +23,7 @@ from gigamask.grounding.evaluation import (
     QueryScores,
     evaluate,
     format_table,
+    nonsense_dataset,
     score_queries,
     with_image_masks,
 )
@@ -101,6 +102,22 @@ def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
     ]
     assert rows[1].split() == [*METRICS, "queries"]
     assert " - " in rows[3]
+
+
+def test_nonsense_is_asked_of_each_image_and_reported_beside_the_refusals(judged):
+    index, dataset = judged
+    nonsense = nonsense_dataset(dataset, index, 0)
+    assert sorted(nonsense.rows.tolist()) == sorted(set(dataset.rows.tolist()))
+    assert not any(query.mask_indices for query in nonsense.queries)
+    known = {query.text for query in dataset.queries}
+    assert known.isdisjoint(query.text for query in nonsense.queries)
+    answers = [QueryScores(number, np.array([1.0, 0.0])) for number in range(2)]
+    refusals = [QueryScores(number, np.array([0.0, 1.0])) for number in range(2, 6)]
+    found = evaluate(results_of(judged, 50.0), dataset, index, nonsense=[*answers, *refusals])
+    told = found.summary()
+    assert told["refusals"]["uncalibrated"]["nonsense"] == pytest.approx(4 / 6)
+    assert "66.7 nonsense" in format_table(told)
+    assert told["queries"] == len(dataset.queries), "other scores are without nonsense"
 
 
 def with_images(judged):

@@ -86,8 +86,20 @@ def test_prediction_caches_nothing(tmp_path, described):
     assert not run.backbones.cache_folder.exists()
 
 
-@pytest.mark.parametrize("text", ["", "  "])
-def test_a_text_without_words_is_named(run, text):
+def test_words_that_no_training_query_has_are_noted(run):
+    pixels, masks = scene()
+    model = run.build().eval()
+    predictor = GroundingPredictor(run, model, Confidence(), {"the", "red", "box"})
+    known, partly, none = predictor.predict(pixels, masks, ["red box", "red blorp", "zxqv blorp"])
+    assert known.note == ""
+    assert partly.note == "not in the training queries: blorp"
+    assert none.note == "no word of it is in the training queries: zxqv, blorp"
+    [unsaid] = GroundingPredictor(run, model, Confidence()).predict(pixels, masks, ["zxqv"])
+    assert unsaid.note == "", "the words of an older run are not known"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "!!!", "7"])
+def test_a_text_without_letters_is_named(run, text):
     pixels, masks = scene()
     with pytest.raises(GigamaskError, match=rf"'{text}'"):
         GroundingPredictor(run, run.build().eval(), Confidence()).predict(

@@ -239,7 +239,7 @@ def test_the_command(setup, capsys):
         ({"head": HeadShape(65, 1)}, r"^--head-dim must be a multiple of 64 .*, got 65 and 1$"),
         (
             {"text": HuggingFace("some/model")},
-            r"^text model 'some/model': no such folder, and not in the Hugging Face cache; ",
+            r"^text model 'some/model': no such folder; ",
         ),
     ],
 )

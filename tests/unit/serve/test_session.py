@@ -271,7 +271,9 @@ class Asks(GroundingPredictor):
     def predict(self, pixels, masks, texts):
         order = np.argsort(-masks.areas(), kind="stable")
         return [
-            GroundingResult(texts[0], order, np.linspace(0.9, 0.1, len(order)), self.num_matches)
+            GroundingResult(
+                texts[0], order, np.linspace(0.9, 0.1, len(order)), self.num_matches, "a note"
+            )
         ]
 
 
@@ -290,7 +292,10 @@ def test_words_find_masks_of_the_picture(model, num_matches, told):
     )  # the empty one is none
     assert [each["area"] for each in found["answers"]][:3] == [240, 180, 120]
     assert found["annotated"]
+    assert found["note"] == "a note"
     assert found["answers"][0]["confidence"] == 0.9
+    with pytest.raises(GigamaskError, match=r"letters.*'!!!'"):
+        session.find(key, "!!!")
 
 
 def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
