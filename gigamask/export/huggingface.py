@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.export.probe import Probe, compare
+from gigamask.export.probe import Probe, compare, read_back
 from gigamask.models import convert
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import Sam, preprocess
 
 
 def write_huggingface(model: Sam, out: Path) -> dict:
-    """Write a model as a Hugging Face folder, load it with transformers, and compare the outputs.
+    """Write a model as a Hugging Face folder, load it, and compare the outputs.
+
+    It is loaded with transformers, and as every command of gigamask does.
 
     Args:
         model: Model to export.
@@ -43,6 +45,7 @@ def write_huggingface(model: Sam, out: Path) -> dict:
     from transformers import SamModel
 
     model.save_pretrained(out)
+    read_back(model, out)
     loaded, probe = SamModel.from_pretrained(out).eval(), Probe.from_config(model.config)
     pairs = zip(probe.outputs(model), huggingface_outputs(loaded, model, probe), strict=True)
     difference = max(

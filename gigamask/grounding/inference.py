@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64, UInt8
-from safetensors.torch import load_file
 
 from gigamask.distributed.precision import choose_device
 from gigamask.errors import GigamaskError
@@ -18,7 +17,7 @@ from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.grounding.model import GroundingModel
 from gigamask.masks.rle import RLEMasks
 from gigamask.models import state_dict
-from gigamask.training import checkpoint, manifest
+from gigamask.models.manifest import MODEL, list_checkpoints
 
 FONT, FONT_SCALE, LINE_PX = cv2.FONT_HERSHEY_SIMPLEX, 0.45, 18
 FITS_RGB, OTHER_RGB = (0, 158, 115), (213, 94, 0)
@@ -57,17 +56,15 @@ def load_model(config: GroundingTrainConfig, path: str) -> GroundingModel:
     Raises:
         GigamaskError: There is no checkpoint, or it is damaged.
     """
-    folder = checkpoint.newest(Path(path))
-    if folder is None:
-        folder = Path(path)
-        if not (folder / checkpoint.MODEL).is_file():
-            raise GigamaskError(
-                f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out "
-                f"{path}"
-            )
-        manifest.verify(folder)
+    folder = Path(path)
+    if not list_checkpoints(folder / "checkpoints") and not (folder / MODEL).is_file():
+        raise GigamaskError(
+            f"{path}: contains no checkpoint; train first: gigamask ground train RECIPE --out "
+            f"{path}"
+        )
+    tensors, _ = state_dict.read_weights(folder)
     model = config.build()
-    state_dict.load_weights(model, load_file(folder / checkpoint.MODEL), str(folder))
+    state_dict.load_weights(model, tensors, path)
     return model.to(choose_device(config.device)).eval()
 
 

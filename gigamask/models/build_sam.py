@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from gigamask.models import configs, state_dict
+from gigamask.models import configs
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 
@@ -34,10 +34,7 @@ sam_model_registry: dict[str, Callable[[str | Path | None], Sam]] = {
 def _build(config: configs.SamConfig, checkpoint: str | Path | None) -> Sam:
     if checkpoint is None:
         return build_model(config, seed=0).eval()
-    model = Sam.uninitialized(config)
-    tensors, _ = state_dict.read_weights(checkpoint)
-    state_dict.load_weights(model, tensors, str(checkpoint))
-    return model.eval()
+    return Sam.from_pretrained(checkpoint, config)
 
 
 build_sam = build_sam_vit_h

@@ -277,6 +277,15 @@ def tiny() -> SamConfig:
     )
 
 
+SAM_RECIPES = {
+    vit_b: "sam_vit_b or finetune",
+    vit_l: "sam_vit_l or finetune_vit_l",
+    vit_h: "sam_vit_h or finetune_vit_h",
+    tiny: "tiny",
+}
+"""Recipes that train each size, for error messages."""
+
+
 def mae_vit_b() -> MAEConfig:
     """Return the configuration of MAE ViT-B: 85.8 M encoder and 26.1 M decoder parameters."""
     return MAEConfig()

@@ -2,15 +2,17 @@
 
 import math
 import re
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_type_hints
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import SamConfig
+from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
 
 State = dict[str, Tensor]
 """A state dict."""
@@ -90,55 +92,153 @@ MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 embedding, and these parts of each block."""
 
 
-def infer_config(state: State, decoder_heads: int = 8) -> SamConfig:
-    """Infer the configuration of a SAM from the shapes of its weights.
+PUBLISHED = (vit_b, vit_l, vit_h)
+"""Sizes of published SAMs, for which shapes determine the whole configuration."""
+
+HF_FIELDS = (
+    ("image_size", "vision_config", "image_size"),
+    ("patch_size", "vision_config", "patch_size"),
+    ("embed_dim", "vision_config", "hidden_size"),
+    ("depth", "vision_config", "num_hidden_layers"),
+    ("num_heads", "vision_config", "num_attention_heads"),
+    ("window_size", "vision_config", "window_size"),
+    ("global_attn_indexes", "vision_config", "global_attn_indexes"),
+    ("embedding_dim", "vision_config", "output_channels"),
+    ("decoder_num_heads", "mask_decoder_config", "num_attention_heads"),
+    ("decoder_mlp", "mask_decoder_config", "mlp_dim"),
+    ("iou_hidden", "mask_decoder_config", "iou_head_hidden_dim"),
+)
+"""Fields of `SamConfig`, and where a Hugging Face config.json has them."""
+HF_FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "vision_config": {
+        "hidden_act": ("gelu",),
+        "layer_norm_eps": (1e-6,),
+        "num_channels": (3,),
+        "qkv_bias": (True,),
+        "use_abs_pos": (True,),
+        "use_rel_pos": (True,),
+    },
+    "prompt_encoder_config": {
+        "hidden_act": ("gelu",),
+        "layer_norm_eps": (1e-6,),
+        "mask_input_channels": (16,),
+        "num_point_embeddings": (4,),
+    },
+    "mask_decoder_config": {
+        "attention_downsample_rate": (2,),
+        "hidden_act": ("relu",),
+        "iou_head_depth": (3,),
+        "layer_norm_eps": (1e-6, 1e-5),
+        "num_hidden_layers": (2,),
+        "num_multimask_outputs": (3,),
+    },
+}
+"""Values that gigamask's SAM has, for entries of a Hugging Face config.json that it cannot vary."""
+
+
+def infer_config(state: State, source: str) -> SamConfig:
+    """Infer the configuration of a published SAM from the shapes of its weights.
+
+    Shapes do not determine the attention heads of the mask decoder, so other sizes are refused.
 
     Args:
         state: State dict with Meta's names.
-        decoder_heads: Attention heads of the decoder, which shapes do not determine; 8 in Meta's
-            models.
+        source: Where the weights come from, for error messages.
 
     Raises:
-        GigamaskError: A tensor is missing.
+        GigamaskError: A tensor is missing, or the sizes are not those of a published SAM.
     """
     try:
         _, side, _, dim = state["image_encoder.pos_embed"].shape
         patch = state["image_encoder.patch_embed.proj.weight"].shape[-1]
-        depth = 1 + max(_block_indices(state, r"image_encoder\.blocks\."), default=0)
-        tables = [
-            state[f"image_encoder.blocks.{index}.attn.rel_pos_h"].shape for index in range(depth)
-        ]
         hidden, embedding_dim = state["mask_decoder.iou_prediction_head.layers.0.weight"].shape
-        decoder_mlp = state["mask_decoder.transformer.layers.0.mlp.lin1.weight"].shape[0]
-    except (KeyError, ValueError) as error:
+        decoder_mlp = len(state["mask_decoder.transformer.layers.0.mlp.lin1.weight"])
+        depth = len(block_indices(state, r"image_encoder\.blocks\."))
+        tables = [len(state[f"image_encoder.blocks.{i}.attn.rel_pos_h"]) for i in range(depth)]
+    except (KeyError, ValueError, TypeError) as error:
         fix = (
             "put mae: before the path"
             if "cls_token" in state
             else "use weights from Meta, Hugging Face or gigamask"
         )
         raise GigamaskError(
-            f"these are not the weights of a SAM: {error} is missing; {fix}"
+            f"{source}: these are not the weights of a SAM ({error} is missing or has another "
+            f"shape); {fix}"
         ) from None
-    global_length = 2 * side - 1
-    windows = [(length + 1) // 2 for length, _ in tables if length != global_length]
-    return SamConfig(
-        image_size=side * patch,
-        patch_size=patch,
-        embed_dim=dim,
-        depth=depth,
-        num_heads=dim // tables[0][1],
-        window_size=windows[0] if windows else side,
-        global_attn_indexes=tuple(
-            index for index, (length, _) in enumerate(tables) if length == global_length
-        ),
-        embedding_dim=embedding_dim,
-        decoder_num_heads=decoder_heads,
-        decoder_mlp=decoder_mlp,
-        iou_hidden=hidden,
+    sizes = (patch, dim, depth, embedding_dim, decoder_mlp, hidden)
+    for config in (replace(make(), image_size=side * patch) for make in PUBLISHED):
+        attention = [
+            2 * (side if index in config.global_attn_indexes else config.window_size) - 1
+            for index in range(config.depth)
+        ]
+        if tables == attention and sizes == (
+            config.patch_size,
+            config.embed_dim,
+            config.depth,
+            config.embedding_dim,
+            config.decoder_mlp,
+            config.iou_hidden,
+        ):
+            return config
+    raise GigamaskError(
+        f"{source}: its configuration is not known: the file does not state it, the sizes ({depth} "
+        f"blocks of width {dim}) are not those of a published SAM, and shapes do not determine the "
+        "decoder's attention heads; give the run folder or what gigamask export wrote, or in "
+        "Python Sam.from_pretrained(path, config)"
     )
 
 
-def _block_indices(state: State, prefix: str) -> set[int]:
+def parse_huggingface_config(content: Any, source: str) -> SamConfig:
+    """Return the configuration that a Hugging Face config.json states.
+
+    What it leaves out has transformers' default, ViT-B.
+
+    Args:
+        content: Decoded config.json.
+        source: The file, for error messages.
+
+    Raises:
+        GigamaskError: It is not the config of a `SamModel`, or of one that gigamask cannot build.
+    """
+    try:
+        if content.get("model_type", "sam") != "sam":
+            raise ValueError(f"its model_type is {content['model_type']!r}"[:80])
+        parts = {part: content.get(part) or {} for part in HF_FIXED}
+        vision, decoder = parts["vision_config"], parts["mask_decoder_config"]
+        default, hints = huggingface_config(SamConfig()), get_type_hints(SamConfig)
+        found: dict[str, Any] = {}
+        for name, part, key in HF_FIELDS:
+            value = parts[part].get(key, default[part][key])
+            found[name] = msgspec.convert(value, hints[name])
+        fixed = HF_FIXED | {
+            "vision_config": HF_FIXED["vision_config"]
+            | {"mlp_dim": (4 * found["embed_dim"], None)},
+        }
+        if vision.get("mlp_dim") is None:
+            fixed["vision_config"]["mlp_ratio"] = (4,)
+        for part, values in fixed.items():
+            for key, allowed in values.items():
+                if key in parts[part] and parts[part][key] not in allowed:
+                    raise ValueError(
+                        f"{part}.{key} must be {allowed[0]}, but is {parts[part][key]!r}"[:120]
+                    )
+        if decoder.get("hidden_size", found["embedding_dim"]) != found["embedding_dim"]:
+            raise ValueError("mask_decoder_config.hidden_size differs from output_channels")
+        return SamConfig(**found)
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        raise GigamaskError(
+            f"{source}: is not the config of a SamModel that gigamask can build ({error}); export "
+            "the folder again, or choose other weights"
+        ) from None
+
+
+def block_indices(state: State, prefix: str) -> set[int]:
+    """Return the numbers that follow a prefix in the names of tensors.
+
+    Args:
+        state: The tensors.
+        prefix: Regular expression.
+    """
     return {int(match[1]) for name in state if (match := re.match(rf"{prefix}(\d+)\.", name))}
 
 
@@ -156,7 +256,7 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
     Raises:
         GigamaskError: Depth or width differ, or a tensor is missing.
     """
-    depth = len(_block_indices(state, r"blocks\."))
+    depth = len(block_indices(state, r"blocks\."))
     names = [
         f"blocks.{index}.{part}.{kind}"
         for index in range(depth)
@@ -218,20 +318,13 @@ def from_huggingface(state: State) -> State:
 def huggingface_config(config: SamConfig) -> dict[str, Any]:
     """Return the content of config.json for Hugging Face's `SamModel`."""
     sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
-    return {
+    content: dict[str, Any] = {
         "architectures": ["SamModel"],
         "model_type": "sam",
         "vision_config": {
             "model_type": "sam_vision_model",
-            "hidden_size": config.embed_dim,
-            "output_channels": config.embedding_dim,
-            "num_hidden_layers": config.depth,
-            "num_attention_heads": config.num_heads,
-            "window_size": config.window_size,
-            "global_attn_indexes": list(config.global_attn_indexes),
             "num_pos_feats": config.embedding_dim // 2,
             "mlp_dim": 4 * config.embed_dim,
-            **sizes,
         },
         "prompt_encoder_config": {
             "model_type": "sam_prompt_encoder",
@@ -241,11 +334,12 @@ def huggingface_config(config: SamConfig) -> dict[str, Any]:
         "mask_decoder_config": {
             "model_type": "sam_mask_decoder",
             "hidden_size": config.embedding_dim,
-            "mlp_dim": config.decoder_mlp,
-            "num_attention_heads": config.decoder_num_heads,
-            "iou_head_hidden_dim": config.iou_hidden,
         },
     }
+    for name, part, key in HF_FIELDS:
+        value = getattr(config, name)
+        content[part][key] = list(value) if isinstance(value, tuple) else value
+    return content
 
 
 def processor_config(
@@ -288,7 +382,8 @@ def _rename(name: str, source: int, target: int) -> str:
             index = match[1] if match.groups() else ""
             return names[target].replace("{i}", index) + name[match.end() :]
     raise GigamaskError(
-        f"{name}: not a tensor of {('SAM', 'SamModel')[source]}; remove it, or use other weights"
+        f"{name[:80]}: not a tensor of {('SAM', 'SamModel')[source]}; remove it, or use other "
+        "weights"
     )
 
 
@@ -344,4 +439,5 @@ def resample_patch_embed(kernel: Float[Tensor, "C 3 p p"], patch: int) -> Float[
 
 def format_names(names: list[str]) -> str:
     """Format names as their number and the first three."""
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    first = ", ".join(name[:80] for name in names[:3])
+    return f"{len(names)} ({first}{', ...' if len(names) > 3 else ''})"

@@ -8,7 +8,8 @@ masks that follow similarity.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar, overload
 
 import torch
@@ -18,8 +19,8 @@ from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
-from gigamask.models.configs import MAEConfig, SamConfig, ViT
-from gigamask.models.convert import from_mae
+from gigamask.models.configs import SAM_RECIPES, MAEConfig, SamConfig, ViT
+from gigamask.models.convert import State, block_indices, from_mae
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
@@ -87,23 +88,37 @@ def materialize(
     return model.to(device)
 
 
-def load_init_weights(model: nn.Module, path: str) -> None:
+def load_init_weights(model: nn.Module, path: str) -> set[str]:
     """Load initial weights into a model.
 
     Args:
         model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
         path: Path of the weights, or `mae:PATH` of an MAE.
 
+    Returns:
+        Names of the tensors whose values come from the weights. An MAE has no relative positions:
+        zeros, their initial values, reproduce it and count as its own.
+
     Raises:
         GigamaskError: The weights do not fit the model.
     """
     if not path.startswith(MAE_PREFIX):
-        weights, _ = state_dict.read_weights(path)
+        weights, config = state_dict.read_weights(path)
         if isinstance(model, Sam) and "cls_token" in weights:
             raise GigamaskError(
                 f"{path}: holds an MAE; give {MAE_PREFIX}{path} to start the image encoder from it"
             )
-        return state_dict.load_weights(model, weights, path)
+        with _suggest_recipe(weights):
+            state_dict.load_weights(model, weights, path)
+        if isinstance(model, Sam) and isinstance(config, SamConfig):
+            # With relative positions, shapes determine the encoder's heads, but not the decoder's.
+            heads, own = config.decoder_num_heads, model.config.decoder_num_heads
+            if heads != own:
+                raise GigamaskError(
+                    f"{path}: has {heads} attention heads in the mask decoder, the model has "
+                    f"{own}; use --model.decoder-num-heads {heads}"
+                )
+        return set(weights)
     path = path.removeprefix(MAE_PREFIX)
     if not isinstance(model, Sam):
         kind = "MAE" if isinstance(model, MAE) else "grounding model"
@@ -117,9 +132,29 @@ def load_init_weights(model: nn.Module, path: str) -> None:
             f"{path}: has {config.num_heads} attention heads, the model has "
             f"{model.config.num_heads}; use --model.num-heads {config.num_heads}"
         )
-    state_dict.load_weights(
-        model, {**model.state_dict(), **from_mae(weights, model.config, path)}, path
-    )
+    own = model.state_dict()
+    with _suggest_recipe(weights):
+        encoder = from_mae(weights, model.config, path)
+        state_dict.load_weights(model, {**own, **encoder}, path)
+    return set(encoder) | {name for name in own if ".attn.rel_pos_" in name}
+
+
+@contextmanager
+def _suggest_recipe(weights: State) -> Iterator[None]:
+    """Add to the error of weights of another size which recipes they fit."""
+    try:
+        yield
+    except GigamaskError as error:
+        encoder = {name.removeprefix("image_encoder."): value for name, value in weights.items()}
+        size = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
+        depth = len(block_indices(encoder, r"blocks\."))
+        fitting = [
+            names
+            for make, names in SAM_RECIPES.items()
+            if (make().embed_dim, make().depth) == (size, depth)
+        ]
+        hint = f"; these weights fit the recipe {fitting[0]}" if fitting else ""
+        raise GigamaskError(f"{error}{hint}") from None
 
 
 @torch.no_grad()

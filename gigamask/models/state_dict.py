@@ -5,71 +5,83 @@ dicts with Meta's names. Position embeddings are interpolated if the model's inp
 in ViTDet and SAM; everything else must match exactly.
 """
 
-import argparse
-import json
-import pickle
+import os
 import re
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
-from gigamask.files import write_atomically
-from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig
+from gigamask.models import manifest, weight_files
+from gigamask.models.configs import SamConfig
 from gigamask.models.convert import (
     State,
     format_names,
     from_huggingface,
-    infer_config,
+    parse_huggingface_config,
     resample_abs_pos_embed,
     resample_rel_pos,
 )
+from gigamask.models.weight_files import ModelConfig
+from gigamask.serialization import read_json
 
 Model = nn.Module
-ModelConfig = SamConfig | MAEConfig | GroundingModelConfig
-KINDS: dict[str, type[ModelConfig]] = {
-    "sam": SamConfig,
-    "mae": MAEConfig,
-    "relevance": GroundingModelConfig,
-}
-"""Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
+MAX_CONFIG_BYTES = 1 << 20
+save_weights = weight_files.save_weights
 
 
 def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     """Read weights from a file or folder, or from the Hugging Face Hub.
 
+    Every command and function that takes weights reads them here. Checksums are verified: those of
+    a checkpoint however it is named, of a `.pth`, and of every `.safetensors` of gigamask.
+
     Args:
-        path: A `.pth`, a `.safetensors`, a folder with model.safetensors, or the id of a model on
-            the Hub, such as `facebook/sam-vit-base`, which is downloaded unless it is cached.
+        path: A `.pth`, a `.safetensors`, a run folder, whose newest intact checkpoint is read, a
+            folder with model.safetensors, or the id of a model on the Hub, such as
+            `facebook/sam-vit-base`, which is downloaded unless it is cached.
 
     Returns:
-        State dict with Meta's names, and the configuration; None if the file has none (see
+        State dict with Meta's names, and the configuration; None if the weights state none (see
         `infer_config`).
 
     Raises:
-        GigamaskError: There is no such file, or it does not contain weights.
+        GigamaskError: There is no such file, it may not be read, is damaged, or does not contain
+            weights.
     """
-    path = _download(str(path)) if is_hub_id(path) else Path(path)
-    if path.is_dir():
-        weights, config_file = path / "model.safetensors", path / "config.json"
-        if not weights.is_file():
+    try:
+        file = _find(path)
+        manifest.verify_named(file)
+        if file.suffix != ".safetensors":
+            return weight_files.read_pth(file)
+        state, config = weight_files.read_safetensors(file)
+        if any(name.startswith("vision_encoder.") for name in state):
+            return from_huggingface(state), _huggingface_config(config, file)
+        return state, config
+    except OSError as error:
+        raise GigamaskError(
+            f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
+            "permissions"
+        ) from None
+
+
+def _find(path: Path | str) -> Path:
+    """Return the file of weights that a path or id names."""
+    folder = _download(str(path)) if is_hub_id(path) else Path(path)
+    if folder.is_dir():
+        folder = manifest.newest(folder) or folder
+        if not (folder / manifest.MODEL).is_file():
             raise GigamaskError(
                 f"{path}: holds no model.safetensors; give a folder that does, or the file itself"
             )
-        state, config = _read_safetensors(weights)
-        if config is None and config_file.is_file():
-            config = _read_huggingface_config(state, config_file)
-        return state, config
-    if not path.is_file():
+        return folder / manifest.MODEL
+    if not folder.is_file():
+        problem = "not a regular file" if os.path.lexists(folder) else "no such file"
         raise GigamaskError(
-            f"{path}: no such file; pass a .pth, a .safetensors, or a folder with model.safetensors"
+            f"{path}: {problem}; pass a .pth, a .safetensors, or a folder with model.safetensors"
         )
-    return _read_safetensors(path) if path.suffix == ".safetensors" else (_read_pth(path), None)
+    return folder
 
 
 def is_hub_id(path: Path | str) -> bool:
@@ -111,79 +123,27 @@ def _download(hub_id: str) -> Path:
         ) from None
 
 
-def _read_safetensors(path: Path) -> tuple[State, ModelConfig | None]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise GigamaskError(
-            f"{path}: cannot be read as safetensors ({error}); download or write it again"
-        ) from None
-    if "spec" not in metadata:
-        huggingface = any(name.startswith("vision_encoder.") for name in state)
-        return (from_huggingface(state) if huggingface else state), None
-    try:
-        fields: dict[str, Any] = json.loads(metadata["spec"])
-        kind = KINDS[fields.pop("kind", "sam")]
-        if kind is SamConfig:
-            fields["global_attn_indexes"] = tuple(fields["global_attn_indexes"])
-        return state, kind(**fields)
-    except (TypeError, KeyError, json.JSONDecodeError) as error:
-        raise GigamaskError(
-            f"{path}: its model configuration is not valid ({error}); use the version that wrote it"
-        ) from None
+def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfig | None:
+    """Return the configuration of a Hugging Face folder, which must not contradict itself.
 
-
-def _read_pth(path: Path) -> State:
-    try:
-        # MAE's checkpoints contain their flags as a Namespace, which is safe to unpickle.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-    ) as error:
-        # Files that are not pickles raise almost any error; the text of a LookupError does not
-        # help.
-        lines = [] if isinstance(error, LookupError) else str(error).splitlines()
-        reason = lines[0] if lines else "torch.save did not write it"
-        raise GigamaskError(
-            f"{path}: cannot be read as weights alone ({reason}); save only its state_dict()"
-        ) from None
-    while isinstance(state, dict) and (
-        inner := next(
-            (state[name] for name in ("model", "state_dict") if isinstance(state.get(name), dict)),
-            None,
+    Args:
+        stated: Configuration that the file of weights states.
+        weights: The file of weights.
+    """
+    path = weights.with_name("config.json")
+    if not path.is_file():
+        return stated
+    config = parse_huggingface_config(read_json(path, dict, MAX_CONFIG_BYTES), str(path))
+    if isinstance(stated, SamConfig):
+        # They only matter in training, and config.json does not state them.
+        config = replace(
+            config, drop_path_rate=stated.drop_path_rate, custom_init=stated.custom_init
         )
-    ):
-        state = inner
-    if not isinstance(state, dict) or not all(
-        isinstance(value, Tensor) for value in state.values()
-    ):
-        raise GigamaskError(
-            f"{path}: holds no state dict of tensors; save the model's state_dict()"
-        )
-    return {
-        re.sub(r"^(module\.|sam\.)+", "", name.replace("_orig_mod.", "")): value
-        for name, value in state.items()
-    }
-
-
-def _read_huggingface_config(state: State, path: Path) -> SamConfig | None:
-    """Infer the configuration from the shapes, and the decoder's heads from config.json."""
-    try:
-        decoder = json.loads(path.read_text()).get("mask_decoder_config") or {}
-        return infer_config(state, decoder_heads=int(decoder.get("num_attention_heads", 8)))
-    except (json.JSONDecodeError, AttributeError, TypeError) as error:
-        raise GigamaskError(
-            f"{path}: is not the config of a SamModel ({error}); export the folder again"
-        ) from None
+        if config != stated:
+            raise GigamaskError(
+                f"{path}: contradicts the configuration in {weights.name}; export the folder again"
+            )
+    return config
 
 
 def load_weights(model: Model, state: State, source: str) -> None:
@@ -195,7 +155,22 @@ def load_weights(model: Model, state: State, source: str) -> None:
         source: Where the weights come from, for error messages.
 
     Raises:
-        GigamaskError: A tensor is missing, unknown, or of another shape.
+        GigamaskError: A tensor is missing, unknown, or of another shape or type.
+    """
+    model.load_state_dict(fit_weights(model, state, source))
+
+
+def fit_weights(model: Model, state: State, source: str, resample: bool = True) -> State:
+    """Return weights that fit a model's tensors in name, shape and type.
+
+    Args:
+        model: The model; it may be on the meta device.
+        state: State dict with Meta's names.
+        source: Where the weights come from, for error messages.
+        resample: Whether position embeddings may be resampled to the model's size.
+
+    Raises:
+        GigamaskError: A tensor is missing, unknown, or of another shape or type.
     """
     own = model.state_dict()
     missing = [name for name in own if name not in state]
@@ -210,14 +185,25 @@ def load_weights(model: Model, state: State, source: str) -> None:
             f"{source}: {problems}; the model has {len(own)} tensors with Meta's names: "
             "build it with the configuration of these weights"
         )
-    fitted = {name: _fit(value, own[name], name) for name, value in state.items()}
+    if wrong := [
+        name
+        for name, value in state.items()
+        if value.is_floating_point() != own[name].is_floating_point()
+    ]:
+        raise GigamaskError(
+            f"{source}: {format_names(wrong)} of type {state[wrong[0]].dtype}, the model's is "
+            f"{own[wrong[0]].dtype}; save the weights in float32"
+        )
+    fitted = {
+        name: _fit(value, own[name], name) if resample else value for name, value in state.items()
+    }
     if wrong := [name for name, value in fitted.items() if value.shape != own[name].shape]:
         raise GigamaskError(
             f"{source}: {format_names(wrong)} of another shape: {tuple(state[wrong[0]].shape)}, "
             f"the model's is {tuple(own[wrong[0]].shape)}; build the model with the configuration "
             "of these weights"
         )
-    model.load_state_dict(fitted)
+    return fitted
 
 
 def _fit(value: Tensor, own: Tensor, name: str) -> Tensor:
@@ -229,23 +215,6 @@ def _fit(value: Tensor, own: Tensor, name: str) -> Tensor:
     if name.endswith((".attn.rel_pos_h", ".attn.rel_pos_w")):
         return resample_rel_pos(value, len(own))
     return value
-
-
-def save_weights(state: State, config: ModelConfig, path: Path | str) -> None:
-    """Save weights as safetensors, atomically.
-
-    Args:
-        state: State dict with Meta's names.
-        config: Configuration of the model, saved in the file's metadata. A custom encoder is left
-            out, since it can be rebuilt only from the run folder.
-        path: File to write.
-    """
-    kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
-    fields = {name: value for name, value in asdict(config).items() if name != "encoder"}
-    # A single entry, since safetensors writes several in arbitrary order, and equal weights should
-    # give equal files.
-    metadata = {"spec": json.dumps({"kind": kind, **fields})}
-    write_atomically(path, lambda partial: save_file(state, partial, metadata=metadata))
 
 
 def to_official(model: Model) -> State:

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from gigamask.errors import GigamaskError
+from gigamask.models import manifest
 from gigamask.report import schema
 from gigamask.serialization import MAX_JSON_BYTES, decode_json, read_json, read_limited, read_yaml
-from gigamask.training import manifest
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "features")

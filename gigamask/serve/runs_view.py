@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.errors import GigamaskError
+from gigamask.models import manifest
 from gigamask.report import charts, history
 from gigamask.report.history import History
 from gigamask.report.html import MAX_PICTURE_BYTES
 from gigamask.serialization import read_limited
 from gigamask.serve.open_images import NotFoundError
-from gigamask.training import manifest
 
 MAX_EVENTS = 200
 LIVE_S = 60.0

@@ -8,7 +8,6 @@ damaged checkpoint is reported, and the previous one is used.
 import json
 import math
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,33 +15,30 @@ from typing import cast
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
-from gigamask.errors import GigamaskError
-from gigamask.files import crc32, flush, report_write_errors
-from gigamask.models import convert, state_dict
-from gigamask.models.configs import GroundingModelConfig, MAEConfig
-from gigamask.models.init import MAE_PREFIX
-from gigamask.models.sam.sam import Sam
-from gigamask.samplers.loss_history import LossHistory
-from gigamask.training.config import TrainConfig
-from gigamask.training.manifest import (
+from gigamask.files import crc32, flush, write_atomically, write_bytes
+from gigamask.models import state_dict, weight_files
+from gigamask.models.manifest import (
     BEST,
     FORMAT,
     MANIFEST,
+    MODEL,
     list_checkpoints,
-    verify,
+    newest,
     with_checksum,
 )
+from gigamask.models.sam.sam import Sam, load_sam
+from gigamask.samplers.loss_history import LossHistory
+from gigamask.training.config import TrainConfig
 from gigamask.training.state import TrainState
 from gigamask.types import DataCursor
 
-MODEL, OPTIMIZER, LOSS_HISTORY = "model.safetensors", "optimizer.safetensors", "ledger.safetensors"
+OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +116,9 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     remove_partial(folder)
     part.mkdir(parents=True)
     state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
-    with report_write_errors(part / OPTIMIZER):
-        save_file(snapshot.optimizer, part / OPTIMIZER)
-    if snapshot.loss_history:
-        with report_write_errors(part / LOSS_HISTORY):
-            save_arrays(snapshot.loss_history, part / LOSS_HISTORY)
+    write_atomically(part / OPTIMIZER, lambda path: save_file(snapshot.optimizer, path))
+    if losses := snapshot.loss_history:
+        write_atomically(part / LOSS_HISTORY, lambda path: save_arrays(losses, path))
     written = sorted(path.name for path in part.iterdir())
     files = {
         name: {"bytes": (part / name).stat().st_size, "crc32": crc32(part / name)}
@@ -138,9 +132,8 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
         "ledger": snapshot.loss_subject,
         "scale": snapshot.scale,
     }
-    (part / MANIFEST).write_bytes(with_checksum(manifest))
-    for name in (*written, MANIFEST, "."):
-        flush(part / name)
+    write_bytes(part / MANIFEST, with_checksum(manifest))
+    flush(part)
     if final.exists():
         shutil.rmtree(final)
     part.rename(final)
@@ -159,13 +152,10 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
         keep: Number of newest checkpoints to keep besides the best.
     """
     manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {
-        "score": score,
+        "score": None if math.isnan(score) else score,  # JSON has no NaN
         "scored_by": scored_by,
     }
-    part = checkpoint / f".{MANIFEST}"
-    part.write_bytes(with_checksum(manifest))
-    flush(part)
-    part.replace(checkpoint / MANIFEST)
+    write_bytes(checkpoint / MANIFEST, with_checksum(manifest))
     flush(checkpoint)
     _prune(checkpoint.parent, keep)
 
@@ -228,53 +218,22 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
         return None
     manifest = json.loads((folder / MANIFEST).read_bytes())
     model = config.build()
-    state_dict.load_weights(model, load_file(folder / MODEL), str(folder))
+    tensors, _ = weight_files.read_safetensors(folder / MODEL)
+    state_dict.load_weights(model, tensors, str(folder))
     state = TrainState.from_model(model.to(device), config)
-    state.load_optimizer(load_file(folder / OPTIMIZER), str(folder))
+    state.load_optimizer(weight_files.read_safetensors(folder / OPTIMIZER)[0], str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
         state.scale = LossScaler.from_state_dict(manifest["scale"])
     if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
+        losses, _ = weight_files.read_safetensors(folder / LOSS_HISTORY)
         state.loss_history = LossHistory.from_arrays(
-            load_arrays(folder / LOSS_HISTORY),
+            {name: tensor.numpy() for name, tensor in losses.items()},
             manifest["ledger"],
             config.sampler.decay,
             str(folder),
         )
     return state
-
-
-def newest(out: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run folder; None if it has no checkpoint.
-
-    A damaged checkpoint causes a warning, and the previous one is used.
-
-    Raises:
-        GigamaskError: All checkpoints are damaged.
-    """
-    folders = list_checkpoints(out / "checkpoints")
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-        except GigamaskError as error:
-            warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
-        else:
-            return folder
-    if folders:
-        raise GigamaskError(
-            f"{out}: all {len(folders)} checkpoints are damaged; train again with another --out"
-        )
-    return None
-
-
-def locate(path: str) -> str:
-    """Return the newest intact checkpoint if a path is a run folder, else the path itself.
-
-    A prefix `mae:` is kept.
-    """
-    prefix = MAE_PREFIX if path.startswith(MAE_PREFIX) else ""
-    bare_path = path.removeprefix(prefix)
-    return prefix + str(newest(Path(bare_path)) or bare_path)
 
 
 def load_model(
@@ -294,22 +253,12 @@ def load_model(
     Raises:
         GigamaskError: The weights are damaged or not those of a SAM.
     """
-    tensors, config = state_dict.read_weights(locate(path))
-    if isinstance(config, GroundingModelConfig):
-        raise GigamaskError(
-            f"{path}: a grounding model, which predicts no masks; use the segmenter it was trained "
-            f"on, or run: gigamask ask {path}"
-        )
-    if isinstance(config, MAEConfig):
-        raise GigamaskError(
-            f"{path}: a pre-trained encoder without a mask decoder; train a SAM with "
-            f"--init mae:{path}, then use that run"
-        )
-    model = Sam.uninitialized(config or convert.infer_config(tensors))
-    if model.state_dict().keys() != tensors.keys() and (train_config := config_of(path)):
-        model = cast(Sam, train_config.build())
-    state_dict.load_weights(model, tensors, path)
-    return model.to(choose_device(device)).eval()
+
+    def build() -> state_dict.Model | None:
+        config = config_of(path)
+        return config.build() if config else None
+
+    return load_sam(path, build_custom=build).to(choose_device(device))
 
 
 def remove_partial(folder: Path) -> None:

@@ -18,7 +18,7 @@ from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
 from gigamask.samplers.random import Random
-from gigamask.training.optim import AdamW, freeze
+from gigamask.training.optim import AdamW, check_frozen, freeze
 from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
@@ -270,7 +270,10 @@ class ImageTrainConfig(TrainConfig):
             GigamaskError: Something is missing.
         """
         if self.freeze:
-            freeze(self.build("meta"), self.freeze)
+            model = self.build("meta")
+            freeze(model, self.freeze)
+            if not self.init:
+                check_frozen(model, (), None)
         super().check_inputs(earlier)
 
     def check_data(self) -> None:

@@ -28,7 +28,7 @@ from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.interfaces import EvaluationResult
-from gigamask.training import manifest
+from gigamask.models import manifest
 from gigamask.training.config import TrainConfig
 from gigamask.training.trackers import Tracker, make_trackers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -202,6 +202,36 @@ def freeze(model: nn.Module, names: Sequence[str]) -> None:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise GigamaskError(f"--freeze {' '.join(names)} leaves nothing to train; leave one out")
+
+
+def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) -> None:
+    """Check that every frozen parameter has trained weights, which training cannot give it.
+
+    Args:
+        model: The model before the first step.
+        loaded: Names of the parameters that were loaded.
+        init: Path of the initial weights, for the error; None if there are none.
+
+    Raises:
+        GigamaskError: A frozen parameter has its random initial value.
+    """
+    from gigamask.models.convert import format_names
+    from gigamask.models.sam.sam import Sam
+
+    pretrained = isinstance(model, Sam) and model.config.encoder.pretrained
+    untrained = [
+        name
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+        and name not in loaded
+        and not (pretrained and name.startswith("image_encoder."))
+    ]
+    if untrained:
+        fix = f"; --init {init} has no weights for them" if init else "; pass weights with --init"
+        raise GigamaskError(
+            f"--freeze would keep the random values of {format_names(untrained)}{fix}, or freeze "
+            "only what has weights (--freeze without a value: nothing)"
+        )
 
 
 def layer_ids(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:

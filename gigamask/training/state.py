@@ -19,7 +19,7 @@ from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training.config import TrainConfig
-from gigamask.training.optim import freeze
+from gigamask.training.optim import check_frozen, freeze
 from gigamask.types import DataCursor
 
 
@@ -55,11 +55,16 @@ class TrainState:
             config: The configuration.
             device: Device to train on.
             init: Path of initial weights; None initializes them from the seed.
+
+        Raises:
+            GigamaskError: The weights do not fit, or a frozen parameter has no trained value.
         """
         model = config.build()
-        if init:
-            load_init_weights(model, init)
-        return cls.from_model(model.to(device), config)
+        loaded = load_init_weights(model, init) if init else None
+        state = cls.from_model(model.to(device), config)
+        if loaded is not None:
+            check_frozen(model, loaded, str(init))
+        return state
 
     @classmethod
     def from_model(cls, model: state_dict.Model, config: TrainConfig) -> "TrainState":

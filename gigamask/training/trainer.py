@@ -170,9 +170,7 @@ def prepare(
             f"{config.out}: another process is training there; wait for it, or use another --out"
         )
         stack.enter_context(exclusive_lock(Path(config.out) / "lock", message))
-    state = checkpoint.resume(config, device) or TrainState.initialize(
-        config, device, checkpoint.locate(config.init) if config.init else None
-    )
+    state = checkpoint.resume(config, device) or TrainState.initialize(config, device, config.init)
     if state.step >= config.steps:
         return state, None, None
     evaluate = config.evaluation.open(config, world)

@@ -56,7 +56,7 @@ class Run:
             GigamaskError: The folder is not a run folder, or contains no checkpoint yet.
         """
         from gigamask.config_files import load_config
-        from gigamask.training.checkpoint import newest
+        from gigamask.models.manifest import newest
 
         config = load_config(str(folder), trust)
         checkpoint = newest(Path(folder))
@@ -74,9 +74,8 @@ class Run:
         """The trained model in evaluation mode, on the device of the configuration."""
         from gigamask.distributed.precision import choose_device
         from gigamask.models import state_dict
-        from gigamask.training.checkpoint import locate
 
-        tensors, _ = state_dict.read_weights(locate(str(self.folder)))
+        tensors, _ = state_dict.read_weights(self.folder)
         model = self.config.build()
         state_dict.load_weights(model, tensors, str(self.folder))
         return model.to(choose_device(self.config.device)).eval()

@@ -16,7 +16,7 @@ import yaml
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
-from gigamask.models import convert, state_dict
+from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.synthetic import described_scenes, scenes
@@ -183,7 +183,7 @@ def _write_weights_and_runs(folder: Path) -> None:
         from gigamask.export.huggingface import huggingface_config
     model = build_model(MODEL, seed=3)
     official = state_dict.to_official(model)
-    torch.save(official, folder / "sam_vit_b_01ec64.pth")
+    weight_files.write_pth(official, MODEL, folder / "sam_vit_b_01ec64.pth")
     state_dict.save_weights(official, MODEL, folder / "model.safetensors")
     huggingface = SamModel(huggingface_config(MODEL))
     huggingface.load_state_dict(convert.to_huggingface(official))

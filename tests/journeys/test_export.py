@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from gigamask.cli.main import main
+from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from tests.little import SPEC
@@ -18,7 +20,7 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("to", "out"), [("official", "new/sam.pth"), ("safetensors", "copy.safetensors")]
+    ("to", "out"), [("official", "sam.pth"), ("safetensors", "copy.safetensors")]
 )
 def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     told = tmp_path / "told.json"
@@ -42,8 +44,34 @@ def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
         ([weights, *out], "--to"),
         ([str(tmp_path / "none.pth"), "--to", "official", *out], "none.pth: no such file"),
         ([weights, "--to", "official", *out], "file that ends in .pth"),
+        (
+            [weights, "--to", "official", "--out", str(tmp_path / "new" / "a.pth")],
+            "new does not exist",
+        ),
     ):
         assert main(["export", *words]) == 2
         told = capsys.readouterr().err
         assert message in told
         assert told.count("\n") == 1
+
+
+def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch):
+    """The heads of `tiny` are not Meta's, and its shapes do not tell."""
+    monkeypatch.chdir(tmp_path)
+    save_weights(to_official(build_model(tiny(), 0)), tiny(), "source.safetensors")
+    scores = {}
+    for name, to in (
+        ("source.safetensors", None),
+        ("a.pth", "official"),
+        ("b.safetensors", "safetensors"),
+        ("c", "huggingface"),
+    ):
+        if to:
+            assert main(["export", "source.safetensors", "--to", to, "--out", name]) == 0
+        words = ["--data", str(scenes), "--images", "2", "--json", "told.json"]
+        assert main(["evaluate", name, *words]) == 0
+        told = json.loads((tmp_path / "told.json").read_text())
+        scores[name] = {key: told[key] for key in told if key not in ("weights", "data")}
+    assert all(each == scores["source.safetensors"] for each in scores.values())
+    torch.save(dict(torch.load("a.pth")), "bare.pth")
+    assert main(["evaluate", "bare.pth", "--data", str(scenes)]) == 2

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.export.huggingface import huggingface_config
-from gigamask.models import convert, state_dict
+from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
 from gigamask.synthetic.scenes import compose_scene
@@ -84,7 +84,9 @@ def own(tmp_path_factory) -> Path:
         (path,) = synthetic.write(str(folder / "made"), 3, seed=number, long_side=(96, 128))
         path.rename(folder / f"coco128_{number:06d}.tar")
     model = build_model(OFFICIAL, seed=3)
-    torch.save(state_dict.to_official(model), folder / "sam_vit_b_01ec64.pth")
+    weight_files.write_pth(
+        state_dict.to_official(model), model.config, folder / "sam_vit_b_01ec64.pth"
+    )
     theirs = SamModel(huggingface_config(OFFICIAL))
     theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)))
     theirs.save_pretrained(folder / "sam-vit-base")
@@ -227,7 +229,7 @@ REFUSED = [
     ("finetune --data nowhere --init {own}/sam-vit-base", "nowhere: no such path"),
     (
         "{little} --data {scenes} --init {own}/train.json",
-        "train.json: cannot be read as weights alone",
+        "train.json: cannot be read as weights",
     ),
     ("{little} --data {scenes} --init {own}/photos", "photos: holds no model.safetensors"),
     (

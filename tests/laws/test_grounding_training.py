@@ -224,7 +224,7 @@ def test_a_trained_network_starts_another(tmp_path, described):
     run = run_in(tmp_path / "run", described, steps=2)
     trained = train(run).model.state_dict()
     other = run_in(tmp_path / "other", described, init=run.out)
-    state = TrainState.initialize(other, torch.device("cpu"), checkpoint.locate(other.init))
+    state = TrainState.initialize(other, torch.device("cpu"), other.init)
     assert all(
         torch.equal(tensor, trained[name]) for name, tensor in state.model.state_dict().items()
     )

@@ -18,6 +18,7 @@ from gigamask.distributed.world import World, destroy_world, init_world
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.losses.ohem import OHEM
+from gigamask.models import manifest
 from gigamask.models.sam.sam import Sam
 from gigamask.training import checkpoint, step
 from gigamask.training.optim import AdamW8bit, MuonAdamW
@@ -170,9 +171,9 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     )
     for name, run in runs.items():
         assert alike(kept(alone[name]), kept(run)), name
-        best = checkpoint.verify(Path(run.out) / "checkpoints" / checkpoint.BEST)["score"]
+        best = manifest.verify(Path(run.out) / "checkpoints" / checkpoint.BEST)["score"]
         assert best == pytest.approx(
-            checkpoint.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"],
+            manifest.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"],
             rel=1e-12,
         ), name
     assert alike(kept(alone["fsdp"]), kept(on))

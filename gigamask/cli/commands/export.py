@@ -28,13 +28,17 @@ class ExportCommand:
     def run(self) -> dict[str, Any]:
         """Write the weights, read them back, and return the files and the largest difference."""
         from gigamask import config_files
+        from gigamask.errors import GigamaskError
         from gigamask.export import huggingface, official, onnx
         from gigamask.training.checkpoint import load_model
 
+        out = Path(self.out)
+        if not out.absolute().parent.is_dir():
+            raise GigamaskError(
+                f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
+            )
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
-        out = Path(self.out)
-        out.parent.mkdir(parents=True, exist_ok=True)
         writers = {
             "official": official.write_pth,
             "safetensors": official.write_safetensors,
@@ -47,5 +51,5 @@ class ExportCommand:
         if result["difference"]:
             print(f"read back: outputs differ by at most {result['difference']:.1g} (relative)")
         else:
-            print("read back: all tensors are equal")
+            print("read back: all outputs are equal")
         return {"weights": self.weights, "to": self.to} | result

@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
-from gigamask.models.configs import SamConfig
+from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig, ViT
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.sam.transformer import DensePrompt
+from gigamask.models.weight_files import UnavailableEncoder
 from gigamask.types import Prediction, Prompts
 
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -67,29 +67,21 @@ class Sam(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
     @classmethod
-    def from_pretrained(cls, weights: str | Path) -> "Sam":
+    def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
         """Load a SAM in evaluation mode.
 
         Args:
-            weights: A `.pth`, a `.safetensors`, a checkpoint, a folder of `save_pretrained` or of
-                transformers, or the id of a SAM on the Hugging Face Hub, such as
-                `facebook/sam-vit-base`. `gigamask.load_model` also takes a run folder.
+            weights: A `.pth`, a `.safetensors`, a run folder, a checkpoint, a folder of
+                `save_pretrained` or of transformers, or the id of a SAM on the Hugging Face Hub,
+                such as `facebook/sam-vit-base`.
+            config: Configuration of the model; None: the one that the weights state. Files of
+                published SAMs need none.
 
         Raises:
-            GigamaskError: There are no such weights, or they are not a SAM's.
+            GigamaskError: There are no such weights, they are damaged or not a SAM's, or their
+                configuration is not known.
         """
-        tensors, config = state_dict.read_weights(weights)
-        if config is not None and not isinstance(config, SamConfig):
-            raise GigamaskError(f"{weights}: not the weights of a SAM; choose others")
-        model = cls.uninitialized(config or convert.infer_config(tensors))
-        state_dict.load_weights(model, tensors, str(weights))
-        return model.eval()
-
-    @classmethod
-    def uninitialized(cls, config: SamConfig) -> "Sam":
-        """Build a SAM to load weights into; torch's global random state stays as it is."""
-        with torch.random.fork_rng(devices=[]):
-            return cls(config)
+        return load_sam(weights, config)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `from_pretrained` and transformers' `SamModel` load.
@@ -108,13 +100,11 @@ class Sam(nn.Module):
         }
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(
-            folder / "model.safetensors",
-            lambda path: save_file(weights, path, metadata={"format": "pt"}),
+        state_dict.save_weights(
+            weights, self.config, folder / "model.safetensors", {"format": "pt"}
         )
         for name, content in configs.items():
-            text = json.dumps(content, indent=2)
-            files.write_atomically(folder / name, lambda path, text=text: path.write_text(text))
+            files.write_text(folder / name, json.dumps(content, indent=2))
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:
@@ -239,6 +229,77 @@ class Sam(nn.Module):
             mask_tokens,
             prompts.token_mask,
         )
+
+
+def load_sam(
+    weights: str | Path,
+    config: SamConfig | None = None,
+    build_custom: Callable[[], nn.Module | None] = lambda: None,
+) -> Sam:
+    """Load a SAM in evaluation mode; every command and function loads models here.
+
+    Args:
+        weights: As for `Sam.from_pretrained`.
+        config: Configuration of the model; None: the one that the weights state.
+        build_custom: Builds the model if the configuration does not, as with a custom image
+            encoder; None if it cannot. Its position embeddings may differ in size.
+
+    Raises:
+        GigamaskError: As for `Sam.from_pretrained`.
+    """
+    tensors, stated = state_dict.read_weights(weights)
+    if isinstance(stated, GroundingModelConfig):
+        raise GigamaskError(
+            f"{weights}: a grounding model, which predicts no masks; use the SAM it was trained "
+            f"on, or run: gigamask ask {weights}"
+        )
+    if isinstance(stated, MAEConfig):
+        raise GigamaskError(
+            f"{weights}: a pre-trained encoder without a mask decoder; train a SAM with "
+            f"--init mae:{weights}, then use that run"
+        )
+    used = config or stated or convert.infer_config(tensors, str(weights))
+    model = None if isinstance(used.encoder, UnavailableEncoder) else _build(used, tensors, weights)
+    if model is None or model.state_dict().keys() != tensors.keys():
+        custom = build_custom()
+        if custom is not None:
+            state_dict.load_weights(custom, tensors, str(weights))
+            return cast(Sam, custom).eval()
+    if model is None:
+        raise GigamaskError(
+            f"{weights}: its image encoder is not SAM's ViT; give its run folder, whose "
+            "configuration builds it"
+        )
+    fitted = state_dict.fit_weights(model, tensors, str(weights), resample=config is not None)
+    own = model.state_dict()
+    copies = {name: value.to(own[name].dtype, copy=True) for name, value in fitted.items()}
+    model.load_state_dict(copies, assign=True)
+    model.pixel_mean, model.pixel_std = (
+        torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD)
+    )
+    return model.eval()
+
+
+def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam:
+    """Build a model to load tensors into, on the meta device unless its encoder is custom.
+
+    A stranger's configuration may state any size: the meta device allocates nothing.
+    """
+    if not isinstance(config.encoder, ViT):
+        with torch.random.fork_rng(devices=[]):
+            return Sam(config)
+    try:
+        if max(config.depth, len(config.global_attn_indexes)) > len(tensors):
+            raise ValueError(f"depth {config.depth} for {len(tensors)} tensors")
+        with torch.device("meta"):
+            return Sam(config)
+    except GigamaskError:
+        raise
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise GigamaskError(
+            f"{source}: its model configuration has sizes that cannot be built "
+            f"({str(error).splitlines()[0][:120]}); use other weights"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import torch
 
 from gigamask.distributed.precision import LossScaler, autocast, choose_device
 from gigamask.errors import GigamaskError
+from gigamask.models import manifest
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
@@ -102,7 +103,7 @@ def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(
     run = run_in(tmp_path / "run", scenes, precision="fp16", steps=20, save_every=15, batch_size=1)
     whole = train(run)
     assert whole.scale.value < 2.0**20
-    told = checkpoint.verify(checkpoint.newest(tmp_path / "run"))
+    told = manifest.verify(checkpoint.newest(tmp_path / "run"))
     assert told["scale"] == {"value": whole.scale.value, "good": whole.scale.growth_tracker}
     again = run_in(
         tmp_path / "again", scenes, precision="fp16", steps=15, save_every=15, batch_size=1

@@ -15,7 +15,7 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
 from gigamask.export.probe import Probe, compare
-from gigamask.models import state_dict
+from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
@@ -52,15 +52,51 @@ def test_config_is_inferred_from_safetensors(model, tmp_path):
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_file_that_is_not_what_was_written_is_named(model, tmp_path, monkeypatch):
-    state = state_dict.to_official(model)
+@pytest.mark.parametrize("write", [official.write_pth, official.write_safetensors])
+def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, monkeypatch):
+    """Every tensor is equal and of the right shape; only the outputs tell."""
+    make_spec = weight_files.make_spec
     monkeypatch.setattr(
-        state_dict,
-        "read_weights",
-        lambda path: (state | {"mask_decoder.iou_token.weight": torch.zeros(1)}, None),
+        weight_files, "make_spec", lambda config: make_spec(replace(config, decoder_num_heads=8))
     )
-    with pytest.raises(GigamaskError, match=r"model.pth: mask_decoder.iou_token.weight"):
-        official.write_pth(model, tmp_path / "model.pth")
+    suffix = {official.write_pth: ".pth"}.get(write, ".safetensors")
+    with pytest.raises(GigamaskError, match=r"logits.*not a copy of the model"):
+        write(model, tmp_path / f"model{suffix}")
+
+
+@pytest.mark.slow
+def test_flipped_bits_of_an_export_are_found(model, tmp_path):
+    """Each is an error, or changes nothing, as in a date within the zip."""
+    official.write_pth(model, tmp_path / "model.pth")
+    official.write_safetensors(model, tmp_path / "model.safetensors")
+    model.save_pretrained(tmp_path / "hf")
+    chance, found = np.random.default_rng(0), 0
+    files_by_source = {
+        "model.pth": ("model.pth",),
+        "model.safetensors": ("model.safetensors",),
+        "hf": ("hf/model.safetensors", "hf/config.json"),
+    }
+    for source, names in files_by_source.items():
+        for path in (tmp_path / name for name in names):
+            content = path.read_bytes()
+            for bit in chance.integers(8 * len(content), size=40).tolist():
+                flipped = bytearray(content)
+                flipped[bit // 8] ^= 1 << bit % 8
+                path.write_bytes(flipped)
+                try:
+                    loaded = Sam.from_pretrained(tmp_path / source)
+                except GigamaskError:
+                    found += 1
+                else:
+                    assert "config.json" in path.name or source == "model.pth", bit
+                    assert loaded.config == model.config
+                    state = loaded.state_dict()
+                    assert all(
+                        torch.equal(state[name], value)
+                        for name, value in model.state_dict().items()
+                    )
+            path.write_bytes(content)
+    assert found >= 110
 
 
 @pytest.mark.slow

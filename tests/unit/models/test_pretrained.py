@@ -64,9 +64,11 @@ def test_transformers_loads_a_saved_folder(model, tmp_path):
 @pytest.mark.slow
 def test_files_load_too(model, tmp_path):
     torch.save(build_model(tiny(), 3).state_dict(), tmp_path / "tiny.pth")
+    with pytest.raises(GigamaskError, match=r"tiny\.pth: its configuration is not known"):
+        Sam.from_pretrained(tmp_path / "tiny.pth")
     save_weights(to_official(model), model.config, tmp_path / "little.safetensors")
     assert_equal(model, Sam.from_pretrained(tmp_path / "little.safetensors"))
-    assert Sam.from_pretrained(str(tmp_path / "tiny.pth")).config.embed_dim == tiny().embed_dim
+    assert Sam.from_pretrained(str(tmp_path / "tiny.pth"), tiny()).config == tiny()
 
 
 def test_other_weights_are_refused(tmp_path, monkeypatch):

@@ -1,16 +1,18 @@
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from gigamask import recipes
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import MAEConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
+from gigamask.models.configs import SAM_RECIPES, MAEConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
 from gigamask.models.convert import (
     from_huggingface,
     from_mae,
+    huggingface_config,
     infer_config,
     resample_abs_pos_embed,
     resample_patch_embed,
@@ -75,9 +77,7 @@ def test_a_hugging_face_folder_is_read(model, tmp_path):
         {name: value.clone() for name, value in to_huggingface(to_official(model)).items()},
         tmp_path / "model.safetensors",
     )
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "sam", "mask_decoder_config": {"num_attention_heads": 2}})
-    )
+    (tmp_path / "config.json").write_text(json.dumps(huggingface_config(tiny())))
     state, config = read_weights(tmp_path)
     assert_same(state, to_official(model))
     assert config == replace(tiny(), custom_init=False)
@@ -85,14 +85,24 @@ def test_a_hugging_face_folder_is_read(model, tmp_path):
 
 @pytest.mark.parametrize("make", [vit_b, vit_l, vit_h])
 def test_the_spec_is_read_off_the_shapes(make):
-    assert infer_config(build_model(make(), 0, "meta").state_dict()) == make()
+    assert infer_config(build_model(make(), 0, "meta").state_dict(), "w") == make()
+    smaller = replace(make(), image_size=512)
+    assert infer_config(build_model(smaller, 0, "meta").state_dict(), "w") == smaller
 
 
-def test_a_model_without_windows_is_read_off_the_shapes():
-    config = replace(tiny(), global_attn_indexes=(0, 1, 2, 3), window_size=16)
-    assert infer_config(build_model(config, 0, "meta").state_dict(), decoder_heads=2) == replace(
-        config, custom_init=False
-    )
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny(),
+        replace(vit_b(), depth=11, global_attn_indexes=(2,)),
+        replace(vit_b(), window_size=7),
+        replace(vit_b(), decoder_mlp=1024),
+        replace(vit_b(), global_attn_indexes=(2, 5, 8)),
+    ],
+)
+def test_a_configuration_that_shapes_do_not_determine_is_refused(config):
+    with pytest.raises(GigamaskError, match=r"^w: .*configuration.*not known"):
+        infer_config(build_model(config, 0, "meta").state_dict(), "w")
 
 
 def test_names_translate_there_and_back(model):
@@ -192,15 +202,27 @@ def test_specs_that_cannot_be_used_are_named(model, tmp_path):
     )
     with pytest.raises(GigamaskError, match=r"odd\.safetensors.*colour"):
         read_weights(tmp_path / "odd.safetensors")
-    save_file(to_official(model), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(GigamaskError, match=r"config\.json.*SamModel"):
-        read_weights(tmp_path)
+    save_file(
+        {name: value.clone() for name, value in to_huggingface(to_official(model)).items()},
+        tmp_path / "model.safetensors",
+    )
+    stated = huggingface_config(tiny())
+    for content in (
+        [1],
+        {"model_type": "sam2"},
+        {"vision_config": 3},
+        {"vision_config": {"hidden_size": "many"}},
+        stated | {"vision_config": stated["vision_config"] | {"hidden_act": "relu"}},
+        stated | {"mask_decoder_config": {"num_hidden_layers": 3}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(GigamaskError, match=r"config\.json"):
+            read_weights(tmp_path)
 
 
 def test_weights_of_another_kind_are_refused():
     with pytest.raises(GigamaskError, match=r"SAM.*'image_encoder.pos_embed'"):
-        infer_config({"layer.weight": torch.zeros(1)})
+        infer_config({"layer.weight": torch.zeros(1)}, "w")
     with pytest.raises(GigamaskError, match=r"fc\.weight.*SAM"):
         to_huggingface({"fc.weight": torch.zeros(1)})
     with pytest.raises(GigamaskError, match=r"fc\.weight.*SamModel"):
@@ -225,28 +247,29 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
         )
 
 
-def test_a_file_that_does_not_say_its_kind_holds_a_sam(model, tmp_path):
-    fields = {
-        "image_size": 128,
-        "patch_size": 8,
-        "embed_dim": 96,
-        "depth": 4,
-        "num_heads": 3,
-        "window_size": 8,
-        "global_attn_indexes": [1, 3],
-    }
-    save_file(
-        to_official(model), tmp_path / "old.safetensors", metadata={"spec": json.dumps(fields)}
-    )
-    config = read_weights(tmp_path / "old.safetensors")[1]
-    assert (type(config), config.depth) == (type(tiny()), 4)
-    save_file(
-        to_official(model),
-        tmp_path / "odd.safetensors",
-        metadata={"spec": json.dumps({"kind": "bird", **fields})},
-    )
-    with pytest.raises(GigamaskError, match=r"odd\.safetensors.*'bird'"):
-        read_weights(tmp_path / "odd.safetensors")
+def test_a_stated_configuration_is_whole(model, tmp_path):
+    """What a file leaves out is never guessed, except its kind, a SAM."""
+    fields = {name: value for name, value in asdict(tiny()).items() if name != "encoder"}
+
+    def read(spec):
+        save_file(
+            to_official(model), tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
+        )
+        return read_weights(tmp_path / "w.safetensors")[1]
+
+    assert read(fields) == tiny()
+    for wrong, name in (
+        ({**fields, "kind": "bird"}, "'bird'"),
+        (
+            {key: value for key, value in fields.items() if key != "decoder_num_heads"},
+            "decoder_num",
+        ),
+        ({**fields, "depth": "4"}, "int"),
+        ({**fields, "drop_path_rate": None}, "float"),
+        ({**fields, "num_heads": 0}, "num_heads"),
+    ):
+        with pytest.raises(GigamaskError, match=rf"w\.safetensors.*{name}"):
+            read(wrong)
 
 
 def without_decoder(state):
@@ -388,7 +411,25 @@ def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     with pytest.raises(GigamaskError, match=r"mae:w\.pth.*w\.pth"):
         load_init_weights(mae, "mae:w.pth")
     with pytest.raises(GigamaskError, match=r"'image_encoder\.pos_embed'.*mae:"):
-        infer_config(to_official(mae))
+        infer_config(to_official(mae), "w")
     other = build_model(tiny(), 0)
     load_init_weights(other, str(tmp_path / "sam.safetensors"))
     assert_same(model.state_dict(), other.state_dict())
+
+
+def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
+    save_weights(to_official(model), model.config, tmp_path / "tiny.safetensors")
+    other = build_model(replace(tiny(), embed_dim=48), 0)
+    with pytest.raises(GigamaskError, match=r"tiny\.safetensors.*fit the recipe tiny$"):
+        load_init_weights(other, str(tmp_path / "tiny.safetensors"))
+    fewer = build_model(replace(tiny(), decoder_num_heads=4), 0)
+    with pytest.raises(GigamaskError, match=r"2 attention heads.*--model\.decoder-num-heads 2"):
+        load_init_weights(fewer, str(tmp_path / "tiny.safetensors"))
+
+
+def test_recipes_named_for_sizes_train_them():
+    assert set(SAM_RECIPES) == {vit_b, vit_l, vit_h, tiny}
+    for make, names in SAM_RECIPES.items():
+        for name in names.split(" or "):
+            model = recipes.make(name).model
+            assert (model.embed_dim, model.depth) == (make().embed_dim, make().depth)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gigamask.models import manifest
 from gigamask.training import async_checkpoint, checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.trainer import train
@@ -49,7 +50,7 @@ def test_one_at_a_time_and_all_of_them_are_written(run):
             kept_by.save(state_at(run, step))
         kept_by.record_score(0.5, "box")
         kept_by.finish(state_at(run, 3))
-        assert checkpoint.verify(Path(run.out) / "checkpoints" / "best")["score"] == 0.5, (
+        assert manifest.verify(Path(run.out) / "checkpoints" / "best")["score"] == 0.5, (
             "what is saved is not saved again"
         )
         kept_by.finish(state_at(run, 4))

@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.models import state_dict
+from gigamask.models import manifest, state_dict, weight_files
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
@@ -52,7 +53,6 @@ def test_what_is_loaded_is_what_was_saved(run):
 
 def test_no_checkpoint_is_none(run):
     assert checkpoint.resume(run, torch.device("cpu")) is None
-    assert checkpoint.locate("some.pth") == "some.pth"
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_only_the_last_k_stay(run):
         "step_00000003",
         "step_00000004",
     ]
-    assert checkpoint.locate(run.out) == str(folder)
+    assert checkpoint.newest(pathlib.Path(run.out)) == folder
 
 
 @pytest.mark.slow
@@ -105,14 +105,75 @@ def test_flipped_bits_are_all_found(run):
             flipped[place // 8] ^= 1 << place % 8
             path.write_bytes(flipped)
             with pytest.raises(GigamaskError, match=path.name):
-                checkpoint.verify(folder)
+                manifest.verify(folder)
         path.write_bytes(content)
-    checkpoint.verify(folder)
+    manifest.verify(folder)
+
+
+def flip(path, content, bit):
+    flipped = bytearray(content)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+
+
+@pytest.mark.slow
+def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_path):
+    folder = keep(state_at(run, 1), run, 0.5)
+    file, out = folder / checkpoint.MODEL, pathlib.Path(run.out)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "link.safetensors").symlink_to(file)
+    shutil.copytree(folder, tmp_path / "copy")
+    content = file.read_bytes()
+    named = [
+        *(out, out / "checkpoints" / "best", out / "checkpoints" / "best" / checkpoint.MODEL),
+        *(folder, file, tmp_path / "link", tmp_path / "link.safetensors", tmp_path / "copy"),
+    ]
+    chance = np.random.default_rng(1)
+    for path in named:
+        state_dict.read_weights(path)
+        for bit in chance.integers(8 * len(content), size=10).tolist():
+            flip(tmp_path / "copy" / checkpoint.MODEL, content, bit)
+            flip(file, content, bit)
+            with (
+                warnings.catch_warnings(action="ignore"),
+                pytest.raises(GigamaskError, match=r"safetensors|damaged"),
+            ):
+                state_dict.read_weights(path)
+        file.write_bytes(content)
+        (tmp_path / "copy" / checkpoint.MODEL).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.MANIFEST])
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monkeypatch):
+    """The permission is refused by a patch, since root may read everything."""
+    keep(state_at(run, 1), run, None)
+    folder = keep(state_at(run, 2), run, None)
+    allowed, refused = os.stat(folder).st_mode & 0o777, folder / name
+    for path in folder.iterdir():
+        assert path.stat().st_mode & 0o777 == allowed & 0o666, path
+
+    def deny(call):
+        def denied(path, *given, **named):
+            if pathlib.Path(path) == refused:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *given, **named)
+
+        return denied
+
+    monkeypatch.setattr(manifest, "crc32", deny(manifest.crc32))
+    monkeypatch.setattr(pathlib.Path, "read_bytes", deny(pathlib.Path.read_bytes))
+    for use in (
+        lambda: checkpoint.resume(run, torch.device("cpu")),
+        lambda: state_dict.read_weights(run.out),
+        lambda: manifest.verify(folder),
+    ):
+        with pytest.raises(GigamaskError, match=rf"{name}: permission denied"):
+            use()
 
 
 def test_messages_name_file_and_numbers(run):
     folder = checkpoint.save(state_at(run, 1), run)
-    manifest = (folder / checkpoint.MANIFEST).read_text()
+    written = (folder / checkpoint.MANIFEST).read_text()
     victim = folder / checkpoint.MODEL
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
@@ -120,7 +181,7 @@ def test_messages_name_file_and_numbers(run):
     with pytest.raises(
         GigamaskError, match=r"model.safetensors.*crc32 \d+.*\d+ bytes with crc32 \d+"
     ):
-        checkpoint.verify(folder)
+        manifest.verify(folder)
     with (
         pytest.warns(UserWarning, match="going back"),
         pytest.raises(GigamaskError, match="1 checkpoint"),
@@ -128,17 +189,17 @@ def test_messages_name_file_and_numbers(run):
         checkpoint.resume(run, torch.device("cpu"))
     victim.unlink()
     with pytest.raises(GigamaskError, match=r"model.safetensors.*manifest"):
-        checkpoint.verify(folder)
-    told = json.loads(manifest) | {"samples": 99}
+        manifest.verify(folder)
+    told = json.loads(written) | {"samples": 99}
     (folder / checkpoint.MANIFEST).write_text(json.dumps(told))
     with pytest.raises(GigamaskError, match=r"manifest.json.*crc32"):
-        checkpoint.verify(folder)
+        manifest.verify(folder)
     (folder / checkpoint.MANIFEST).write_text(json.dumps({"format": 7, "files": {}}))
     with pytest.raises(GigamaskError, match=r"format must be 2 .*7"):
-        checkpoint.verify(folder)
+        manifest.verify(folder)
     (folder / checkpoint.MANIFEST).write_text("[]")
     with pytest.raises(GigamaskError, match="manifest"):
-        checkpoint.verify(folder)
+        manifest.verify(folder)
 
 
 OPERATIONS = [
@@ -157,8 +218,8 @@ OPERATIONS = [
         )
     ),
     *((os, name) for name in ("open", "fsync", "close", "replace")),
-    *((checkpoint, name) for name in ("save_file", "save_arrays", "checksum")),
-    *((state_dict, "save_file"), (shutil, "rmtree")),
+    *((checkpoint, name) for name in ("save_file", "save_arrays", "crc32")),
+    *((weight_files, "save_file"), (shutil, "rmtree")),
 ]
 
 
@@ -183,7 +244,7 @@ def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, m
         assert checkpoint.newest(pathlib.Path(run.out)).name in ("step_00000001", "step_00000002")
         checkpoint.record_score(checkpoint.write(second, run), 0.7, "box", run.keep)
         assert sorted(path.name for path in folder.iterdir()) == ["best", "step_00000002"]
-        assert checkpoint.verify(folder / "best")["score"] == 0.7
+        assert manifest.verify(folder / "best")["score"] == 0.7
         if left:
             break
     assert k > 50
@@ -218,7 +279,7 @@ def test_a_disk_that_is_full_says_so(run):
     """What safetensors raises is no OSError by itself."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     state = state_at(run, 1)
-    for most, name in ((100, ".model.safetensors.partial"), (150_000, "optimizer.safetensors")):
+    for most, name in ((100, "model.safetensors"), (150_000, "optimizer.safetensors")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
         try:
             with pytest.raises(
@@ -257,7 +318,7 @@ def kept(run) -> tuple[list[int], int | None]:
     best = folder / checkpoint.BEST
     if best.is_symlink():
         assert not best.readlink().is_absolute(), "the run folder may be moved"
-        assert checkpoint.verify(best) == checkpoint.verify(best.resolve())
+        assert manifest.verify(best) == manifest.verify(best.resolve())
     return [int(path.name[-8:]) for path in checkpoint.list_checkpoints(folder)], int(
         best.resolve().name[-8:]
     ) if best.is_symlink() else None
@@ -328,10 +389,10 @@ def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
         patch.setattr(checkpoint.Path, "replace", fail)
         with pytest.raises(OSError, match="full"):
             checkpoint.record_score(folder, 0.5, "box", run.keep)
-    assert "score" not in checkpoint.verify(folder)
+    assert "score" not in manifest.verify(folder)
     assert checkpoint.resume(run, torch.device("cpu")).step == 1
     checkpoint.record_score(folder, 0.5, "box", run.keep)
-    assert checkpoint.verify(folder)["score"] == 0.5
+    assert manifest.verify(folder)["score"] == 0.5
     assert kept(run) == ([1], 1)
 
 
@@ -373,11 +434,9 @@ def fail(*_):
 @pytest.mark.slow
 def test_best_checkpoint_can_be_given_as_weights(run):
     saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
-    named = checkpoint.locate(f"{run.out}/checkpoints/best")
-    assert checkpoint.Path(named).resolve() == saved[0].resolve()
-    theirs = checkpoint.load_model(named, "cpu").state_dict()
+    theirs = checkpoint.load_model(f"{run.out}/checkpoints/best", "cpu").state_dict()
+    assert (pathlib.Path(run.out) / "checkpoints" / "best").resolve() == saved[0].resolve()
     assert all(
         torch.equal(tensor, theirs[name])
         for name, tensor in state_at(run, 1).model.state_dict().items()
     )
-    assert checkpoint.locate(run.out) == str(saved[1])

@@ -10,6 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from gigamask.data.index import build as build_index
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
+from gigamask.models.configs import MAEConfig
+from gigamask.models.init import build_model
 from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
 from gigamask.training.optim import MuonAdamW, freeze
@@ -144,6 +146,30 @@ def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
         freeze(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
     with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.*--init"):
         replace(run, data=("x",), freeze=("image_encoder",)).check()
+
+
+def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
+    """An MAE has no neck; its blocks may be frozen, for without relative positions they are its."""
+    run, size = little(), little().model
+    mae = MAEConfig(
+        image_size=size.image_size,
+        patch_size=size.patch_size,
+        embed_dim=size.embed_dim,
+        depth=size.depth,
+        num_heads=size.num_heads,
+        decoder_dim=8,
+        decoder_depth=1,
+        decoder_num_heads=2,
+    )
+    path = tmp_path / "mae.safetensors"
+    state_dict.save_weights(state_dict.to_official(build_model(mae, 0)), mae, path)
+    with pytest.raises(GigamaskError, match=r"--freeze.* 6 \(image_encoder.neck.*mae:.*mae.safe"):
+        TrainState.initialize(replace(run, freeze=("image_encoder",)), CPU, f"mae:{path}")
+    parts = tuple(f"image_encoder.{part}" for part in ("patch_embed", "pos_embed", "blocks"))
+    state = TrainState.initialize(replace(run, freeze=parts), CPU, f"mae:{path}")
+    assert state.model.image_encoder.neck[0].weight.requires_grad
+    with pytest.raises(GigamaskError, match=r"--freeze.*prompt_encoder.*--init"):
+        replace(run, data=("x",), freeze=("prompt_encoder",)).check_inputs()
 
 
 @pytest.mark.slow

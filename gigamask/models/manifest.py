@@ -1,0 +1,156 @@
+"""The manifest of a checkpoint: its format, progress, and the size and crc32 of each file.
+
+Imports no torch, so that listing checkpoints is fast.
+"""
+
+import json
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from gigamask.errors import GigamaskError
+from gigamask.files import crc32
+from gigamask.serialization import MAX_JSON_BYTES, decode_json
+
+FORMAT = 2
+MANIFEST, BEST = "manifest.json", "best"
+MODEL = "model.safetensors"
+
+
+class CheckpointPermissionError(GigamaskError):
+    """A checkpoint that this user may not read; it need not be damaged."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: permission denied; ask its owner for read permission (chmod -R a+rX)"
+        )
+
+
+def with_checksum(manifest: dict[str, Any]) -> bytes:
+    """Serialize a manifest, with the crc32 of its content."""
+    content = {name: value for name, value in manifest.items() if name != "crc32"}
+    return json.dumps(
+        content | {"crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, indent=1
+    ).encode()
+
+
+def verify(folder: Path, contents: bool = True, names: Collection[str] | None = None) -> dict:
+    """Verify the files of a checkpoint.
+
+    Args:
+        folder: Folder of the checkpoint.
+        contents: Whether to verify checksums, which reads every file, or only sizes.
+        names: Files to verify besides the manifest; None: all.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        GigamaskError: The manifest or a file is missing, damaged, or of another format.
+        CheckpointPermissionError: A file may not be read.
+    """
+    manifest = _read(folder)
+    for name, entry in manifest["files"].items():
+        if names is not None and name not in names:
+            continue
+        path = folder / name
+        try:
+            if not path.is_file():
+                raise FileNotFoundError
+            actual_bytes = path.stat().st_size
+            actual_crc = crc32(path) if contents else entry["crc32"]
+        except PermissionError:
+            raise CheckpointPermissionError(path) from None
+        except OSError:
+            raise GigamaskError(f"{path}: listed in the manifest, but cannot be read") from None
+        if (actual_bytes, actual_crc) != (entry["bytes"], entry["crc32"]):
+            actual = f"{actual_bytes} bytes" + (f" with crc32 {actual_crc}" if contents else "")
+            raise GigamaskError(
+                f"{path}: damaged, has {actual}; "
+                f"the manifest says {entry['bytes']} bytes with crc32 {entry['crc32']}"
+            )
+    return manifest
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint after checking its format and checksum."""
+    path = folder / MANIFEST
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+            raise FileNotFoundError("not a file of its size")
+        manifest = decode_json(path.read_bytes(), str(path))
+        found = manifest["format"]
+        valid = all(
+            "/" not in name and isinstance(entry["bytes"], int) and isinstance(entry["crc32"], int)
+            for name, entry in manifest["files"].items()
+        )
+    except PermissionError:
+        raise CheckpointPermissionError(path) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GigamaskError(f"{path}: not a readable manifest ({error})") from None
+    if found != FORMAT:
+        raise GigamaskError(
+            f"{folder}: checkpoint format must be {FORMAT} (got {found}); "
+            "use the version that wrote it"
+        )
+    progress = (manifest.get("step"), manifest.get("samples"))
+    if not valid or not all(isinstance(count, int) for count in progress):
+        raise GigamaskError(f"{path}: damaged, its entries are not those of a checkpoint")
+    if json.loads(with_checksum(manifest)) != manifest:
+        raise GigamaskError(f"{path}: damaged, its crc32 does not match its content")
+    return manifest
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, oldest first.
+
+    Raises:
+        CheckpointPermissionError: The folder may not be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except PermissionError:
+        raise CheckpointPermissionError(folder) from None
+    except OSError:
+        return []
+    return sorted(folder / name for name in names if re.match(r"step_[0-9]", name))
+
+
+def newest(out: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run folder; None if it has no checkpoint.
+
+    A damaged checkpoint causes a warning, and the previous one is used.
+
+    Raises:
+        GigamaskError: All checkpoints are damaged, or one may not be read.
+    """
+    folders = list_checkpoints(out / "checkpoints")
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+        except CheckpointPermissionError:
+            raise
+        except GigamaskError as error:
+            warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
+        else:
+            return folder
+    if folders:
+        raise GigamaskError(
+            f"{out}: all {len(folders)} checkpoints are damaged; train again with another --out"
+        )
+    return None
+
+
+def verify_named(file: Path) -> None:
+    """Verify a file's checksum if it is, or links to, a file of a checkpoint.
+
+    Raises:
+        GigamaskError: The file or the checkpoint's manifest is damaged.
+    """
+    real = Path(os.path.realpath(file))
+    if re.match(r"step_[0-9]", real.parent.name) and (real.parent / MANIFEST).exists():
+        verify(real.parent, names=(real.name,))
