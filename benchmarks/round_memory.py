@@ -96,6 +96,7 @@ def world(masks: int) -> tuple[Sam, torch.Tensor, Targets, RandomInputs]:
         torch.ones_like(foreground),
         torch.tensor([[100.0, 200.0, 700.0, 800.0]]).expand(masks, 4),
         (4.0, 4.0),
+        torch.ones(masks, 2),
     )
     numbers = (rng.random(masks), rng.random((masks, 9, 2)), rng.standard_normal((masks, 4)))
     first, clicks, noise = (torch.tensor(each, dtype=torch.float32) for each in numbers)
@@ -130,7 +131,13 @@ def run(
         return
     for start in range(0, len(truth.masks), chunk):
         part = slice(start, start + chunk)
-        some = Targets(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
+        some = Targets(
+            truth.masks[part],
+            truth.valid[part],
+            truth.boxes_input[part],
+            truth.cell_xy,
+            truth.scale_xy[part],
+        )
         spent = RandomInputs(
             draws.first_prompt[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
         )
@@ -142,7 +149,9 @@ def measure(way: str, chunk: int, rounds: int) -> dict[str, float]:
     """Returns the peaks of one run in MiB; the first, of one mask and round, brings in what is
     loaded only once."""
     model, embedding, truth, draws = world(MASKS)
-    one = Targets(truth.masks[:1], truth.valid[:1], truth.boxes_input[:1], truth.cell_xy)
+    one = Targets(
+        truth.masks[:1], truth.valid[:1], truth.boxes_input[:1], truth.cell_xy, truth.scale_xy[:1]
+    )
     run(
         "leaf",
         1,

@@ -194,6 +194,7 @@ class Batch:
         names: Name of the tar and the image of each sample.
         images: Pixels, 0 in the padding.
         input_sizes: Height and width of each image without padding, at the top left.
+        scale_xy: Input pixels per pixel of the stored image, in x and y.
         batch_index: Position of each image in the global batch.
         weights: Weight of each image's losses.
         mask_image: Index of each mask's image, ascending.
@@ -213,6 +214,7 @@ class Batch:
     names: tuple[str, ...]
     images: UInt8[Tensor, "B 3 S S"]
     input_sizes: Int64[Tensor, "B 2"]
+    scale_xy: Float[Tensor, "B 2"]
     batch_index: Int64[Tensor, "B"]
     weights: Float[Tensor, "B"]
     mask_image: Int64[Tensor, "M"]
@@ -333,6 +335,7 @@ class Targets:
         valid: False in the padding.
         boxes_input: Boxes, xyxy in input pixels.
         cell_xy: Width and height of one cell in input pixels.
+        scale_xy: Input pixels per pixel of the stored image, in x and y.
         shift: Uniform in [0, 1); shifts the points of a point loss.
         mask_prompt_size: Side G of mask prompts, which cover the same square; None: that of the
             targets.
@@ -342,6 +345,7 @@ class Targets:
     valid: Bool[Tensor, "M H W"]
     boxes_input: Float[Tensor, "M 4"]
     cell_xy: tuple[float, float]
+    scale_xy: Float[Tensor, "M 2"]
     shift: Float[Tensor, "M 2"] | None = None
     mask_prompt_size: int | None = None
 

@@ -17,7 +17,7 @@ from gigamask.data.sample_table import granularity
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, boxes_on_grid
 from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, RandomInputs, RandomSpec, Sample, SampleRef
 
@@ -224,7 +224,7 @@ def build_sample_from(
         image=torch.from_numpy(config.color_jitter.adjust(pixels, generator("colour"))),
         transform=transform,
         masks=masks[visible],
-        boxes_input=transform.boxes_to_input(boxes[visible].astype(np.float32)),
+        boxes_input=boxes_on_grid(transform, boxes[visible], masks[visible]),
         strata=strata[visible].astype(np.int64),
         random_inputs=_draw_random_inputs(int(visible.sum()), random_spec, generator),
     )

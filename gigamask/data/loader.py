@@ -203,6 +203,9 @@ def collate(
         input_sizes=torch.tensor(
             [sample.transform.resized for sample in samples], dtype=torch.int64
         ).reshape(-1, 2),
+        scale_xy=torch.tensor(
+            [sample.transform.scale_xy for sample in samples], dtype=torch.float32
+        ).reshape(-1, 2),
         batch_index=torch.tensor([sample.ref.batch_index for sample in samples], dtype=torch.int64),
         weights=torch.tensor([sample.ref.weight for sample in samples], dtype=torch.float32),
         mask_image=torch.repeat_interleave(counts),

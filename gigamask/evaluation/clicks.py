@@ -54,6 +54,10 @@ class ClickProtocol:
     )
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
+    point_convention: str = (
+        "pixel of the stored image, counted from 0, times the scale; the prompt encoder adds 0.5, "
+        "as in SAM's repository"
+    )
     boundaries: bool = False
     """also score boundaries, with `evaluation.boundary`"""
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"

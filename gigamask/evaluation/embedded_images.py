@@ -55,8 +55,9 @@ class EmbeddedImage:
         masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
         boxes_input = self.transform.boxes_to_input(rle.boxes().astype(np.float32))
         boxes = torch.from_numpy(boxes_input).float().to(device)
-        (height, width), (h, w) = self.transform.original, self.transform.resized
-        return Targets(masks, torch.ones_like(masks), boxes, (w / width, h / height))
+        cell_xy = self.transform.scale_xy
+        scale_xy = torch.tensor(cell_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)
+        return Targets(masks, torch.ones_like(masks), boxes, cell_xy, scale_xy)
 
     def decoder(self, model: Sam, best_only: bool = False) -> PromptDecoder:
         """Return the decoder of prompts for this image, at its stored size.
@@ -69,11 +70,13 @@ class EmbeddedImage:
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 
     def point_grid_prompts(self, points_per_side: int) -> Iterator[Prompts]:
-        """Yield point prompts of a square grid for three masks each, in groups that fit in
-        memory."""
+        """Yield point prompts for three masks each, in groups that fit in memory.
+
+        The points are those of the automatic mask generator for the whole image.
+        """
         height, width = self.transform.resized
         steps = (torch.arange(points_per_side) + 0.5) / points_per_side
-        grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding) - 0.5
+        grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding)
         for group in self.groups(np.arange(len(grid))):
             points = grid[torch.from_numpy(group)][:, None]
             labels = torch.tensor([1, -1], device=grid.device).expand(len(points), 2)

@@ -156,9 +156,9 @@ class SamPredictor:
         """Predict masks for one prompt on the image.
 
         Args:
-            point_coords: `(N, 2)` x and y in pixels of the original image.
+            point_coords: `(N, 2)` x and y in pixels of the original image, counted from 0.
             point_labels: `(N,)`; 1 foreground, 0 background.
-            box: `(4,)` x0, y0, x1, y1 in pixels of the original image.
+            box: `(4,)` x0, y0, x1, y1: first and last pixels of the original image.
             mask_input: `(1, G, G)` low-resolution logits of an earlier prediction.
             multimask_output: Whether to predict three masks instead of one.
             return_logits: Whether to return masks as logits instead of bools.

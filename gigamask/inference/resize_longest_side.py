@@ -1,10 +1,7 @@
 """Segment Anything's `ResizeLongestSide`: scales images, points and boxes to the model's input.
 
-SAM's `utils/transforms.py` differs from training (`masks.transforms`) in two conventions. Pixels
-are resized by Pillow; the results of torch, which training uses, differ by one level in places.
-Coordinates are scaled by the ratio of the sides, and the prompt encoder adds half an input pixel:
-at scale k, a point lies (1 - k) / 2 input pixels to the right of and below the result of
-`ImageTransform.points_to_input`, which preserves the positions of pixel centers.
+SAM's `utils/transforms.py` resizes pixels with Pillow; the results of torch, which training uses
+(`masks.transforms`), differ by one level in places. Coordinates are those of `ImageTransform`.
 """
 
 from dataclasses import dataclass
@@ -58,7 +55,7 @@ class ResizeLongestSide:
         Returns:
             x and y in pixels of the input, float64.
         """
-        return coords.astype(np.float64) * self._scale(original_size)
+        return self.image_transform(original_size).points_to_input(coords.astype(np.float64))
 
     def apply_boxes(
         self,
@@ -88,9 +85,8 @@ class ResizeLongestSide:
         Returns:
             x and y in pixels of the input, float32.
         """
-        return coords.float() * torch.tensor(
-            self._scale(original_size), dtype=torch.float32, device=coords.device
-        )
+        scale_xy = self.image_transform(original_size).scale_xy
+        return coords.float() * torch.tensor(scale_xy, dtype=torch.float32, device=coords.device)
 
     def apply_boxes_torch(
         self, boxes: Float[Tensor, "*n 4"] | Int[Tensor, "*n 4"], original_size: tuple[int, int]
@@ -105,7 +101,3 @@ class ResizeLongestSide:
             x0, y0, x1, y1 in pixels of the input, float32.
         """
         return self.apply_coords_torch(boxes.reshape(-1, 2, 2), original_size).reshape(-1, 4)
-
-    def _scale(self, original_size: tuple[int, int]) -> Float[np.ndarray, "2"]:
-        (height, width), (h, w) = original_size, self.image_transform(original_size).resized
-        return np.array([w / width, h / height])

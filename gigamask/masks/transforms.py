@@ -1,7 +1,8 @@
 """The transform between an image and the square model input, for pixels, masks, points and boxes.
 
-Points and boxes are pixel indices: 0 is the center of the first pixel. Resizing is that of
-`ResizeLongestSide` in SAM's repository.
+Coordinates of points and boxes are those of `ResizeLongestSide` in SAM's repository: pixel (x, y),
+counted from 0, becomes (x, y) times `scale_xy`, and the prompt encoder adds 0.5. Crops and flips
+apply to pixels first, as if the cropped and mirrored image were stored.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float, Float32, Int, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -56,6 +57,12 @@ class ImageTransform:
         """Size of the crop in original pixels, (H, W)."""
         y0, x0, y1, x1 = self.crop
         return y1 - y0, x1 - x0
+
+    @property
+    def scale_xy(self) -> tuple[float, float]:
+        """Input pixels per original pixel, in x and y."""
+        (crop_h, crop_w), (h, w) = self.crop_size, self.resized
+        return w / crop_w, h / crop_h
 
     def apply_image(self, pixels: UInt8[np.ndarray, "H W 3"]) -> UInt8[Tensor, "3 h w"]:
         """Return the resized pixels (antialiased bilinear), without normalization and padding."""
@@ -108,16 +115,13 @@ class ImageTransform:
 
     def points_to_input(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
         """Convert points xy from original to input pixels."""
-        origin, scale = _affine(self)
-        moved = (points + 0.5 - origin) * scale - 0.5
-        return _mirror(self, moved).astype(points.dtype)
+        origin, sign = _origin_and_sign(self)
+        return ((points - origin) * sign * self.scale_xy).astype(points.dtype)
 
     def points_to_original(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
         """Convert points xy from input to original pixels."""
-        origin, scale = _affine(self)
-        return ((_mirror(self, points.astype(np.float64)) + 0.5) / scale + origin - 0.5).astype(
-            points.dtype
-        )
+        origin, sign = _origin_and_sign(self)
+        return (points / self.scale_xy * sign + origin).astype(points.dtype)
 
     def boxes_to_input(self, boxes: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
         """Convert boxes xyxy, with inclusive ends, from original to input pixels."""
@@ -142,6 +146,25 @@ class ImageTransform:
         return interpolate(square[..., :h, :w], self.original, mode="bilinear", align_corners=False)
 
 
+def boxes_on_grid(
+    transform: ImageTransform, boxes: Int[np.ndarray, "n 4"], masks: RLEMasks
+) -> Float32[np.ndarray, "n 4"]:
+    """Convert boxes to input pixels, without parts of masks that a grid does not show.
+
+    Boxes end at the first cell centers outside of the mask on the grid.
+
+    Args:
+        transform: The transform.
+        boxes: Boxes xyxy of the visible parts of masks, with inclusive ends in original pixels.
+        masks: The same masks on a grid over the model input, none of them empty.
+    """
+    cell, cells = transform.image_size / masks.size[0], masks.boxes().astype(np.float64)
+    low, high = np.split(transform.boxes_to_input(boxes.astype(np.float64)), 2, 1)
+    low = np.maximum(low, (cells[:, :2] - 0.5) * cell)
+    high = np.minimum(high, (cells[:, 2:] + 1.5) * cell - np.array(transform.scale_xy))
+    return np.concatenate([low, high], 1).astype(np.float32)
+
+
 def _source_lines(
     transform: ImageTransform, axis: int, mask_size: int
 ) -> Int64[np.ndarray, "mask_size"]:
@@ -158,13 +181,7 @@ def _source_lines(
     return np.where(inside, transform.crop[axis] + centers * crop // end, -1)
 
 
-def _affine(transform: ImageTransform) -> tuple[np.ndarray, np.ndarray]:
-    """Return the crop's corner xy, and input pixels per original pixel."""
-    (crop_h, crop_w), (h, w) = transform.crop_size, transform.resized
-    y0, x0 = transform.crop[:2]
-    return np.array([x0, y0], np.float64), np.array([w / crop_w, h / crop_h])
-
-
-def _mirror(transform: ImageTransform, points: np.ndarray) -> np.ndarray:
-    """Return input points mirrored within the resized width if the transform flips."""
-    return points * [-1, 1] + [transform.resized[1] - 1, 0] if transform.flip else points
+def _origin_and_sign(transform: ImageTransform) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the original pixel xy at the top left of the input, and the direction of its axes."""
+    y0, x0, _, x1 = transform.crop
+    return ((x1 - 1, y0), (-1, 1)) if transform.flip else ((x0, y0), (1, 1))

@@ -276,6 +276,7 @@ def blank_batch(
             images, 3, sample_config.image_size, sample_config.image_size, dtype=torch.uint8
         ),
         input_sizes=torch.full((images, 2), sample_config.image_size),
+        scale_xy=torch.ones(images, 2),
         batch_index=torch.arange(images),
         weights=torch.ones(images),
         mask_image=mask_image,

@@ -9,28 +9,30 @@ from gigamask.types import RandomInputs, Targets
 
 def add_box_noise(
     boxes_input: Float[Tensor, "M 4"],
+    scale_xy: Float[Tensor, "M 2"],
     noise: Float[Tensor, "M 4"],
     relative_std: float,
     limit_px: float,
-    largest_xy: tuple[float, float],
+    extent_xy: tuple[float, float],
 ) -> Float[Tensor, "M 4"]:
     """Add Gaussian noise to each side of each box (Kirillov et al. 2023, appendix A).
 
     Args:
         boxes_input: Boxes, xyxy in input pixels with inclusive ends.
+        scale_xy: Input pixels per pixel of the stored image, in x and y.
         noise: Standard normal numbers.
         relative_std: Standard deviation relative to the width or height.
         limit_px: Largest shift of a side, in input pixels; larger noise is clamped.
-        largest_xy: Largest allowed coordinates.
+        extent_xy: Width and height of the input in input pixels.
 
     Returns:
-        Boxes with ordered sides in [0, `largest_xy`].
+        Boxes within the input, with ordered sides.
     """
-    extent = boxes_input[:, 2:] - boxes_input[:, :2] + 1
-    change = (noise * relative_std * extent.repeat(1, 2)).clamp(-limit_px, limit_px)
-    moved = boxes_input + change
-    x, y = (moved[:, axis::2].clamp(0, largest_xy[axis]).sort(1).values for axis in (0, 1))
-    return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], 1)
+    size = boxes_input[:, 2:] - boxes_input[:, :2] + scale_xy
+    change = (noise * relative_std * size.repeat(1, 2)).clamp(-limit_px, limit_px)
+    moved = (boxes_input + change).unflatten(1, (2, 2))
+    largest = torch.stack([extent_xy[axis] - scale_xy[:, axis] for axis in (0, 1)], 1)
+    return moved.clamp(min=0).minimum(largest[:, None]).sort(1).values.flatten(1)
 
 
 def jitter_boxes(
@@ -45,9 +47,13 @@ def jitter_boxes(
         limit_px: Largest shift of a side, in input pixels.
     """
     height, width = targets.valid.shape[1:]
-    largest_xy = width * targets.cell_xy[0] - 1, height * targets.cell_xy[1] - 1
     return add_box_noise(
-        targets.boxes_input, random_inputs.box_noise, relative_std, limit_px, largest_xy
+        targets.boxes_input,
+        targets.scale_xy,
+        random_inputs.box_noise,
+        relative_std,
+        limit_px,
+        (width * targets.cell_xy[0], height * targets.cell_xy[1]),
     )
 
 

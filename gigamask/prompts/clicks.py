@@ -5,11 +5,14 @@ depend on the content of a mask.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn import functional
+
+from gigamask.types import Targets
 
 
 def uniform_click(
@@ -177,30 +180,43 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     return least[:, :, 1:-1]
 
 
-def cell_to_input(
-    xy: Int64[Tensor, "*n 2"], cell_xy: tuple[float, float]
-) -> Float32[Tensor, "*n 2"]:
-    """Convert cells to the input coordinates of their centers (0 is the first pixel's center).
+def cell_to_input(xy: Int64[Tensor, "M *n 2"], targets: Targets) -> Float32[Tensor, "M *n 2"]:
+    """Convert cells to the input coordinates of their centers.
+
+    The center of pixel x of the stored image lies (x + 0.5) * scale input pixels from the left
+    edge, and its coordinate is x * scale (`masks.transforms`). So the coordinate of any position is
+    its distance from the edge, less half the scale.
 
     Args:
-        xy: Cells (x, y) of the target grid.
-        cell_xy: Width and height of a cell in input pixels.
+        xy: Cells (x, y) of the target grid, any number for each mask.
+        targets: Ground truth of M masks.
     """
-    x, y = ((xy[..., axis] + 0.5) * cell_xy[axis] - 0.5 for axis in (0, 1))
-    return torch.stack([x, y], -1)
+    x, y = (
+        xy[..., axis].double() * cell + (cell - scale) / 2
+        for axis, cell, scale in _axes(targets, xy.ndim)
+    )
+    return torch.stack([x, y], -1).float()
 
 
-def input_to_cell(
-    xy_input: Float[Tensor, "*n 2"], cell_xy: tuple[float, float]
-) -> Int64[Tensor, "*n 2"]:
+def input_to_cell(xy_input: Float[Tensor, "M *n 2"], targets: Targets) -> Int64[Tensor, "M *n 2"]:
     """Return the cell that contains each point; the inverse of `cell_to_input`.
 
     Args:
-        xy_input: Points (x, y) in input pixels.
-        cell_xy: Width and height of a cell in input pixels.
+        xy_input: Points (x, y) in input pixels, any number for each mask.
+        targets: Ground truth of M masks.
     """
-    x, y = (((xy_input[..., axis].double() + 0.5) / cell_xy[axis]).floor() for axis in (0, 1))
+    x, y = (
+        ((xy_input[..., axis].double() + scale / 2) / cell).floor()
+        for axis, cell, scale in _axes(targets, xy_input.ndim)
+    )
     return torch.stack([x, y], -1).long()
+
+
+def _axes(targets: Targets, ndim: int) -> Iterator[tuple[int, float, Float[Tensor, "M ..."]]]:
+    """Yield x and y with the width of a cell, and the scale shaped for points of `ndim` axes."""
+    for axis in (0, 1):
+        scale = targets.scale_xy[:, axis].reshape(-1, *[1] * (ndim - 2))
+        yield axis, targets.cell_xy[axis], scale
 
 
 def _sample_index(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:

@@ -28,9 +28,12 @@ def jitter_masks(
     coverage = _coverage(targets)
     side = coverage.shape[-1]
     cells = [targets.cell_xy[axis] * targets.masks.shape[2 - axis] / side for axis in (0, 1)]
+    old, new = (
+        torch.cat([boxes[:, :2], boxes[:, 2:] + targets.scale_xy], 1)
+        for boxes in (targets.boxes_input, boxes_input)
+    )
     (columns, in_columns), (rows, in_rows) = (
-        _source_cells(targets.boxes_input[:, axis::2], boxes_input[:, axis::2], cells[axis], side)
-        for axis in (0, 1)
+        _source_cells(old[:, axis::2], new[:, axis::2], cells[axis], side) for axis in (0, 1)
     )
     mask = torch.arange(len(coverage), device=coverage.device)[:, None, None]
     inside = in_rows[:, :, None] & in_columns[:, None]
@@ -58,6 +61,6 @@ def _source_cells(
     Also return whether the source lies in the grid.
     """
     centers = (torch.arange(side, device=old.device) + 0.5) * cell
-    scale = (old[:, 1:] - old[:, :1] + 1) / (new[:, 1:] - new[:, :1] + 1)
+    scale = old.diff() / new.diff()
     source = ((old[:, :1] + (centers - new[:, :1]) * scale) / cell).floor().long()
     return source.clamp(0, side - 1), (source >= 0) & (source < side)

@@ -154,7 +154,7 @@ class MixedPrompts(PromptSchedule):
             region = torch.where(positive[:, number, None, None], inside, outside)
             clicks.append(sample_click(region, foreground, valid, random_inputs.clicks[:, number]))
         xy, labels = (torch.stack(tensors, 1) for tensors in zip(*clicks, strict=True))
-        points = functional.pad(cell_to_input(xy, targets.cell_xy), (0, 0, 0, 1))
+        points = functional.pad(cell_to_input(xy, targets), (0, 0, 0, 1))
         return points, functional.pad(torch.where(present, labels, -1), (0, 1), value=-1)
 
     def _point_kinds(

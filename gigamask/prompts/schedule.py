@@ -160,13 +160,13 @@ class CenterClicks(PromptSchedule):
                 previous.prompts.labels[:, :-1],
             )
             pred_mask = previous.pred_mask
-        tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets.cell_xy))
+        tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets))
         clicks = [
             _center_click(*arrays)
             for arrays in zip(*(tensor.cpu().numpy() for tensor in tensors), strict=True)
         ]
         click = torch.tensor(clicks, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
-        point = cell_to_input(click[:, :2], targets.cell_xy)[:, None]
+        point = cell_to_input(click[:, :2], targets)[:, None]
         return Prompts(
             points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
             labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
@@ -269,7 +269,7 @@ def point_or_box(
         targets.valid,
         center_click_prob,
     )
-    point = cell_to_input(xy, targets.cell_xy)
+    point = cell_to_input(xy, targets)
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
     is_box = (random_inputs.first_prompt < box_prob)[:, None]
@@ -312,7 +312,7 @@ def _add_click(
     )
     return Prompts(
         points_xy_input=torch.cat(
-            [previous.prompts.points_xy_input, cell_to_input(xy, targets.cell_xy)[:, None]], 1
+            [previous.prompts.points_xy_input, cell_to_input(xy, targets)[:, None]], 1
         ),
         labels=torch.cat([previous.prompts.labels, label[:, None]], 1),
         masks=previous.mask_input,

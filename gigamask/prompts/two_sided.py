@@ -85,7 +85,7 @@ class TwoSidedCorrection(PromptSchedule):
             random_inputs.clicks[:, used : used + 2],
             targets.valid,
         )
-        points = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets.cell_xy), 0)
+        points = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets), 0)
         earlier = previous.prompts
         token_mask = earlier.token_mask
         if token_mask is None:

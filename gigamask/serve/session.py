@@ -51,7 +51,7 @@ JPEG_QUALITY = 92
 
 @dataclass(frozen=True)
 class PromptStep:
-    """One prompt: a point or a box, in pixels of the image.
+    """One prompt: a point or a box, in pixels of the image counted from 0.
 
     Attributes:
         point: (x, y).

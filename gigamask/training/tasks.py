@@ -170,12 +170,18 @@ def targets_from_batch(
     scale = batch.images.shape[-1] / mask_size
     masks = dense if batch.mask_size == mask_size else _average(dense, mask_size)
     centers = (torch.arange(mask_size, device=dense.device) + 0.5) * scale
-    heights, widths = batch.input_sizes[batch.mask_image[part]].unbind(1)
+    mask_image = batch.mask_image[part]
+    heights, widths = batch.input_sizes[mask_image].unbind(1)
     valid = (centers[None, :, None] < heights[:, None, None]) & (
         centers[None, None, :] < widths[:, None, None]
     )
     return Targets(
-        masks, valid, batch.boxes_input[part], (scale, scale), mask_prompt_size=mask_prompt_size
+        masks,
+        valid,
+        batch.boxes_input[part],
+        (scale, scale),
+        batch.scale_xy[mask_image],
+        mask_prompt_size=mask_prompt_size,
     )
 
 

@@ -222,6 +222,7 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     )
     assert scores["oracle"] >= scores["clicks"]["1"]
     assert scores["protocol"]["feed_mask"] is True
+    assert "times the scale" in scores["protocol"]["point_convention"]
     assert (
         scores["size"]["small"]["masks"]
         + scores["size"]["medium"]["masks"]

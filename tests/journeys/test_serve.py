@@ -257,7 +257,9 @@ def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
         page.set_input_files("#file", tmp_path / "photo.png")
         page.wait_for_selector("#state:has-text('encoded in')")
         bare = pixels(page)
-        click(page, 0.5, 0.5)
+        with page.expect_request("**/predict") as request:
+            click(page, 0.505, 0.505)
+        assert request.value.post_data_json["steps"] == [{"point": [45, 30], "foreground": True}]
         first = answers(page, 3)
         assert all(
             re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first
@@ -278,7 +280,11 @@ def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
         page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
         page.mouse.down()
         page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
-        page.mouse.up()
+        with page.expect_request("**/predict") as request:
+            page.mouse.up()
+        [step] = request.value.post_data_json["steps"]
+        assert step["box"] == pytest.approx([18, 12, 72, 42], abs=1)
+        assert all(type(pixel) is int for pixel in step["box"])
         answers(page, 3)
         page.hover("#answers li:nth-child(2) button")
         page.click("#answers li:nth-child(3) button")

@@ -56,12 +56,24 @@ def world():
         box_noise=torch.tensor(rng.standard_normal((5, 4)), dtype=torch.float32),
         drop_path=torch.zeros(2, spec.depth, 2),
     )
-    return model, images, sizes, Targets(masks, valid, boxes, (2.0, 2.0)), draws
+    return (
+        model,
+        images,
+        sizes,
+        Targets(masks, valid, boxes, (2.0, 2.0), torch.ones_like(boxes[:, :2])),
+        draws,
+    )
 
 
 def rounds(model, embedding, truth, draws, chunk, policy):
     """Yields the rounds of some masks, each with its targets."""
-    part = Targets(truth.masks[chunk], truth.valid[chunk], truth.boxes_input[chunk], truth.cell_xy)
+    part = Targets(
+        truth.masks[chunk],
+        truth.valid[chunk],
+        truth.boxes_input[chunk],
+        truth.cell_xy,
+        truth.scale_xy[chunk],
+    )
     spent = RandomInputs(
         draws.first_prompt[chunk], draws.clicks[chunk], draws.box_noise[chunk], draws.drop_path
     )

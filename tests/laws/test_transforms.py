@@ -36,16 +36,16 @@ def test_points_and_boxes_come_back(transform, seed):
 @given(transforms(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
 def test_a_cell_shows_the_pixel_at_its_centre(transform, grid, seed):
     masks = np.random.default_rng(seed).random((3, *transform.original)) < 0.5
-    centres = (np.arange(grid) + 0.5) * transform.image_size / grid - 0.5
+    centres = (np.arange(grid) + 0.5) * transform.image_size / grid
     xy = np.stack(np.meshgrid(centres, centres), -1)
-    original = transform.points_to_original(xy)
+    original = transform.points_to_original(xy - np.array(transform.scale_xy) / 2)
     # A centre on the border of two pixels may show either; the whole-number rule takes one,
     # rounding in float perhaps the other.
     x, y = (
         np.stack([np.floor(original[..., i] + 0.5 + nudge) for nudge in (-1e-6, 1e-6)]).astype(int)
         for i in (0, 1)
     )
-    inside = (xy[..., 0] < transform.resized[1] - 0.5) & (xy[..., 1] < transform.resized[0] - 0.5)
+    inside = (xy[..., 0] < transform.resized[1]) & (xy[..., 1] < transform.resized[0])
     shown = transform.apply_masks(RLEMasks.from_dense(masks), grid).to_dense()
     assert not shown[:, ~inside].any()
     y0, x0, y1, x1 = transform.crop
@@ -59,8 +59,9 @@ def test_soft_masks_are_means_of_the_crop(transform, grid, seed):
     y0, x0, y1, x1 = transform.crop
     fine = grid * 20
     # Many samples a cell, taken where the points say the crop lies.
-    samples = (np.arange(fine) + 0.5) * transform.image_size / fine - 0.5
-    original = transform.points_to_original(np.stack([samples, samples], -1))
+    samples = (np.arange(fine) + 0.5) * transform.image_size / fine
+    half = np.array(transform.scale_xy) / 2
+    original = transform.points_to_original(np.stack([samples, samples], -1) - half)
     x, y = np.floor(original.T + 0.5).astype(int)
     crop = np.zeros((2, *transform.original), bool)
     crop[:, y0:y1, x0:x1] = masks[:, y0:y1, x0:x1]
@@ -86,7 +87,8 @@ def test_a_marked_pixel_lands_where_points_say(transform, data):
     pixels[y, x] = 255
     image = transform.apply_image(pixels)
     assert image.shape == (3, *transform.resized)
-    expected = transform.points_to_input(np.array([x, y], np.float64))
+    half = (np.array(transform.scale_xy) - 1) / 2
+    expected = transform.points_to_input(np.array([x, y], np.float64)) + half
     weight = image[0].double().numpy()
     mask = np.zeros((1, *transform.original), bool)
     mask[0, y, x] = True

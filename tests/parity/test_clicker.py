@@ -60,7 +60,11 @@ def play_and_compare(
     returns the clicks."""
     valid = np.ones_like(truth) if valid is None else valid
     given = Targets(
-        torch.from_numpy(truth)[None], torch.from_numpy(valid)[None], torch.zeros(1, 4), (4.0, 4.0)
+        torch.from_numpy(truth)[None],
+        torch.from_numpy(valid)[None],
+        torch.zeros(1, 4),
+        (4.0, 4.0),
+        torch.ones(1, 2),
     )
     policy, played, clicks = CenterClicks(clicks=len(guesses) + 1), None, []
     for guess in [np.zeros_like(truth), *guesses]:
@@ -72,7 +76,7 @@ def play_and_compare(
                 Prediction(logits, torch.ones(1, 1), torch.zeros(1, 1, 4, 4)),
             )
         prompts = policy.next(played, given, None, 0.0)
-        x, y = input_to_cell(prompts.points_xy_input[0, -2], given.cell_xy).tolist()
+        x, y = input_to_cell(prompts.points_xy_input[:, -2], given)[0].tolist()
         found = x, y, int(prompts.labels[0, -2])
         expected = click_by_rule(truth, guess, valid, [click[:2] for click in clicks], distance)
         assert found[2] == expected[2]

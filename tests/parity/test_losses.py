@@ -138,7 +138,12 @@ def test_the_loss_at_points_equals_mask2formers_at_the_same_points():
     masks = torch.tensor(rng.random((4, 128, 128)) > 0.7)
     shift = torch.tensor(rng.random((4, 2))).float()
     points = sample_points(
-        low, Targets(masks, masks | True, torch.zeros(4, 4), (1.0, 1.0), shift), 0, 300, 3.0, 0.75
+        low,
+        Targets(masks, masks | True, torch.zeros(4, 4), (1.0, 1.0), torch.ones(4, 2), shift),
+        0,
+        300,
+        3.0,
+        0.75,
     )
     rows, answers, inside = (
         points.logits.view(12, 1, 1, 300),

@@ -29,6 +29,7 @@ def batch_of(counts: list[int], seed: int) -> Batch:
         names=tuple(map(str, range(images))),
         images=torch.from_numpy(generator.integers(256, size=(images, 3, 16, 16), dtype=np.uint8)),
         input_sizes=torch.full((images, 2), 16),
+        scale_xy=torch.ones(images, 2),
         batch_index=torch.from_numpy(generator.permutation(images)),
         weights=drawn(images),
         mask_image=torch.repeat_interleave(torch.tensor(counts, dtype=torch.int64)),

@@ -117,11 +117,17 @@ function keyed(event) {
   else if (/^[1-9]$/.test(event.key) && answers[event.key - 1]) pick(event.key - 1);
 }
 
-/** Returns a pointer's position in image pixels. */
+/** Returns the image pixel under a pointer, counted from 0. */
 function place(event) {
   const box = $("canvas").getBoundingClientRect();
-  const inside = (value, most) => Math.min(Math.max(value, 0), most);
-  return [inside(((event.clientX - box.left) / box.width) * picture.width, picture.width), inside(((event.clientY - box.top) / box.height) * picture.height, picture.height)];
+  const pixel = (share, size) => Math.min(Math.max(Math.floor(share * size), 0), size - 1);
+  return [pixel((event.clientX - box.left) / box.width, picture.width), pixel((event.clientY - box.top) / box.height, picture.height)];
+}
+
+/** Returns the box of two pixels, x0 y0 x1 y1. */
+function boxOf(start, now) {
+  const [xs, ys] = [0, 1].map((axis) => [start[axis], now[axis]].sort((a, b) => a - b));
+  return [xs[0], ys[0], xs[1], ys[1]];
 }
 
 function pressed(event) {
@@ -144,8 +150,7 @@ async function released(event) {
   const last = steps.at(-1);
   if (last && answers[picked]?.number !== undefined) last.chosen = answers[picked].number;
   if (long) {
-    const [xs, ys] = [0, 1].map((axis) => [start[axis], now[axis]].sort((a, b) => a - b));
-    steps.push({ box: [xs[0], ys[0], xs[1], ys[1]] });
+    steps.push({ box: boxOf(start, now) });
   } else if (far <= DRAGGED_PX * 2 && !(mode === "box" && event.pointerType !== "mouse")) {
     steps.push({ point: start, foreground: button !== 2 && mode !== "remove" });
   }
@@ -272,7 +277,7 @@ function paint() {
   else if (together) context.drawImage(drawMasks(answers.map(({ mask }) => mask), answers.map((_, i) => hue(i)), size, { line }), 0, 0);
   for (const step of steps) if (step.box) outline(context, step.box, unit, []);
   for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
-  if (drag?.long) outline(context, [...drag.start, ...drag.now], unit, [6 * unit, 4 * unit]);
+  if (drag?.long) outline(context, boxOf(drag.start, drag.now), unit, [6 * unit, 4 * unit]);
 }
 
 function outline(context, [x0, y0, x1, y1], unit, dashes) {
@@ -280,12 +285,13 @@ function outline(context, [x0, y0, x1, y1], unit, dashes) {
   for (const [width, colour] of [[4, "#0008"], [2, "#fff"]]) {
     context.lineWidth = width * unit;
     context.strokeStyle = colour;
-    context.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    context.strokeRect(x0, y0, x1 + 1 - x0, y1 + 1 - y0);
   }
   context.setLineDash([]);
 }
 
-function dot(context, [x, y], foreground, unit) {
+function dot(context, pixel, foreground, unit) {
+  const [x, y] = pixel.map((index) => index + 0.5);
   context.beginPath();
   context.arc(x, y, 6 * unit, 0, 7);
   context.fillStyle = foreground ? "#009e73" : "#d55e00";

@@ -116,6 +116,7 @@ def test_a_batch_holds_its_samples_side_by_side(source):
     )
     assert batch.images.shape == (3, 3, 128, 128)
     assert batch.input_sizes.tolist() == [list(sample.transform.resized) for sample in samples]
+    assert np.allclose(batch.scale_xy, [sample.transform.scale_xy for sample in samples])
     assert batch.mask_image.tolist() == [
         i for i, sample in enumerate(samples) for _ in range(len(sample.masks))
     ]
@@ -167,6 +168,7 @@ def check_empty(batch):
     shapes = {
         "images": (0, 3, 128, 128),
         "input_sizes": (0, 2),
+        "scale_xy": (0, 2),
         "mask_image": (0,),
         "boxes_input": (0, 4),
         "rle_bounds": (0,),
@@ -407,7 +409,7 @@ def test_every_tensor_moves(source):
     ]
     tensors += [getattr(moved.random_inputs, field.name) for field in fields(moved.random_inputs)]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 14
+    assert len(tensors) == 15
 
 
 PLAIN = replace(ASSEMBLY, with_masks=False)

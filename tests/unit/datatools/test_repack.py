@@ -99,7 +99,7 @@ def test_images_masks_and_all_that_is_in_pixels(tmp_path):
     x0, y0, x1, y1 = halved.boxes()[0]
     assert first["bbox"] == [x0, y0, x1 - x0, y1 - y0]
     assert first["crop_box"] == [5.0, 10.0, 20.25, 15.0]
-    assert first["point_coords"] == [[9.75, 14.75], [10.5, 14.5]]
+    assert first["point_coords"] == [[10.0, 15.0], [10.75, 14.75]]
     assert (first["note"], first["predicted_iou"], other["id"]) == ("kept", 0.9, 2)
     assert list(first) == list(record["annotations"][0])
     assert "crop_box" not in other
@@ -125,7 +125,7 @@ def test_the_grid_is_the_frames(scenes, tmp_path):
 
 @pytest.mark.slow
 def test_training_sees_nearly_the_same(tmp_path):
-    """Samples of repacked shards at their size: the same names, boxes within 2 pixels, mean IoU
+    """Samples of repacked shards at their size: the same names, boxes within 3 pixels, mean IoU
     above .97, images as JPEG leaves them."""
     synthetic.write(tmp_path / "in", 6, seed=4, long_side=(1000, 1200))
     repack(tmp_path / "in", tmp_path / "out", RepackConfig(512))
@@ -142,7 +142,7 @@ def test_training_sees_nearly_the_same(tmp_path):
         assert large.name == small.name
         assert large.image.shape == small.image.shape
         overlaps += np.diag(large.masks.iou(small.masks)).tolist()
-        assert np.abs(large.boxes_input - small.boxes_input).max() < 2
+        assert np.abs(large.boxes_input - small.boxes_input).max() < 3
         error = (large.image.float() - small.image.float()).square().mean()
         decibels.append(float(10 * (255**2 / error).log10()))
     assert np.mean(overlaps) > 0.97

@@ -30,7 +30,9 @@ def blob(masks, side, seed=0):
 def truth_of(masks, valid=None, seed=0):
     shift = torch.tensor(make_rng(seed, "test shift").random((len(masks), 2))).float()
     valid = torch.ones(masks.shape, dtype=torch.bool) if valid is None else valid
-    return Targets(masks, valid, torch.zeros(len(masks), 4), (4.0, 4.0), shift)
+    return Targets(
+        masks, valid, torch.zeros(len(masks), 4), (4.0, 4.0), torch.ones(len(masks), 2), shift
+    )
 
 
 def test_r2_is_its_definition_shifted_and_wrapped():

@@ -38,7 +38,7 @@ def case():
     return (
         logits.requires_grad_(),
         iou.requires_grad_(),
-        Targets(truth, valid, torch.zeros(4, 4), (4.0, 4.0)),
+        Targets(truth, valid, torch.zeros(4, 4), (4.0, 4.0), torch.ones(4, 2)),
     )
 
 
@@ -102,6 +102,7 @@ def test_masks_in_chunks_add_up_to_all(case):
             truth.valid[m : m + 1],
             truth.boxes_input[m : m + 1],
             truth.cell_xy,
+            truth.scale_xy[m : m + 1],
         )
         total = total + SamLoss()(played(logits[m : m + 1], iou[m : m + 1]), alone).loss
     assert float(total.detach()) == pytest.approx(float(whole.loss.detach()), rel=1e-12)
@@ -116,7 +117,7 @@ def test_loss_weights_decide_which_prediction_is_best():
     logits = torch.stack([few_sure, many_unsure])[None].requires_grad_()
     case = (
         played(logits, torch.zeros(1, 2)),
-        Targets(truth, truth | True, torch.zeros(1, 4), (4.0, 4.0)),
+        Targets(truth, truth | True, torch.zeros(1, 4), (4.0, 4.0), torch.ones(1, 2)),
     )
     for objective, answer in [
         (SamLoss(), 0),
@@ -228,9 +229,7 @@ def test_options_reach_the_formulas(case):
 def test_soft_targets_are_learned_soft_and_judged_hard(case):
     logits, iou, truth = case
     soft = truth.masks * 0.7 + ~truth.masks * 0.2
-    terms = SamLoss()(
-        played(logits, iou), Targets(soft, truth.valid, truth.boxes_input, truth.cell_xy)
-    )
+    terms = SamLoss()(played(logits, iou), replace(truth, masks=soft))
     hard = SamLoss()(played(logits, iou), truth)
     assert torch.equal(terms.parts["iou"], hard.parts["iou"])
     assert terms.parts["focal"] != hard.parts["focal"]
@@ -238,7 +237,9 @@ def test_soft_targets_are_learned_soft_and_judged_hard(case):
 
 def test_no_masks_sum_to_nothing(case):
     logits, iou, truth = case
-    none = Targets(truth.masks[:0], truth.valid[:0], truth.boxes_input[:0], truth.cell_xy)
+    none = Targets(
+        truth.masks[:0], truth.valid[:0], truth.boxes_input[:0], truth.cell_xy, truth.scale_xy[:0]
+    )
     terms = SamLoss()(played(logits[:0], iou[:0]), none)
     terms.loss.backward()
     assert (float(terms.loss.detach()), float(terms.count), terms.per_mask.shape) == (0, 0, (0,))
@@ -338,6 +339,7 @@ def test_places_and_hard_pixels_of_masks_in_chunks_are_those_of_all(shifted, obj
             truth.valid[one],
             truth.boxes_input[one],
             truth.cell_xy,
+            truth.scale_xy[one],
             truth.shift[one],
         )
         assert float(
@@ -362,7 +364,14 @@ def test_the_objective_never_waits_for_the_device(objective, soft):
     valid = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
     masks = valid.float() if soft else valid
     logits = torch.zeros(4, 3, 8, 8, requires_grad=True, **on)
-    truth = Targets(masks, valid, torch.zeros(4, 4, **on), (4.0, 4.0), torch.zeros(4, 2, **on))
+    truth = Targets(
+        masks,
+        valid,
+        torch.zeros(4, 4, **on),
+        (4.0, 4.0),
+        torch.ones(4, 2, **on),
+        torch.zeros(4, 2, **on),
+    )
     terms = objective(played(logits, torch.zeros(4, 3, **on)), truth)
     terms.loss.backward()
     assert logits.grad.shape == logits.shape

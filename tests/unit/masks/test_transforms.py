@@ -1,12 +1,14 @@
 """The transform on cases whose answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, boxes_on_grid
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,29 @@ def test_a_flip_mirrors_within_the_image_not_the_square():
     ]
 
 
-def test_points_are_moved_by_their_pixel_centres():
+def test_points_are_pixels_of_the_crop_times_the_scale():
     transform = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
     points = np.array([[[20, 10], [119, 59]]], np.float32)
     moved = transform.points_to_input(points)
     assert moved.dtype == np.float32
-    assert moved.tolist() == [[[-0.25, -0.25], [49.25, 24.25]]]
+    assert moved.tolist() == [[[0.0, 0.0], [49.5, 24.5]]]
     assert transform.points_to_original(moved).tolist() == points.tolist()
+    mirrored = replace(transform, flip=True)
+    assert mirrored.points_to_input(points).tolist() == [[[49.5, 0.0], [0.0, 24.5]]]
+
+
+def test_a_box_keeps_within_what_the_grid_shows():
+    """A bar of 40 pixels with an arm one pixel high, on cells of 10 pixels."""
+    mask = np.zeros((1, 100, 100), bool)
+    mask[0, 20:60, 30:70] = mask[0, 21, 70:99] = True
+    transform = ImageTransform.resize_longest_side((100, 100), 50)
+    runs = RLEMasks.from_dense(mask)
+    on_grid = transform.apply_masks(runs, 10)
+    assert on_grid.boxes().tolist() == [[3, 2, 6, 5]]
+    assert transform.boxes_to_input(runs.boxes().astype(float)).tolist() == [[15, 10, 49, 29.5]]
+    assert boxes_on_grid(transform, runs.boxes(), on_grid).tolist() == [[15, 10, 37, 29.5]]
+    fine = transform.apply_masks(runs, 50)
+    assert boxes_on_grid(transform, runs.boxes(), fine).tolist() == [[15, 10, 49, 29.5]]
 
 
 def test_the_crop_alone_counts_in_soft_masks():

@@ -29,6 +29,7 @@ def make_truth():
             torch.ones_like(foreground) if valid is None else torch.as_tensor(valid),
             boxes,
             cell_xy,
+            torch.ones(len(masks), 2),
             mask_prompt_size=mask_prompt_size,
         )
 
@@ -48,6 +49,7 @@ def repeat():
             valid,
             truth.boxes_input.expand(number, 4),
             truth.cell_xy,
+            truth.scale_xy.expand(number, 2),
             mask_prompt_size=truth.mask_prompt_size,
         )
 

@@ -14,6 +14,7 @@ from gigamask.prompts.clicks import (
     uniform_click,
 )
 from gigamask.rng import make_rng
+from gigamask.types import Targets
 
 ALMOST_ONE = 1 - 2**-24
 
@@ -226,18 +227,42 @@ def test_no_masks_give_no_clicks():
     assert label.shape == (0,)
 
 
+def grid(cell_xy, *scales_xy):
+    masks = torch.zeros(len(scales_xy), 2, 2, dtype=torch.bool)
+    return Targets(masks, masks, torch.zeros(len(masks), 4), cell_xy, torch.tensor(scales_xy))
+
+
 def test_cells_have_their_centres_in_the_input_and_back():
-    assert cell_to_input(torch.tensor([[0, 0], [255, 3]]), (4.0, 4.0)).tolist() == [
-        [1.5, 1.5],
-        [1021.5, 13.5],
+    square = grid((4.0, 4.0), (1.0, 1.0))
+    assert cell_to_input(torch.tensor([[[0, 0], [255, 3]]]), square).tolist() == [
+        [[1.5, 1.5], [1021.5, 13.5]]
     ]
-    assert cell_to_input(torch.tensor([[7, 2]]), (1.0, 1.0)).tolist() == [[7.0, 2.0]]
-    assert cell_to_input(torch.tensor([[1, 1]]), (2.0, 6.0)).tolist() == [[2.5, 8.5]], "width first"
+    assert cell_to_input(torch.tensor([[7, 2]]), grid((1.0, 1.0), (1.0, 1.0))).tolist() == [
+        [7.0, 2.0]
+    ]
+    assert cell_to_input(torch.tensor([[1, 1]]), grid((2.0, 6.0), (1.0, 1.0))).tolist() == [
+        [2.5, 8.5]
+    ], "width first"
     cells = torch.stack(
         torch.meshgrid(torch.arange(700), torch.arange(500), indexing="ij"), -1
-    ).reshape(-1, 2)
+    ).reshape(1, -1, 2)
     for cell_xy in [(4.0, 4.0), (1024 / 700, 1024 / 700), (1.0, 0.37)]:
-        assert torch.equal(input_to_cell(cell_to_input(cells, cell_xy), cell_xy), cells)
+        for scale in (0.3, 1.0, 5.0):
+            targets = grid(cell_xy, (scale, scale))
+            assert torch.equal(input_to_cell(cell_to_input(cells, targets), targets), cells)
+
+
+def test_cells_of_the_stored_size_have_the_coordinates_of_their_pixels():
+    """x * scale, as in SAM's `apply_coords`; each mask has the scale of its image."""
+    cells = torch.tensor([[[9, 4]], [[9, 4]]])
+    assert (
+        cell_to_input(cells, grid((0.5, 0.25), (0.5, 0.25), (0.5, 0.25))).tolist()
+        == [[[4.5, 1.0]]] * 2
+    )
+    assert cell_to_input(cells, grid((4.0, 4.0), (4.0, 4.0), (2.0, 8.0))).tolist() == [
+        [[36.0, 16.0]],
+        [[37.0, 14.0]],
+    ]
 
 
 def test_clicks_never_wait_for_the_device():

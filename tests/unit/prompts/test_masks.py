@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.prompts.boxes import add_box_noise
+from gigamask.prompts.boxes import jitter_boxes
 from gigamask.prompts.masks import jitter_masks
 
 
@@ -40,6 +42,15 @@ def test_the_mask_goes_where_its_box_goes(make_truth):
     )
 
 
+def test_a_box_ends_with_the_last_stored_pixel(make_truth):
+    """Cells of 4 and stored pixels of 8 input pixels: the box of two cells is that of one pixel."""
+    scale_xy = torch.full((1, 2), 8.0)
+    truth = replace(make_truth(rectangle(8, 16, 10, 12)[None]), scale_xy=scale_xy)
+    truth = replace(truth, boxes_input=torch.tensor([[40.0, 32.0, 40.0, 56.0]]))
+    box = torch.tensor([[48.0, 32.0, 56.0, 56.0]])  # a pixel to the right, and one wider
+    assert torch.equal(jitter_masks(truth, box, 1.0)[0] > 0, torch.tensor(rectangle(8, 16, 12, 16)))
+
+
 def test_what_would_come_from_beyond_the_grid_is_outside(make_truth):
     truth = make_truth(rectangle(0, 32, 0, 32)[None])
     inner = torch.tensor([[8 * 4.0, 0.0, 24 * 4.0 - 1, 32 * 4.0 - 1]])
@@ -52,7 +63,7 @@ def test_its_box_is_the_noisy_box_to_a_cell(make_truth, make_draws):
     rng = np.random.default_rng(3)
     masks = np.stack([rectangle(y, y + h, x, x + w) for y, x, h, w in rng.integers(2, 15, (60, 4))])
     truth = make_truth(masks, cell_xy=(8.0, 8.0))
-    moved = add_box_noise(truth.boxes_input, make_draws(60).box_noise, 0.1, 20.0, (255.0, 255.0))
+    moved = jitter_boxes(truth, make_draws(60), 0.1, 20.0)
     found = make_truth(
         (jitter_masks(truth, moved, 10.0) > 0).numpy(), cell_xy=(8.0, 8.0)
     ).boxes_input

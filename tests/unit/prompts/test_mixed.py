@@ -132,7 +132,9 @@ def test_the_noise_of_boxes_is_that_of_the_interactive_schedule(make_draws):
         NUMBER, 4
     )  # 100 wide, 240 high: deviations 10 and, before the clamp, 24
     policy = replace(BOXES, point_count_probs=(1.0,))
-    truth = Targets(masks[:, :2, :2], masks[:, :2, :2], box, (500.0, 500.0))
+    truth = Targets(
+        masks[:, :2, :2], masks[:, :2, :2], box, (500.0, 500.0), torch.ones(len(box), 2)
+    )
     asked = policy.next(None, truth, make_draws(NUMBER, clicks=2, position=2), 0.0)
     assert (asked.labels == torch.tensor([2, 3])).all()
     moved = (asked.points_xy_input.flatten(1) - box).double()
@@ -194,7 +196,13 @@ def test_same_random_numbers_give_the_same_prompts_independent_of_other_masks(ma
     truth, draws = many
     whole = MixedPrompts().next(None, truth, draws, 0.0)
     part = slice(70, 90)
-    some = Targets(truth.masks[part], truth.valid[part], truth.boxes_input[part], truth.cell_xy)
+    some = Targets(
+        truth.masks[part],
+        truth.valid[part],
+        truth.boxes_input[part],
+        truth.cell_xy,
+        truth.scale_xy[part],
+    )
     again = MixedPrompts().next(
         None,
         some,
@@ -248,7 +256,14 @@ def test_the_mix_never_waits_for_the_device():
     for policy in (MixedPrompts(), MixedPrompts(positive_prob=0.5)):
         asked = policy.next(
             None,
-            Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0), mask_prompt_size=4),
+            Targets(
+                masks,
+                masks,
+                torch.zeros(4, 4, **on),
+                (4.0, 4.0),
+                torch.ones(4, 2, **on),
+                mask_prompt_size=4,
+            ),
             draws,
             0.0,
         )

@@ -116,6 +116,7 @@ def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
         truth.valid.expand(number, 32, 32),
         truth.boxes_input.expand(number, 4),
         truth.cell_xy,
+        truth.scale_xy.expand(number, 2),
     )
     rng = make_rng(0, "test share")
     first = torch.tensor(rng.random(number), dtype=torch.float32)
@@ -148,6 +149,7 @@ def test_first_point_is_uniform_in_the_mask(make_truth):
         truth.valid.expand(number, 32, 32),
         truth.boxes_input.expand(number, 4),
         truth.cell_xy,
+        truth.scale_xy.expand(number, 2),
     )
     clicks = torch.tensor(make_rng(0, "test first").random((number, 9, 2)), dtype=torch.float32)
     draws = RandomInputs(
@@ -202,7 +204,7 @@ def test_the_schedule_never_waits_for_the_device():
     """Tensors without data: whatever looks at a value raises."""
     on = {"device": "meta"}
     masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
-    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0))
+    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0), torch.ones(4, 2, **on))
     draws = RandomInputs(
         torch.zeros(4, **on),
         torch.zeros(4, 9, 2, **on),

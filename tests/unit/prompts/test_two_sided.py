@@ -112,7 +112,7 @@ def test_the_corrections_never_wait_for_the_device():
     """Tensors without data: whatever looks at a value raises."""
     on = {"device": "meta"}
     masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
-    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0))
+    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0), torch.ones(4, 2, **on))
     draws = RandomInputs(
         torch.zeros(4, **on),
         torch.zeros(4, 15, 2, **on),

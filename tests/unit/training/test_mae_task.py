@@ -32,6 +32,7 @@ def batch_of(images: int, sizes: list[tuple[int, int]] | None = None) -> Batch:
         names=tuple(str(image) for image in range(images)),
         images=(127 + 100 * (distance * waves).sin()).to(torch.uint8),
         input_sizes=torch.tensor(sizes or [(32, 32)] * images, dtype=torch.int64).view(-1, 2),
+        scale_xy=torch.ones(images, 2),
         batch_index=torch.arange(images),
         weights=torch.ones(images),
         mask_image=torch.zeros(0, dtype=torch.int64),

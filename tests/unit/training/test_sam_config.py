@@ -100,13 +100,12 @@ def test_in_full_loss_and_clicks_live_on_the_inputs_grid(tmp_path, scenes, loss)
         assert torch.equal(truth.valid, rows & columns)
         assert not (truth.masks & ~truth.valid).any()
     (first, truth), (second, _) = seen
-    x, y = first.prompts.points_xy_input[:, 0].long().unbind(1)
+    centers = first.prompts.points_xy_input[:, 0] + truth.scale_xy / 2
+    x, y = centers.long().unbind(1)
     assert truth.masks[every, y, x].all(), "the first click is a pixel of the mask"
-    assert torch.equal(first.prompts.points_xy_input, first.prompts.points_xy_input.round())
-    assert (first.prompts.points_xy_input[:, 0] % 2 == 1).any(), (
-        "of the fine grid, not of the coarse one"
-    )
-    x, y = second.prompts.points_xy_input[:, -1].long().unbind(1)
+    assert torch.allclose(centers % 1, torch.tensor(0.5), atol=1e-4)
+    assert (x % 2 == 1).any(), "of the fine grid, not of the coarse one"
+    x, y = (second.prompts.points_xy_input[:, -1] + truth.scale_xy / 2).long().unbind(1)
     assert torch.equal(second.prompts.labels[:, -1] == 1, truth.masks[every, y, x])
     assert torch.equal(second.prompts.masks, first.mask_input)
 

@@ -130,6 +130,7 @@ def test_nan_loss_affects_only_its_own_sample():
         names=("a", "b"),
         images=torch.zeros(2, 3, 64, 64, dtype=torch.uint8),
         input_sizes=torch.zeros(2, 2, dtype=torch.int64),
+        scale_xy=torch.ones(2, 2),
         batch_index=torch.tensor([1, 0]),
         weights=torch.ones(2),
         mask_image=torch.tensor([0, 0, 1]),
