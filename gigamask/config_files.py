@@ -29,7 +29,7 @@ from gigamask.errors import GigamaskError
 from gigamask.parser import parse
 from gigamask.serialization import read_yaml
 from gigamask.suggestions import suggest_flag
-from gigamask.training.config import TrainConfig, check_resume, flatten_config
+from gigamask.training.config import TrainConfig, check_resume, flatten_config, limit_warmup
 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
@@ -81,6 +81,14 @@ class RunFlags:
     profile: int | None = None
     """number of steps to profile after 3 warm-up steps; results go to OUT/profile
     (docs/profile.md)"""
+    keep_warmup: tyro.conf.Suppress[bool] = False
+    """whether the warm-up of the learning rate was set, or belongs to a saved run"""
+
+    @property
+    def limited(self) -> TrainConfig:
+        """The configuration, with a shorter warm-up if it has fewer steps than its recipe."""
+        full_steps = 0 if self.keep_warmup else recipes.make(self.run.recipe).steps
+        return limit_warmup(self.run, full_steps)
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,9 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
             f"argument; see 'gigamask {command} --help'"
         )
     flags = _parse(rest, saved, prog, TrainFlags if command == "train" else RunFlags)
+    given = [word for path in config_paths(rest) for word in flags_of(read_config(path), saved)]
+    is_set = any(word.startswith("--schedule.warmup") for word in [*rest, *given])
+    flags = replace(flags, keep_warmup=resuming or is_set)
     if flags.epochs is not None:
         if any(word.partition("=")[0] == "--steps" for word in rest):
             raise GigamaskError("--epochs and --steps cannot be combined; give one of them")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="TrainConfig")
 
+MAX_WARMUP_SHARE = 0.25
+"""Longest warm-up, as a fraction of its steps, of a training with fewer steps than its recipe."""
 DATA = "data.json"
 """File in the run folder that describes the data at the start of the run."""
 
@@ -144,7 +146,8 @@ class TrainConfig(ABC):
         Args:
             **changes: Values by field name; fields of a section are written `section__field`, as
                 in `with_(data="scenes/", steps=500, optimizer__lr=1e-4)`, or passed as
-                `**{"optimizer.lr": 1e-4}`.
+                `**{"optimizer.lr": 1e-4}`. Fewer steps also limit the warm-up, as `limit_warmup`
+                says, unless a field of the schedule is changed too.
 
         Raises:
             GigamaskError: There is no such field.
@@ -152,7 +155,9 @@ class TrainConfig(ABC):
         config = self
         for name, value in changes.items():
             config = _with_field(config, name.replace("__", ".").split("."), value, name)
-        return config
+        if any(name.startswith("schedule") for name in changes):
+            return config
+        return limit_warmup(config, self.steps)
 
     def check(self: Config) -> Config:
         """Check the values and return the configuration itself.
@@ -332,6 +337,19 @@ class ImageTrainConfig(TrainConfig):
     def tables(self) -> tuple[str, ...]:
         """Path of the attribute table, if there is one."""
         return (self.loader.attributes,) if self.loader.attributes else ()
+
+
+def limit_warmup(config: Config, full_steps: int, share: float = MAX_WARMUP_SHARE) -> Config:
+    """Limit the warm-up of the learning rate to a share of the steps of a shortened training.
+
+    Args:
+        config: The training.
+        full_steps: Steps that its schedule was written for; nothing changes if there are as many.
+        share: Longest warm-up as a fraction of the steps.
+    """
+    if config.steps >= full_steps:
+        return config
+    return replace(config, schedule=config.schedule.shortened(int(config.steps * share)))
 
 
 def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ class WarmupMultiStep(LRSchedule):
     """
 
     warmup_steps: int = 250
-    """steps of linear warm-up"""
+    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
     milestones: tuple[float, ...] = (2 / 3, 26 / 27)
     """fractions of --steps at which the learning rate drops"""
     gamma: float = 0.1
@@ -49,7 +49,7 @@ class WarmupCosine(LRSchedule):
     """Linear warm-up, then half a cosine down to `min_lr_ratio` at the last step."""
 
     warmup_steps: int = 250
-    """steps of linear warm-up"""
+    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
     min_lr_ratio: float = 0.0
     """learning rate at the last step relative to the peak"""
 

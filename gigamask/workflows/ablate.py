@@ -327,7 +327,7 @@ def plan_runs(
 
 def config_of(training: AblationRun) -> TrainConfig:
     """Return the configuration of a run."""
-    return config_files.parse_train(training.arguments).run
+    return config_files.parse_train(training.arguments).limited
 
 
 def _check_folder(training: AblationRun) -> None:

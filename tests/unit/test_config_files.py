@@ -1,8 +1,10 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from gigamask.cli.commands.train import warmup_note
 from gigamask.config_files import (
     TrainFlags,
     check_run_folder,
@@ -251,6 +253,39 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
             ).run,
             False,
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "warmup_steps"),
+    [
+        ([], 50),
+        (["--steps", "100"], 25),
+        (["--steps", "400"], 50),
+        (["--steps", "100", "--schedule.warmup-steps", "50"], 50),
+        (["--steps=100", "--schedule.warmup_steps=80"], 80),
+        (["--steps", "100", "--schedule", "multistep"], 25),
+    ],
+)
+def test_fewer_steps_limit_a_warm_up_that_is_not_set(words, warmup_steps):
+    assert parse_train(["tiny", *words]).limited.schedule.warmup_steps == warmup_steps
+
+
+def test_a_limited_warm_up_is_said():
+    flags = parse_train(["tiny", "--steps", "100"])
+    [line] = warmup_note(flags.run, flags.limited).splitlines()
+    assert re.search(r"--steps 100 .*--schedule\.warmup-steps 25 .*50", line)
+    flags = parse_train(["tiny", "--steps", "1000"])
+    assert warmup_note(flags.run, flags.limited) == ""
+
+
+def test_files_and_saved_runs_keep_their_warm_up(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("steps: 100\nschedule: {warmup-steps: 60}")
+    assert parse_train(["tiny", "--config", str(file)]).limited.schedule.warmup_steps == 60
+    run = replace(tiny(), steps=100, out=str(tmp_path / "run"))
+    save_config(run)
+    assert parse_train(["--resume", run.out]).limited == run
+    assert parse_train(["--resume", run.out, "--steps", "40"]).limited.schedule == run.schedule
 
 
 def test_help_exits_with_0(capsys):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -14,7 +15,7 @@ from gigamask import config_files, recipes, registry
 from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
-from gigamask.training.config import TrainConfig, check_at_least
+from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import limit_threads, resolve, steps_for_epochs, train_in_world
 
@@ -58,10 +59,13 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         if flags.epochs is not None:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
-            configs = stages_of(world.main_first(lambda: epochs_to_steps(flags, verbose)))
+            flags = world.main_first(partial(epochs_to_steps, flags, verbose))
+            configs = stages_of(flags)
             changes = resolve_all(configs, flags)
             if flags.print_config:
                 return print_configs(configs)
+        if world.is_main and not configs[-1].has_checkpoint:
+            print(warmup_note(flags.run, flags.limited), end="", flush=True)
         for number, config in enumerate(configs):
             limit_threads(config, os.environ)
             started = [later.out for later in configs[number + 1 :] if later.has_checkpoint]
@@ -99,7 +103,7 @@ def announce_own_code(folder: str) -> None:
 def stages_of(flags: TrainFlags) -> list[TrainConfig]:
     """Return the configuration of each stage; a single one if the flags set no stages."""
     steps = {"mae": flags.mae_steps, "decoder": flags.decoder_steps}
-    return make_stages(flags.run, flags.stages, steps)
+    return make_stages(flags.limited, flags.stages, steps)
 
 
 def resolve_all(
@@ -140,6 +144,20 @@ def epochs_to_steps(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
         size = f"{samples:,} samples per epoch, batch size {flags.run.batch_size:,}"
         print(f"--epochs {epochs:g}: {steps:,} steps ({size})", flush=True)
     return replace(flags, run=replace(flags.run, steps=steps), epochs=None)
+
+
+def warmup_note(config: TrainConfig, limited: TrainConfig) -> str:
+    """Return a line about each value that the number of steps changes.
+
+    Args:
+        config: The configuration as the flags state it.
+        limited: The same with a limited warm-up.
+    """
+    return "".join(
+        f"--steps {config.steps} is less than the recipe's: --{name} {now} in place of {before}; "
+        "set it to choose another\n"
+        for name, (before, now) in differences(config, limited).items()
+    )
 
 
 def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:

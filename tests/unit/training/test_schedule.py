@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from gigamask.errors import GigamaskError
+from gigamask.training.config import limit_warmup
 from gigamask.training.schedule import WarmupCosine, WarmupMultiStep
+from tests.little import little
 
 
 def test_sam_drops_where_the_paper_says():
@@ -32,6 +36,21 @@ def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
 
 def test_no_warm_up():
     assert WarmupMultiStep(warmup_steps=0).factor(0, 10) == 1
+
+
+@pytest.mark.parametrize("schedule", [WarmupMultiStep(), WarmupCosine()])
+def test_a_shortened_training_reaches_its_rate(schedule):
+    short = limit_warmup(replace(little(), schedule=schedule, steps=200), 5000)
+    assert short.schedule == replace(schedule, warmup_steps=50)
+    assert max(short.schedule.factor(step, 200) for step in range(200)) == pytest.approx(
+        1, abs=1e-3
+    )
+    for steps in (1000, 5000, 9000):
+        long = replace(little(), schedule=schedule, steps=steps)
+        assert limit_warmup(long, 5000).schedule == schedule
+    asked = replace(little(), schedule=schedule, steps=1000)
+    assert asked.with_(steps=100).schedule.warmup_steps == 25
+    assert asked.with_(steps=100, schedule__warmup_steps=80).schedule.warmup_steps == 80
 
 
 def test_factors_and_ratios_must_be_fractions():
