@@ -242,9 +242,11 @@ def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_
     assert lines.count('"skipped_sample": "sa_000000.tar:sa_1"') == 1
     (tmp_path / "worse").mkdir()
     worse = spoilt(
-        replace(run, data=(str(described / "scenes"),), steps=2), tmp_path / "worse", [0, 2, 5]
+        replace(run, data=(str(described / "scenes"),), steps=2, max_bad_fraction=0.0),
+        tmp_path / "worse",
+        [0, 2, 5],
     )
-    with pytest.raises(GigamaskError, match=r"/worse/out: 3 of \d+ samples.*1.0%"):
+    with pytest.raises(GigamaskError, match=r"/worse/out: 3 of \d+ samples.*0.0%"):
         train(worse)
 
 
