@@ -201,6 +201,11 @@ def _verify(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) ->
             expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
             actual = _run(sessions[DECODER], inputs)
             worst = max(worst, compare(expected, actual, f"{out / DECODER}: onnxruntime"))
+        low, iou = decoder.model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
+        masks = slice(1, None) if prompts.multimask_output else slice(1)
+        decoded = {"low_res_masks": low, "iou_predictions": iou}
+        found = {name: actual[name][:, masks] for name in decoded}
+        worst = max(worst, compare(decoded, found, f"{out / DECODER}: onnxruntime"))
     return worst
 
 
