@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
@@ -38,6 +38,10 @@ class MaskFilters:
                 f"MaskFilters.max_area must be a share of the image in (0, 1], or None to keep all "
                 f"masks (got {self.max_area})"
             )
+        limits = {"min_area": None, "min_predicted_iou": 1, "min_stability": 1}
+        for name, most in limits.items():
+            if (value := getattr(self, name)) is not None:
+                check_range(f"MaskFilters.{name}", value, 0, most)
 
     def keep(
         self,

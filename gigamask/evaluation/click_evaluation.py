@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from gigamask.errors import check_range
 from gigamask.interfaces import Evaluator
 from gigamask.training.config import check_at_least
 
@@ -31,6 +32,8 @@ class ClickEvaluation(Evaluator):
     def check(self) -> None:
         super().check()
         check_at_least(1, **{"evaluation.images": self.images})
+        if self.min_predicted_iou is not None:
+            check_range("--evaluation.min-predicted-iou", self.min_predicted_iou, 0, 1)
 
     def check_inputs(self) -> None:
         """Raise `GigamaskError` if the data are not tars."""

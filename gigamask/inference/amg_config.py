@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
+
+MAX_OFFSET = 1e6
+"""Far above any logit; larger offsets would overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +48,13 @@ class AutomaticMaskConfig:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise GigamaskError(f"{name} must be at least {minimum} (got {value})")
-        for name in ("box_nms_thresh", "crop_nms_thresh"):
+        for name in (
+            *("pred_iou_thresh", "stability_score_thresh"),
+            *("box_nms_thresh", "crop_nms_thresh"),
+        ):
             if not 0 <= getattr(self, name) <= 1:
                 raise GigamaskError(f"{name} must be an IoU in [0, 1] (got {getattr(self, name)})")
+        check_range("stability_score_offset", self.stability_score_offset, 0, MAX_OFFSET)
         if not 0 <= self.crop_overlap_ratio < 1:
             raise GigamaskError(
                 f"crop_overlap_ratio must be in [0, 1) (got {self.crop_overlap_ratio})"

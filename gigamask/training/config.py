@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
 from gigamask.samplers.random import Random
 from gigamask.training.optim import AdamW, check_frozen, freeze
@@ -174,6 +174,7 @@ class TrainConfig(ABC):
             keep=self.keep,
             log_every=self.log_every,
         )
+        check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise GigamaskError(

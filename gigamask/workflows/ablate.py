@@ -25,7 +25,7 @@ from gigamask.data import worker_pool
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
-from gigamask.errors import GigamaskError, TrainingInterruptedError, counted
+from gigamask.errors import GigamaskError, TrainingInterruptedError, check_range, counted
 from gigamask.evaluation import clicks
 from gigamask.training.checkpoint import load_model
 from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least
@@ -230,6 +230,8 @@ def run(
     """
     check_at_least(1, seeds=seeds, parallel_runs=parallel_runs)
     check_at_least(1, **({} if test.images is None else {"images": test.images}))
+    if test.min_predicted_iou is not None:
+        check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gigamask.errors import check_range
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class EvaluateOptions:
         """Raise `GigamaskError` if a value is invalid."""
         from gigamask.training.config import check_at_least
 
+        if self.min_predicted_iou is not None:
+            check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
         check_at_least(1, **({} if self.images is None else {"images": self.images}))
         check_at_least(1, batch_size=self.batch_size)
 

@@ -492,7 +492,7 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         ),
         (["ask", run, picture, "red", "--annotation", tmp_path / "none.json"], "none.json: "),
         (
-            ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "99"],
+            ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "1"],
             "--pred-iou-thresh",
         ),
         (

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
+
+MAX_CACHE_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class SegmentCommand:
         from gigamask.training.checkpoint import load_model
         from gigamask.workflows.segment import Output, find_images, segment_all
 
+        check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         pictures = Path(self.pictures) if self.pictures else None
         output = Output(Path(self.out), self.to_shards, self.shard_images, pictures)
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
