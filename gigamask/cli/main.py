@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None means `sys.argv[1:]`.
 
     Returns:
-        Exit code: 0; 2 for wrong input; 75 if interrupted and resumable; 130 after Ctrl-C; 143
-        after SIGTERM; 141 if the reader of standard output has exited.
+        Exit code: 0; 1 for an exception in a component of the user's own; 2 for wrong input; 75 if
+        interrupted and resumable; 130 after Ctrl-C; 143 after SIGTERM; 141 if the reader of
+        standard output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     received: list[int] = []
@@ -76,6 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         number = signal.Signals(received[0] if received else signal.SIGINT)
         print(f"gigamask: stopped by {number.name}; run the same command again", file=sys.stderr)
         return SIGNALED + number
+    except Exception as error:
+        from gigamask.recipes.user_code import describe_error
+
+        if (line := describe_error(error)) is None:
+            raise
+        print(f"gigamask: {line}", file=sys.stderr)
+        traceback.print_exception(error)
+        return 1
 
 
 @contextmanager

@@ -17,7 +17,9 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +54,35 @@ def name_of_class(kind: type) -> str:
     if is_importable and not getattr(module, "_gigamask_file", False):
         return f"{kind.__module__}:{kind.__qualname__}"
     return f"{os.path.abspath(inspect.getfile(kind))}:{kind.__qualname__}"
+
+
+def describe_error(error: BaseException) -> str | None:
+    """Return one line about an exception from code that is not gigamask's.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        File, line, class, method and the exception; None if no component of the user's own is
+        among the frames of its traceback.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        names = [base.__module__ for base in type(frame.f_locals.get("self")).__mro__]
+        is_component = any(name.startswith("gigamask.") for name in names)
+        is_own = not frame.f_globals.get("__name__", "").startswith("gigamask.")
+        if "_gigamask_file" in frame.f_globals or (is_component and is_own):
+            place = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return f"{place} raised {reason}; this code is your own, its traceback follows"
+    # A loader process sends its traceback as text.
+    modules = [vars(module) for module in list(sys.modules.values()) if module]
+    files = {names["__file__"] for names in modules if "_gigamask_file" in names}
+    for path, line, name in reversed(re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))):
+        if path in files:
+            reason = str(error).strip().splitlines()[-1]
+            place = f"{path}:{line}: {name}"
+            return f"{place} raised {reason}; this code is your own, its traceback follows"
+    return None
 
 
 def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:

@@ -1,0 +1,69 @@
+"""An exception in a component of the user's own is one line that names it, then its traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from gigamask.cli.main import main
+from tests import little
+
+CODE = """
+from dataclasses import dataclass
+from gigamask.data.augment import HorizontalFlip
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.samplers.random import Random
+
+@dataclass(frozen=True)
+class BadLoss(SamLoss):
+    def mask_losses(self, logits, targets, valid):
+        return {}["focal"]
+
+@dataclass(frozen=True)
+class BadSampler(Random):
+    def order(self, table, epoch, history):
+        import numpy
+        return numpy.zeros(2).reshape(3)
+
+@dataclass(frozen=True)
+class BadStart(Random):
+    def __post_init__(self):
+        raise ValueError("no such\\nthing")
+
+@dataclass(frozen=True)
+class BadAugment(HorizontalFlip):
+    def get_transform(self, original, image_size, generator):
+        return helper()
+
+def helper():
+    raise RuntimeError("helper failed")
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("flag", "name", "said"),
+    [
+        ("--loss", "BadLoss", "BadLoss.mask_losses raised KeyError: 'focal'"),
+        ("--sampler", "BadSampler", "BadSampler.order raised ValueError: cannot reshape"),
+        ("--sampler", "BadStart", "BadStart.__post_init__ raised ValueError: no such thing"),
+        ("--loader.augment", "BadAugment", "helper raised RuntimeError: helper failed"),
+    ],
+)
+def test_it_names_file_class_and_exception(workers, flag, name, said, scenes, tmp_path, capfd):
+    if workers == "1" and name != "BadAugment":
+        pytest.skip("does not run in loader processes")
+    (tmp_path / "bad_parts.py").write_text(CODE)
+    recipe = f"{Path(little.__file__).resolve()}:little"
+    words = ["--data", str(scenes), "--out", str(tmp_path / "run"), "--loader.workers", workers]
+    assert main(["train", recipe, *words, flag, f"{tmp_path / 'bad_parts.py'}:{name}"]) == 1
+    lines = capfd.readouterr().err.splitlines()
+    (first,) = [line for line in lines if line.startswith("gigamask: ")]
+    assert first.startswith(f"gigamask: {tmp_path / 'bad_parts.py'}:")
+    assert said in first
+    assert any(line.startswith("Traceback") for line in lines[lines.index(first) :])
+
+
+def test_a_bug_of_ours_is_a_bare_traceback(monkeypatch):
+    monkeypatch.setattr("gigamask.cli.main.run_command", lambda arguments: {}["ours"])
+    with pytest.raises(KeyError, match="ours"):
+        main(["train"])
