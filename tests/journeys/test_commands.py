@@ -364,7 +364,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "--data",
             str(scenes),
             "--loader.filters.min-predicted-iou",
-            "2",
+            "1",
         ): "none of 12 images has a mask that passes the filters",
         ("train", "huge", "--data", str(scenes)): "unknown recipe 'huge'",
         ("train", "--resume", str(empty)): "not a run folder (no config.yaml)",
@@ -446,7 +446,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "--data",
             str(scenes),
             "--min-predicted-iou",
-            "3",
+            "1",
         ): "no mask to evaluate",
         (
             "evaluate",

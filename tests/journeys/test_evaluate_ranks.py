@@ -97,7 +97,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
         (["evaluate", "gone.pth"], "gone.pth", (2, 2)),
         (["--points-per-side", "0", "--automatic"], "points_per_side", (2, 2)),
         (["--batch-size", "0"], "batch", (2, 2)),
-        (["--min-predicted-iou", "3"], "no mask to evaluate", (2, 0)),
+        (["--min-predicted-iou", "1"], "no mask to evaluate", (2, 0)),
     ],
 )
 def test_error_common_to_all_ranks_is_printed_once(model, scenes, capfd, words, line, expected):

@@ -252,7 +252,7 @@ REFUSED = [
     ),
     ("{little} --data {scenes} --evaluation.data nowhere", "nowhere: no such path"),
     (
-        "{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 2",
+        "{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 1",
         "none of 12 images has a mask to evaluate; loosen",
     ),
     (

@@ -114,7 +114,7 @@ def test_filters_and_summary(index):
     )
     assert f"{len(result.scores)} masks" in table(summary)
     with pytest.raises(GigamaskError, match="no mask"):
-        evaluate_clicks(model, index, MaskFilters(min_predicted_iou=2.0)).summary()
+        evaluate_clicks(model, index, MaskFilters(min_predicted_iou=1.0)).summary()
 
 
 def scored(area_fraction: float, iou: float, area_px: int = 100) -> MaskScore:

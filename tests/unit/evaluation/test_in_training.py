@@ -348,7 +348,7 @@ def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch
 
 def test_masks_are_wanted(index, scenes, tmp_path):
     with pytest.raises(GigamaskError, match=r"12 images.*--evaluation.min-predicted-iou"):
-        opened(settled(index.folder, tmp_path, min_predicted_iou=2.0))
+        opened(settled(index.folder, tmp_path, min_predicted_iou=1.0))
     (path,) = scenes.glob("*.tar")
     raw, members = path.read_bytes(), tar.scan(path)
     spans = zip(members.names, members.offsets, members.sizes, strict=True)

@@ -62,7 +62,7 @@ def test_perfect_model_has_full_recall(index, monkeypatch):
 
 def test_nothing_to_look_at_has_no_numbers(index, monkeypatch):
     model = build_model(SPEC, 0)
-    found = measure(model, index, MaskFilters(min_predicted_iou=2.0), proposal_config(2), [0])
+    found = measure(model, index, MaskFilters(min_predicted_iou=1.0), proposal_config(2), [0])
     assert (found["images"], found["masks_an_image"], found["best_iou"]) == (0, None, None)
     assert table(found) == "automatic masks: no image to evaluate"
     monkeypatch.setattr("gigamask.data.dataset.image.decode", broken)
