@@ -163,7 +163,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "picture of an odd number": (file("pictures/step_²1.jpg", JPEG), ""),
     "manifest of another type": (manifest(b"[]"), "manifest.json"),
     "manifest nested": (manifest(DEEP.encode()), "manifest.json"),
-    "manifest names a device": (manifest(None, files={"/dev/zero": ENTRY}), "/dev/zero"),
+    "manifest names a device": (manifest(None, files={"/dev/zero": ENTRY}), "manifest.json"),
     "manifest of odd entries": (manifest(None, files={"model": 5}), "manifest"),
     "manifest of odd scores": (manifest(None, score="x", scored_by=[1], samples={}), ""),
     "manifest is a pipe": (
@@ -190,7 +190,7 @@ def test_a_damaged_part_is_left_out_and_named(kind, tmp_path, capsys):
     checkpoint(run, 1)
     damage(run)
     out = tmp_path / "report.html"
-    assert main(["report", str(run), "--out", str(out)]) == 0
+    assert main(["report", str(run), "--out", str(out), "--verify"]) == 0
     said = capsys.readouterr()
     assert named in said.err + out.read_text()
     page = Page(out.read_text())
