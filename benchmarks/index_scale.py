@@ -21,12 +21,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from gigamask.data import index_format
 from gigamask.data.index import Index
-from gigamask.data.index_format import MANIFEST, SCHEMA, IndexManifest, write_column
+from gigamask.data.index_format import MANIFEST
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, ShardSummary, TarFile
@@ -82,8 +81,6 @@ def write(folder: Path, scale: float) -> None:
     images = round(IMAGES * scale)
     per_tar = -(-images // max(1, round(TARS * scale)))
     (folder / "tars").mkdir(parents=True)
-    index = folder / "index"
-    index.mkdir()
     parts = []
     for number, first in enumerate(range(0, images, per_tar)):
         count, path = min(per_tar, images - first), folder / "tars" / f"sa_{number:06d}.tar"
@@ -100,32 +97,10 @@ def write(folder: Path, scale: float) -> None:
             )
         )
     masks = sum(part.masks for part in parts)
-    dtypes = {
-        f"images_{name}": dtype
-        for name, dtype in {**IMAGE_COLUMNS, "name": f"|S{len(f'sa_{images - 1}')}"}.items()
-    }
-    for key, dtype in dtypes.items():
-        write_column(
-            index / f"{key}.npy",
-            dtype,
-            images,
-            image_pieces(key.removeprefix("images_"), images, per_tar),
-        )
-    for name, dtype in MASK_COLUMNS.items():
-        dtypes[f"masks_{name}"] = dtype
-        write_column(index / f"masks_{name}.npy", dtype, masks, mask_pieces(name, masks))
-    dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
-    np.save(
-        index / "images_shard.npy",
-        np.repeat(np.arange(len(parts), dtype="<i4"), [part.images for part in parts]),
-    )
-    np.save(
-        index / "images_first_mask.npy",
-        np.concatenate([[0], np.cumsum(np.load(index / "images_masks.npy"), dtype="<i8")]),
-    )
-    (index / MANIFEST).write_bytes(
-        msgspec.json.encode(IndexManifest(SCHEMA, images, masks, dtypes, parts))
-    )
+    columns = {f"images_{name}": image_pieces(name, images, per_tar) for name in IMAGE_COLUMNS}
+    columns["images_name"] = image_pieces("name", images, per_tar)
+    columns |= {f"masks_{name}": mask_pieces(name, masks) for name in MASK_COLUMNS}
+    index_format.write(folder / "index", parts, columns)
 
 
 def forget_pages(folder: Path) -> None:

@@ -33,7 +33,15 @@ import numpy as np
 
 from gigamask.data import image_folder, index_format, storage, worker_pool
 from gigamask.data.file_lock import exclusive_lock
-from gigamask.data.index_format import REBUILD, SCHEMA, IndexManifest, ShardRows, is_index, merge
+from gigamask.data.index_format import (
+    REBUILD,
+    SCHEMA,
+    Column,
+    IndexManifest,
+    ShardRows,
+    is_index,
+    merge,
+)
 from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
 from gigamask.errors import GigamaskError
 from gigamask.serialization import check_regular
@@ -54,8 +62,8 @@ class Index:
 
     folder: Path
     manifest: IndexManifest
-    images: Mapping[str, np.ndarray]
-    masks: Mapping[str, np.ndarray]
+    images: Mapping[str, Column]
+    masks: Mapping[str, Column]
 
     @classmethod
     def open(cls, path: str | Path) -> "Index":
@@ -73,6 +81,10 @@ class Index:
             if not storage.is_remote(stored.path):
                 _check_shard(path, stored)
         return cls(path, manifest, images, masks)
+
+    def verify(self) -> None:
+        """Read all columns; raise GigamaskError if one is damaged."""
+        index_format.column_folder(self.folder, self.manifest).verify()
 
     def __len__(self) -> int:
         return self.manifest.images
@@ -364,6 +376,7 @@ def open_or_build(paths: Paths, cache: str | Path) -> Index:
     with contextlib.suppress(GigamaskError):  # missing or damaged: it is built below
         index = Index.open(folder)
         if index.manifest.tars == _stat_shards(shards):
+            index.verify()
             return index
     return build(paths, folder)
 
@@ -394,9 +407,17 @@ def _only_writer(out: Path) -> Iterator[Path]:
 
 def _saved_rows(indexes: list[Path], out: Path, work: Path) -> dict[TarFile, ShardRows]:
     """Return the rows of finished shards, of the index at `out`, and of the given indexes."""
-    saved = [index_format.rows_of_shard(path) for path in work.iterdir() if path.name != LOCK]
-    with contextlib.suppress(GigamaskError):
-        saved += index_format.rows_of_index(out)
+    saved = []
+    for path in work.iterdir():
+        if path.name != LOCK:
+            try:
+                saved.append(index_format.rows_of_shard(path))
+            except GigamaskError:  # damaged: the shard is scanned again
+                shutil.rmtree(path)
+    with contextlib.suppress(GigamaskError):  # missing or damaged, as well
+        rows = index_format.rows_of_index(out)
+        rows[0].columns.verify()
+        saved += rows
     for path in indexes:
         saved += index_format.rows_of_index(path)
     return {rows.summary.tar: rows for rows in saved}

@@ -1,34 +1,38 @@
 """The index on disk: merge saved shard indexes into a folder of columns, and open it again.
 
 `manifest.json` (schema, dtypes, and for each shard its version and what was left out) is written
-last; `images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. The rows of
+last; `images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. All have
+checksums (`data.checked_files`). The rows of
 a shard depend on that shard alone, so merging them in the same order gives the same bytes,
 whichever indexes they come from.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from gigamask.data.checked_files import CheckedArray, encode_json, read_json, write_array
 from gigamask.data.shard_index import (
-    IMAGE_COLUMNS,
-    MASK_COLUMNS,
     LeftOut,
     ShardSummary,
     TarFile,
+    column_dtypes,
     read_summary,
 )
 from gigamask.errors import GigamaskError
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 REBUILD = "build it again with 'gigamask index'"
 ROWS_AT_ONCE = 2**22
 _PREFIX = b'{"gigamask_index":'
+
+
+Column = np.ndarray | CheckedArray
 
 
 class IndexManifest(msgspec.Struct, frozen=True):
@@ -58,27 +62,51 @@ class IndexManifest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class ColumnFolder:
+    """A folder of columns, their dtypes, and the numbers of images and masks."""
+
+    path: Path
+    dtypes: dict[str, str]
+    images: int
+    masks: int
+
+    def open(self, key: str) -> CheckedArray:
+        """Memory-map a column; raise GigamaskError if it is missing or has another size."""
+        rows = _row_count(key, self.images, self.masks)
+        return CheckedArray(self.path / f"{key}.npy", self.dtypes[key], _shape(key, rows), REBUILD)
+
+    def verify(self) -> None:
+        """Read all columns; raise GigamaskError if one is damaged."""
+        for key in self.dtypes:
+            self.open(key).verify()
+
+
+@dataclass(frozen=True)
 class ShardRows:
     """The rows of one shard on disk: a folder of columns, and the shard's first rows in them."""
 
     summary: ShardSummary
-    folder: Path
+    columns: ColumnFolder
     first_image: int = 0
     first_mask: int = 0
 
 
 def rows_of_shard(folder: Path) -> ShardRows:
-    """Return the rows of a saved `ShardIndex`."""
-    return ShardRows(read_summary(folder), folder)
+    """Return the rows of a saved `ShardIndex`; raise GigamaskError if it is damaged."""
+    summary = read_summary(folder)
+    dtypes = column_dtypes(summary.name_bytes)
+    columns = ColumnFolder(folder, dtypes, summary.images, summary.masks)
+    columns.verify()
+    return ShardRows(summary, columns)
 
 
 def rows_of_index(folder: Path) -> list[ShardRows]:
-    """Return the rows of each shard of an index; raise GigamaskError if it is damaged."""
+    """Return the rows of each shard of an index; merging verifies them."""
     manifest = read_manifest(folder)
-    open_columns(folder, manifest)
+    columns = column_folder(folder, manifest)
     rows, images, masks = [], 0, 0
     for part in manifest.parts:
-        rows.append(ShardRows(part, folder, images, masks))
+        rows.append(ShardRows(part, columns, images, masks))
         images, masks = images + part.images, masks + part.masks
     return rows
 
@@ -89,37 +117,61 @@ def merge(rows: Sequence[ShardRows], folder: Path) -> None:
     Args:
         rows: The shards' rows, in the order of the index.
         folder: The index folder, which must not exist.
+
+    Raises:
+        GigamaskError: A column of the rows is damaged.
+    """
+    summaries = [shard.summary for shard in rows]
+    columns = {
+        key: _pieces(rows, key) for key in column_dtypes(max(part.name_bytes for part in summaries))
+    }
+    write(folder, summaries, columns)
+
+
+def write(
+    folder: Path, summaries: list[ShardSummary], columns: Mapping[str, Iterable[np.ndarray]]
+) -> None:
+    """Write an index.
+
+    Args:
+        folder: The index folder, which must not exist.
+        summaries: The shards.
+        columns: Consecutive rows of each column of `column_dtypes`.
     """
     folder.mkdir()
-    summaries = [shard.summary for shard in rows]
     images, masks = sum(part.images for part in summaries), sum(part.masks for part in summaries)
-    name_dtype = f"|S{max(part.name_bytes for part in summaries)}"
-    dtypes = {
-        f"images_{name}": dtype for name, dtype in {**IMAGE_COLUMNS, "name": name_dtype}.items()
-    }
-    dtypes |= {f"masks_{name}": dtype for name, dtype in MASK_COLUMNS.items()}
-    for key, dtype in dtypes.items():
-        count = images if key.startswith("images") else masks
-        write_column(folder / f"{key}.npy", dtype, count, _pieces(rows, key))
+    dtypes = column_dtypes(max(part.name_bytes for part in summaries))
     dtypes |= {"images_shard": "<i4", "images_first_mask": "<i8"}
-    np.save(
-        folder / "images_shard.npy",
-        np.repeat(np.arange(len(rows), dtype="<i4"), [part.images for part in summaries]),
-    )
-    first_mask = np.zeros(images + 1, "<i8")
-    np.cumsum(np.load(folder / "images_masks.npy"), out=first_mask[1:])
-    np.save(folder / "images_first_mask.npy", first_mask)
-    (folder / MANIFEST).write_bytes(
-        msgspec.json.encode(IndexManifest(SCHEMA, images, masks, dtypes, summaries))
-    )
+    counts = [part.images for part in summaries]
+    manifest = IndexManifest(SCHEMA, images, masks, dtypes, summaries)
+    opened = column_folder(folder, manifest)
+    derived: dict[str, Callable[[], list[np.ndarray]]] = {
+        "images_shard": lambda: [np.repeat(np.arange(len(summaries)), counts)],
+        "images_first_mask": lambda: [np.zeros(1), np.cumsum(opened.open("images_masks"))],
+    }
+    for key, dtype in dtypes.items():
+        pieces = derived[key]() if key in derived else columns[key]
+        shape = _shape(key, _row_count(key, images, masks))
+        write_array(folder / f"{key}.npy", dtype, shape, pieces)
+    (folder / MANIFEST).write_bytes(encode_json(manifest))
+
+
+def column_folder(folder: Path, manifest: IndexManifest) -> ColumnFolder:
+    """Return the columns of an index.
+
+    Args:
+        folder: The index.
+        manifest: Its manifest.
+    """
+    return ColumnFolder(folder, manifest.dtypes, manifest.images, manifest.masks)
 
 
 def _pieces(rows: Sequence[ShardRows], key: str) -> Iterator[np.ndarray]:
     """Yield one column of every shard."""
     opened, column = None, np.zeros(0)
     for shard in rows:
-        if shard.folder != opened:
-            opened, column = shard.folder, np.load(shard.folder / f"{key}.npy", mmap_mode="r")
+        if shard.columns != opened:
+            opened, column = shard.columns, shard.columns.open(key)
         first, count = (
             (shard.first_image, shard.summary.images)
             if key.startswith("images")
@@ -129,30 +181,21 @@ def _pieces(rows: Sequence[ShardRows], key: str) -> Iterator[np.ndarray]:
             yield column[start : min(start + ROWS_AT_ONCE, first + count)]
 
 
-def write_column(path: Path, dtype: str, rows: int, pieces: Iterator[np.ndarray]) -> None:
-    """Write an .npy file piece by piece.
+def _row_count(key: str, images: int, masks: int) -> int:
+    return masks if key.startswith("masks") else images + (key == "images_first_mask")
 
-    It is not memory-mapped, because a full disk would then kill the process without an error.
 
-    Args:
-        path: The file; its stem determines the shape.
-        dtype: NumPy's type string.
-        rows: Total number of rows.
-        pieces: Consecutive rows.
-    """
-    shape = (rows, 4) if path.stem == "masks_box" else (rows,)
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": dtype, "fortran_order": False, "shape": shape}
-        )
-        for piece in pieces:
-            file.write(np.ascontiguousarray(piece, dtype).data)
+def _shape(key: str, rows: int) -> tuple[int, ...]:
+    return (rows, 4) if key == "masks_box" else (rows,)
 
 
 def is_index(folder: str | Path) -> bool:
     """Return whether the folder has the manifest of an index, not of another program."""
+    path = os.path.join(folder, MANIFEST)
     try:
-        with open(os.path.join(folder, MANIFEST), "rb") as file:
+        if not os.path.isfile(path):
+            return False
+        with open(path, "rb") as file:
             return file.read(len(_PREFIX)) == _PREFIX
     except OSError:
         return False
@@ -166,22 +209,12 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"{folder}: is not an index (it has no gigamask {MANIFEST}); "
             "build one with 'gigamask index'"
         )
-    raw = path.read_bytes()
-    try:
-        schema = msgspec.json.decode(raw, type=dict)["gigamask_index"]
-        if schema != SCHEMA:
-            raise GigamaskError(
-                f"{folder}: the index has schema {schema}, but this version reads {SCHEMA}; "
-                f"{REBUILD}"
-            )
-        return msgspec.json.decode(raw, type=IndexManifest)
-    except (msgspec.DecodeError, KeyError) as error:
-        raise GigamaskError(f"{path}: is not a valid manifest ({error}); {REBUILD}") from error
+    return read_json(path, IndexManifest, REBUILD, SCHEMA)
 
 
 def open_columns(
     folder: Path, manifest: IndexManifest
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[dict[str, Column], dict[str, Column]]:
     """Memory-map the columns of an index.
 
     Args:
@@ -194,25 +227,9 @@ def open_columns(
     Raises:
         GigamaskError: A column is missing or does not match the manifest.
     """
+    columns = column_folder(folder, manifest)
     images, masks = {}, {}
-    for key, dtype in manifest.dtypes.items():
+    for key in manifest.dtypes:
         kind, name = key.split("_", 1)
-        rows = manifest.masks if kind == "masks" else manifest.images + (name == "first_mask")
-        columns = masks if kind == "masks" else images
-        columns[name] = _open_column(folder / f"{key}.npy", dtype, rows)
+        (masks if kind == "masks" else images)[name] = columns.open(key)
     return images, masks
-
-
-def _open_column(path: Path, dtype: str, rows: int) -> np.ndarray:
-    try:
-        column = np.asarray(np.load(path, mmap_mode="r"))
-    except (OSError, ValueError, EOFError) as error:
-        raise GigamaskError(
-            f"{path}: a column of the index is missing or cut short ({error}); {REBUILD}"
-        ) from error
-    if len(column) != rows or column.dtype != np.dtype(dtype):
-        raise GigamaskError(
-            f"{path}: the column has {len(column)} rows of {column.dtype.str}, "
-            f"but the manifest says {rows} of {dtype}; {REBUILD}"
-        )
-    return column

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from jaxtyping import Int, Int64
 
 from gigamask.data import mask_store_shard, worker_pool
 from gigamask.data.augment import HorizontalFlip, NoAugment
+from gigamask.data.checked_files import CheckedArray, encode_json
 from gigamask.data.dataset import RawSample, build_sample_from
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import CandidateMasks
@@ -67,8 +67,7 @@ class MaskStore:
         manifest = mask_store_shard.read_manifest(folder)
         tars = mask_store_shard.describe_tars(index)
         for tar in tars:
-            for problem in mask_store_shard.find_problems(folder, manifest, tar, False):
-                raise GigamaskError(problem)
+            mask_store_shard.open_shard(folder, manifest, tar)
         return cls(folder, manifest, index, tuple(map(mask_store_shard.shard_key, tars)))
 
     def masks(self, row: int, positions: Int64[np.ndarray, "k"], flip: bool = False) -> RLEMasks:
@@ -152,15 +151,16 @@ class MaskStore:
         )
 
     @cached_property
-    def _arrays(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+    def _arrays(self) -> Callable[[int], tuple[CheckedArray, CheckedArray]]:
         """A function that opens a shard's bits and rows.
 
         Only the most recent ones stay open, because each memory map holds a file open.
         """
 
-        def open_arrays(shard: int) -> tuple[np.ndarray, np.ndarray]:
-            bits, rows, _ = mask_store_shard.shard_files(self.folder, self.shard_keys[shard])
-            return np.asarray(np.load(bits, mmap_mode="r")), np.load(rows)
+        tars = mask_store_shard.describe_tars(self.index)
+
+        def open_arrays(shard: int) -> tuple[CheckedArray, CheckedArray]:
+            return mask_store_shard.open_shard(self.folder, self.manifest, tars[shard])
 
         return lru_cache(MAX_OPEN_SHARDS)(open_arrays)
 
@@ -268,7 +268,7 @@ def build(
     missing = [
         shard
         for shard in distinct.values()
-        if list(mask_store_shard.find_problems(folder, manifest, tars[shard], False))
+        if not mask_store_shard.is_complete(folder, manifest, tars[shard])
     ]
     folder.mkdir(parents=True, exist_ok=True)
     rows = sum(int(mask_store_shard.row_offsets(index, shard, manifest)[-1]) for shard in missing)
@@ -279,7 +279,7 @@ def build(
             f"{folder}: the masks take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
             "choose a folder on a larger disk, or fewer tars"
         )
-    write_bytes(folder / MANIFEST, msgspec.json.encode(manifest))
+    write_bytes(folder / MANIFEST, encode_json(manifest))
     worker_pool.parallel_map(
         mask_store_shard.build_shard,
         [MaskShardJob(str(index.folder), shard, str(folder)) for shard in missing],

@@ -2,19 +2,16 @@
 
 A mask shard is three files: `NAME.bits.npy` (a row per mask, a bit per cell of the grid, column by
 column, padded to whole 64-bit words), `NAME.rows.npy` (the row where each image's masks begin,
-images and masks in the index's order), and `NAME.json`, written last: the tar's description and a
-crc32 of every `BLOCK_BYTES` of the other two. It depends on its tar alone, so mask shards may be
-built in any order and on any machine.
+images and masks in the index's order), and `NAME.json`, written last: the tar's description. All
+have checksums (`data.checked_files`). It depends on its tar alone, so mask shards may be built in
+any order and on any machine.
 """
 
 import hashlib
 import re
 import shutil
-import zlib
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
-from tokenize import TokenError
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +21,7 @@ from jaxtyping import Int64, UInt64
 
 from gigamask import files
 from gigamask.data import annotation, storage
+from gigamask.data.checked_files import CheckedArray, encode_json, read_json, write_array
 from gigamask.data.index import Index
 from gigamask.data.shard_index import read_payloads
 from gigamask.data.storage import ByteRange
@@ -32,9 +30,9 @@ from gigamask.masks.resample import offsets_of
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
-BLOCK_BYTES = 2**25
+REBUILD = "build it again with 'gigamask masks'"
 
 
 class MaskStoreManifest(msgspec.Struct, frozen=True):
@@ -50,12 +48,10 @@ class MaskStoreManifest(msgspec.Struct, frozen=True):
 
 
 class MaskShard(msgspec.Struct, frozen=True):
-    """Description of one tar, and the checksums of the two files of its masks."""
+    """Description of one tar, and the number of its masks."""
 
     tar: dict[str, str | int]
     rows: int
-    bits_crc32: list[int]
-    rows_crc32: list[int]
 
 
 class MaskShardJob(NamedTuple):
@@ -70,13 +66,16 @@ def build_shard(job: MaskShardJob) -> None:
     """Write the masks of one tar unless they exist; files appear once complete, the json last."""
     index, folder = Index.open(job.index), Path(job.folder)
     manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
-    lock = folder / f".{shard_key(tar)}.lock"
+    lock, work = (folder / f".{shard_key(tar)}{end}" for end in (".lock", ""))
     try:
         with FileLock(lock):  # waits while another process writes the same tar's masks
-            if list(find_problems(folder, manifest, tar, False)):
-                _write_shard(index, job.shard, folder, manifest, tar)
-            # Unlinked before the release: a waiting process creates a new file.
-            lock.unlink(missing_ok=True)
+            try:
+                if not is_complete(folder, manifest, tar):
+                    _write_shard(index, job.shard, folder, work)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+                # Unlinked before the release: a waiting process creates a new file.
+                lock.unlink(missing_ok=True)
     except OSError as error:
         raise GigamaskError(
             f"{folder}: the masks cannot be written ({error.strerror}); make room or choose "
@@ -84,119 +83,112 @@ def build_shard(job: MaskShardJob) -> None:
         ) from error
 
 
-def _write_shard(
-    index: Index, shard: int, folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int]
-) -> None:
-    starts, first = row_offsets(index, shard, manifest), int(tar_offsets(index)[shard])
-    work = folder / f".{shard_key(tar)}"
+def _write_shard(index: Index, shard: int, folder: Path, work: Path) -> None:
+    manifest, tar = read_manifest(folder), describe_tars(index)[shard]
+    starts = row_offsets(index, shard, manifest)
     shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     work.mkdir()
-    # Not a memory map: writing to one on a full disk kills the process without an error.
-    with open(work / "bits.npy", "wb") as file:
-        shape = (int(starts[-1]), words_per_mask(manifest.mask_size))
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<u8", "fortran_order": False, "shape": shape}
-        )
-        annotated, path = np.flatnonzero(np.diff(starts)), index.manifest.parts[shard].tar.path
-        offsets, sizes = (
-            index.images[key][first + annotated].tolist() for key in ("json_offset", "json_bytes")
-        )
-        for image, raw in zip(
-            annotated.tolist(),
-            read_payloads([ByteRange(path, *span) for span in zip(offsets, sizes, strict=True)]),
-            strict=True,
-        ):
-            if isinstance(raw, CorruptSampleError):
-                raise raw
-            row = first + image
-            name, count = index.entry_name(row), int(index.images["masks"][row])
-            entry = annotation.parse(raw, name)
-            if len(entry.masks) != count:
-                raise GigamaskError(
-                    f"{name}: its json has {len(entry.masks)} masks, but the index says {count}: "
-                    "the tar has changed; build the index again"
-                )
-            flips = (False, True) if starts[image + 1] - starts[image] > count else (False,)
-            for flip in flips:
-                transform = ImageTransform.resize_longest_side(
-                    entry.size, manifest.image_size, flip=flip
-                )
-                masks = transform.apply_masks(entry.masks, manifest.mask_size)
-                file.write(pack(masks).astype("<u8").tobytes())
-    np.save(work / "rows.npy", starts)
+    shape = (int(starts[-1]), words_per_mask(manifest.mask_size))
+    masks = _packed_masks(index, shard, starts, manifest)
+    write_array(work / "bits.npy", "<u8", shape, masks)
+    write_array(work / "rows.npy", "<i8", starts.shape, [starts])
     bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
     (work / "bits.npy").rename(bits_path)
     (work / "rows.npy").rename(rows_path)
-    files.write_bytes(
-        json_path,
-        msgspec.json.encode(
-            MaskShard(tar, int(starts[-1]), checksums(bits_path), checksums(rows_path))
-        ),
+    files.write_bytes(json_path, encode_json(MaskShard(tar, int(starts[-1]))))
+
+
+def _packed_masks(
+    index: Index, shard: int, starts: Int64[np.ndarray, "i1"], manifest: MaskStoreManifest
+) -> Iterator[UInt64[np.ndarray, "n w"]]:
+    """Yield the masks of each image of a tar, then the flipped ones if they are stored too."""
+    first, path = int(tar_offsets(index)[shard]), index.manifest.parts[shard].tar.path
+    annotated = np.flatnonzero(np.diff(starts))
+    offsets, sizes = (
+        index.images[key][first + annotated].tolist() for key in ("json_offset", "json_bytes")
     )
-    work.rmdir()
+    for image, raw in zip(
+        annotated.tolist(),
+        read_payloads([ByteRange(path, *span) for span in zip(offsets, sizes, strict=True)]),
+        strict=True,
+    ):
+        if isinstance(raw, CorruptSampleError):
+            raise raw
+        row = first + image
+        name, count = index.entry_name(row), int(index.images["masks"][row])
+        entry = annotation.parse(raw, name)
+        if len(entry.masks) != count:
+            raise GigamaskError(
+                f"{name}: its json has {len(entry.masks)} masks, but the index says {count}: "
+                "the tar has changed; build the index again"
+            )
+        flips = (False, True) if starts[image + 1] - starts[image] > count else (False,)
+        for flip in flips:
+            transform = ImageTransform.resize_longest_side(
+                entry.size, manifest.image_size, flip=flip
+            )
+            yield pack(transform.apply_masks(entry.masks, manifest.mask_size))
 
 
 def verify_shard(job: MaskShardJob) -> list[str]:
     """Read every byte of one mask shard and return its problems."""
-    tar = describe_tars(Index.open(job.index))[job.shard]
-    return list(find_problems(Path(job.folder), read_manifest(Path(job.folder)), tar, True))
+    tar, folder = describe_tars(Index.open(job.index))[job.shard], Path(job.folder)
+    problems = []
+    try:
+        arrays = open_shard(folder, read_manifest(folder), tar)
+    except GigamaskError as error:
+        return [str(error)]
+    for array in arrays:
+        try:
+            array.verify()
+        except GigamaskError as error:
+            problems.append(str(error))
+    return problems
 
 
-def find_problems(
-    folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int], thorough: bool
-) -> Iterator[str]:
-    """Yield the problems of one mask shard, such as missing or damaged files.
+def is_complete(folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int]) -> bool:
+    """Return whether a mask shard can be opened.
 
     Args:
         folder: Folder of the store.
         manifest: Manifest of the store.
         tar: Description of the tar, from `describe_tars`.
-        thorough: Whether to read every byte and compare checksums.
+    """
+    try:
+        open_shard(folder, manifest, tar)
+    except GigamaskError:
+        return False
+    return True
+
+
+def open_shard(
+    folder: Path, manifest: MaskStoreManifest, tar: dict[str, str | int]
+) -> tuple[CheckedArray, CheckedArray]:
+    """Memory-map the bits and rows of one mask shard.
+
+    Args:
+        folder: Folder of the store.
+        manifest: Manifest of the store.
+        tar: Description of the tar, from `describe_tars`.
+
+    Raises:
+        GigamaskError: It is missing or damaged.
     """
     bits_path, rows_path, json_path = shard_files(folder, shard_key(tar))
-    remedy = f"delete {json_path} and run 'gigamask masks' again"
-    try:
-        shard = msgspec.json.decode(json_path.read_bytes(), type=MaskShard)
-        if thorough:
-            damage = [
-                *_damaged_blocks(bits_path, shard.bits_crc32),
-                *_damaged_blocks(rows_path, shard.rows_crc32),
-            ]
-            yield from (f"{block}; {remedy}" for block in damage)
-            if damage:
-                return
-        bits, rows = np.load(bits_path, mmap_mode="r"), np.load(rows_path, mmap_mode="r")
-    except FileNotFoundError:
-        yield (
+    if not json_path.exists():
+        raise GigamaskError(
             f"{folder}: lacks the masks of {tar['name']} in its current version ({tar['bytes']} "
             "bytes); run 'gigamask masks' for it"
         )
-    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
-        yield (
-            f"{json_path.with_suffix('')}: a file of this mask shard is truncated or damaged "
-            f"({error}); {remedy}"
-        )
-    else:
-        shape, images = (shard.rows, words_per_mask(manifest.mask_size)), int(tar["images"])
-        if shard.tar != tar:
-            yield f"{json_path}: describes another tar than {tar['name']}; {remedy}"
-        elif (bits.dtype, bits.shape) != (np.dtype("<u8"), shape):
-            yield (
-                f"{bits_path}: must hold uint64 of shape {shape} (got {bits.dtype} of shape "
-                f"{bits.shape}); {remedy}"
-            )
-        elif (rows.dtype, rows.shape) != (np.dtype("<i8"), (images + 1,)) or rows[-1] != shard.rows:
-            yield (
-                f"{rows_path}: must hold the rows of {images} images with {shard.rows} masks; "
-                f"{remedy}"
-            )
-
-
-def _damaged_blocks(path: Path, expected: list[int]) -> Iterator[str]:
-    for block, (now, then) in enumerate(zip_longest(checksums(path), expected)):
-        if now != then:
-            start = block * BLOCK_BYTES
-            yield f"{path}: bytes {start} to {start + BLOCK_BYTES} were changed (crc32)"
+    remedy = f"delete {json_path} and run 'gigamask masks' again"
+    shard = read_json(json_path, MaskShard, remedy)
+    if shard.tar != tar:
+        raise GigamaskError(f"{json_path}: describes another tar than {tar['name']}; {remedy}")
+    shape = (shard.rows, words_per_mask(manifest.mask_size))
+    return (
+        CheckedArray(bits_path, "<u8", shape, remedy),
+        CheckedArray(rows_path, "<i8", (int(tar["images"]) + 1,), remedy),
+    )
 
 
 def describe_tars(index: Index) -> list[dict[str, str | int]]:
@@ -331,27 +323,15 @@ def words_per_mask(mask_size: int) -> int:
     return -(-mask_size * mask_size // 64)
 
 
-def checksums(path: Path) -> list[int]:
-    """Return the crc32 of each block of a file."""
-    with open(path, "rb") as file:
-        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
-
-
 def read_manifest(folder: Path) -> MaskStoreManifest:
     """Read a store's manifest.
 
     Raises:
         GigamaskError: The folder has no valid manifest of this schema.
     """
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MaskStoreManifest)
-    except (OSError, msgspec.DecodeError) as error:
+    path = folder / MANIFEST
+    if not path.exists():
         raise GigamaskError(
-            f"{folder}: is not a mask store ({error}); build one with 'gigamask masks'"
-        ) from error
-    if manifest.gigamask_masks != SCHEMA:
-        raise GigamaskError(
-            f"{folder}: the mask store has schema {manifest.gigamask_masks}, but this version "
-            f"reads {SCHEMA}; build it again with 'gigamask masks'"
+            f"{folder}: is not a mask store (it has no {MANIFEST}); build one with 'gigamask masks'"
         )
-    return manifest
+    return read_json(path, MaskStoreManifest, REBUILD, SCHEMA)

@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 
 from gigamask.data import annotation, image, image_folder, storage, tar
+from gigamask.data.checked_files import encode_json, read_json, write_array
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import report_write_errors
 from gigamask.types import ImageAnnotation, SkippedSample
 
 IMAGE_COLUMNS = {
@@ -86,14 +88,16 @@ class ShardIndex:
         """Write a folder of columns and `part.json` atomically; an existing one is kept."""
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         temporary.mkdir()
-        for kind, columns in (("images", self.images), ("masks", self.masks)):
-            for name, column in columns.items():
-                np.save(temporary / f"{kind}_{name}.npy", column)
         names = self.images["name"]
         summary = ShardSummary(
             self.tar, self.left_out, len(names), len(self.masks["area"]), names.dtype.itemsize
         )
-        (temporary / PART).write_bytes(msgspec.json.encode(summary))
+        for key, dtype in column_dtypes(summary.name_bytes).items():
+            kind, name = key.split("_", 1)
+            column = (self.masks if kind == "masks" else self.images)[name]
+            write_array(temporary / f"{key}.npy", dtype, column.shape, [column])
+        with report_write_errors(temporary / PART):
+            (temporary / PART).write_bytes(encode_json(summary))
         try:
             temporary.rename(folder)
         except OSError:
@@ -102,9 +106,21 @@ class ShardIndex:
                 raise
 
 
+def column_dtypes(name_bytes: int) -> dict[str, str]:
+    """Return the dtypes of a shard's columns, as `images_NAME` and `masks_NAME`.
+
+    Args:
+        name_bytes: Length of the longest name of an image.
+    """
+    images = {**IMAGE_COLUMNS, "name": f"|S{name_bytes}"}
+    return {f"images_{name}": dtype for name, dtype in images.items()} | {
+        f"masks_{name}": dtype for name, dtype in MASK_COLUMNS.items()
+    }
+
+
 def read_summary(folder: Path) -> ShardSummary:
-    """Read the summary of a saved `ShardIndex`."""
-    return msgspec.json.decode((folder / PART).read_bytes(), type=ShardSummary)
+    """Read the summary of a saved `ShardIndex`; raise GigamaskError if it is damaged."""
+    return read_json(folder / PART, ShardSummary, "delete its folder")
 
 
 def stat_shard(path: str) -> TarFile:

@@ -103,7 +103,7 @@ def test_the_files_are_one_bit_a_cell(built, opened):
     assert "manifest.json" in files
     rows = sum(len(np.load(path)) for path in built.folder.glob("*.bits.npy"))
     assert rows == plain + doubled
-    assert built.bytes == rows * GRID * GRID // 8 + 2 * 128
+    assert built.bytes == rows * GRID * GRID // 8 + 2 * (128 + 8)
     assert opened.manifest.masks == plain
 
 
@@ -182,11 +182,14 @@ def test_any_flipped_bit_is_found(copied, opened, kind):
 def test_a_flipped_bit_is_named_by_block(copied, opened):
     path = next(copied.glob("b-*.bits.npy"))
     whole = bytearray(path.read_bytes())
-    whole[-1] ^= 128
+    whole[-12] ^= 128
     path.write_bytes(whole)
-    with pytest.raises(GigamaskError, match=r"b-\w+.bits.npy.*0.*33554432.*crc32"):
+    damaged = r"b-\w+.bits.npy: bytes 128 to \d+ were changed \(crc32\)"
+    with pytest.raises(GigamaskError, match=damaged):
         MasksCommand(paths=(str(opened.folder),), out=str(copied), verify=True).run()
-    MaskStore.open(copied, opened)  # only reading it all tells
+    store = MaskStore.open(copied, opened)
+    with pytest.raises(GigamaskError, match=damaged):
+        store.masks(len(opened) - 1, np.array([0]))
 
 
 @pytest.mark.parametrize("kind", ["bits.npy", "rows.npy", "json"])
@@ -206,39 +209,15 @@ def test_bits_of_another_grid_are_found(copied, opened, tmp_path):
     other = mask_store.build(opened, tmp_path / "other", 16, SIDE, mirrored=True)
     name = next(copied.glob("a-*.bits.npy")).name
     shutil.copy(other.folder / name, copied / name)
-    with pytest.raises(GigamaskError, match=r"a-\w+.bits.npy.*4.*16"):
+    with pytest.raises(GigamaskError, match=r"a-\w+.bits.npy: has \d+ bytes"):
         MaskStore.open(copied, opened)
 
 
 def test_a_piece_of_another_tar_is_found(copied, opened):
     path = next(copied.glob("a-*.json"))
-    path.write_bytes(path.read_bytes().replace(b'"a.tar"', b'"c.tar"'))
+    path.write_bytes(next(copied.glob("b-*.json")).read_bytes())
     with pytest.raises(GigamaskError, match=r"a-\w+.json.*a.tar"):
         MaskStore.open(copied, opened)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of some damage numpy says more
-def test_a_damaged_header_is_one_line_at_opening(copied, opened):
-    path = next(copied.glob("a-*.rows.npy"))
-    whole = path.read_bytes()
-    for bit in range(8 * 128):
-        flipped = bytearray(whole)
-        flipped[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(flipped)
-        try:
-            MaskStore.open(copied, opened)
-        except GigamaskError as fault:
-            assert "\n" not in str(fault)  # noqa: PT017 (many a flip is harmless)
-            assert "a-" in str(fault)  # noqa: PT017
-
-
-def test_rows_of_another_piece_are_found(copied, opened):
-    a, b = (next(copied.glob(f"{letter}-*.rows.npy")) for letter in "ab")
-    np.save(a, np.load(a)[:-1])
-    with pytest.raises(GigamaskError, match=r"a-\w+.rows.npy.*4"):
-        MaskStore.open(copied, opened)
-    assert b.exists()
 
 
 def test_what_is_no_store_is_refused(opened, tmp_path):
@@ -259,7 +238,7 @@ def test_a_store_of_another_kind_is_refused(built, copied, opened):
         mask_store.build(opened, built.folder, 64, SIDE)
     raw = (copied / "manifest.json").read_bytes()
     (copied / "manifest.json").write_bytes(
-        raw.replace(b'"gigamask_masks":1', b'"gigamask_masks":9')
+        raw.replace(b'"gigamask_masks":2', b'"gigamask_masks":9')
     )
     with pytest.raises(GigamaskError, match=r"schema.*9"):
         MaskStore.open(copied, opened)
@@ -361,7 +340,7 @@ def test_the_verb_builds_and_verifies(opened, tmp_path, capsys):
     report = MasksCommand(
         paths=(str(opened.folder),), out=out, mask_size=GRID, image_size=SIDE
     ).run()
-    assert report == {"masks": 30, "tars": 2, "bytes": 30 * 128 + 2 * 128, "mask_size": GRID}
+    assert report == {"masks": 30, "tars": 2, "bytes": 30 * 128 + 2 * (128 + 8), "mask_size": GRID}
     printed = capsys.readouterr().out
     assert f"{out}: 30 masks of 2 tars, 0.0 MB" in printed
     assert f"--loader.mask-store {out}" in printed
