@@ -239,6 +239,8 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
                 about, table = _describe_jpg(payload, jpg_range, name), _no_masks()
             else:
                 json_range = (int(members.offsets[json]), int(members.sizes[json]))
+                if len(payload) == json_range[1]:
+                    tar.check_crc(members, json, payload, name)
                 about, table = _describe_json(payload, name)
         except CorruptSampleError as bad:
             skipped.append(SkippedSample(name, str(bad)))

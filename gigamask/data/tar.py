@@ -13,6 +13,7 @@ the requests for one tar are sequential; scanning many tars at once makes up for
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,19 +40,23 @@ _ZEROS = bytes(BLOCK)
 _REGULAR = ord("0")
 _WITHOUT_PAYLOAD = b"123456"
 _EXTENSIONS = b"xgLK"
+_CRC = b"crc:"
+"""Begins the unused end of a ustar header if it holds the crc32 of the payload, in hexadecimal."""
 
 
 @dataclass(frozen=True)
 class Members:
     """The regular files of one tar in stored order: names, payload offsets and sizes in bytes.
 
-    `broken` is the reason why the rest of the tar cannot be read, "" if all of it can.
+    `broken` is the reason why the rest of the tar cannot be read, "" if all of it can. `crcs` has
+    the crc32 of the members whose headers state it, by number, as `write` does.
     """
 
     names: list[str]
     offsets: Int64[np.ndarray, "n"]
     sizes: Int64[np.ndarray, "n"]
     broken: str = ""
+    crcs: dict[int, int] = field(default_factory=dict)
 
 
 def scan(path: str | Path, salvage: bool = False) -> Members:
@@ -90,6 +95,8 @@ def scan(path: str | Path, salvage: bool = False) -> Members:
 def write(path: str | Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Write a ustar archive atomically; its bytes depend on the members only (no times, no owner).
 
+    The twelve bytes of a header that ustar does not use hold the crc32 of the payload.
+
     Args:
         path: The tar; missing folders are created.
         members: Name and payload of each file.
@@ -103,7 +110,7 @@ def write(path: str | Path, members: Iterable[tuple[str, bytes]]) -> None:
     def write_members(partial: Path) -> None:
         with open(partial, "wb") as file:
             for name, payload in members:
-                file.write(_header(path, name, len(payload)))
+                file.write(_header(path, name, payload))
                 file.write(payload)
                 file.write(bytes(-len(payload) % BLOCK))
             file.write(bytes(2 * BLOCK))
@@ -112,16 +119,20 @@ def write(path: str | Path, members: Iterable[tuple[str, bytes]]) -> None:
     files.write_atomically(path, write_members)
 
 
-def _header(path: Path, name: str, size: int) -> bytes:
+def _header(path: Path, name: str, payload: bytes) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size = size
+    info.size = size = len(payload)
     try:
-        return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")
+        header = bytearray(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
     except ValueError as error:
         raise GigamaskError(
             f"{path}: member {name!r} of {size} bytes does not fit a ustar header ({error}); "
             "shorten the name to 100 bytes"
         ) from error
+    header[500:] = _CRC + b"%08x" % zlib.crc32(payload)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
 
 
 class _Window:
@@ -157,6 +168,7 @@ class _Scanner:
     read: Callable[[int, int], bytes]
     file_bytes: int
     chunks: list[Members] = field(default_factory=list)
+    crcs: dict[int, int] = field(default_factory=dict)
     member_count: int = 0
     last_name: str = ""
     headers: list[bytes] = field(default_factory=list)
@@ -186,6 +198,7 @@ class _Scanner:
             np.concatenate([chunk.offsets for chunk in self.chunks]),
             np.concatenate([chunk.sizes for chunk in self.chunks]),
             broken,
+            self.crcs,
         )
 
     def _follow(self) -> None:
@@ -342,6 +355,11 @@ class _Scanner:
         ]
         regular = np.isin(kinds, np.frombuffer(b"0\x007", np.uint8)) & ~np.array(v7_folders, bool)
         offsets = np.array(self.starts, np.int64) + BLOCK
+        first = sum(len(chunk.names) for chunk in self.chunks)
+        for number, row in enumerate(np.flatnonzero(regular).tolist(), first):
+            header = self.headers[row]
+            if header[500:504] == _CRC and (crc := re.fullmatch(rb"[0-9a-f]{8}", header[504:])):
+                self.crcs[number] = int(crc[0], 16)
         self.chunks.append(
             Members(
                 [names[row] for row in np.flatnonzero(regular)],
@@ -353,6 +371,26 @@ class _Scanner:
         self.last_name = names[-1] if names else self.last_name
         for column in (self.headers, self.starts, self.sizes, self.long_names):
             column.clear()
+
+
+def check_crc(members: Members, member: int, payload: bytes, name: str) -> None:
+    """Check a payload against the crc32 that its header states, if it states one.
+
+    Args:
+        members: The members of the tar.
+        member: Number of the member.
+        payload: All of its bytes.
+        name: Name of the image for error messages.
+
+    Raises:
+        CorruptSampleError: The payload was changed.
+    """
+    stated = members.crcs.get(member)
+    if stated is not None and zlib.crc32(payload) != stated:
+        raise CorruptSampleError(
+            f"{name}: {members.names[member]} was changed since it was written (crc32); write or "
+            "fetch its tar again"
+        )
 
 
 def _count(headers: list[bytes]) -> int:

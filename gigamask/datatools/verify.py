@@ -51,13 +51,15 @@ class TarReport:
     """Contents of one tar.
 
     `tar_errors` are problems of the tar itself, `bad_members` those of members, and `mismatches`
-    are members whose stated areas or boxes differ from their run lengths.
+    are members whose stated areas or boxes differ from their run lengths, and `unpaired` those
+    without a json or jpg of their name.
     """
 
     path: str
     tar_errors: list[str] = field(default_factory=list)
     bad_members: list[Finding] = field(default_factory=list)
     mismatches: list[Finding] = field(default_factory=list)
+    unpaired: list[Finding] = field(default_factory=list)
     images: int = 0
     masks: int = 0
     without_masks: int = 0
@@ -113,7 +115,7 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
 
 
 def check_index(folder: str | Path) -> list[str]:
-    """Return the problems of an index: missing or changed tars, unreadable columns.
+    """Return the problems of an index: missing or changed tars, damaged columns.
 
     The list is empty for anything that is not an index.
     """
@@ -127,7 +129,7 @@ def check_index(folder: str | Path) -> list[str]:
         ]
     if not faults:
         try:
-            index.Index.open(folder)
+            index.Index.open(folder).verify()
         except GigamaskError as fault:
             faults.append(str(fault))
     return faults
@@ -232,6 +234,10 @@ class _TarReader:
                 self._run_check(
                     jpgs[stem], stem, next(read), partial(self._check_jpg, annotated=annotated)
                 )
+            if stem not in jpgs or stem not in jsons:
+                missing = "json" if stem in jpgs else "jpg"
+                member = jpgs.get(stem, jsons.get(stem, 0))
+                self._note(self.report.unpaired, member, stem, f"has no {missing} of its name")
             self.report.images += stem in jpgs
             self.report.without_json += stem not in jsons
             self.report.without_jpg += stem not in jpgs
@@ -263,6 +269,8 @@ class _TarReader:
                 raise CorruptSampleError(
                     f"{name}: has {size} bytes, which is too large; leave it out"
                 )
+            if len(data) == size:
+                tar.check_crc(self.members, member, data, name)
             return check(member, data, name)
         except CorruptSampleError as bad:
             self._note(self.report.bad_members, member, stem, str(bad))

@@ -36,8 +36,10 @@ class VerifyCommand:
         with progress_bar("verify") as progress:
             reports, stale = verify.verify(self.paths, sums, self.decode, self.workers, progress)
         counts = verify.summary(reports)
-        bad = [finding for report in reports for finding in report.bad_members]
-        mismatches = [finding for report in reports for finding in report.mismatches]
+        kinds = {"bad_members": "bad", "mismatches": "mismatch", "unpaired": "unpaired"}
+        found = {
+            kind: [one for report in reports for one in getattr(report, kind)] for kind in kinds
+        }
         tars, images = counted(counts["tars"], "tar"), counted(counts["images"], "image")
         print(f"{tars}: {images} with {counted(counts['masks'], 'mask')}")
         for name in ("without_json", "without_jpg", "without_masks", "other_members"):
@@ -49,8 +51,8 @@ class VerifyCommand:
             if report.tar_errors:
                 read = f"{report.images} of its images were read"
                 lines.append(f"    {read}, {len(report.bad_samples)} of them bad")
-        for label, findings in (("bad", bad), ("mismatch", mismatches)):
-            for finding in findings:
+        for kind, label in kinds.items():
+            for finding in found[kind]:
                 member = f"{finding.tar} {finding.member} at {finding.offset}"
                 lines.append(f"  {label} {member}: {finding.reason}")
         for line in lines[:MAX_LINES]:
@@ -69,12 +71,11 @@ class VerifyCommand:
                 for report in reports
             ],
             "index": stale,
-            "bad_members": [asdict(finding) for finding in bad],
-            "mismatches": [asdict(finding) for finding in mismatches],
+            **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
         samples = counts["images"] + counts["without_jpg"]
         faults = [
-            f"{counts['bad_samples']} of {samples} samples are bad" if bad else "",
+            f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
             f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
             "the index does not match its tars" if stale else "",
         ]
