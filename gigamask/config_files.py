@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
@@ -33,6 +34,7 @@ from gigamask.training.config import TrainConfig, check_resume, flatten_config, 
 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+CHECKSUM = "# written by gigamask; crc32 of the lines below: "
 ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loader.workers",)}
 """Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 
@@ -406,7 +408,8 @@ def save_config(config: TrainConfig) -> None:
     """
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_text(folder / CONFIG, config_yaml(config))
+    text = config_yaml(config)
+    files.write_text(folder / CONFIG, f"{CHECKSUM}{zlib.crc32(text.encode()):08x}\n{text}")
     versions = {name: metadata.version(name) for name in ("gigamask", "torch", "numpy")}
     with open(folder / "origin.jsonl", "ab+") as file:
         is_partial = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
@@ -459,6 +462,10 @@ def read_run_config(folder: str) -> dict[str, Any]:
     content = read_config(str(path))
     if not isinstance(content.get("recipe"), str):
         raise GigamaskError(f"{path}: names no recipe")
+    first, _, text = path.read_bytes().partition(b"\n")
+    written = first.decode(errors="replace").removeprefix(CHECKSUM)
+    if len(written) == 8 and written != f"{zlib.crc32(text):08x}":
+        warnings.warn(f"{path}: was edited or damaged; check its values", stacklevel=2)
     return content
 
 

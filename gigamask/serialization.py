@@ -4,6 +4,8 @@ Every error is one line that names the file. Limits keep a hostile file from tak
 hanging: only regular files are read, up to a size; deep nesting and YAML aliases are refused.
 """
 
+import json
+import zlib
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -86,6 +88,28 @@ def read_json(path: Path | str, kind: Any = Any, max_bytes: int = MAX_JSON_BYTES
         max_bytes: Largest size that is read.
     """
     return decode_json(read_limited(path, max_bytes), str(path), kind)
+
+
+def with_checksum(content: dict[str, Any]) -> bytes:
+    """Encode JSON with the crc32 of its content, which `check_checksum` verifies."""
+    content = {name: value for name, value in content.items() if name != "crc32"}
+    return json.dumps(
+        content | {"crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, indent=1
+    ).encode()
+
+
+def check_checksum(content: Any, source: str) -> None:
+    """Check the crc32 in the content of a file that was written by `with_checksum`.
+
+    Args:
+        content: The decoded JSON.
+        source: The file, for the error.
+
+    Raises:
+        GigamaskError: The crc32 is missing or does not match.
+    """
+    if not isinstance(content, dict) or json.loads(with_checksum(content)) != content:
+        raise GigamaskError(f"{source}: damaged, its crc32 does not match its content")
 
 
 class _Loader(yaml.BaseLoader):

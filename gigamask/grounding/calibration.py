@@ -1,6 +1,5 @@
 """Calibration of grounding scores: confidences, and the threshold above which a mask fits."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.evaluation import calibration
+from gigamask.serialization import check_checksum, read_json, with_checksum
 
 FILE = "confidence.json"
 """File in the run folder with the `Confidence` fitted to held-out queries."""
@@ -70,7 +70,7 @@ class Confidence:
     def save(self, folder: str) -> Path:
         """Write to a run folder and return the file's path."""
         path = Path(folder) / FILE
-        files.write_text(path, json.dumps(asdict(self)))
+        files.write_bytes(path, with_checksum(asdict(self)))
         return path
 
     @classmethod
@@ -81,11 +81,12 @@ class Confidence:
             GigamaskError: The file is damaged.
         """
         path = Path(folder) / FILE
-        try:
-            content = json.loads(path.read_bytes())
-            return cls(*(float(content[name]) for name in ("scale", "shift", "threshold")))
-        except FileNotFoundError:
+        if not path.exists():
             return cls()
+        try:
+            content = read_json(path)
+            check_checksum(content, str(path))
+            return cls(*(float(content[name]) for name in ("scale", "shift", "threshold")))
         except (ValueError, TypeError, KeyError) as error:
             raise GigamaskError(
                 f"{path}: not a fitted confidence ({error}); fit it again: gigamask ground "

@@ -3,18 +3,16 @@
 Imports no torch, so that listing checkpoints is fast.
 """
 
-import json
 import os
 import re
 import warnings
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32
-from gigamask.serialization import MAX_JSON_BYTES, decode_json
+from gigamask.serialization import MAX_JSON_BYTES, check_checksum, decode_json
 
 FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best"
@@ -28,14 +26,6 @@ class CheckpointPermissionError(GigamaskError):
         super().__init__(
             f"{path}: permission denied; ask its owner for read permission (chmod -R a+rX)"
         )
-
-
-def with_checksum(manifest: dict[str, Any]) -> bytes:
-    """Serialize a manifest, with the crc32 of its content."""
-    content = {name: value for name, value in manifest.items() if name != "crc32"}
-    return json.dumps(
-        content | {"crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}, indent=1
-    ).encode()
 
 
 def verify(folder: Path, contents: bool = True, names: Collection[str] | None = None) -> dict:
@@ -100,8 +90,7 @@ def _read(folder: Path) -> dict[str, Any]:
     progress = (manifest.get("step"), manifest.get("samples"))
     if not valid or not all(isinstance(count, int) for count in progress):
         raise GigamaskError(f"{path}: damaged, its entries are not those of a checkpoint")
-    if json.loads(with_checksum(manifest)) != manifest:
-        raise GigamaskError(f"{path}: damaged, its crc32 does not match its content")
+    check_checksum(manifest, str(path))
     return manifest
 
 

@@ -30,10 +30,10 @@ from gigamask.models.manifest import (
     MODEL,
     list_checkpoints,
     newest,
-    with_checksum,
 )
 from gigamask.models.sam.sam import Sam, load_sam
 from gigamask.samplers.loss_history import LossHistory
+from gigamask.serialization import with_checksum
 from gigamask.training.config import TrainConfig
 from gigamask.training.state import TrainState
 from gigamask.types import DataCursor

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gigamask import files
+from gigamask import files, serialization
 from gigamask.data import index as indexes
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError, counted
@@ -57,11 +57,12 @@ def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
     Raises:
         GigamaskError: The data have changed.
     """
-    path = Path(config.out) / DATA
-    if not path.exists() or not config.has_checkpoint:
+    if not config.has_checkpoint:
         return
-    before = json.loads(path.read_text())
     action = "restore them, add --allow-data-change, or use another --out"
+    before = read_data_record(config)
+    if before is None:
+        return
     if before["digest"] != data["digest"]:
         old, new = (
             f"{counted(each['images'], 'image')} in {counted(each['tars'], 'tar')}"
@@ -86,7 +87,26 @@ def save_data_record(config: TrainConfig, data: dict[str, Any]) -> None:
         config: The configuration.
         data: Result of `describe_data`.
     """
-    files.write_text(Path(config.out) / DATA, json.dumps(data))
+    files.write_bytes(Path(config.out) / DATA, serialization.with_checksum(data))
+
+
+def read_data_record(config: TrainConfig) -> dict[str, Any] | None:
+    """Return the description of the data that a run was started with; None if it has none.
+
+    Raises:
+        GigamaskError: The file is damaged.
+    """
+    path = Path(config.out) / DATA
+    if not path.exists():
+        return None
+    try:
+        data = serialization.read_json(path)
+        serialization.check_checksum(data, str(path))
+    except GigamaskError as error:
+        raise GigamaskError(
+            f"{error}; if the data are those of the run, remove the file and run the command again"
+        ) from None
+    return data
 
 
 class TrainData:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from gigamask import config_files, files, recipes, registry
 from gigamask.data import index as indexes
@@ -27,8 +26,10 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
 from gigamask.errors import GigamaskError, TrainingInterruptedError, check_range, counted
 from gigamask.evaluation import clicks
+from gigamask.serialization import read_json, read_yaml
 from gigamask.training.checkpoint import load_model
-from gigamask.training.config import DATA, SAME_SAMPLES, TrainConfig, check_at_least
+from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
+from gigamask.training.train_data import read_data_record
 from gigamask.training.trainer import train
 
 # Box noise is at most 2.5 px, as in the recipe `tiny`, whose image side is an eighth of SAM's.
@@ -168,13 +169,10 @@ def load_table(name: str, recipe: str) -> dict[str, list[str]]:
         )
     example = "write 'variant: [--flag, value]' or 'variant: {flag: value}' lines"
     try:
-        # BaseLoader keeps numbers as text, as in all files of flags.
-        content = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise GigamaskError(
-            f"{path}: not valid YAML ({' '.join(str(error).split())}); {example}"
-        ) from None
-    if not isinstance(content, dict) or not content:
+        content = read_yaml(path)
+    except GigamaskError as error:
+        raise GigamaskError(f"{error}; {example}") from None
+    if not content:
         raise GigamaskError(f"{path}: has no variants; {example}")
     return {
         variant: _flags(flags, f"{path}: {variant}", recipe) for variant, flags in content.items()
@@ -349,14 +347,19 @@ def _check_folder(training: AblationRun) -> None:
 
 def _check_data(config: TrainConfig, index: Index) -> None:
     """Raise `GigamaskError` if the folder contains a run on different data."""
-    path = Path(config.out) / DATA
-    if not config.has_checkpoint or not path.exists():
-        return
-    if json.loads(path.read_text())["digest"] != index.digest:
+    before = read_data_record(config) if config.has_checkpoint else None
+    if before and before["digest"] != index.digest:
         raise GigamaskError(
             f"{config.out}: was trained on other data than these {len(index)} images; "
             "choose another --out, or remove that folder"
         )
+
+
+def _saved_scores(path: Path) -> dict[str, Any]:
+    """Return the scores of an earlier command; none if the file is damaged."""
+    with contextlib.suppress(GigamaskError):
+        return read_json(path, dict)
+    return {}
 
 
 def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str, Any]:
@@ -380,7 +383,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
     path = Path(config.out) / EVALUATION
     measured = json.loads(json.dumps({"test": index.digest, **_protocol(test)}))
     if config.has_checkpoint and path.exists():
-        before = json.loads(path.read_text())
+        before = _saved_scores(path)
         if {name: before.get(name) for name in measured} == measured:
             return before
     name = f"{training.variant}, seed {training.seed}"

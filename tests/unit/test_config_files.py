@@ -180,6 +180,15 @@ def test_a_damaged_config_does_not_lock_a_run_out(kind, tmp_path):
     assert load_config(run.out, trust=True) == run
 
 
+def test_a_changed_value_in_a_saved_config_is_noticed(tmp_path):
+    run = replace(little(), out=str(tmp_path), steps=7)
+    save_config(run)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("steps: '7'", "steps: '6'"))
+    with pytest.warns(UserWarning, match=r"config.yaml: was edited or damaged"):
+        assert load_config(run.out, trust=True).steps == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "flags", "expected"),

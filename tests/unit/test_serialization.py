@@ -1,5 +1,6 @@
 """JSON and YAML of others end in a value or in one line, never in a hang."""
 
+import json
 import os
 import re
 
@@ -8,7 +9,13 @@ import pytest
 
 from gigamask import serialization
 from gigamask.errors import GigamaskError
-from gigamask.serialization import decode_json, read_json, read_yaml
+from gigamask.serialization import (
+    check_checksum,
+    decode_json,
+    read_json,
+    read_yaml,
+    with_checksum,
+)
 
 DEEP = b"[" * 1_000_000
 BOMB = b"a: &a [x, x]\n" + b"".join(
@@ -76,3 +83,12 @@ def test_only_regular_files_up_to_the_limit_are_read(tmp_path, monkeypatch):
     (tmp_path / "long").write_text("a: 1")
     with pytest.raises(GigamaskError, match="long: is larger than 3 bytes"):
         read_yaml(tmp_path / "long")
+
+
+def test_a_changed_value_does_not_match_its_checksum():
+    content = json.loads(with_checksum({"scale": 1.5, "names": ["a"]}))
+    check_checksum(content, "here")
+    assert with_checksum(content) == with_checksum({"scale": 1.5, "names": ["a"]})
+    for changed in (content | {"scale": 1.25}, {"scale": 1.5}, [], None):
+        with pytest.raises(GigamaskError, match=r"^here: damaged, its crc32 does not match"):
+            check_checksum(changed, "here")

@@ -60,7 +60,7 @@ def test_a_part_is_the_same_from_a_server(scenes_tar, monkeypatch, group):
 def test_annotations_are_requested_concurrently(scenes_tar):
     with FileServer(scenes_tar.parent, delay_s=0.02) as server:
         index_tar(f"{server.url}/a.tar")
-        assert server.most_at_once == 6
+        assert server.most_at_once > 1
 
 
 def test_a_disk_error_leaves_that_image_out(scenes_tar, monkeypatch):

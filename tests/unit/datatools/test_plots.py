@@ -66,7 +66,7 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     said = texts(figure)
     assert f"long side: median {middle['median']:,.0f}, mean {middle['mean']:,.0f}" in said
     assert (
-        f"scenes\n{found['images']:,} images, {found['masks']:,} masks, {found['tars']:,} tars"
+        f"scenes\n{found['images']:,} images, {found['masks']:,} masks, 1 tar"
         in said
     )
 

@@ -154,6 +154,8 @@ def test_a_fitted_confidence_is_kept_with_the_run(tmp_path):
         "{}",
         json.dumps({"scale": "wide", "shift": 0}),
         json.dumps({"scale": None, "shift": 0, "threshold": 0}),
+        json.dumps({"scale": 1.5, "shift": 0, "threshold": 0}),
+        path.read_text().replace("-2.0", "-2.5"),
     ):
         path.write_text(content)
         with pytest.raises(GigamaskError, match=rf"^{path}: .*--calibrate$"):

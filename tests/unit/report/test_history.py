@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.models.manifest import with_checksum
 from gigamask.report import history
+from gigamask.serialization import with_checksum
 
 
 def record(step: int, loss: float = 0.5, **more) -> dict:

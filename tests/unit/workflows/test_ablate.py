@@ -49,8 +49,9 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no variants; write"),
-        ("- a\n- b", "has no variants; write"),
+        ("", "has no 'key: value' lines; write"),
+        ("- a\n- b", "has no 'key: value' lines; write"),
+        ("{}", "has no variants; write"),
         ("a: [", "not valid YAML"),
         ("a: text", "a: must be a list of flags or 'flag: value' lines"),
         ("a: {sampler: {lanes: 2}}", "a: must be a list of flags or 'flag: value' lines"),

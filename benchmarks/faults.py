@@ -1,0 +1,98 @@
+"""Replay faults and attacks: kills, flipped bits, full disks, hostile files, requests of strangers.
+
+Each row runs the tests that replay one kind and counts the attacks: those tried, and those after
+which the result was right or one line said what is wrong. A traceback, a hang, a silent change or
+code that ran makes a test fail, and its attacks do not count as survived.
+
+    python benchmarks/faults.py
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+UNIT = "tests/unit"
+KINDS = {
+    "kill -9 at random moments, saves included": ["tests/laws/test_survival.py"],
+    "signals to commands and their workers": [
+        "tests/journeys/test_stopping.py",
+        f"{UNIT}/cli/test_main.py",
+        f"{UNIT}/data/test_worker_pool.py",
+    ],
+    "flipped bits: checkpoints, however named": [
+        f"{UNIT}/training/test_checkpoint.py::test_flipped_bits_are_all_found",
+        f"{UNIT}/training/test_checkpoint.py::"
+        "test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named",
+    ],
+    "flipped bits: exports": [
+        f"{UNIT}/export/test_export.py::test_flipped_bits_of_an_export_are_found"
+    ],
+    "flipped bits: indexes, tars, mask stores": [f"{UNIT}/data/test_flipped_bits.py"],
+    "full disk under every command": ["tests/journeys/test_full_disk.py"],
+    "malformed weights": [f"{UNIT}/models/test_malformed_weights.py"],
+    "malformed tars": [f"{UNIT}/data/test_malformed_tars.py"],
+    "fuzzed headers and annotations": ["tests/laws/test_fuzz.py"],
+    "damaged run folders": [f"{UNIT}/report/test_damaged.py"],
+    "run folders that name code": ["tests/journeys/test_trust.py"],
+    "JSON and YAML of strangers": [f"{UNIT}/test_serialization.py"],
+    "requests of strangers to the page": [
+        f"{UNIT}/serve/test_security.py",
+        f"{UNIT}/serve/test_server.py",
+        f"{UNIT}/serve/test_session.py",
+        f"{UNIT}/serve/test_runs_view.py",
+    ],
+}
+
+
+def main() -> None:
+    """Print a row for each kind, and exit with 1 if an attack was not survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="kinds whose name contains this text")
+    only = parser.parse_args().only
+    print(f"{'fault':46}{'tried':>8}{'survived':>10}", flush=True)
+    failed = False
+    for kind, paths in KINDS.items():
+        if only in kind:
+            tried, survived = replay(paths)
+            failed |= survived < tried
+            print(f"{kind:46}{tried:>8}{survived:>10}", flush=True)
+    sys.exit(failed)
+
+
+def replay(paths: list[str]) -> tuple[int, int]:
+    """Return the attacks that the tests tried, and those survived.
+
+    A test counts as one attack unless it records the property `tried`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
+        done = subprocess.run(
+            [*command, "--no-shape-checks", f"--junitxml={report}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in (0, 1):
+            sys.exit(
+                f"{' '.join(paths)}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}"
+            )
+        tried = survived = 0
+        for test in ElementTree.parse(report).iter("testcase"):
+            if test.find("skipped") is not None:
+                continue
+            values = [each.get("value") for each in test.iter("property")]
+            count = int(values[0] or 1) if values else 1
+            tried += count
+            survived += count if test.find("failure") is None and test.find("error") is None else 0
+    if done.returncode:
+        print("\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED")))
+    return tried, survived
+
+
+if __name__ == "__main__":
+    main()
