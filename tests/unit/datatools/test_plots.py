@@ -65,10 +65,7 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     middle = found["distributions"]["long side"]
     said = texts(figure)
     assert f"long side: median {middle['median']:,.0f}, mean {middle['mean']:,.0f}" in said
-    assert (
-        f"scenes\n{found['images']:,} images, {found['masks']:,} masks, 1 tar"
-        in said
-    )
+    assert f"scenes\n{found['images']:,} images, {found['masks']:,} masks, 1 tar" in said
 
 
 @pytest.mark.slow
