@@ -31,10 +31,10 @@ KINDS = {
     "flipped bits: exports": [
         f"{UNIT}/export/test_export.py::test_flipped_bits_of_an_export_are_found"
     ],
-    "flipped bits: indexes, tars, mask stores": [f"{UNIT}/data/test_flipped_bits.py"],
+    "flipped bits: indexes, tars, mask stores": ["tests/laws/test_flipped_bits.py"],
     "full disk under every command": ["tests/journeys/test_full_disk.py"],
     "malformed weights": [f"{UNIT}/models/test_malformed_weights.py"],
-    "malformed tars": [f"{UNIT}/data/test_malformed_tars.py"],
+    "malformed tars": ["tests/laws/test_malformed_tars.py"],
     "fuzzed headers and annotations": ["tests/laws/test_fuzz.py"],
     "damaged run folders": [f"{UNIT}/report/test_damaged.py"],
     "run folders that name code": ["tests/journeys/test_trust.py"],
