@@ -8,13 +8,7 @@ class GigamaskError(ValueError):
     """An error in the user's input; the command line prints one line and exits with code 2."""
 
     def __init__(self, message: str) -> None:
-        # Names come from archives and may contain line breaks or bytes that are not text.
-        super().__init__(
-            "".join(
-                letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-                for letter in message
-            )
-        )
+        super().__init__(printable(message))
 
 
 class CorruptSampleError(GigamaskError):
@@ -26,6 +20,14 @@ class TrainingInterruptedError(GigamaskError):
 
     Running the same command again resumes it.
     """
+
+
+def printable(text: str) -> str:
+    """Escape line breaks, terminal sequences and bytes that are not text, as names may contain."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def counted(number: int, noun: str) -> str:

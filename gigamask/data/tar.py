@@ -294,8 +294,9 @@ class _Scanner:
                 else "before its first member"
             )
             self._fail(
-                f"the file ends at {self.file_bytes} bytes {where} without the zero blocks "
-                "that end a tar; it was cut short, download it again"
+                f"the file ends at {self.file_bytes} bytes {where} without the zero blocks that "
+                f"end a tar; it {'' if number else 'is not a tar, or '}was cut short, download it "
+                "again"
             )
         if self.read(BLOCK, position + BLOCK).strip(b"\0"):
             self._fail(

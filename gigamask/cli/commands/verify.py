@@ -30,7 +30,7 @@ class VerifyCommand:
         """Verify the tars, and return the counts and faults."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.datatools import checksums, verify
-        from gigamask.errors import counted
+        from gigamask.errors import counted, printable
 
         sums = checksums.read(self.checksums) if self.checksums else {}
         with progress_bar("verify") as progress:
@@ -56,7 +56,7 @@ class VerifyCommand:
                 member = f"{finding.tar} {finding.member} at {finding.offset}"
                 lines.append(f"  {label} {member}: {finding.reason}")
         for line in lines[:MAX_LINES]:
-            print(line)
+            print(printable(line))
         if len(lines) > MAX_LINES:
             print(f"  and {len(lines) - MAX_LINES} more; --json FILE writes all of them")
         result: dict[str, Any] = {
