@@ -61,7 +61,7 @@ def image_pieces(name: str, images: int, per_tar: int) -> Iterator[np.ndarray]:
             "masks": lambda first=first, count=count: masks_of(first, count),
         }
         constant = {"jpg_bytes": JPG_BYTES, "json_bytes": JSON_BYTES, "width": 2250, "height": 1500}
-        yield made[name]() if name in made else np.full(count, constant[name])
+        yield made[name]() if name in made else np.full(count, constant.get(name, 0))
 
 
 def mask_pieces(name: str, masks: int) -> Iterator[np.ndarray]:

@@ -4,7 +4,10 @@ name, a function that makes it, and the expected message.
 
 import functools
 import gzip
+import io
 import json
+import os
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +50,26 @@ def members(number: int, jpg: bytes | None, record: dict | bytes | None) -> list
         for name, data in ((f"sa_{number}.jpg", jpg), (f"sa_{number}.json", raw))
         if data is not None
     ]
+
+
+def write_plain(path: Path, held: list[tuple[str, bytes]]) -> None:
+    """Writes a tar as other programs do: its headers state no crc32 of the payloads."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in held:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def flip(path: Path, bit: int) -> None:
+    """Flips one bit of a file, whose times stay as they were."""
+    times = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(bit // 8)
+        [byte] = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def restate(jpg: bytes, height: int, width: int) -> bytes:

@@ -3,8 +3,9 @@
 A shard is a tar, or a folder whose images are used as they are (`data.image_folder`).
 
 Image columns: shard, jpg_offset (0 for a file of a folder), jpg_bytes, json_offset (-1 without a
-json), json_bytes, image_id, width, height, masks (their number), name (bytes: the stem in a tar,
-the whole file name in a folder), and first_mask, which has one more row: image i has the mask rows
+json), json_bytes, image_id, width, height, masks (their number), jpg_crc32 (valid if the summary of
+the shard states `checksums`), json_crc32 (0 without a json), name (bytes: the stem in a tar, the
+whole file name in a folder), and first_mask, which has one more row: image i has the mask rows
 first_mask[i] to first_mask[i + 1], in the order of its json. Mask columns: area in pixels, box
 (xyxy, inclusive ends, from the run lengths; 1 1 0 0 for an empty mask), predicted_iou,
 stability_score. The rows are ordered by shard, the shards by path, a tar's images as stored and a
@@ -209,7 +210,7 @@ def find_tars(paths: Paths) -> list[str]:
         if image_folder.is_folder(path):
             raise GigamaskError(
                 f"{path}: is a folder of images where tars are expected; pack them into tars first "
-                "('gigamask index', 'stats' and 'pretrain' also read folders)"
+                "('gigamask index' without --checksums, 'stats' and 'pretrain' also read folders)"
             )
     return shards
 
@@ -263,7 +264,11 @@ def find_shards(paths: Paths) -> list[str]:
 
 
 def build(
-    paths: Paths, out: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None
+    paths: Paths,
+    out: str | Path,
+    workers: int = 1,
+    progress: worker_pool.Progress | None = None,
+    checksums: bool = False,
 ) -> Index:
     """Index shards into a folder and open the index; see `extend`.
 
@@ -272,6 +277,7 @@ def build(
         out: The index folder.
         workers: Number of processes.
         progress: Called as `progress(done, total)` after each shard.
+        checksums: Read every jpg and record its crc32.
 
     Returns:
         The index.
@@ -279,7 +285,7 @@ def build(
     Raises:
         GigamaskError: A shard is unusable, or `out` is not an index or cannot be written.
     """
-    return extend(paths, out, workers, progress).index
+    return extend(paths, out, workers, progress, checksums=checksums).index
 
 
 def extend(
@@ -288,6 +294,7 @@ def extend(
     workers: int = 1,
     progress: worker_pool.Progress | None = None,
     salvage: bool = False,
+    checksums: bool = False,
 ) -> BuildResult:
     """Index shards into a folder, scanning only those that are new or changed.
 
@@ -300,20 +307,21 @@ def extend(
         workers: Number of processes.
         progress: Called as `progress(done, total)` after each shard.
         salvage: Use the complete entries of a truncated tar.
+        checksums: Read every jpg and record its crc32; rows without it are not reused.
 
     Returns:
         The index, with the number of shards scanned and reused.
 
     Raises:
-        GigamaskError: A shard is unusable (the others are indexed first and kept), or `out` is
-            not an index or cannot be written.
+        GigamaskError: A shard is unusable (the others are indexed first and kept), `out` is not
+            an index or cannot be written, or checksums of an image folder are requested.
     """
     out = Path(out).absolute()
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise GigamaskError(
             f"{out}: exists and is not an index, so it is not overwritten; give another folder"
         )
-    shards = find_shards(paths)
+    shards = find_tars(paths) if checksums else find_shards(paths)
     normalized = [storage.normalize(path) for path in as_list(paths)]
     indexes = [Path(path) for path in normalized if is_index(path)]
     try:
@@ -321,7 +329,8 @@ def extend(
             reusable = {
                 tar: rows
                 for tar, rows in _saved_rows(indexes, out, work).items()
-                if salvage or not rows.summary.left_out.broken
+                if (salvage or not rows.summary.left_out.broken)
+                and (rows.summary.checksums or not checksums)
             }
             current = _stat_shards(shards)
             missing = [stored.path for stored in current if stored not in reusable]
@@ -332,7 +341,10 @@ def extend(
                 None if progress is None else lambda done, _: progress(reused + done, len(shards))
             )
             results = worker_pool.parallel_map(
-                partial(_index_into, work, salvage=salvage), missing, workers, scan_progress
+                partial(_index_into, work, salvage=salvage, checksums=checksums),
+                missing,
+                workers,
+                scan_progress,
             )
             _raise_errors([result for result in results if isinstance(result, str)], len(shards))
             scanned = {
@@ -406,7 +418,10 @@ def _only_writer(out: Path) -> Iterator[Path]:
 
 
 def _saved_rows(indexes: list[Path], out: Path, work: Path) -> dict[TarFile, ShardRows]:
-    """Return the rows of finished shards, of the index at `out`, and of the given indexes."""
+    """Return the rows of finished shards, of the index at `out`, and of the given indexes.
+
+    Of several rows of a shard, one with checksums is chosen.
+    """
     saved = []
     for path in work.iterdir():
         if path.name != LOCK:
@@ -420,6 +435,7 @@ def _saved_rows(indexes: list[Path], out: Path, work: Path) -> dict[TarFile, Sha
         saved += rows
     for path in indexes:
         saved += index_format.rows_of_index(path)
+    saved.sort(key=lambda rows: rows.summary.checksums)
     return {rows.summary.tar: rows for rows in saved}
 
 
@@ -446,13 +462,13 @@ def _raise_errors(errors: list[str], total: int) -> None:
         )
 
 
-def _index_into(work: Path, path: str, salvage: bool) -> ShardRows | str:
+def _index_into(work: Path, path: str, salvage: bool, checksums: bool) -> ShardRows | str:
     """Index one shard and save it under a hash of path, size and version; or return the error."""
     try:
-        shard = index_shard(path, salvage)
+        shard = index_shard(path, salvage, checksums)
     except GigamaskError as error:
         return str(error)
-    key = "\0".join(map(str, msgspec.structs.astuple(shard.tar)))
+    key = "\0".join(map(str, (*msgspec.structs.astuple(shard.tar), shard.checksums)))
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     folder = work / f"{SCHEMA}-{digest}"
     shard.save(folder)

@@ -25,7 +25,7 @@ from gigamask.data.shard_index import (
 )
 from gigamask.errors import GigamaskError
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST = "manifest.json"
 REBUILD = "build it again with 'gigamask index'"
 ROWS_AT_ONCE = 2**22

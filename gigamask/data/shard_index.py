@@ -8,7 +8,8 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ IMAGE_COLUMNS = {
     "width": "<i4",
     "height": "<i4",
     "masks": "<i4",
+    "jpg_crc32": "<u4",
+    "json_crc32": "<u4",
 }
 MASK_COLUMNS = {"area": "<i4", "box": "<u2", "predicted_iou": "<f4", "stability_score": "<f4"}
 PART = "part.json"
@@ -63,26 +66,32 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class ShardSummary(msgspec.Struct, frozen=True):
-    """Summary of a saved `ShardIndex`, which merging needs before it reads the columns."""
+    """Summary of a saved `ShardIndex`, which merging needs before it reads the columns.
+
+    `checksums` states whether the crc32 of every jpg is recorded; that of a json always is.
+    """
 
     tar: TarFile
     left_out: LeftOut
     images: int
     masks: int
     name_bytes: int
+    checksums: bool = False
 
 
 @dataclass(frozen=True)
 class ShardIndex:
     """The columns of one shard.
 
-    `images` has its rows in stored order, `masks` image by image in the order of the jsons.
+    `images` has its rows in stored order, `masks` image by image in the order of the jsons;
+    `checksums` as in `ShardSummary`.
     """
 
     tar: TarFile
     images: dict[str, np.ndarray]
     masks: dict[str, np.ndarray]
     left_out: LeftOut
+    checksums: bool = False
 
     def save(self, folder: Path) -> None:
         """Write a folder of columns and `part.json` atomically; an existing one is kept."""
@@ -90,7 +99,12 @@ class ShardIndex:
         temporary.mkdir()
         names = self.images["name"]
         summary = ShardSummary(
-            self.tar, self.left_out, len(names), len(self.masks["area"]), names.dtype.itemsize
+            self.tar,
+            self.left_out,
+            len(names),
+            len(self.masks["area"]),
+            names.dtype.itemsize,
+            self.checksums,
         )
         for key, dtype in column_dtypes(summary.name_bytes).items():
             kind, name = key.split("_", 1)
@@ -142,17 +156,20 @@ def stat_shards(paths: Sequence[str]) -> list[TarFile]:
     return [TarFile(path, *stats[path]) if path in stats else stat_shard(path) for path in paths]
 
 
-def index_shard(path: str, salvage: bool) -> ShardIndex:
+def index_shard(path: str, salvage: bool, checksums: bool) -> ShardIndex:
     """Index a tar or an image folder.
 
     Args:
         path: The shard.
         salvage: See `index_tar`.
+        checksums: See `index_tar`.
 
     Raises:
         GigamaskError: See `index_tar` and `index_folder`.
     """
-    return index_folder(path) if image_folder.is_folder(path) else index_tar(path, salvage)
+    return (
+        index_folder(path) if image_folder.is_folder(path) else index_tar(path, salvage, checksums)
+    )
 
 
 def index_folder(path: str) -> ShardIndex:
@@ -188,7 +205,7 @@ def index_folder(path: str) -> ShardIndex:
             skipped.append(SkippedSample(name, str(bad)))
             continue
         image_id = _number(posixpath.splitext(file_name)[0])
-        rows.append((0, file.size, -1, 0, image_id, width, height, 0))
+        rows.append((0, file.size, -1, 0, image_id, width, height, 0, 0, 0))
         names.append(file_name)
     _check_usable(path, skipped, len(files), "repair it or move it away")
     return ShardIndex(
@@ -199,12 +216,13 @@ def index_folder(path: str) -> ShardIndex:
     )
 
 
-def index_tar(path: str, salvage: bool = False) -> ShardIndex:
+def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> ShardIndex:
     """Index a tar; broken entries are skipped.
 
     Args:
         path: Local path or URL of the tar.
         salvage: Use the complete entries of a truncated tar.
+        checksums: Read every jpg whose header states no crc32, and record its crc32.
 
     Raises:
         GigamaskError: The tar is unusable, or more than half of its entries are.
@@ -223,6 +241,7 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
         ) from error
     jpgs, jsons, others, duplicates = pair_members(members)
     _check_names(path, members, jpgs, duplicates)
+    unreadable = _read_crcs(path, members, jpgs.values()) if checksums else {}
     rows, tables, names, skipped = [], [], [], []
     ranges = [
         _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
@@ -234,24 +253,54 @@ def index_tar(path: str, salvage: bool = False) -> ShardIndex:
         try:
             if isinstance(payload, CorruptSampleError):
                 raise payload
+            if jpg in unreadable:
+                raise unreadable[jpg]
             if json is None:
-                json_range = (-1, 0)
+                json_range, json_crc = (-1, 0), 0
                 about, table = _describe_jpg(payload, jpg_range, name), _no_masks()
             else:
                 json_range = (int(members.offsets[json]), int(members.sizes[json]))
                 if len(payload) == json_range[1]:
                     tar.check_crc(members, json, payload, name)
                 about, table = _describe_json(payload, name)
+                json_crc = zlib.crc32(payload)
         except CorruptSampleError as bad:
             skipped.append(SkippedSample(name, str(bad)))
             continue
-        rows.append((jpg_range.offset, jpg_range.size, *json_range, *about, len(table["area"])))
+        described = *json_range, *about, len(table["area"])
+        crcs = members.crcs.get(jpg, 0), json_crc
+        rows.append((jpg_range.offset, jpg_range.size, *described, *crcs))
         tables.append(table)
         names.append(stem)
     _check_usable(path, skipped, len(jpgs), "download it again or leave it out")
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
     left_out = LeftOut(skipped, len(jsons.keys() - jpgs.keys()), others, members.broken)
-    return ShardIndex(stored, _image_columns(rows, names), masks, left_out)
+    recorded = all(jpg in members.crcs for jpg in set(jpgs.values()) - unreadable.keys())
+    return ShardIndex(stored, _image_columns(rows, names), masks, left_out, recorded)
+
+
+def _read_crcs(
+    path: str, members: tar.Members, jpgs: Iterable[int]
+) -> dict[int, CorruptSampleError]:
+    """Add the crc32 of every jpg to `members`, and return the errors of those not readable.
+
+    A jpg that is too large to be used is not read, and counts as empty.
+    """
+    unknown = [jpg for jpg in jpgs if jpg not in members.crcs]
+    sizes = members.sizes[unknown]
+    spans = zip(
+        members.offsets[unknown].tolist(),
+        np.where(sizes > image.MAX_BYTES, 0, sizes).tolist(),
+        strict=True,
+    )
+    unreadable = {}
+    payloads = read_payloads([ByteRange(path, *span) for span in spans])
+    for jpg, payload in zip(unknown, payloads, strict=True):
+        if isinstance(payload, CorruptSampleError):
+            unreadable[jpg] = payload
+        else:
+            members.crcs[jpg] = zlib.crc32(payload)
+    return unreadable
 
 
 def _check_names(

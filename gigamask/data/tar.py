@@ -49,7 +49,7 @@ class Members:
     """The regular files of one tar in stored order: names, payload offsets and sizes in bytes.
 
     `broken` is the reason why the rest of the tar cannot be read, "" if all of it can. `crcs` has
-    the crc32 of the members whose headers state it, by number, as `write` does.
+    the known crc32 of members, by number: those whose headers state it, as `write` does.
     """
 
     names: list[str]
@@ -375,7 +375,7 @@ class _Scanner:
 
 
 def check_crc(members: Members, member: int, payload: bytes, name: str) -> None:
-    """Check a payload against the crc32 that its header states, if it states one.
+    """Check a payload against its crc32, if that is known.
 
     Args:
         members: The members of the tar.
@@ -389,8 +389,8 @@ def check_crc(members: Members, member: int, payload: bytes, name: str) -> None:
     stated = members.crcs.get(member)
     if stated is not None and zlib.crc32(payload) != stated:
         raise CorruptSampleError(
-            f"{name}: {members.names[member]} was changed since it was written (crc32); write or "
-            "fetch its tar again"
+            f"{name}: {members.names[member]} was changed since it was written or indexed (crc32); "
+            "write or fetch its tar again"
         )
 
 

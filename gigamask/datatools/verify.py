@@ -1,10 +1,14 @@
 """Verification of tars: read everything and report what training cannot use.
 
-A sample is bad if its jpg or its json is. Images without masks or without a json, and jsons
-without a jpg, are only counted. The intact beginning of a broken tar is read too. A stated `area`
-or `bbox` that differs from the run lengths is reported separately, since neither is used.
+A sample is bad if its jpg or its json is. Images without masks or without a json, and jsons without
+a jpg, are only counted, as an index counts them: `images` are the samples that it has, `skipped`
+those that it leaves out, and `masks` are those of the former. The intact beginning of a broken tar
+is read too. A stated `area` or `bbox` that differs from the run lengths is reported separately,
+since neither is used.
 """
 
+import contextlib
+import operator
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +21,7 @@ import msgspec
 import numpy as np
 
 from gigamask.data import annotation, image, index, index_format, storage, tar, worker_pool
+from gigamask.data.index_format import ShardRows
 from gigamask.data.shard_index import (
     HEADER_BYTES,
     TarFile,
@@ -52,7 +57,7 @@ class TarReport:
 
     `tar_errors` are problems of the tar itself, `bad_members` those of members, and `mismatches`
     are members whose stated areas or boxes differ from their run lengths, and `unpaired` those
-    without a json or jpg of their name.
+    without a json or jpg of their name. `without_checksum` is the number of jpgs of unknown crc32.
     """
 
     path: str
@@ -61,11 +66,13 @@ class TarReport:
     mismatches: list[Finding] = field(default_factory=list)
     unpaired: list[Finding] = field(default_factory=list)
     images: int = 0
+    skipped: int = 0
     masks: int = 0
     without_masks: int = 0
     without_json: int = 0
     without_jpg: int = 0
     other_members: int = 0
+    without_checksum: int = 0
 
     @property
     def bad_samples(self) -> list[str]:
@@ -93,17 +100,31 @@ def verify(
         A report for each tar, and the problems of the indexes.
     """
     faults = [fault for path in index.as_list(paths) for fault in check_index(path)]
-    return worker_pool.parallel_map(
-        partial(check_tar, sums=dict(sums or {}), decode=decode),
-        index.find_tars(paths),
-        workers,
-        progress,
-    ), faults
+    recorded = {
+        rows.summary.tar.path: rows
+        for path in index.as_list(paths)
+        if index_format.is_index(path)
+        for rows in index_format.rows_of_index(Path(path))
+    }
+    checks = [
+        partial(check_tar, path, dict(sums or {}), decode, recorded.get(path))
+        for path in index.find_tars(paths)
+    ]
+    return worker_pool.parallel_map(operator.call, checks, workers, progress), faults
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:
     """Return the sums over tars."""
-    names = ("images", "masks", "without_masks", "without_json", "without_jpg", "other_members")
+    names = (
+        "images",
+        "skipped",
+        "masks",
+        "without_masks",
+        "without_json",
+        "without_jpg",
+        "other_members",
+        "without_checksum",
+    )
     reports = list(reports)
     broken = sum(bool(report.tar_errors) for report in reports)
     counts = {"tars": len(reports), "broken_tars": broken}
@@ -156,13 +177,16 @@ def _stale(stored: TarFile) -> str | None:
     return f"tar {stored.path} {change}; index again with 'gigamask index'"
 
 
-def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
+def check_tar(
+    path: str, sums: Mapping[str, str], decode: bool, recorded: ShardRows | None = None
+) -> TarReport:
     """Verify one tar.
 
     Args:
         path: The tar; it may be remote.
         sums: Checksums by file name.
         decode: Whether to decode the JPEGs; if not, only their headers are read.
+        recorded: The tar's rows of an index, whose crc32s the payloads are compared with.
     """
     report = TarReport(path)
     listed = sums.get(storage.basename(path))
@@ -178,6 +202,9 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
                 members.broken
                 + " (but its checksum is the listed one: it was published like this)" * published
             )
+        if recorded is not None:
+            with contextlib.suppress(GigamaskError):  # `check_index` reports a damaged column
+                _add_recorded_crcs(members, recorded)
         _TarReader(report, members, decode).run()
     except GigamaskError as fault:
         report.tar_errors.append(str(fault))
@@ -187,6 +214,24 @@ def check_tar(path: str, sums: Mapping[str, str], decode: bool) -> TarReport:
             " disk"
         )
     return report
+
+
+def _add_recorded_crcs(members: tar.Members, recorded: ShardRows) -> None:
+    """Add the crc32s of an index to `members`, where no header states one.
+
+    Members are found by offset and size, so those of a tar that was replaced are not compared.
+    """
+    rows = slice(recorded.first_image, recorded.first_image + recorded.summary.images)
+    spans = zip(members.offsets.tolist(), members.sizes.tolist(), strict=True)
+    numbers = {span: number for number, span in enumerate(spans)}
+    for kind in ("jpg", "json") if recorded.summary.checksums else ("json",):
+        offsets, sizes, crcs = (
+            recorded.columns.open(f"images_{kind}_{column}")[rows].tolist()
+            for column in ("offset", "bytes", "crc32")
+        )
+        for offset, size, crc in zip(offsets, sizes, crcs, strict=True):
+            if (offset, size) in numbers:
+                members.crcs.setdefault(numbers[offset, size], crc)
 
 
 class _Stated(msgspec.Struct):
@@ -226,21 +271,29 @@ class _TarReader:
         members = [kind[stem] for stem in stems for kind in (jsons, jpgs) if stem in kind]
         read = read_payloads([self._byte_range(member) for member in members])
         for stem in stems:
-            entry = None
+            entry, sound = None, False
             if stem in jsons:
                 entry = self._run_check(jsons[stem], stem, next(read), self._check_json)
             if stem in jpgs:
                 annotated = entry.size if entry is not None else None
-                self._run_check(
-                    jpgs[stem], stem, next(read), partial(self._check_jpg, annotated=annotated)
-                )
+                check = partial(self._check_jpg, annotated=annotated)
+                sound = self._run_check(jpgs[stem], stem, next(read), check)
+                self.report.without_checksum += jpgs[stem] not in self.members.crcs
             if stem not in jpgs or stem not in jsons:
                 missing = "json" if stem in jpgs else "jpg"
                 member = jpgs.get(stem, jsons.get(stem, 0))
                 self._note(self.report.unpaired, member, stem, f"has no {missing} of its name")
-            self.report.images += stem in jpgs
-            self.report.without_json += stem not in jsons
-            self.report.without_jpg += stem not in jpgs
+            if stem not in jpgs:
+                self.report.without_jpg += 1
+            elif entry is not None or (
+                stem not in jsons and (sound or self._has_size(jpgs[stem], stem))
+            ):
+                self.report.images += 1
+                self.report.without_json += entry is None
+                self.report.masks += len(entry.masks) if entry is not None else 0
+                self.report.without_masks += entry is not None and not len(entry.masks)
+            else:
+                self.report.skipped += 1
 
     def _byte_range(self, member: int) -> storage.ByteRange:
         """Return the bytes of a member to read: none if it is too large."""
@@ -288,8 +341,6 @@ class _TarReader:
 
     def _check_json(self, member: int, raw: bytes, name: str) -> ImageAnnotation:
         entry = check_record(annotation.read(raw, name), name)
-        self.report.masks += len(entry.masks)
-        self.report.without_masks += not len(entry.masks)
         mismatch = find_differences(raw, entry)
         if mismatch:
             self._note(self.report.mismatches, member, name.rpartition(":")[2], mismatch)
@@ -297,19 +348,31 @@ class _TarReader:
 
     def _check_jpg(
         self, member: int, raw: bytes, name: str, annotated: tuple[int, int] | None
-    ) -> None:
+    ) -> bool:
         if self.decode:
             image.decode(raw, name, annotated)
-            return
-        found = read_size(
-            raw,
-            storage.ByteRange(
-                self.report.path, int(self.members.offsets[member]), int(self.members.sizes[member])
-            ),
-            name,
+        else:
+            found = read_size(raw, self._whole_range(member), name)
+            if annotated is not None:
+                image.check_annotated(found, annotated, name)
+        return True
+
+    def _has_size(self, member: int, stem: str) -> bool:
+        """Return whether a bad jpg without a json is still in an index: if its header is intact."""
+        whole = self._whole_range(member)
+        [head] = read_payloads([whole._replace(size=min(whole.size, HEADER_BYTES))])
+        if isinstance(head, CorruptSampleError):
+            return False
+        try:
+            read_size(head, whole, stem)
+        except CorruptSampleError:
+            return False
+        return True
+
+    def _whole_range(self, member: int) -> storage.ByteRange:
+        return storage.ByteRange(
+            self.report.path, int(self.members.offsets[member]), int(self.members.sizes[member])
         )
-        if annotated is not None:
-            image.check_annotated(found, annotated, name)
 
 
 def find_differences(raw: bytes, entry: ImageAnnotation) -> str | None:

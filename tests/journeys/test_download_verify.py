@@ -228,6 +228,21 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "whole.tar"), "--no-decode"]) == 0
 
 
+def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):
+    path, out = tmp_path / "a.tar", str(tmp_path / "index")
+    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    assert main(["index", str(path), "--out", out]) == 0
+    assert main(["verify", out]) == 0
+    assert re.search("1 JPEG without a checksum.*index .*--checksums", capsys.readouterr().out)
+    assert main(["index", str(path), "--out", out, "--checksums"]) == 0
+    assert "(1 scanned, 0 reused)" in capsys.readouterr().out
+    assert main(["verify", out]) == 0
+    assert "without a checksum" not in capsys.readouterr().out
+    broken.flip(path, 8 * (tar.scan(path).offsets[0] + len(broken.sound(0)[0]) // 2))
+    assert main(["verify", out]) == 2
+    assert f"bad {path} sa_0.jpg at 512: " in capsys.readouterr().out
+
+
 def train(folder: Path, out: Path, *words: str) -> tuple[int, list[dict]]:
     code = main(["train", LITTLE, "--data", str(folder), "--out", str(out), *words])
     return code, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

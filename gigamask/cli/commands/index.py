@@ -22,6 +22,9 @@ class IndexCommand:
     are cores"""
     salvage: bool = False
     """index the readable beginning of a truncated tar instead of skipping the tar"""
+    checksums: bool = False
+    """read every jpg too, and record its crc32: 'gigamask verify INDEX' then finds every flipped
+    bit; tars written by gigamask state them, so their jpgs are not read"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -33,7 +36,7 @@ class IndexCommand:
 
         with progress_bar("index") as progress:
             index, scanned, reused = indexes.extend(
-                self.paths, self.out, self.workers, progress, self.salvage
+                self.paths, self.out, self.workers, progress, self.salvage, self.checksums
             )
         report = index.report() | {"scanned": scanned, "reused": reused}
         images, masks = counted(report["images"], "image"), counted(report["masks"], "mask")

@@ -16,7 +16,8 @@ class VerifyCommand:
     """read everything in tars, and list the samples that training cannot use"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or an index, which is compared with its tars"""
+    """tars, folders of tars, globs, or an index, which is compared with its tars, and every file
+    with the crc32 recorded by 'gigamask index --checksums'"""
     checksums: str | None = None
     """file of checksums: Meta's list, or the output of md5sum or sha256sum"""
     workers: int = 1
@@ -40,16 +41,12 @@ class VerifyCommand:
         found = {
             kind: [one for report in reports for one in getattr(report, kind)] for kind in kinds
         }
-        tars, images = counted(counts["tars"], "tar"), counted(counts["images"], "image")
-        print(f"{tars}: {images} with {counted(counts['masks'], 'mask')}")
-        for name in ("without_json", "without_jpg", "without_masks", "other_members"):
-            if counts[name]:
-                print(f"  {name.replace('_', ' ')}: {counts[name]}")
+        _print_counts(counts, self.decode)
         lines = [f"  index {fault}" for fault in stale]
         for report in reports:
             lines += [f"  tar {error}" for error in report.tar_errors]
             if report.tar_errors:
-                read = f"{report.images} of its images were read"
+                read = f"{report.images + report.skipped} of its images were read"
                 lines.append(f"    {read}, {len(report.bad_samples)} of them bad")
         for kind, label in kinds.items():
             for finding in found[kind]:
@@ -73,7 +70,8 @@ class VerifyCommand:
             "index": stale,
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
-        samples = counts["images"] + counts["without_jpg"]
+        tars = counted(counts["tars"], "tar")
+        samples = counts["images"] + counts["skipped"] + counts["without_jpg"]
         faults = [
             f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
             f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
@@ -88,3 +86,20 @@ class VerifyCommand:
         else:
             print("no errors")
         return result
+
+
+def _print_counts(counts: dict[str, int], decode: bool) -> None:
+    from gigamask.errors import counted
+
+    tars, images = counted(counts["tars"], "tar"), counted(counts["images"], "image")
+    print(f"{tars}: {images} with {counted(counts['masks'], 'mask')}")
+    for name in ("skipped", "without_json", "without_jpg", "without_masks", "other_members"):
+        if counts[name]:
+            print(f"  {name.replace('_', ' ')}: {counts[name]}")
+    if decode and counts["without_checksum"]:
+        jpegs = counted(counts["without_checksum"], "JPEG")
+        print(
+            f"  {jpegs} without a checksum: flipped bits are found only where they break "
+            "decoding; 'gigamask index PATH --out INDEX --checksums' records checksums, "
+            "'gigamask verify INDEX' compares them"
+        )

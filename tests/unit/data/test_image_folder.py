@@ -171,7 +171,7 @@ def test_what_changes_is_indexed_again_and_the_rest_is_not(photos, tmp_path, jpg
     monkeypatch.setattr(
         indexes,
         "index_shard",
-        lambda path, salvage: seen.append(os.path.basename(path)) or plain(path, salvage),
+        lambda path, *flags: seen.append(os.path.basename(path)) or plain(path, *flags),
     )
     assert extend(photos, tmp_path / "index").reused == 3
     (photos / "dogs" / "new.jpg").write_bytes(jpg(9, 9))

@@ -8,6 +8,7 @@ import pickle
 import resource
 import shutil
 import signal
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from gigamask.data.index_format import merge, rows_of_shard
 from gigamask.data.shard_index import index_tar
 from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes
+from tests import broken
 from tests.servers import FileServer
 
 
@@ -351,8 +353,8 @@ def damage(folder, name: str, data: bytes | None) -> None:
         ),
         (
             "manifest.json",
-            lambda raw: raw.replace(b'_index":3', b'_index":2'),
-            "manifest.json: .*schema 2.* 3; build it again",
+            lambda raw: raw.replace(b'_index":4', b'_index":3'),
+            "manifest.json: .*schema 3.* 4; build it again",
         ),
         (
             "images_width.npy",
@@ -482,7 +484,7 @@ def scans(monkeypatch):
     monkeypatch.setattr(
         indexes,
         "index_shard",
-        lambda path, salvage: seen.append(os.path.basename(path)) or index_tar(path, salvage),
+        lambda path, *flags: seen.append(os.path.basename(path)) or index_tar(path, *flags),
     )
     return seen
 
@@ -576,7 +578,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def scan(path, salvage):
+    def scan(path, *flags):
         with open(log, "a") as file:
             file.write(os.path.basename(path) + "\n")
         if log.read_text().count("\n") == 4:
@@ -585,7 +587,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
             elif point == "save":
                 # The columns are written, the summary is not.
                 parts.encode_json = die
-        return index_tar(path, salvage)
+        return index_tar(path, *flags)
 
     indexes.index_shard = scan
     if point == "merge":
@@ -785,3 +787,57 @@ def test_all_broken_tars_are_named_at_once(tmp_path):
     with pytest.raises(GigamaskError, match=r"^2 of 3.*a.tar.*member 2.*c.tar"):
         indexes.build(tmp_path / "*.tar", tmp_path / "index")
     assert indexes.extend(tmp_path / "b.tar", tmp_path / "index").reused == 1
+
+
+@pytest.mark.slow
+def test_checksums_are_recorded_and_kept(tmp_path, entry):
+    members = [*entry(1), *entry(2), ("sa_3.jpg", entry(3)[0][1])]
+    broken.write_plain(tmp_path / "a.tar", members)
+    tar.write(tmp_path / "b.tar", entry(4))
+    crcs = [zlib.crc32(payload) for name, payload in members if name.endswith(".jpg")]
+    jsons = [zlib.crc32(payload) for name, payload in members if name.endswith(".json")]
+    plain = build(tmp_path / "*.tar", tmp_path / "plain")
+    assert [part.checksums for part in plain.manifest.parts] == [False, True]
+    assert plain.images["json_crc32"].tolist()[:3] == [*jsons, 0]
+    shutil.copytree(tmp_path / "plain", tmp_path / "index")
+    result = extend(tmp_path / "*.tar", tmp_path / "index", checksums=True)
+    assert (result.scanned, result.reused) == (1, 1)  # b.tar states its own
+    whole = build(tmp_path / "*.tar", tmp_path / "whole", checksums=True)
+    for found in (result.index, whole):
+        assert [part.checksums for part in found.manifest.parts] == [True, True]
+        assert found.images["jpg_crc32"].tolist() == [*crcs, zlib.crc32(entry(4)[0][1])]
+        assert found.images["json_crc32"].tolist()[:3] == [*jsons, 0]
+    for paths in (tmp_path / "*.tar", [tmp_path / "whole", tmp_path / "plain"]):
+        kept = extend(paths, tmp_path / "index")
+        assert (kept.reused, kept.index.manifest.parts[0].checksums) == (2, True)
+
+
+def test_checksums_are_recorded_after_an_interrupted_build_without(tmp_path, entry):
+    broken.write_plain(tmp_path / "a.tar", entry(1))
+    (tmp_path / "b.tar").write_bytes(b"x")
+    with pytest.raises(GigamaskError, match=r"b\.tar"):
+        build(tmp_path / "*.tar", tmp_path / "index")
+    built, scanned, _ = extend(tmp_path / "a.tar", tmp_path / "index", checksums=True)
+    assert (scanned, built.images["jpg_crc32"].tolist()) == (1, [zlib.crc32(entry(1)[0][1])])
+
+
+def test_checksums_leave_out_what_cannot_be_read(tmp_path, entry, monkeypatch):
+    broken.write_plain(tmp_path / "a.tar", [*entry(1), *entry(2)])
+    at, read = tar.scan(tmp_path / "a.tar").offsets[2], os.pread
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        if offset == at:
+            raise OSError(5, "Input/output error")
+        return read(descriptor, count, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    built = build(tmp_path / "a.tar", tmp_path / "index", checksums=True)
+    assert (built.images["name"].tolist(), built.manifest.parts[0].checksums) == ([b"sa_1"], True)
+    assert "Input/output error" in built.report()["skipped"][0]["reason"]
+
+
+def test_checksums_of_an_image_folder_are_refused(tmp_path, entry):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(entry(1)[0][1])
+    with pytest.raises(GigamaskError, match=r"photos: is a folder .*--checksums"):
+        build(tmp_path / "photos", tmp_path / "index", checksums=True)

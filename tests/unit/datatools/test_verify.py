@@ -114,9 +114,44 @@ def test_harmless_properties_are_counted(tmp_path):
         report.without_masks,
         report.other_members,
     ) == (4, 2, 1, 1, 2)
-    assert report.masks == len(broken.sound(0)[1]["annotations"]) + len(
-        broken.sound(2)[1]["annotations"]
-    )
+    assert report.masks == len(broken.sound(0)[1]["annotations"])
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_verify_and_index_count_alike(tmp_path, decode):
+    """With every kind of odd member, only `verify` counts what does not decode as bad."""
+    (jpg, record), half = broken.sound(0), broken.sound(0)[0][: len(broken.sound(0)[0]) // 2]
+    held = []
+    for number, (one, other) in enumerate(
+        [
+            *[(jpg, "json")] * 6,
+            (jpg, {"annotations": []}),
+            (jpg, None),
+            (None, "json"),
+            (None, b"{"),
+            (jpg, b"{"),
+            (half, "json"),
+            (half, None),  # its header is intact
+            (b"x" + jpg[1:], "json"),
+            (b"x" + jpg[1:], None),
+            (b"", None),
+            (broken.restate(jpg, 60_000, 60_000), None),
+        ]
+    ):
+        stated = broken.sound(number)[1] | {"annotations": record["annotations"]}
+        stated["image"] |= record["image"] | {"file_name": f"sa_{number}.jpg"}
+        made = stated if other == "json" else stated | other if isinstance(other, dict) else other
+        held += broken.members(number, one, made)
+    held += [("readme.txt", b"x"), ("._sa_0.jpg", b"x"), ("deep/sa_40.JPEG", jpg)]
+    tar.write(tmp_path / "t.tar", held)
+    counted = index.build(tmp_path / "t.tar", tmp_path / "index").report()
+    reports, _ = verification.verify(tmp_path / "index", decode=decode)
+    found = verification.summary(reports)
+    kinds = ("images", "masks", "without_json", "without_jpg", "other_members")
+    assert {kind: found[kind] for kind in kinds} == {kind: counted[kind] for kind in kinds}
+    assert found["skipped"] == len(counted["skipped"]) == 4
+    assert (counted["images"], counted["without_json"], counted["without_jpg"]) == (12, 3, 2)
+    assert {one["name"] for one in counted["skipped"]} < set(reports[0].bad_samples)
 
 
 def test_a_second_member_of_the_same_name_is_bad(tmp_path):
@@ -328,3 +363,48 @@ def test_members_without_a_partner_are_named(tmp_path):
         ("sa_0.jpg", "has no json of its name"),
         ("sa_1.json", "has no jpg of its name"),
     ]
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_found_with_recorded_checksums(tmp_path):
+    """In a tar of others, without them, most flipped bits are not."""
+    held = [
+        member for number in range(40) for member in broken.members(number, *broken.sound(number))
+    ]
+    path, random = tmp_path / "a.tar", np.random.default_rng(0)
+    broken.write_plain(path, held)
+    index.build(path, tmp_path / "plain")
+    index.build(path, tmp_path / "index", checksums=True)
+    members, bad = tar.scan(path), set()
+    for name, offset, size in zip(members.names, members.offsets, members.sizes, strict=True):
+        if name.endswith(".jpg"):
+            broken.flip(path, 8 * int(offset) + int(random.integers(8 * size)))
+            bad.add((str(path), name, int(offset)))
+    [before], _ = verification.verify(tmp_path / "plain")
+    assert (len(before.bad_members) < 20, before.without_checksum) == (True, 40)
+    for stale in ([], [f"index: its tar {path} has been written since"]):
+        [report], faults = verification.verify([tmp_path / "index"])
+        assert {(one.tar, one.member, one.offset) for one in report.bad_members} == bad
+        assert report.without_checksum == 0
+        assert [fault.split(";")[0].removeprefix(f"{tmp_path}/") for fault in faults] == stale
+        os.utime(path, ns=(1, 1))
+
+
+def test_a_flipped_bit_of_a_json_is_found_by_any_index(tmp_path):
+    path = tmp_path / "a.tar"
+    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    index.build(path, tmp_path / "index")
+    digit = path.read_bytes().index(b'"stability_score": 0.') + len(b'"stability_score": 0.')
+    broken.flip(path, 8 * digit)
+    assert verification.check_tar(str(path), {}, decode=True).bad_members == []
+    [report], _ = verification.verify(tmp_path / "index")
+    assert [finding.member for finding in report.bad_members] == ["sa_0.json"]
+
+
+def test_members_of_a_replaced_tar_are_not_compared(tmp_path):
+    path = tmp_path / "a.tar"
+    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    index.build(path, tmp_path / "index", checksums=True)
+    broken.write_plain(path, broken.members(1, *broken.sound(1)))
+    [report], stale = verification.verify(tmp_path / "index")
+    assert (report.bad_members, len(stale), report.without_checksum) == ([], 1, 1)
