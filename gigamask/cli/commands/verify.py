@@ -79,8 +79,8 @@ class VerifyCommand:
         ]
         if any(faults):
             act = (
-                "training skips bad samples; download a broken tar again, remove it, or index it "
-                "with --salvage"
+                "training skips only samples that it cannot read; download a broken tar again, "
+                "remove it, or index it with --salvage"
             )
             result["fault"] = f"{', '.join(filter(None, faults))}; {act}"
         else:
