@@ -390,6 +390,8 @@ def open_or_build(paths: Paths, cache: str | Path) -> Index:
         if index.manifest.tars == _stat_shards(shards):
             index.verify()
             return index
+    if folder.is_dir() and not is_index(folder):  # its manifest is damaged
+        shutil.rmtree(folder)
     return build(paths, folder)
 
 

@@ -99,7 +99,10 @@ def written(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_one_line_and_leaves_no_half_file(command, places, tmp_path, capsys):
+def test_a_full_disk_is_one_line_and_leaves_no_half_file(
+    command, places, tmp_path, capsys, record_property
+):
+    record_property("tried", len(LIMITS_BYTES))
     if command == "onnx":
         pytest.importorskip("onnxruntime")
     words = COMMANDS[command]

@@ -16,8 +16,9 @@ KILLS = 30
 MOST_S = 120
 
 
-def test_thirty_kills_at_any_moment(tmp_path, scenes):
+def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
     """Also while it loads, saves or prunes: each process dies soon after its first checkpoint."""
+    record_property("tried", KILLS)
     steps, chance = 90, random.Random(0)
     parts = {
         "steps": steps,

@@ -36,8 +36,9 @@ def load_each(paths: dict[str, Path], folder: Path, answers) -> None:
 
 
 @pytest.mark.slow
-def test_each_is_refused_with_one_line(tmp_path):
+def test_each_is_refused_with_one_line(tmp_path, record_property):
     paths = write_all(tmp_path)
+    record_property("tried", len(paths))
     assert len(paths) > 100
     context = multiprocessing.get_context("fork")
     answers, theirs = context.Pipe(duplex=False)

@@ -90,8 +90,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage):
 
 
 @pytest.mark.slow
-def test_flipped_bits_are_all_found(run):
+def test_flipped_bits_are_all_found(run, record_property):
     """Three hundred of them, anywhere in any file."""
+    record_property("tried", 300)
     folder, chance = checkpoint.save(state_at(run, 1), run), np.random.default_rng(0)
     files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
     assert {path.name for path in files} == {
@@ -117,7 +118,7 @@ def flip(path, content, bit):
 
 
 @pytest.mark.slow
-def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_path):
+def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_path, record_property):
     folder = keep(state_at(run, 1), run, 0.5)
     file, out = folder / checkpoint.MODEL, pathlib.Path(run.out)
     (tmp_path / "link").symlink_to(folder)
@@ -129,6 +130,7 @@ def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_pat
         *(folder, file, tmp_path / "link", tmp_path / "link.safetensors", tmp_path / "copy"),
     ]
     chance = np.random.default_rng(1)
+    record_property("tried", 10 * len(named))
     for path in named:
         state_dict.read_weights(path)
         for bit in chance.integers(8 * len(content), size=10).tolist():
