@@ -4,6 +4,7 @@ Sampled images are in `serve.sampler_view`, opened images in `serve.session`.
 """
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +36,7 @@ class DatasetView:
     def __init__(self, index: Index) -> None:
         self.index = index
         self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
-        self._decoding = threading.Semaphore(MAX_DECODING)
+        self._codec = ThreadPoolExecutor(MAX_DECODING)
 
     def overview(self) -> dict[str, Any]:
         """Return the shards, the samples skipped in indexing, and the names of the samplers."""
@@ -93,18 +94,11 @@ class DatasetView:
     def jpeg(self, row: int) -> bytes:
         """Return an image as stored, as a JPEG; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
-        with self._decoding:
-            return encode_jpeg(raw.pixels())
+        return self._codec.submit(lambda: encode_jpeg(raw.pixels())).result()
 
     def thumbnail(self, row: int) -> bytes:
         """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
-        raw = self._read(row)
-        with self._decoding:
-            pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
-            height, width = pixels.shape[:2]
-            scale = min(1.0, THUMBNAIL_PX / max(height, width))
-            size = max(1, round(width * scale)), max(1, round(height * scale))
-            return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+        return self._codec.submit(_thumbnail, self._read(row)).result()
 
     def file(self, row: int) -> tuple[bytes, str, RLEMasks | None]:
         """Return an image's file, its name, and its masks (None if it is not annotated)."""
@@ -116,6 +110,14 @@ class DatasetView:
             raise NotFoundError(f"there is no image {row}, the index has {len(self.index)}")
         with self._lock:
             return self._dataset.read(row)
+
+
+def _thumbnail(raw: RawSample) -> bytes:
+    pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
+    height, width = pixels.shape[:2]
+    scale = min(1.0, THUMBNAIL_PX / max(height, width))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
 
 def image_to_json(index: Index, row: int) -> dict[str, Any]:

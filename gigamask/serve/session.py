@@ -11,6 +11,7 @@ import io
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -92,7 +93,9 @@ class Session:
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
         self._images = OpenImages()
-        self._model_lock, self._codec_lock = threading.Lock(), threading.Lock()
+        self._model_lock = threading.Lock()
+        # Threads of their own would each keep the memory of their largest image.
+        self._codec = ThreadPoolExecutor(1)
 
     def open(self, raw: bytes, name: str, masks: RLEMasks | None = None) -> dict[str, Any]:
         """Decode an image and return its id, name and size.
@@ -110,28 +113,13 @@ class Session:
                 f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
                 " it down first"
             )
-        with self._codec_lock:
-            decoded = image.decode(raw, name)
-            pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
-            content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
-            digest = blake2b(content.encode(), digest_size=12)
-            digest.update(np.ascontiguousarray(pixels).data)
-            key = digest.hexdigest()
-            predictor = SamPredictor(self.model, cache=self._cache)
-            self._images.add(key, OpenImage(name, pixels, predictor, masks))
-        return {
-            "id": key,
-            "name": name,
-            "height": pixels.shape[0],
-            "width": pixels.shape[1],
-            "masks": None if masks is None else len(masks),
-        }
+        key, (height, width) = self._codec.submit(self._decode, raw, name, masks).result()
+        count = None if masks is None else len(masks)
+        return {"id": key, "name": name, "height": height, "width": width, "masks": count}
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
-        pixels = self._images.get(key).pixels
-        with self._codec_lock:
-            return encode_jpeg(pixels)
+        return self._codec.submit(encode_jpeg, self._images.get(key).pixels).result()
 
     def embed(self, key: str) -> dict[str, Any]:
         """Embed an image, and return the seconds it took and whether it was cached."""
@@ -218,6 +206,18 @@ class Session:
             "annotated": annotated is not None,
             "answers": answers,
         }
+
+    def _decode(self, raw: bytes, name: str, masks: RLEMasks | None) -> tuple[str, tuple[int, int]]:
+        """Decode an image and cache it; return its id and size."""
+        decoded = image.decode(raw, name)
+        pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
+        content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
+        digest = blake2b(content.encode(), digest_size=12)
+        digest.update(np.ascontiguousarray(pixels).data)
+        key = digest.hexdigest()
+        predictor = SamPredictor(self.model, cache=self._cache)
+        self._images.add(key, OpenImage(name, pixels, predictor, masks))
+        return key, pixels.shape[:2]
 
     def _embedded(self, opened: OpenImage) -> SamPredictor:
         if not opened.predictor.is_image_set:
