@@ -145,9 +145,9 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
 def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
     """Return a stated configuration, its text without the checksum, and the checksum."""
     spec: dict[str, Any] = decode_json(text, f"{source}: its model configuration", dict[str, Any])
-    crc = spec.pop("crc32", None)
-    content = json.dumps(spec)
+    content = json.dumps({name: value for name, value in spec.items() if name != "crc32"})
     try:
+        crc = msgspec.convert(spec.pop("crc32", None), int | None)
         kind = KINDS[spec.pop("kind", "sam")]
         hints = get_type_hints(kind)
         encoder = spec.pop("encoder", None)

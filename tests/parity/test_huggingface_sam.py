@@ -9,7 +9,7 @@ import torch
 from gigamask.export.huggingface import huggingface_config
 from gigamask.models import configs
 from gigamask.models.configs import tiny, vit_b
-from gigamask.models.convert import infer_config, to_huggingface
+from gigamask.models.convert import to_huggingface
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import load_weights, to_official
 from gigamask.types import Prompts
@@ -168,8 +168,3 @@ def test_weights_at_another_side_agree_with_tables_interpolated_on_the_fly(model
     x = torch.randn(1, 12, 12, 96, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         assert_close(larger.image_encoder.blocks[1](x, None), theirs.vision_encoder.layers[1](x))
-
-
-def test_config_is_inferred_from_shapes(models):
-    state = to_official(models[0])
-    assert infer_config(state, decoder_heads=2) == replace(SMALL, custom_init=False)

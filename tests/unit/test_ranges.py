@@ -10,9 +10,10 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.models.init import build_model
 from gigamask.workflows import ablate
 from gigamask.workflows.evaluate import EvaluateOptions
-from tests.little import little
+from tests.little import SPEC, little
 
 OUTSIDE = (-0.1, 1.1, 7.0, float("nan"), float("inf"))
 CHECKS = {
@@ -77,4 +78,4 @@ def test_every_command_refuses_it_in_one_line(words, tmp_path, capsys):
 
 def test_the_generator_takes_the_same_limits():
     with pytest.raises(GigamaskError, match="pred_iou_thresh"):
-        gigamask.SamAutomaticMaskGenerator(object(), pred_iou_thresh=7)
+        gigamask.SamAutomaticMaskGenerator(build_model(SPEC, 0), pred_iou_thresh=7.0)

@@ -8,6 +8,7 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.serve import server
+from gigamask.serve.runs_view import RunsView
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
@@ -38,7 +39,7 @@ def test_custom_token_is_required_on_localhost_too():
     )
 
 
-class SlowRuns:
+class SlowRuns(RunsView):
     """Runs that take longer to list than a request may take to arrive."""
 
     def runs(self):
@@ -46,14 +47,14 @@ class SlowRuns:
         return []
 
 
-def test_connections_without_a_request_are_closed(monkeypatch):
+def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
     """They would otherwise keep others out; a request in progress is not closed."""
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
     request = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with server.bind("127.0.0.1", 0) as listener:
         address = listener.getsockname()
         policy = server.security_policy("localhost", None, ())
-        running = server.make_server(server.AppState(runs=SlowRuns()), policy)
+        running = server.make_server(server.AppState(runs=SlowRuns(tmp_path)), policy)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -150,7 +150,7 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[0])
     before = opened.cached_bytes
-    session.predict(keys[2], [PromptStep(point=(5, 5))])
+    session.predict(keys[2], [PromptStep(point=(5.0, 5.0))])
     side = session.model.config.mask_size
     assert opened.cached_bytes == before + 4 * 3 * (side * side + 1)
 

@@ -78,7 +78,7 @@ def part(batch: Batch, image: int) -> Batch:
     one = slice(image, image + 1)
     tensors = {
         name: getattr(batch, name)[one]
-        for name in ("names", "images", "input_sizes", "batch_index", "weights")
+        for name in ("names", "images", "input_sizes", "scale_xy", "batch_index", "weights")
     }
     draws = replace(
         batch.random_inputs,
