@@ -146,6 +146,9 @@ def run_command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return 0
+    # Threads of OpenMP that spin while they wait nearly stop on a busy machine; torch reads this
+    # when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "" in arguments:
         number = arguments.index("") + 1
         raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")
@@ -212,9 +215,6 @@ def run_training(command: str, arguments: list[str]) -> int:
         command: The command.
         arguments: The arguments after the command.
     """
-    # Threads of OpenMP that spin while they wait nearly stop on a busy machine; torch reads this
-    # when it is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gigamask import parser
     from gigamask.cli.commands import train
 
