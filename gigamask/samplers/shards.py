@@ -92,8 +92,8 @@ class StreamingTars(Sampler):
 
     Tars are chosen equally often. All epochs have as many positions as `tars` average tars, divided
     over the chosen tars in proportion to their sizes. Where all tars have the same size, each is
-    visited whole; else the items of an epoch's tars are visited equally often, to within one or
-    two: large tars leave some out, or small tars repeat some.
+    visited whole; else the items of an epoch's tars are visited equally often, to within one: large
+    tars leave some out, or small tars repeat some.
     """
 
     tars: int = 100
@@ -119,9 +119,12 @@ class StreamingTars(Sampler):
             visits, epoch, same * number, same * len(sizes), same, table.seed, "streaming tars"
         )
         chosen = sizes[tars]
-        # Every tar has a position, the others are in proportion to the rest of its items.
-        ends = np.cumsum(chosen - 1 if chosen.max(initial=0) > 1 else chosen)
-        ends = np.arange(1, number + 1) + (length - number) * ends // max(ends.max(initial=1), 1)
+        # Too few positions for all items: every tar has one, so that small tars are not left out.
+        first = int(length < chosen.sum())
+        rest = np.cumsum(chosen - first)
+        ends = first * np.arange(1, number + 1) + (length - first * number) * rest // rest.max(
+            initial=1
+        )
 
         def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
             visits = np.searchsorted(ends, positions, side="right")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gigamask.errors import GigamaskError
@@ -80,6 +80,7 @@ def test_balanced_takes_exactly_so_many_of_each_tar(sizes, per_tar, seed, epoch)
 
 
 @given(SIZES, st.integers(1, 12), SEEDS)
+@example(sizes=[1, 2, 1, 8], number=3, seed=0)
 @settings(max_examples=60, deadline=None)
 def test_streaming_visits_the_given_number_of_tars_each_equally_often(sizes, number, seed):
     items = items_of(sizes, seed)
@@ -94,7 +95,7 @@ def test_streaming_visits_the_given_number_of_tars_each_equally_often(sizes, num
         counts = np.bincount(order, minlength=items.count)
         assert spread(counts[None], items) <= 1
         seen = counts[np.isin(items.columns["tar"], visited)]
-        assert np.ptp(seen) <= 2 if chosen < tars else (seen == 1).all()
+        assert np.ptp(seen) <= 1 if chosen < tars else (seen == 1).all()
     there = np.unique(items.columns["tar"])
     assert np.ptp(visits[there]) <= 1 if tars else True
 
