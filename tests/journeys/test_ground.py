@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import cv2
@@ -18,6 +19,7 @@ from gigamask.cli.main import INTERRUPTED
 from gigamask.data import index as indexes
 from gigamask.data.image import decode
 from gigamask.data.shards import ShardReader
+from gigamask.grounding.calibration import Confidence
 from gigamask.training import checkpoint
 from tests import asked, little
 from tests.journeys.runs import same
@@ -135,7 +137,7 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
         "skipped",
     } < summary.keys()
     assert (summary["val_split"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
-    assert json.loads((run / "confidence.json").read_text()) == summary["confidence"]
+    assert asdict(Confidence.load(str(run))) == summary["confidence"]
     assert (
         main(
             [
@@ -277,15 +279,19 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
     ]
     process = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main(words)))
     process.start()
-    deadline = time.monotonic() + 60
-    while (
-        not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(30)
-    assert process.exitcode == INTERRUPTED
+    try:
+        deadline = time.monotonic() + 60
+        while (
+            not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
+            and process.is_alive()
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == INTERRUPTED
+    finally:
+        process.kill()
     assert f"gigamask ground train --resume {out}" in capfd.readouterr().out
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000

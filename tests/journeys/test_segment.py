@@ -134,7 +134,7 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
         "id",
     } == told["annotations"][0].keys()
     assert main([*words, "--pictures", str(drawn)]) == 0  # of images that were done before, too
-    assert "(3 images" in capsys.readouterr().out
+    assert "(3 done before)" in capsys.readouterr().out
     assert (
         cv2.imread(str(drawn / "deep" / "one.png")).shape
         == cv2.imread(str(pictures / "deep" / "one.jpg")).shape

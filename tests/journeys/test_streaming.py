@@ -86,8 +86,8 @@ def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(
 
 
 def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp_path):
-    # A rate that does not depend on the number of steps, so that a run of two can become one of
-    # four.
+    # A rate that does not depend on the number of steps, and a warm-up that two steps do not
+    # shorten, so that a run of two can become one of four.
     flags = [
         "--sampler",
         "streamed",
@@ -97,6 +97,8 @@ def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp
         "3",
         "--schedule.min-lr-ratio",
         "1",
+        "--schedule.warmup-steps",
+        "0",
     ]
     with FileServer(tars) as server:
         data = [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))]

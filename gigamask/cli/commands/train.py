@@ -37,8 +37,6 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if arguments and arguments[0] in ("-h", "--help"):
         print(overview(command))
         return None, {}
-    if arguments[:1] == ["--resume"] and len(arguments) > 1 and os.environ.get("RANK", "0") == "0":
-        announce_own_code(arguments[1])
     flags = config_files.parse_train(arguments, command)
     check_writable("--json", flags.json)
     check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
@@ -49,11 +47,13 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         )
     configs = stages_of(flags)
     if flags.print_config and flags.epochs is None:
+        announce_own_code(arguments)
         return print_configs(configs)
     from gigamask.distributed.precision import choose_device
     from gigamask.distributed.world import destroy_world, init_world
 
     changes = resolve_all(configs, flags)
+    announce_own_code(arguments)
     world = init_world(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
     try:
         if flags.epochs is not None:
@@ -92,8 +92,11 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     return flags.json if world.is_main else None, result
 
 
-def announce_own_code(folder: str) -> None:
-    """Print which code that is not built in a run folder names, before it is imported."""
+def announce_own_code(arguments: Sequence[str]) -> None:
+    """Print which code that is not built in a resumed run folder names."""
+    if arguments[0] != "--resume" or os.environ.get("RANK", "0") != "0":
+        return
+    folder = arguments[1]
     with suppress(GigamaskError):  # reading it again raises the error with advice
         if own := config_files.own_code(config_files.read_run_config(folder)):
             names = ", ".join(f"{flag} {name}" for flag, name in own.items())
