@@ -111,13 +111,23 @@ def stop_signals_blocked() -> Iterator[None]:
 
 def _run_item(function: Callable[[Item], Result], item: Item) -> Result:
     """Call the function in a worker; on SIGTERM, it removes its temporary files first."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt_once)
     try:
         return function(item)
     except KeyboardInterrupt:
         os._exit(1)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt_once(number: int, _frame: object) -> None:
+    """Raise KeyboardInterrupt, and ignore the signal while files are removed.
+
+    Args:
+        number: The signal, which a batch system and this pool may both send.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _initialize_worker() -> None:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -75,7 +76,7 @@ def start(path: str) -> None:
 def test_workers_exit_when_the_parent_is_killed(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
     parent.start()
-    while len(list(tmp_path.iterdir())) < 2:
+    while parent.is_alive() and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.02)
     parent.kill()
     parent.join()
@@ -97,11 +98,12 @@ from pathlib import Path
 from gigamask.data.worker_pool import parallel_map
 
 def work(path):
-    Path(path).touch()
     try:
+        Path(path).touch()
         time.sleep(600)
     finally:
-        Path(path).unlink()
+        time.sleep(0.1)  # the pool's own signal arrives meanwhile
+        Path(path).unlink(missing_ok=True)
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -127,12 +129,17 @@ def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, 
         start_new_session=True,
         env=os.environ,
     )
-    while len(psutil.Process(process.pid).children()) < 3:  # two, and what tracks their resources
-        time.sleep(0.01)
-    while sum(path.exists() for path in paths) < started:
-        time.sleep(0.01)
-    os.killpg(process.pid, number)
-    assert process.communicate(timeout=120)[1] == "interrupted\n"
+    try:
+        # Two workers, and what tracks their resources.
+        while process.poll() is None and len(psutil.Process(process.pid).children()) < 3:
+            time.sleep(0.01)
+        while process.poll() is None and sum(path.exists() for path in paths) < started:
+            time.sleep(0.01)
+        os.killpg(process.pid, number)
+        assert process.communicate(timeout=60)[1] == "interrupted\n"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 1
     assert not list((tmp_path / "temporary").iterdir())
 
