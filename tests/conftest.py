@@ -3,7 +3,9 @@ processes do not fight.
 """
 
 import dataclasses
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--no-shape-checks"):
         shape_checks.install()
+    # A shell starts commands in the background with SIGINT ignored, and tests send SIGINT.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish() -> None:
+    """Kill the processes that failed tests left: Python waits for them at exit."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,11 +92,15 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check no shapes in a slow test of what other tests call with checks."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 @pytest.fixture(autouse=True)
-def shapes_are_checked_in_unit_tests(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def shapes_are_checked_in_unit_tests(request: pytest.FixtureRequest) -> None:
     """Laws and journeys train and score at length what unit tests call once; checking every shape
     again would double their time. `make test` does not even install the checks there."""
     if request.path.parent.name in ("laws", "journeys"):
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        request.getfixturevalue("no_shape_checks")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,9 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         disturbed.terminate()
         said = disturbed.communicate(timeout=40)[1]
     finally:
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(disturbed.pid).children(recursive=True):
+                process.kill()
         disturbed.kill()
     assert "another process ended or did not answer" in said
     steps = newest(tmp_path / "run") + 2

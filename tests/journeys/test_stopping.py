@@ -43,16 +43,17 @@ def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsy
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 120
         while (
             not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
+            and process.poll() is None
             and time.monotonic() < deadline
         ):
             time.sleep(0.1)
         assert main(command) == 2
         assert "another process" in capsys.readouterr().err
         os.killpg(process.pid, number)
-        said, errors = process.communicate(timeout=300)
+        said, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == INTERRUPTED, errors
