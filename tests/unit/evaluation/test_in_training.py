@@ -317,15 +317,16 @@ def test_images_are_chosen_once_and_for_all(index, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_shape_checks")
 def test_scores_are_of_a_subject_which_changes_with_what_is_evaluated(index, scenes, tmp_path):
-    model, run = Likeness(), settled(index.folder, tmp_path, images=3)
+    model, run = Likeness(), settled(index.folder, tmp_path, images=1)
     subjects = [
         opened(each).run(model).subject
         for each in (
             run,
             replace(run, evaluation=replace(run.evaluation, interval=7)),
             replace(run, evaluation=replace(run.evaluation, best_by="box")),
-            replace(run, evaluation=replace(run.evaluation, images=4)),
+            replace(run, evaluation=replace(run.evaluation, images=2)),
             replace(run, evaluation=replace(run.evaluation, min_predicted_iou=0.5)),
         )
     ]
@@ -334,7 +335,7 @@ def test_scores_are_of_a_subject_which_changes_with_what_is_evaluated(index, sce
     synthetic.write(str(tmp_path / "other"), 4, seed=3, long_side=(96, 128))
     assert index.digest in subjects[0]
     assert (
-        opened(settled(tmp_path / "other", tmp_path, images=3)).run(model).subject not in subjects
+        opened(settled(tmp_path / "other", tmp_path, images=1)).run(model).subject not in subjects
     )
 
 
@@ -361,6 +362,7 @@ def test_masks_are_wanted(index, scenes, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_shape_checks")
 def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(
     index, monkeypatch
 ):

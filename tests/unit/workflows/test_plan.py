@@ -36,6 +36,8 @@ from gigamask.workflows.plan import (
 )
 from tests.little import little
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 BASE = replace(
     little(), precision="fp32", prompts=InteractiveSchedule(clicks=1, mask_only_rounds=False)
 )
