@@ -72,7 +72,7 @@ def replay(paths: list[str]) -> tuple[int, int]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
         done = subprocess.run(
-            [*command, "--no-shape-checks", f"--junitxml={report}"],
+            [*command, "--no-shape-checks", "-o", "junit_family=xunit1", f"--junitxml={report}"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -90,7 +90,11 @@ def replay(paths: list[str]) -> tuple[int, int]:
             tried += count
             survived += count if test.find("failure") is None and test.find("error") is None else 0
     if done.returncode:
-        print("\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED")))
+        print(
+            "\n".join(
+                line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+            )
+        )
     return tried, survived
 
 
