@@ -1,11 +1,14 @@
 import math
 
+import cv2
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.prompts.clicks import (
+    _squared_edt_torch,
     cell_to_input,
     input_to_cell,
     next_click,
@@ -284,6 +287,27 @@ def test_depth_is_the_exact_squared_distance():
         there = np.argwhere(np.ones_like(mask[1:-1, 1:-1])) + 1
         nearest = ((there[:, None] - outside[None]) ** 2).sum(2).min(1).reshape(13, 17)
         assert np.array_equal(found.numpy(), nearest)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(1, 1), (1, 9), (7, 1), (64, 64), (129, 250), (600, 600)]
+)
+def test_opencv_finds_the_distances_that_the_passes_of_a_gpu_find(height, width):
+    rng = make_rng(5, "opencv", height, width)
+    noise = rng.random((5, height, width), np.float32)
+    region = np.zeros((8, height, width), bool)
+    region[:4] = noise[:4] < np.array([0.3, 0.9, 0.999, 0.99999])[:, None, None]
+    region[4] = cv2.GaussianBlur(noise[4], (0, 0), max(height, width) / 20) > 0.5  # blobs
+    region[5], region[6, height // 2, width // 3] = True, True  # full, one pixel, and empty
+    masks = torch.from_numpy(region)
+    found = squared_edt(masks)
+    assert (found.dtype, found.shape) == (torch.float32, masks.shape)
+    assert torch.equal(found, _squared_edt_torch(masks))
+    assert found[6].sum() == 1
+    assert not found[7].any()
+    transposed = masks.transpose(1, 2)
+    assert torch.equal(squared_edt(transposed), found.transpose(1, 2)), "in any memory layout"
+    assert squared_edt(masks[:0]).shape == (0, height, width)
 
 
 def test_central_clicks_are_those_of_evaluation_and_the_others_stay_uniform():
