@@ -444,7 +444,7 @@ def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any,
 # samples and their order; anything else may change. The number of workers, reading ahead and a mask
 # store change no sample: a mask store holds exactly the masks of the JSON.
 SHAPES = ("model.",)
-OPTIMIZER_STATE = ("freeze", "optimizer")
+OPTIMIZER_STATE = ("freeze", "optimizer", "optimizer.muon-kernels")
 DATA_ORDER = (
     "data",
     "queries",

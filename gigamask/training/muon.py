@@ -1,5 +1,7 @@
 """Muon (Jordan et al. 2024): updates matrices by their orthogonalized momentum.
 
+A convolution kernel is updated as the matrix of its first dimension by all others.
+
 Equivalent to `torch.optim.Muon`, which always computes in bf16. CPUs without bf16 units emulate it
 about fifteen times slower than float32, so this one computes in the gradient's own precision, all
 matrices of one shape at once.
@@ -22,7 +24,7 @@ class Muon(torch.optim.Optimizer):
     The learning rate of a matrix is that of its group times `sqrt(max(1, rows / columns))`.
 
     Args:
-        groups: Parameter groups of matrices.
+        groups: Parameter groups of matrices and kernels.
         lr: Default learning rate of a group.
         momentum: Default momentum of a group.
     """
@@ -32,17 +34,21 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override] (no closure)
-        """Update every matrix that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
-            for (rows, columns), parameters in by_shape.items():
-                updates = torch.stack([self._nesterov(p, group["momentum"]) for p in parameters])
+            for shape, parameters in by_shape.items():
+                matrices = torch.stack(
+                    [self._nesterov(p, group["momentum"]).flatten(1) for p in parameters]
+                )
+                _, rows, columns = matrices.shape
                 lr = group["lr"] * max(1.0, rows / columns) ** 0.5
+                updates = [update.reshape(shape) for update in newton_schulz(matrices).unbind()]
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, list(newton_schulz(updates).unbind()), alpha=-lr)
+                torch._foreach_add_(parameters, updates, alpha=-lr)
 
     def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
         state, gradient = self.state[parameter], parameter.grad

@@ -127,6 +127,8 @@ class MuonAdamW(AdamW):
     """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr"""
     momentum: float = 0.95
     """momentum of Muon"""
+    muon_kernels: bool = False
+    """also train convolution kernels with Muon, flattened to matrices"""
     supports_sharding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -136,7 +138,7 @@ class MuonAdamW(AdamW):
         check_range("momentum", self.momentum, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Return Muon for the matrices with weight decay, and AdamW for the rest."""
+        """Return Muon for matrices (and kernels) with weight decay, and AdamW for the rest."""
         import torch
 
         from gigamask.training.muon import Muon
@@ -144,7 +146,7 @@ class MuonAdamW(AdamW):
         matrices = {
             name: p
             for name, p in model.named_parameters()
-            if p.ndim == 2 and has_weight_decay(name, p.ndim)
+            if has_weight_decay(name, p.ndim) and self._uses_muon(p)
         }
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
         muon_groups = self._groups(model, matrices, self.muon_lr / self.lr)
@@ -157,6 +159,12 @@ class MuonAdamW(AdamW):
                 torch.optim.AdamW(adamw_groups, lr=self.lr, betas=self.betas, fused=True)
             )
         return optimizers
+
+    def _uses_muon(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter is a matrix, or a kernel that is one when flattened."""
+        if parameter.ndim == 4 and self.muon_kernels:
+            return min(len(parameter), parameter[0].numel()) > 1
+        return parameter.ndim == 2
 
 
 def _check_positive(name: str, value: int | float) -> None:

@@ -7,6 +7,7 @@ import torch
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import vit_b
 from gigamask.models.init import build_model
+from gigamask.training.config import check_resume
 from gigamask.training.muon import Muon, newton_schulz
 from gigamask.training.optim import (
     AdamW,
@@ -87,6 +88,57 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     } <= others
     scale = {id(p): group["lr_scale"] for group in muon.param_groups for p in group["params"]}
     assert scale[id(model.image_encoder.blocks[0].attn.qkv.weight)] == pytest.approx(20 * 0.5**2)
+
+
+def test_muon_takes_kernels_on_request():
+    model = build_model(SPEC, 0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def taken(**options) -> set[str]:
+        groups = MuonAdamW(**options).build(model)[0].param_groups
+        return {names[id(p)] for group in groups for p in group["params"]}
+
+    assert taken(muon_kernels=True) - taken() == {
+        "image_encoder.patch_embed.proj.weight",
+        "image_encoder.neck.0.weight",
+        "image_encoder.neck.2.weight",
+        "mask_decoder.output_upscaling.0.weight",
+        "mask_decoder.output_upscaling.3.weight",
+        *(f"prompt_encoder.mask_downscaling.{layer}.weight" for layer in (0, 3, 6)),
+    }, "no position embedding, though it has four dimensions"
+    thin = torch.nn.Sequential(torch.nn.Conv2d(3, 1, 3), torch.nn.Conv2d(1, 6, 1))
+    assert [type(each) for each in MuonAdamW(muon_kernels=True).build(thin)] == [torch.optim.AdamW]
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 2, 2), (5, 1, 2, 2), (12, 2, 2, 1)])
+def test_muon_updates_a_kernel_as_its_flattened_matrix(shape):
+    draw = torch.Generator().manual_seed(0)
+    kernels = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for _ in range(2)]
+    matrices = [torch.nn.Parameter(kernel.detach().flatten(1).clone()) for kernel in kernels]
+    optimizers = [
+        Muon([{"params": each, "weight_decay": 0.1}], lr=0.02, momentum=0.95)
+        for each in (kernels, matrices)
+    ]
+    for _ in range(3):
+        for kernel, matrix in zip(kernels, matrices, strict=True):
+            kernel.grad = torch.randn(shape, generator=draw)
+            matrix.grad = kernel.grad.flatten(1).clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for kernel, matrix in zip(kernels, matrices, strict=True):
+        assert torch.equal(kernel.flatten(1), matrix)
+
+
+@pytest.mark.slow
+def test_a_training_with_muon_for_kernels_goes_on_bit_for_bit(tmp_path, scenes):
+    optimizer = MuonAdamW(lr=1e-3, muon_kernels=True)
+    whole = train(run_in(tmp_path / "whole", scenes, steps=4, optimizer=optimizer))
+    run = run_in(tmp_path / "again", scenes, steps=2, save_every=2, optimizer=optimizer)
+    train(run)
+    assert same(whole, train(replace(run, steps=4)))
+    assert "momentum_buffer/image_encoder.neck.2.weight" in whole.optimizer_tensors()
+    with pytest.raises(GigamaskError, match=r"^--optimizer.muon-kernels was True.*--init"):
+        check_resume(run, replace(run, optimizer=MuonAdamW(lr=1e-3)), allow_data_change=True)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 5)])
